@@ -1,0 +1,64 @@
+"""The errors a user may meet: one sentence with the numbers, then the fix.
+
+Why
+    A rank that dies in the night is read by somebody who did not write it. Each class
+    carries the exit code of its kind, so that a script can tell a typing mistake from a
+    model that does not fit.
+
+Kept true (tests/unit/base/test_errors.py)
+    Every subclass has an exit code of its own meaning; messages are whole sentences.
+"""
+
+
+class EquipoiseError(Exception):
+    """Something the user can mend. ``exit_code`` is what the command line returns."""
+
+    exit_code = 1
+
+
+class SpecError(EquipoiseError):
+    """run.toml, a flag, or a name on the command line is wrong."""
+
+    exit_code = 2
+
+
+class DataError(EquipoiseError):
+    """A corpus, a document, a tokenizer or a token cache is wrong or missing."""
+
+    exit_code = 2
+
+
+class LayoutError(EquipoiseError):
+    """Ranks, documents, micro-batches or degrees do not go together."""
+
+    exit_code = 2
+
+
+class ModelError(EquipoiseError):
+    """Weights, model files and ModelSpec do not go together."""
+
+    exit_code = 2
+
+
+class FitError(EquipoiseError):
+    """The work does not fit the memory that it is given."""
+
+    exit_code = 3
+
+
+class CheckpointError(EquipoiseError):
+    """A checkpoint cannot be written, or must not be loaded."""
+
+    exit_code = 4
+
+
+class CheckError(EquipoiseError):
+    """A layout does not equal one rank."""
+
+    exit_code = 5
+
+
+class FaultError(EquipoiseError):
+    """A rank died or a number went bad, and the run could not go on."""
+
+    exit_code = 6

@@ -1,0 +1,15 @@
+"""The nearest right word, for errors about wrong ones."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The member of ``words`` that looks most like ``word``.
+
+    >>> nearest("layout.cpp", ["layout.cp", "layout.dp", "train.steps"])
+    'layout.cp'
+    """
+    candidates = list(words)
+    ratios = [difflib.SequenceMatcher(a=word, b=other).ratio() for other in candidates]
+    return candidates[ratios.index(max(ratios))]

@@ -1,0 +1,161 @@
+"""run.toml as frozen dataclasses: the wish of a run, with a description of every key.
+
+Kept true (tests/unit/spec/test_load.py)
+    The defaults alone are a run that works on any machine with two cores; each key has a
+    description; ``spec.load`` refuses everything that is not written here.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
+Policy = Literal["in-order", "by-tokens", "by-work"]
+Precision = Literal["fp32", "bf16"]
+Recompute = Literal["none", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSpec:
+    """Where documents come from and how they become tokens."""
+
+    source: Annotated[
+        Source,
+        Field(description="python-stdlib, or the kind of thing that data.path names"),
+    ] = "python-stdlib"
+    path: Annotated[
+        str, Field(description="file or folder to read; relative to run.toml")
+    ] = ""
+    field: Annotated[
+        str, Field(description="name of the text column of jsonl, parquet and datasets")
+    ] = "text"
+    tokenizer: Annotated[
+        str,
+        Field(description='"train" trains a byte-level BPE; else the path of a tokenizer.json'),
+    ] = "train"
+    vocab: Annotated[
+        int, Field(ge=260, le=1_000_000, description="size of the BPE that is trained")
+    ] = 4096
+    cache: Annotated[
+        str, Field(description="folder of trained tokenizers and token caches")
+    ] = "~/.cache/equipoise"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """Which decoder to train. Any size given here replaces the preset's."""
+
+    preset: Annotated[str, Field(description="name of a ModelSpec preset")] = "7m"
+    init: Annotated[
+        str,
+        Field(
+            description='"random", or "hf:DIR" for the weights and sizes of a Hugging Face folder'
+        ),
+    ] = "random"
+    layers: Annotated[int | None, Field(ge=1, description="decoder layers")] = None
+    hidden: Annotated[int | None, Field(ge=2, description="model width")] = None
+    heads: Annotated[int | None, Field(ge=1, description="query heads")] = None
+    kv_heads: Annotated[int | None, Field(ge=1, description="key/value heads")] = None
+    ffn: Annotated[int | None, Field(ge=1, description="feed-forward width")] = None
+    vocab: Annotated[int | None, Field(ge=2, description="rows of the embedding")] = None
+    head_width: Annotated[int | None, Field(ge=2, description="width of one head")] = None
+    tied: Annotated[
+        bool | None, Field(description="the head shares the embedding's weights")
+    ] = None
+    rope_theta: Annotated[float | None, Field(gt=1, description="base of rotary angles")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackSpec:
+    """How a step's documents are shared out."""
+
+    policy: Annotated[Policy, Field(description="how documents become micro-batches")] = "by-work"
+    context_tokens: Annotated[
+        int,
+        Field(ge=2, description="window: longer documents are cut; tokens of an in-order pack"),
+    ] = 4096
+    step_tokens: Annotated[
+        int, Field(ge=2, description="tokens of one optimizer step, over all ranks")
+    ] = 16_384
+    max_tokens: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            description="most tokens in one micro-batch of by-tokens and by-work; "
+            "1.25 windows unless given",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """The optimisation."""
+
+    steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 100
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of weights and of order")] = 0
+    lr: Annotated[float, Field(gt=0, description="peak learning rate")] = 3e-3
+    schedule: Annotated[
+        Literal["cosine", "constant"], Field(description="learning rate after the warm-up")
+    ] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0, description="steps of linear warm-up")] = 10
+    final_lr_ratio: Annotated[
+        float, Field(ge=0, le=1, description="last learning rate over peak, for cosine")
+    ] = 0.1
+    weight_decay: Annotated[float, Field(ge=0, description="AdamW's, on matrices only")] = 0.1
+    beta1: Annotated[float, Field(ge=0, lt=1, description="AdamW's first moment")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="AdamW's second moment")] = 0.95
+    eps: Annotated[float, Field(gt=0, description="AdamW's epsilon")] = 1e-8
+    clip_norm: Annotated[float, Field(gt=0, description="largest global gradient norm")] = 1.0
+    precision: Annotated[
+        Precision, Field(description="of activations and matmuls; master weights are fp32")
+    ] = "fp32"
+    recompute: Annotated[
+        Recompute, Field(description='"full" keeps only each layer\'s input for the backward')
+    ] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSpec:
+    """How the run is spread over ranks."""
+
+    dp: Annotated[
+        int | Literal["cores"],
+        Field(description='data-parallel ranks; "cores" is one for each core of this machine'),
+    ] = "cores"
+    zero: Annotated[
+        Literal[0, 1, 2, 3],
+        Field(description="ZeRO stage: what is sharded over dp besides the documents"),
+    ] = 1
+    pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpec:
+    """When to save, and what to keep."""
+
+    every_steps: Annotated[int, Field(ge=1, description="steps between checkpoints")] = 50
+    keep: Annotated[int, Field(ge=1, description="newest checkpoints that are kept")] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSpec:
+    """What is written down beside the journal itself."""
+
+    tensorboard: Annotated[bool, Field(description="also write TensorBoard scalars")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A whole run.toml."""
+
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder of the run")
+    ] = "run"
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSection = field(default_factory=ModelSection)
+    pack: PackSpec = field(default_factory=PackSpec)
+    train: TrainSpec = field(default_factory=TrainSpec)
+    layout: LayoutSpec = field(default_factory=LayoutSpec)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    journal: JournalSpec = field(default_factory=JournalSpec)
