@@ -1,0 +1,83 @@
+"""Cross-entropy of a vocabulary head, in chunks of tokens, with no logits kept.
+
+Why
+    Logits of 4,096 tokens over 128,256 words are 2 GiB in fp32, twice with their gradient.
+    Chunks that fit the cache make each chunk's logits, loss and gradients, and are dropped.
+
+What it decides
+    The gradient is made in the forward, because the loss is a plain sum: whoever divides it
+    by the count of labels multiplies the two gradients by a number in the backward.
+
+Kept true (tests/unit/nn/test_loss.py)
+    Equal to ``cross_entropy(x @ w.T, labels, reduction="sum")`` in float64; no valid label
+    gives zero loss and zero gradients; the chunk size changes rounding alone.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -1
+"""Label of a token that has nothing to predict."""
+
+_CHUNK_BYTES = 8 << 20
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> Tensor:
+        wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
+        chunk = max(16, _CHUNK_BYTES // (wide.itemsize * head_VD.shape[0]))
+        total = x_TD.new_zeros((), dtype=wide)
+        needs_grad = any(ctx.needs_input_grad[:2])
+        grad_x = torch.empty_like(x_TD) if needs_grad else None
+        grad_head = torch.zeros_like(head_VD, dtype=wide) if needs_grad else None
+        for start in range(0, x_TD.shape[0], chunk):
+            x_CD, labels_C = x_TD[start : start + chunk], labels_T[start : start + chunk]
+            valid_C = labels_C != IGNORED
+            target_C1 = labels_C.clamp_min(0).unsqueeze(1)
+            logits_CV = (x_CD @ head_VD.t()).to(wide)
+            logits_CV.sub_(logits_CV.amax(1, keepdim=True))
+            target = logits_CV.gather(1, target_C1)
+            sums_C1 = logits_CV.exp_().sum(1, keepdim=True)
+            total += (sums_C1.log() - target).squeeze(1).masked_fill_(~valid_C, 0).sum()
+            if grad_x is None or grad_head is None:
+                continue
+            grad_CV = logits_CV.mul_(valid_C.unsqueeze(1) / sums_C1)
+            grad_CV.scatter_add_(1, target_C1, -valid_C.unsqueeze(1).to(wide))
+            narrow_CV = grad_CV.to(x_TD.dtype)
+            torch.mm(narrow_CV, head_VD, out=grad_x[start : start + chunk])
+            if wide == x_TD.dtype:
+                grad_head.addmm_(narrow_CV.t(), x_CD)
+            else:
+                grad_head += narrow_CV.t() @ x_CD
+        ctx.grads = (grad_x, grad_head)
+        ctx.dtype = head_VD.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_x, grad_head = ctx.grads
+        ctx.grads = None
+        (scale,) = grads
+        return (
+            grad_x.mul_(scale.to(grad_x.dtype)),
+            grad_head.mul_(scale).to(ctx.dtype),
+            None,
+        )
+
+
+def head_loss(x_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> Tensor:
+    """Sum over tokens of the cross-entropy of ``x @ head.T`` against the labels.
+
+    Args:
+        x_TD: Last hidden states [T, D].
+        head_VD: Head weights [V, D].
+        labels_T: Next token of each, or ``IGNORED``, int64 [T].
+
+    Returns:
+        A scalar, fp32 (fp64 for fp64 inputs); differentiable once.
+    """
+    out: Tensor = _HeadLoss.apply(x_TD, head_VD, labels_T)
+    return out

@@ -1,0 +1,90 @@
+"""Linear layers that share an input, and the gated feed-forward, with lean backwards.
+
+Why
+    Autograd's own backward of ``q(x), k(x), v(x)`` makes three input gradients and adds
+    them; one ``addmm`` chain writes them into one buffer. SwiGLU keeps gate and up alone and
+    makes their product again in the backward: F fewer values a token, for one pass.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x_TD, *weights)
+        return tuple(x_TD @ weight.t() for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x_TD, *weights = ctx.saved_tensors
+        grad_x = grads[0] @ weights[0]
+        for grad, weight in zip(grads[1:], weights[1:], strict=True):
+            grad_x.addmm_(grad, weight)
+        return grad_x, *(grad.t() @ x_TD for grad in grads)
+
+
+def project(x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """``x @ weight.T`` for each weight [out, D]; gradients of x are summed in one buffer."""
+    out: tuple[Tensor, ...] = _Project.apply(x_TD, *weights)
+    return out
+
+
+class _AddProject(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, residual_TD: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.addmm(residual_TD, x, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        return grad, grad @ weight, grad.t() @ x
+
+
+def add_project(residual_TD: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """``residual + x @ weight.T`` in one matmul."""
+    out: Tensor = _AddProject.apply(residual_TD, x, weight)
+    return out
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        residual_TD: Tensor,
+        x_TD: Tensor,
+        gate_FD: Tensor,
+        up_FD: Tensor,
+        down_DF: Tensor,
+    ) -> Tensor:
+        gate_TF = x_TD @ gate_FD.t()
+        up_TF = x_TD @ up_FD.t()
+        ctx.save_for_backward(x_TD, gate_TF, up_TF, gate_FD, up_FD, down_DF)
+        hidden_TF = torch.nn.functional.silu(gate_TF).mul_(up_TF)
+        return torch.addmm(residual_TD, hidden_TF, down_DF.t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x_TD, gate_TF, up_TF, gate_FD, up_FD, down_DF = ctx.saved_tensors
+        (grad,) = grads
+        grad_hidden = grad @ down_DF
+        silu_TF = torch.nn.functional.silu(gate_TF)
+        hidden_TF = silu_TF * up_TF
+        grad_down = grad.t() @ hidden_TF
+        grad_up = torch.mul(grad_hidden, silu_TF, out=silu_TF)
+        grad_gate = torch.ops.aten.silu_backward(grad_hidden.mul_(up_TF), gate_TF)
+        grad_x = (grad_gate @ gate_FD).addmm_(grad_up, up_FD)
+        return grad, grad_x, grad_gate.t() @ x_TD, grad_up.t() @ x_TD, grad_down
+
+
+def add_swiglu(
+    residual_TD: Tensor, x_TD: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor
+) -> Tensor:
+    """``residual + (silu(x gate) * (x up)) down``. Source: arXiv:2002.05202."""
+    out: Tensor = _SwiGlu.apply(residual_TD, x_TD, gate_FD, up_FD, down_DF)
+    return out
