@@ -1,0 +1,148 @@
+"""Say which tokens of which documents make up a step, from one integer.
+
+Why
+    A run that stops and goes on, with other ranks or other steps, must read the tokens that
+    it would have read. So there is no state to save but the count of tokens read so far: no
+    rank, no epoch, no shuffle buffer is in the cursor.
+
+What it decides
+    The order of documents in each epoch, and where they are cut. The epochs' documents lie
+    end to end on one axis of tokens, each epoch permuted by its own key:
+
+        epoch 0              | epoch 1              | ...
+        doc 2 | doc 0  | d 1 | d 1 | doc 2 | doc 0  |
+              ^ position           ^ position + step_tokens
+
+    A step is the slice between the two marks. It is cut where a document ends and, within
+    a document, at multiples of ``context_tokens`` from the document's start.
+
+Kept true (tests/unit/data/test_stream.py, by Hypothesis)
+    An epoch has each token exactly once; no piece is longer than the context; steps of any
+    sizes give, put together, the tokens of one large step, in its order; the answer depends
+    on the arguments alone.
+
+Sources
+    Philox4x64: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The
+    raw 64-bit stream is used because NumPy keeps that stable between versions, and
+    ``Generator.permutation`` not (NEP 19).
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equipoise.base.errors import DataError
+
+
+class DocumentStream:
+    """Documents without end, shuffled anew each epoch; ``step`` cuts slices out of it.
+
+    Args:
+        doc_tokens: Length of each document [tokens]; each >= 1.
+        seed: Of the order, 0 <= seed < 2**64.
+        context_tokens: Longest piece [tokens], >= 1.
+
+    Raises:
+        DataError: there are no documents, one is empty, or the context is below 1.
+    """
+
+    def __init__(self, doc_tokens: ArrayLike, *, seed: int, context_tokens: int) -> None:
+        self._doc_tokens = np.asarray(doc_tokens, dtype=np.int64)
+        if not len(self._doc_tokens):
+            raise DataError(
+                "A stream needs at least 1 document, and there are 0. Set data.path to a corpus "
+                "with text in it."
+            )
+        if self._doc_tokens.min() < 1:
+            document = int(self._doc_tokens.argmin())
+            raise DataError(
+                f"Document {document:,} of {len(self._doc_tokens):,} has "
+                f"{self._doc_tokens[document]:,} tokens, and each needs at least 1. Leave empty "
+                "documents out."
+            )
+        if context_tokens < 1:
+            raise DataError(
+                f"context_tokens = {context_tokens:,} is below 1. Set pack.context_tokens to the "
+                "longest piece that the model reads."
+            )
+        self.seed = seed
+        self.context_tokens = context_tokens
+        self.epoch_tokens = int(self._doc_tokens.sum())
+        self._epoch = (-1, self._doc_tokens, self._doc_tokens)
+
+    def step(self, position_tokens: int, step_tokens: int) -> NDArray[np.int64]:
+        """Cut the slice [position, position + step) of the stream into pieces.
+
+        Args:
+            position_tokens: Tokens of the stream before this step, >= 0.
+            step_tokens: Tokens of this step, >= 1; may reach over several epochs.
+
+        Returns:
+            int64[pieces, 3]: document, start, stop; tokens [start, stop) of the document.
+
+        Raises:
+            DataError: the position is negative or the step below 1.
+
+        Cost: O(pieces + log documents), and O(documents log documents) when the epoch is
+        another than the last call's.
+
+        >>> stream = DocumentStream([5, 2], seed=1, context_tokens=4)
+        >>> stream.step(0, 7).tolist()
+        [[1, 0, 2], [0, 0, 4], [0, 4, 5]]
+        >>> stream.step(3, 7).tolist()
+        [[0, 1, 4], [0, 4, 5], [1, 0, 2], [0, 0, 1]]
+        """
+        if position_tokens < 0:
+            raise DataError(
+                f"position_tokens = {position_tokens:,} is before the stream's start. Give the "
+                "number of tokens that were read, at least 0."
+            )
+        if step_tokens < 1:
+            raise DataError(
+                f"step_tokens = {step_tokens:,} is below 1. Set pack.step_tokens to the tokens of "
+                "one optimizer step."
+            )
+        slices = []
+        stop = position_tokens + step_tokens
+        while position_tokens < stop:
+            epoch, first = divmod(position_tokens, self.epoch_tokens)
+            last = min(self.epoch_tokens, first + stop - position_tokens)
+            slices.append(self._slice(epoch, first, last))
+            position_tokens += last - first
+        return np.concatenate(slices)
+
+    def _slice(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
+        """Pieces of tokens [first, last) of one epoch."""
+        order, ends = self._order(epoch)
+        places = np.arange(
+            np.searchsorted(ends, first, side="right"),
+            np.searchsorted(ends, last, side="left") + 1,
+        )
+        documents = order[places]
+        begins = ends[places] - self._doc_tokens[documents]
+        starts = np.maximum(first - begins, 0)
+        stops = np.minimum(last, ends[places]) - begins
+        first_window = starts // self.context_tokens
+        windows = (stops - 1) // self.context_tokens - first_window + 1
+        before = np.cumsum(windows) - windows
+        owner = np.repeat(np.arange(len(places)), windows)
+        window = first_window[owner] + np.arange(len(owner)) - before[owner]
+        return np.stack(
+            [
+                documents[owner],
+                np.maximum(starts[owner], window * self.context_tokens),
+                np.minimum(stops[owner], (window + 1) * self.context_tokens),
+            ],
+            axis=1,
+        )
+
+    def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """An epoch's permutation and where its documents end. The last one is remembered."""
+        known, order, ends = self._epoch
+        if known != epoch:
+            key = np.array([self.seed, epoch], dtype=np.uint64)
+            draws = np.random.Philox(key=key).random_raw(len(self._doc_tokens))
+            order = np.argsort(draws, kind="stable")
+            ends = np.cumsum(self._doc_tokens[order])
+            # One assignment: a thread that reads meanwhile sees the old epoch or the new.
+            self._epoch = (epoch, order, ends)
+        return order, ends
