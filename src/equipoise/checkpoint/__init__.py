@@ -1,0 +1,1 @@
+"""Floor 6: checkpoints that are whole or are not there."""

@@ -1,0 +1,148 @@
+"""The manifest of a checkpoint: what it is, and the digest of every byte of it.
+
+What it decides
+    A checkpoint is the folder ``step-000250`` with a ``manifest.json`` that names every other
+    file with its size and digest. It is written under another name and renamed when whole,
+    so a folder of that name without a sound manifest is torn and is never loaded.
+
+Kept true (tests/unit/checkpoint/test_manifest.py)
+    Any byte changed, dropped or added to a file of a checkpoint is found and named.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.base.digest import digest, digest_file
+from equipoise.base.errors import CheckpointError
+from equipoise.spec.model import ModelSpec
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    format: int
+    version: str
+    step: int
+    position_tokens: int
+    world: int
+    model: dict[str, Any]
+    corpus_digest: str
+    seed: int
+    context_tokens: int
+    files: dict[str, tuple[int, str]]
+
+
+def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and digest of every file of a folder but the manifest."""
+    return {
+        path.name: (path.stat().st_size, digest_file(path))
+        for path in sorted(folder.iterdir())
+        if path.name != MANIFEST
+    }
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest and hand every file of the folder to the disk."""
+    path = folder / MANIFEST
+    path.write_text(json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
+    for each in (*folder.iterdir(), folder):
+        handle = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a checkpoint's manifest and verify every file against it.
+
+    Raises:
+        CheckpointError: of a newer format (always to be told), or torn.
+    """
+    path = folder / MANIFEST
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] > FORMAT:
+            raise NewerCheckpointError(
+                f"{folder} has checkpoint format {data['format']}, written by equipoise "
+                f"{data['version']}; this version reads up to {FORMAT}. Upgrade equipoise."
+            )
+        files = {name: (int(size), str(name_)) for name, (size, name_) in data["files"].items()}
+        manifest = Manifest(**{**data, "files": files})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} is torn: its {MANIFEST} cannot be read.") from error
+    for name, (size, expected) in manifest.files.items():
+        file = folder / name
+        found = file.stat().st_size if file.exists() else 0
+        if found != size:
+            raise CheckpointError(
+                f"{folder} is torn: {name} has {found:,} bytes, the manifest says {size:,}."
+            )
+        if digest_file(file) != expected:
+            raise CheckpointError(f"{folder} is torn: the bytes of {name} have changed.")
+    return manifest
+
+
+class NewerCheckpointError(CheckpointError):
+    """A whole checkpoint of a format that this version does not know."""
+
+
+def find_checkpoints(root: Path) -> Iterator[Path]:
+    """Checkpoint folders, newest first."""
+    if root.is_dir():
+        yield from sorted(root.glob("step-*"), reverse=True)
+
+
+def newest_good(root: Path) -> tuple[Path, Manifest, list[str]] | None:
+    """The newest whole checkpoint, its manifest, and a sentence for each torn one passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is whole, or one is of a newer format.
+    """
+    torn: list[str] = []
+    for folder in find_checkpoints(root):
+        try:
+            return folder, read_manifest(folder), torn
+        except NewerCheckpointError:
+            raise
+        except CheckpointError as error:
+            torn.append(str(error))
+    if torn:
+        raise CheckpointError(
+            f"None of the {len(torn)} checkpoints in {root} is whole. {torn[0]} "
+            f"Restore a copy, or delete {root} to start from the first step."
+        )
+    return None
+
+
+def require_same(manifest: Manifest, folder: Path, model: ModelSpec, corpus_digest: str) -> None:
+    """Refuse to continue a checkpoint of another model or another corpus.
+
+    Raises:
+        CheckpointError: names the first size that differs.
+    """
+    wanted = json.loads(json.dumps(dataclasses.asdict(model)))
+    if digest(wanted) != digest(manifest.model):
+        keys = [key for key in wanted if wanted[key] != manifest.model.get(key)]
+        differing = ", ".join(
+            f"{key} {manifest.model.get(key)} (this run: {wanted[key]})" for key in keys
+        )
+        raise CheckpointError(
+            f"{folder} holds another model: {differing}. Give run.toml the sizes of the "
+            f"checkpoint, or train into another folder with --out."
+        )
+    if manifest.corpus_digest != corpus_digest:
+        raise CheckpointError(
+            f"{folder} was trained on another corpus or tokenizer (digest "
+            f"{manifest.corpus_digest[:8]}, this run's is {corpus_digest[:8]}). Give back the "
+            f"[data] of that run, or train into another folder with --out."
+        )

@@ -1,0 +1,143 @@
+"""Save and load: sharded by torch's distributed checkpoint, whole or not there at all.
+
+What it decides
+    Every rank writes its shards into ``.saving-000250``; when all are down, rank 0 writes the
+    manifest with digests, hands it all to the disk and renames it ``step-000250``. A kill, a
+    full disk or a lost rank at any moment leaves the older checkpoints as they were.
+
+    Another world size or ZeRO stage may load: shards are addressed by tensor name and offset.
+
+Kept true (tests/multi/test_checkpoint.py)
+    Saved on 2 ranks and loaded on 1 or 3, every tensor is bitwise the same.
+"""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from equipoise.base.errors import CheckpointError
+from equipoise.base.units import format_bytes
+from equipoise.checkpoint.manifest import (
+    Manifest,
+    describe_files,
+    find_checkpoints,
+    write_manifest,
+)
+from equipoise.comm.group import Ranks
+
+
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {
+        "model": get_model_state_dict(module),
+        "optimizer": get_optimizer_state_dict(module, optimizer),
+    }
+
+
+def _root_cause(error: BaseException) -> str:
+    """The words of the failure inside torch's own wrapping."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        inner = next(iter(failures.values()))
+        error = inner[0] if isinstance(inner, tuple) else inner
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+
+
+def save(
+    root: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+    manifest: Manifest,
+    *,
+    keep: int,
+) -> Path:
+    """Write ``root/step-NNNNNN`` from all ranks, then drop all but the ``keep`` newest.
+
+    Raises:
+        CheckpointError: on every rank, when any could not write; older checkpoints stand.
+    """
+    partial = root / f".saving-{manifest.step:06d}"
+    final = root / f"step-{manifest.step:06d}"
+    fault = ""
+    try:
+        if ranks.rank == 0:
+            root.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+    except OSError as error:
+        fault = str(error)
+    fault = _agree(ranks, fault)
+    if not fault:
+        try:
+            # torch logs a traceback of its own for what is raised here in one sentence.
+            logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
+            writer = dcp.FileSystemWriter(partial, single_file_per_rank=True, sync_files=True)
+            dcp.save(_state(module, optimizer), storage_writer=writer)
+            if ranks.rank == 0:
+                described = describe_files(partial)
+                whole = {f: getattr(manifest, f) for f in Manifest.__slots__} | {"files": described}
+                write_manifest(partial, Manifest(**whole))
+                shutil.rmtree(final, ignore_errors=True)
+                partial.rename(final)
+                _sync_folder(root)
+        except Exception as error:  # whatever stopped the write, the run goes on without it
+            fault = _root_cause(error)
+        fault = _agree(ranks, fault)
+    if fault:
+        if ranks.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        ranks.barrier()
+        free = shutil.disk_usage(root if root.exists() else root.parent).free
+        kept = ", ".join(sorted(path.name for path in find_checkpoints(root))) or "none"
+        raise CheckpointError(
+            f"The checkpoint of step {manifest.step} could not be written to {root} ({fault}; "
+            f"{format_bytes(free)} free). Checkpoints kept: {kept}. Free some space, or lower "
+            f"checkpoint.keep."
+        )
+    if ranks.rank == 0:
+        for old in list(find_checkpoints(root))[keep:]:
+            shutil.rmtree(old, ignore_errors=True)
+        for stale in root.glob(".saving-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+    return final
+
+
+def _agree(ranks: Ranks, fault: str) -> str:
+    return next((each for each in ranks.gather_objects(fault) if each), "")
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Fill a sharded module and its optimizer from a verified checkpoint, in place.
+
+    Raises:
+        CheckpointError: torch could not read it.
+    """
+    state = _state(module, optimizer)
+    try:
+        dcp.load(state, checkpoint_id=folder)
+    except Exception as error:
+        raise CheckpointError(f"{folder} could not be loaded ({_root_cause(error)}).") from error
+    set_model_state_dict(module, state["model"])
+    set_optimizer_state_dict(module, optimizer, state["optimizer"])

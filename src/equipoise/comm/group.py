@@ -1,0 +1,119 @@
+"""The ranks of a run: built once, handed down, never kept in a module.
+
+Why
+    Process groups in module globals have given other trainers silently wrong gradients.
+    ``Ranks`` is an argument.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from equipoise.base.axes import DATA_AXIS, REPLICATE_AXIS, SHARD_AXIS
+from equipoise.base.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among its peers."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    def gather_floats(self, values: list[float]) -> torch.Tensor:
+        """Every rank's row of numbers, float64 [world, len(values)]; also a barrier."""
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        rows = torch.empty(self.world, len(values), dtype=torch.float64, device=self.device)
+        dist.all_gather_into_tensor(rows, mine)
+        return rows.cpu()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's object, for small ones at rare moments."""
+        rows: list[Any] = [None] * self.world
+        dist.all_gather_object(rows, value)
+        return rows
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over all ranks, in place."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        dist.barrier()
+
+    def data_mesh(self, zero: int) -> DeviceMesh:
+        """The mesh that ``fully_shard`` shards and replicates over at this ZeRO stage."""
+        if zero == 0:
+            ranks = torch.arange(self.world).view(-1, 1)
+            names: tuple[str, ...] = (REPLICATE_AXIS, SHARD_AXIS)
+        else:
+            ranks = torch.arange(self.world)
+            names = (DATA_AXIS,)
+        return DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
+
+
+def choose_device(local_rank: int) -> torch.device:
+    """This rank's accelerator, or the CPU where there is none."""
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            raise LayoutError(
+                f"Rank {local_rank} of this machine has no device: {torch.cuda.device_count()} "
+                f"are visible. Set layout.dp = {torch.cuda.device_count()}."
+            )
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+
+
+@contextmanager
+def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iterator[Ranks]:
+    """Be one rank of ``world`` for as long as the block lasts."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(minutes=10),
+    )
+    try:
+        yield Ranks(rank, world, device)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def join_from_environment() -> Iterator[Ranks]:
+    """Be the rank that ``torchrun`` says this process is.
+
+    Each restart gets a prefix of its own in the store: after a restart the agent's store
+    still holds the addresses of the dead attempt, and gloo would dial those.
+    """
+    missing = [
+        key for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if key not in os.environ
+    ]
+    if missing:
+        raise LayoutError(
+            f"A rank was started without {', '.join(missing)}. Start ranks with `equipoise train` "
+            f"or `torchrun`."
+        )
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    agent_owns_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and not agent_owns_store,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    device = choose_device(int(os.environ.get("LOCAL_RANK", rank)))
+    with join(dist.PrefixStore(f"attempt-{attempt}", store), rank, world, device) as ranks:
+        yield ranks

@@ -1,0 +1,66 @@
+"""The executor of a pack: pieces become token and label tensors."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from equipoise.base.errors import ModelError
+from equipoise.data.store import TokenStore
+from equipoise.nn.loss import IGNORED
+from equipoise.spec.pack import MicroBatch, Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch as the model takes it."""
+
+    tokens_T: torch.Tensor
+    labels_T: torch.Tensor
+    doc_tokens: tuple[int, ...]
+
+
+def count_labels(pieces: Pieces, doc_tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    """Labels of some pieces: every token has one but the last of its document."""
+    lengths = pieces[:, 2] - pieces[:, 1]
+    ends = pieces[:, 2] == doc_tokens[pieces[:, 0]]
+    return int(lengths.sum() - ends.sum())
+
+
+def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device) -> Batch:
+    """Read a micro-batch's tokens; each token's label is the next one of its document.
+
+    A piece that ends inside its document has the following token as its last label: cutting
+    a document loses attention, never a label.
+    """
+    tokens = np.empty(micro_batch.tokens, dtype=np.int64)
+    labels = np.empty(micro_batch.tokens, dtype=np.int64)
+    at = 0
+    for document, start, stop in micro_batch.pieces.tolist():
+        first = int(store.offsets[document])
+        length = stop - start
+        tokens[at : at + length] = store.tokens[first + start : first + stop]
+        following = store.tokens[first + start + 1 : min(first + stop + 1, _end(store, document))]
+        labels[at : at + len(following)] = following
+        labels[at + len(following) : at + length] = IGNORED
+        at += length
+    lengths = tuple(int(length) for length in micro_batch.doc_tokens)
+    return Batch(torch.from_numpy(tokens).to(device), torch.from_numpy(labels).to(device), lengths)
+
+
+def _end(store: TokenStore, document: int) -> int:
+    return int(store.offsets[document + 1])
+
+
+def check_vocabulary(store: TokenStore, vocab: int) -> None:
+    """Refuse a tokenizer whose tokens the model has no rows for.
+
+    Raises:
+        ModelError: the tokenizer knows more tokens than the model.
+    """
+    if store.vocab > vocab:
+        raise ModelError(
+            f"The tokenizer {store.tokenizer_file} has {store.vocab:,} tokens and the model "
+            f"{vocab:,} rows. Set model.vocab = {-(-store.vocab // 64) * 64}, or use the "
+            f"tokenizer that the model was made with."
+        )

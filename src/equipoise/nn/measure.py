@@ -1,0 +1,138 @@
+"""Measure this machine's price of a document: the curve that packing and forecasts read.
+
+Why
+    The price of attention depends on kernel, dtype and length in ways no formula knows. Two
+    seconds of measuring, once for each machine and model, and kept, replace all of them.
+
+What it decides
+    Attention forward and backward at a geometric ladder of lengths, on the model's own heads;
+    the linear layers from decoders of one and two layers over many short documents, whose
+    difference is a layer and whose rest is embedding and head.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from equipoise.cost.curve import LoadCurve
+from equipoise.nn.attention import attend_documents
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Recompute
+
+_SHORT_TOKENS = 64
+
+
+def _fastest_s(call: Callable[[], None], *, device: torch.device, budget_s: float) -> float:
+    """The shortest of several runs, at least three, at most ``budget_s`` in all."""
+    best, spent, runs = float("inf"), 0.0, 0
+    call()
+    while runs < 3 or (spent < budget_s and runs < 20):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        took = time.perf_counter() - start
+        best, spent, runs = min(best, took), spent + took, runs + 1
+    return best
+
+
+def gemm_flop_per_s(device: torch.device, dtype: torch.dtype, *, size: int = 1024) -> float:
+    """This machine's rate on a square matmul: the peak that utilisation is held against."""
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
+
+    def multiply() -> None:
+        torch.mm(left, right)
+
+    return 2.0 * size**3 / _fastest_s(multiply, device=device, budget_s=0.15)
+
+
+def _attention_s(
+    model: ModelSpec, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> float:
+    tokens = sum(lengths)
+    q, k, v = (
+        torch.randn(tokens, heads, model.head_width, device=device, dtype=dtype).requires_grad_()
+        for heads in (model.heads, model.kv_heads, model.kv_heads)
+    )
+
+    def run() -> None:
+        out = attend_documents(q, k, v, lengths)
+        out.backward(out.detach())
+
+    return _fastest_s(run, device=device, budget_s=0.05)
+
+
+def _decoder_s(
+    model: ModelSpec,
+    layers: int,
+    lengths: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    recompute: Recompute,
+) -> float:
+    decoder = Decoder(dataclasses.replace(model, layers=layers))
+    initialize(decoder, 0)
+    decoder = decoder.to(device=device, dtype=dtype)
+    for layer in decoder.layers:
+        layer.recompute = recompute == "full"
+    tokens_T = torch.arange(sum(lengths), device=device) % model.vocab
+
+    def run() -> None:
+        decoder(tokens_T, lengths, labels_T=tokens_T).backward()
+        decoder.zero_grad(set_to_none=True)
+
+    return _fastest_s(run, device=device, budget_s=0.3)
+
+
+def measure_curve(
+    model: ModelSpec,
+    *,
+    context_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    recompute: Recompute,
+) -> LoadCurve:
+    """Measure the seconds of a rank's forward and backward on this machine.
+
+    Args:
+        model: The model that will run.
+        context_tokens: Longest document that the curve must cover.
+        device: Where it will run.
+        dtype: Of activations.
+        recompute: Activation recomputation of the run.
+
+    Returns:
+        A curve with the fastest of several runs at each point.
+
+    Cost: two to four seconds on one core for models of up to 30M weights.
+    """
+    ladder = sorted({min(context_tokens, 16 * 2**power) for power in range(24)})
+    passes = 4.5 / 3.5 if recompute == "full" else 1.0  # one more forward of attention
+    doc_ns = []
+    for tokens in ladder:
+        copies = max(1, 256 // tokens)
+        took_s = _attention_s(model, [tokens] * copies, device, dtype) / copies
+        doc_ns.append(took_s * passes * model.layers * 1e9)
+    documents = max(2, min(context_tokens, 2048) // _SHORT_TOKENS)
+    shorts = [min(_SHORT_TOKENS, context_tokens)] * documents
+    attention_s = _attention_s(model, shorts, device, dtype) * passes
+    one_s, two_s = (
+        _decoder_s(model, layers, shorts, device, dtype, recompute) for layers in (1, 2)
+    )
+    layer_s = max(two_s - one_s - attention_s, 1e-9)
+    outside_s = max(one_s - attention_s - layer_s, 1e-9)
+    few_s = _decoder_s(model, 1, [1], device, dtype, recompute)
+    return LoadCurve(
+        fixed_ns=few_s * model.layers * 1e9,
+        ns_per_token=(layer_s * model.layers + outside_s) / sum(shorts) * 1e9,
+        doc_tokens=tuple(float(tokens) for tokens in ladder),
+        doc_ns=tuple(doc_ns),
+        peak_flop_per_s=gemm_flop_per_s(device, dtype),
+        measured=True,
+    )

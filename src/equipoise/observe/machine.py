@@ -1,0 +1,48 @@
+"""What this process and this machine are using, read from the operating system."""
+
+import os
+import platform
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+
+
+def _status_bytes(key: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now [bytes]."""
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """Most memory that this process has held at once [bytes]."""
+    return _status_bytes("VmHWM")
+
+
+def usable_cores() -> list[int]:
+    """Cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def cpu_name() -> str:
+    """Model name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_machine() -> dict[str, str | int]:
+    """The environment of a run, for its journal."""
+    return {
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": len(usable_cores()),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }

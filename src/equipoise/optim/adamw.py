@@ -1,0 +1,73 @@
+"""AdamW on matrices and vectors apart, and a clip that is right on any mesh."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from equipoise.spec.run import TrainSpec
+
+
+def make_adamw(module: nn.Module, train: TrainSpec) -> torch.optim.AdamW:
+    """Fused AdamW; weight decay on matrices, none on norms and biases."""
+    matrices = [p for p in module.parameters() if p.dim() >= 2]
+    vectors = [p for p in module.parameters() if p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": train.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=train.lr,
+        betas=(train.beta1, train.beta2),
+        eps=train.eps,
+        fused=True,
+    )
+
+
+def _square_sum(gradients: list[Tensor]) -> Tensor:
+    squares = torch.stack(torch._foreach_norm(gradients)).double().square_()
+    return squares.sum()
+
+
+def global_norm(module: nn.Module) -> Tensor:
+    """Euclidean norm of all gradients, over every rank, float64 scalar.
+
+    Gradients are grouped by how they are split; a group's squares are summed over exactly
+    the mesh axes that split it, so replicas are counted once and shards all.
+    """
+    groups: dict[tuple[object, ...], list[DTensor]] = {}
+    total: Tensor | None = None
+    plain = []
+    for parameter in module.parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):
+            split = tuple(isinstance(place, Shard) for place in gradient.placements)
+            groups.setdefault((gradient.device_mesh, split), []).append(gradient)
+        elif gradient is not None:
+            plain.append(gradient)
+    if plain:
+        total = _square_sum(plain)
+    for (_, split), gradients in groups.items():
+        squares = _square_sum([gradient.to_local() for gradient in gradients])
+        mesh = gradients[0].device_mesh
+        for dim, is_split in enumerate(split):
+            if is_split and mesh.size(dim) > 1:
+                dist.all_reduce(squares, group=mesh.get_group(dim))
+        total = squares if total is None else total + squares
+    if total is None:
+        raise ValueError("No parameter has a gradient: run a backward before the clip.")
+    return total.sqrt_()
+
+
+def clip(module: nn.Module, norm: Tensor, largest: float) -> None:
+    """Scale all gradients by ``min(1, largest / norm)``."""
+    scale = float((largest / (norm + 1e-6)).clamp_(max=1.0))
+    if scale == 1.0:
+        return
+    local = [
+        gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        for parameter in module.parameters()
+        if (gradient := parameter.grad) is not None
+    ]
+    torch._foreach_mul_(local, scale)
