@@ -1,0 +1,205 @@
+"""A Hugging Face config.json as a ModelSpec, and back.
+
+Why
+    The sizes of published models are in config.json. What this decoder cannot compute must be
+    refused by name: a window or a bias that is silently dropped gives logits that are wrong and
+    a run that looks right.
+
+Kept true (tests/unit/spec/test_hf_config.py)
+    Every preset survives the round trip; ``transformers`` loads what is written here, and a
+    model built from it has ``ModelSpec.params`` weights.
+
+Sources
+    transformers 5.23, ``models/{llama,mistral,qwen2,qwen3}/configuration_*.py`` for the defaults
+    of absent fields, ``modeling_rope_utils.py`` for the two spellings of rotary settings:
+    ``rope_theta`` beside ``rope_scaling`` (4.x), and ``rope_parameters`` with both (5.x).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from equipoise.base.errors import ModelError
+from equipoise.base.nearest import nearest
+from equipoise.spec.model import ModelSpec, RopeScaling
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "llama3")
+_ARCHITECTURE = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+# Fields that change the arithmetic, with the one value that this decoder computes.
+_ONLY: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "quantization_config": None,
+}
+_QWEN3_HEAD_WIDTH = 128  # Qwen3Config.head_dim, when config.json leaves it out
+_ROPE_THETA = 10_000.0  # RotaryEmbeddingConfigMixin.default_theta
+_NORM_EPS = 1e-6  # rms_norm_eps of all four configurations
+
+
+def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The sizes that a config.json describes.
+
+    Args:
+        config: The parsed config.json of a llama, mistral, qwen2 or qwen3 model.
+
+    Raises:
+        ModelError: a field is missing, or has a value that this decoder does not compute.
+    """
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        hint = f" Nearest: {nearest(kind, MODEL_TYPES)}." if isinstance(kind, str) else ""
+        raise ModelError(
+            f"config.json: model_type {_show(kind)} is not one of {', '.join(MODEL_TYPES)}.{hint}"
+        )
+    for name, only in _ONLY.items():
+        value = config.get(name, only)
+        if value != only and not (only is False and value is None):
+            raise _unsupported(name, value, only)
+    _refuse_windows(kind, config)
+
+    hidden = _size(config, "hidden_size")
+    heads = _size(config, "num_attention_heads")
+    head_width = config.get("head_dim")
+    if head_width is None:
+        head_width = _QWEN3_HEAD_WIDTH if kind == "qwen3" else _divide(hidden, heads)
+    # llama alone documents that an absent count means one key/value head for each query head.
+    kv_heads = (
+        heads
+        if kind == "llama" and config.get("num_key_value_heads") is None
+        else _size(config, "num_key_value_heads")
+    )
+    theta, scaling = _rope(config)
+    return ModelSpec(
+        layers=_size(config, "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=_size(config, "intermediate_size"),
+        vocab=_size(config, "vocab_size"),
+        head_width=_size({"head_dim": head_width}, "head_dim"),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=float(config.get("rms_norm_eps", _NORM_EPS)),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+    )
+
+
+def hf_config(model: ModelSpec) -> dict[str, Any]:
+    """The config.json of a model, as ``transformers`` 4.48 and later read it.
+
+    The length for which the model was trained and the ids of special tokens are no sizes of
+    the model: whoever writes a folder adds ``max_position_embeddings`` and ``*_token_id``.
+
+    Raises:
+        ModelError: no published model type has this combination.
+
+    >>> from equipoise.spec.model import preset
+    >>> config = hf_config(preset("qwen3-8b"))
+    >>> config["architectures"], config["num_key_value_heads"], config["head_dim"]
+    (['Qwen3ForCausalLM'], 8, 128)
+    """
+    if model.qkv_bias and model.qk_norm:
+        raise ModelError(
+            "No Hugging Face model type has both query/key/value biases (qwen2) and "
+            "query/key norms (qwen3). Train with one of them to export."
+        )
+    kind = "qwen2" if model.qkv_bias else "qwen3" if model.qk_norm else "llama"
+    rope: dict[str, Any] = {"rope_type": "default"}
+    positions: dict[str, Any] = {}
+    if (scaling := model.rope_scaling) is not None:
+        rope = {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_tokens,
+        }
+        positions = {"max_position_embeddings": int(scaling.factor * scaling.original_tokens)}
+    return {
+        "architectures": [_ARCHITECTURE[kind]],
+        "model_type": kind,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_width,
+        "vocab_size": model.vocab,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.tied,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": None if model.rope_scaling is None else dict(rope),
+        "rope_parameters": {**rope, "rope_theta": model.rope_theta},
+        **positions,
+        **({} if kind == "qwen2" else {"attention_bias": False}),
+        **({"mlp_bias": False} if kind == "llama" else {"use_sliding_window": False}),
+    }
+
+
+def _refuse_windows(kind: str, config: Mapping[str, Any]) -> None:
+    # qwen writes a sliding_window that use_sliding_window = false turns off; mistral's counts.
+    if kind == "mistral":
+        # MistralConfig.sliding_window is 4096 when config.json leaves it out.
+        window = config.get("sliding_window", 4096)
+        if window is not None:
+            raise _unsupported("sliding_window", window, None)
+    elif config.get("use_sliding_window", False):
+        raise _unsupported("use_sliding_window", True, False)
+    for layer_type in config.get("layer_types") or ():
+        if layer_type != "full_attention":
+            raise _unsupported("layer_types", layer_type, "full_attention")
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = config.get(field) or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _ROPE_TYPES:
+        raise _unsupported(f"{field} of type", kind, *_ROPE_TYPES)
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise _unsupported("partial_rotary_factor", partial, 1.0)
+    theta = float(rope.get("rope_theta", config.get("rope_theta", _ROPE_THETA)))
+    if kind == "default":
+        return theta, None
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    if absent := [name for name in names if name not in rope]:
+        raise ModelError(f"config.json: {field} of type llama3 has no {', '.join(absent)}.")
+    factor, low, high, tokens = (rope[name] for name in names)
+    return theta, RopeScaling(float(factor), float(low), float(high), int(tokens))
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if value is None:
+        raise ModelError(f"config.json: no {name}.")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"config.json: {name} {_show(value)} is not a whole number above 0.")
+    return value
+
+
+def _divide(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise ModelError(
+            f"config.json: hidden_size {hidden} does not divide over num_attention_heads {heads}, "
+            "and there is no head_dim."
+        )
+    return hidden // heads
+
+
+def _unsupported(name: str, value: object, *only: object) -> ModelError:
+    allowed = " or ".join(_show(each) for each in only)
+    return ModelError(f"config.json: {name} {_show(value)} is not supported; only {allowed} is.")
+
+
+def _show(value: object) -> str:
+    return "(a table)" if isinstance(value, dict) else json.dumps(value)
