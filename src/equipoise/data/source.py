@@ -325,7 +325,7 @@ def _split_bytes(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]
 
 def _split_row_groups(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
-    with _pyarrow(path).parquet.ParquetFile(path) as parquet:
+    with _open_parquet(path) as parquet:
         _check_column(path, parquet.schema_arrow, source.column)
         groups = [parquet.metadata.row_group(index) for index in range(parquet.num_row_groups)]
         sizes = [(group.num_rows, group.total_byte_size) for group in groups]
@@ -398,8 +398,8 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
         raise _not_utf8(path, error, offset) from None
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{path}:{_line_number(path, offset)} is not JSON: {error.msg} at column "
-            f"{error.colno}. Mend the line or remove it."
+            f"{path}:{_line_number(path, offset)} is not JSON: {error.msg} (column "
+            f"{error.colno}). Mend the line or remove it."
         ) from None
     if not isinstance(row, dict):
         raise DataError(
@@ -430,7 +430,7 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
 
 def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
-    with _pyarrow(path).parquet.ParquetFile(path) as parquet:
+    with _open_parquet(path) as parquet:
         batches = parquet.iter_batches(
             batch_size=1024, row_groups=list(range(part.start, part.stop)), columns=[shard.column]
         )
@@ -487,6 +487,17 @@ def _pyarrow(path: Path) -> Any:
             "pip install 'equipoise[parquet]'"
         ) from None
     return pyarrow
+
+
+def _open_parquet(path: Path) -> Any:
+    pyarrow = _pyarrow(path)
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(
+            f"{path} is not a parquet file: {error} Write the file again, or move it out of "
+            "data.path."
+        ) from None
 
 
 def _check_column(path: Path, schema: Any, name: str) -> None:

@@ -50,6 +50,8 @@ from equipoise.data.source import Shard, Source, open_source
 from equipoise.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from equipoise.spec.run import DataSpec
 
+# Part of every cache's name. Count it up when files are laid out, corpora divided into shards,
+# or texts sampled in another way: a build may go on with the shards of an older version.
 FORMAT = 1
 
 # Leftovers of a build that was killed and never begun again are removed after this long.
@@ -126,7 +128,7 @@ class TokenStore:
 
     def name(self, document: int) -> str:
         """Where a document came from, for people: ``test/test_os.py``, ``a.parquet row 17``."""
-        file, row = self.origins[document]
+        file, row = int(self.origins[document, 0]), int(self.origins[document, 1])
         names: list[str] = self.names
         if self.source_kind == "jsonl":
             return f"{names[file]} at byte {row:,}"

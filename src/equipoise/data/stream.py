@@ -85,7 +85,7 @@ class DocumentStream:
         Cost: O(pieces + log documents), and O(documents log documents) when the epoch is
         another than the last call's.
 
-        >>> stream = DocumentStream([5, 2], seed=1, context_tokens=4)
+        >>> stream = DocumentStream([5, 2], seed=5, context_tokens=4)
         >>> stream.step(0, 7).tolist()
         [[1, 0, 2], [0, 0, 4], [0, 4, 5]]
         >>> stream.step(3, 7).tolist()
