@@ -173,10 +173,9 @@ def prepare(
             load_tokenizer(tokenizer_file)  # says what is wrong
     name = digest([FORMAT, source.digest, digest_file(tokenizer_file)])
     folder = cache / f"tokens-{name}"
-    if not folder.exists():
-        with _lock(folder, progress):
-            if not folder.exists():
-                _build(source, tokenizer_file, folder, progress, workers or _cores())
+    with _make_once(folder, progress) as is_wanted:
+        if is_wanted:
+            _build(source, tokenizer_file, folder, progress, workers or _cores())
     return open_store(folder)
 
 
@@ -230,8 +229,10 @@ def open_store(folder: Path) -> TokenStore:
 
 
 def _leftovers(target: Path) -> list[Path]:
-    parts = _parts_folder(target)
-    return [*target.parent.glob(f"{target.name}.building-*"), *([parts] if parts.is_dir() else [])]
+    return [
+        *target.parent.glob(f"{target.name}.building-*"),
+        *target.parent.glob(f"{target.name}.parts*"),
+    ]
 
 
 def _parts_folder(target: Path) -> Path:
@@ -270,10 +271,16 @@ def _take(lock: Path, *, block: bool) -> int | None:
 
 
 @contextmanager
-def _lock(target: Path, progress: Progress) -> Iterator[None]:
-    """Be the one process that builds ``target``; a kill lets go of it."""
-    _sweep(target.parent)
+def _make_once(target: Path, progress: Progress) -> Iterator[bool]:
+    """Be the one process that makes ``target``, unless it is there; says whether to make it.
+
+    A kill lets go of the lock and leaves its file, by which leftovers are known.
+    """
     lock = target.with_name(f"{target.name}.lock")
+    if target.exists() and not lock.exists():
+        yield False
+        return
+    _sweep(target.parent)
     handle = _take(lock, block=False)
     if handle is None:
         progress.start(f"wait for another process that builds {target.name}", 1)
@@ -282,11 +289,15 @@ def _lock(target: Path, progress: Progress) -> Iterator[None]:
         finally:
             progress.finish()
     try:
-        yield
+        is_wanted = not target.exists()
+        if not is_wanted:
+            for path in _leftovers(target):
+                _remove(path)
+        yield is_wanted
     finally:
         # The lock file stays beside what a later build can use, for _sweep to find.
         if not _leftovers(target):
-            lock.unlink()
+            lock.unlink(missing_ok=True)
         if handle is not None:
             os.close(handle)
 
@@ -349,10 +360,8 @@ def _no_text(source: Source) -> DataError:
 
 def _trained(source: Source, vocab: int, cache: Path, progress: Progress) -> Path:
     file = cache / f"tokenizer-{digest([FORMAT, source.digest, vocab])}.json"
-    if file.exists():
-        return file
-    with _lock(file, progress), _clean_if_full(source, file):
-        if not file.exists():
+    with _make_once(file, progress) as is_wanted, _clean_if_full(source, file):
+        if is_wanted:
             for path in _leftovers(file):
                 _remove(path)
             progress.start("train tokenizer", 1)

@@ -9,12 +9,12 @@ from equipoise.base.errors import EquipoiseError
 from equipoise.data.store import SilentProgress, TokenStore, prepare
 from equipoise.spec.run import DataSpec
 
-_FOLDERS = ("json", "email", "asyncio", "unittest", "xml", "importlib", "encodings")
+_FOLDERS = ("json", "email", "asyncio", "unittest", "importlib")
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 2 MB in 200 files and several folders, one empty file among them."""
+    """About 2 MB in 100 files and several folders, one empty file among them."""
     root = tmp_path_factory.mktemp("corpus") / "texts"
     stdlib = Path(sysconfig.get_path("stdlib"))
     for folder in _FOLDERS:

@@ -183,6 +183,70 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     assert names == ["tokenizer", "tokens"], found
 
 
+def test_killed_before_each_touch_of_the_cache_it_goes_on_to_the_same_bytes(
+    store: TokenStore, corpus: Path, tmp_path
+):
+    spec = spec_of(corpus / "json", tmp_path / "cache", tokenizer=str(store.tokenizer_file))
+    done = subprocess.run(
+        [sys.executable, "-c", KILL_AT_EACH_TOUCH.format(spec=spec)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 30
+
+
+# An audit hook sees every open, rename, mkdir and remove just before it is done.
+KILL_AT_EACH_TOUCH = """
+import dataclasses, os, signal, sys
+from pathlib import Path
+from equipoise.data.store import SilentProgress, prepare
+from equipoise.spec.run import DataSpec
+
+spec = {spec!r}
+
+def child(cache, kill_at):
+    if (pid := os.fork()) == 0:
+        seen = 0
+        def hook(event, args):
+            nonlocal seen
+            if event in EVENTS and str(args[0]).startswith(cache):
+                seen += 1
+                if seen == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        if kill_at:
+            sys.addaudithook(hook)
+        try:
+            build(cache)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def build(cache):
+    return prepare(
+        dataclasses.replace(spec, cache=cache), Path("/"), progress=SilentProgress(), workers=1
+    )
+
+EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir")
+whole = build(spec.cache + "-whole")
+want = {{path.name: path.read_bytes() for path in whole.folder.iterdir()}}
+kill_at = 0
+code = -9
+while code == -9:
+    kill_at += 1
+    cache = spec.cache + str(kill_at)
+    code = child(cache, kill_at)
+    assert code in (0, -9), code
+    assert child(cache, 0) == 0
+    made = {{path.name: path.read_bytes() for path in (Path(cache) / whole.folder.name).iterdir()}}
+    assert made == want, kill_at
+    assert [path.name for path in Path(cache).iterdir()] == [whole.folder.name], kill_at
+print(kill_at)
+"""
+
+
 def test_whole_shards_of_a_killed_build_are_used_again(store: TokenStore, corpus: Path, tmp_path):
     spec = spec_of(corpus, tmp_path / "cache", tokenizer=str(store.tokenizer_file))
     process = builder(spec, workers=1)
