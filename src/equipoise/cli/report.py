@@ -1,0 +1,64 @@
+"""``equipoise report``: runs as one HTML file that needs nothing but a browser."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from equipoise.dash.report import read_runs, write_page
+from equipoise.dash.summary import compare_all, headline, labels, summarize
+
+HELP: str = "write runs as one HTML page: predicted beside measured, and each rank's timeline"
+
+EXAMPLES: str = """\
+examples:
+  equipoise report runs/by-work                     one run; writes runs/by-work/report.html
+  equipoise report runs/in-order runs/by-work       two runs, held against each other
+  equipoise report runs/by-work --out report.html
+  equipoise report runs/by-work --json
+
+--json prints {"report", "headline", "runs": [...], "comparisons": [...]}. Unknown is null.
+  of each run: label folder policy ranks steps tokens stop faults; loss (of the last step);
+    means over steps, the first of each session left out: step_s predicted_step_s tokens_per_s
+    mfu wait_share plan_s, skew (max/mean of the ranks' busy seconds) predicted_skew
+    in_order_skew; step_error busy_error (a number for each rank): median of
+    |measured - predicted| / measured; peak_memory_bytes forecast_bytes of the fullest rank
+  of each comparison: baseline label; measured predicted: how many times faster label is;
+    steps: over how many; is_same_documents; differs_in: keys of run.toml
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run (holds journal/)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page to write (default: report.html in the first run's folder)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page and say where it is."""
+    records = read_runs(args.runs)
+    out = write_page(records, args.out or args.runs[0] / "report.html")
+    names = labels(records)
+    summaries = [summarize(record, name) for record, name in zip(records, names, strict=True)]
+    comparisons = compare_all(records, names)
+    text = headline(summaries, comparisons)
+    if args.json:
+        answer = {
+            "report": str(out),
+            "headline": text,
+            "runs": [each.as_json() for each in summaries],
+            "comparisons": [each.as_json() for each in comparisons],
+        }
+        sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+    elif args.quiet:
+        sys.stdout.write(f"{out}\n")
+    else:
+        sys.stdout.write(f"{text}\n{out}\n")
+    return 0

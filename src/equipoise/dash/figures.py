@@ -1,0 +1,346 @@
+"""What the report's page is given to draw: runs as small, plain tables.
+
+Why
+    The page computes no number of its own: it scales, draws and formats. So what it shows
+    can be tested here, and the page stays the same when the journal grows a field.
+
+What is left out
+    Lines keep at most ``LINE_POINTS`` points (the extremes among them), bars and the
+    timeline at most ``WHOLE_STEPS`` steps, ``SPANS`` spans and ``RANKS`` ranks a run. The
+    page says so wherever that left something out. The summary numbers leave out nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.base.units import format_count
+from equipoise.dash.sample import choose_evenly, choose_points
+from equipoise.dash.summary import (
+    IN_ORDER,
+    compare_all,
+    findings,
+    flat,
+    headline,
+    labels,
+    skew_of,
+    steady_steps,
+    summarize,
+    wait_share_of,
+)
+from equipoise.observe.reader import Floats, RunRecord
+
+LINE_POINTS = 600
+WHOLE_STEPS = 60
+LAST_STEPS = 12
+SPANS = 24_000
+RANKS = 64
+
+Table = dict[str, Any]
+
+OUTSIDE_STEPS = ("load", "measure")
+"""Spans that carry a step's number and happen before any step."""
+
+
+def page_data(records: Sequence[RunRecord]) -> Table:
+    """Everything that the page draws, as JSON's types; NaN as None."""
+    names = labels(records)
+    summaries = [summarize(record, name) for record, name in zip(records, names, strict=True)]
+    comparisons = compare_all(records, names)
+    return {
+        "headline": headline(summaries, comparisons),
+        "findings": findings(records, summaries),
+        "comparisons": [each.as_json() for each in comparisons],
+        "notes": _notes(records, names),
+        "histogram": _histogram(records),
+        "runs": [
+            _run(record, summary.as_json())
+            for record, summary in zip(records, summaries, strict=True)
+        ],
+        "configuration": _configuration(records),
+        "environment": _environment(records),
+    }
+
+
+def _run(record: RunRecord, summary: Table) -> Table:
+    ranks = choose_evenly(record.ranks, RANKS)
+    return {
+        "label": summary["label"],
+        "policy": record.start.policy,
+        "is_in_order": record.start.policy == IN_ORDER,
+        "about": _about(record),
+        "status": _status(record),
+        "summary": summary,
+        "lines": {
+            "loss": _line(record.tokens_seen, record.loss, record.step),
+            "tokens_per_s": _line(record.step, record.tokens_per_s),
+            "mfu": _line(record.step, record.mfu),
+            "wait": _line(record.step, wait_share_of(record)),
+            "measured_step_s": _line(record.step, record.step_s),
+            "predicted_step_s": _line(record.step, record.predicted_step_s),
+            "measured_skew": _line(record.step, skew_of(record.busy_s)),
+            "predicted_skew": _line(record.step, record.skew),
+            "in_order_skew": _line(record.step, record.in_order_skew),
+        },
+        "scatter": _scatter(record),
+        "bars": _bars(record, ranks),
+        "memory": _memory(record, ranks),
+        "timeline": _timeline(record, ranks),
+        "ranks_drawn": ranks,
+    }
+
+
+def _line(x: NDArray[Any], y: Floats, step: NDArray[np.int64] | None = None) -> Table:
+    rows = choose_points(np.where(np.isnan(x.astype(np.float64)), np.nan, y), LINE_POINTS)
+    line = {"x": _plain(x[rows]), "y": _plain(y[rows]), "of": int((~np.isnan(y)).sum())}
+    return line if step is None else line | {"step": _plain(step[rows])}
+
+
+def _scatter(record: RunRecord) -> Table:
+    known = np.flatnonzero(~np.isnan(record.step_s) & ~np.isnan(record.predicted_step_s))
+    rows = known[choose_evenly(known.size, LINE_POINTS)]
+    steady = steady_steps(record)
+    return {
+        "step": _plain(record.step[rows]),
+        "predicted_s": _plain(record.predicted_step_s[rows]),
+        "measured_s": _plain(record.step_s[rows]),
+        "is_steady": steady[rows].tolist(),
+        "of": int(known.size),
+    }
+
+
+def _bars(record: RunRecord, ranks: Sequence[int]) -> Table:
+    """Work of each rank at some steps; ``typical`` is the one of median in-order skew."""
+    rows = choose_evenly(record.step.size, WHOLE_STEPS, tail=LAST_STEPS)
+    skew = record.in_order_skew[rows] if rows else np.zeros(0)
+    order = np.argsort(skew, kind="stable")  # NaN last
+    known = int((~np.isnan(skew)).sum())
+    return {
+        "step": _plain(record.step[rows]),
+        "in_order_s": [_plain(record.in_order_predicted_s[row, ranks]) for row in rows],
+        "predicted_s": [_plain(record.predicted_s[row, ranks]) for row in rows],
+        "busy_s": [_plain(record.busy_s[row, ranks]) for row in rows],
+        "tokens": [_plain(record.rank_tokens[row, ranks]) for row in rows],
+        "documents": [_plain(record.rank_documents[row, ranks]) for row in rows],
+        "in_order_skew": _plain(record.in_order_skew[rows]),
+        "predicted_skew": _plain(record.skew[rows]),
+        "measured_skew": _plain(skew_of(record.busy_s)[rows]),
+        "typical": int(order[(known - 1) // 2]) if known else 0,
+        "of": int(record.step.size),
+    }
+
+
+def _memory(record: RunRecord, ranks: Sequence[int]) -> Table:
+    peaks = [
+        float(np.nanmax(column)) if not np.isnan(column).all() else math.nan
+        for column in record.peak_memory_bytes.T[list(ranks)]
+    ]
+    return {
+        "forecast_bytes": _plain(record.memory.forecast_bytes) if record.memory else None,
+        "terms": {key: _plain(value) for key, value in record.memory.terms.items()}
+        if record.memory
+        else {},
+        "peak_bytes": _plain(peaks),
+    }
+
+
+def _timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
+    """Spans of some whole steps, as columns for each rank, times in µs from the first."""
+    spans_each = sum(record.spans[rank].name.size for rank in ranks) / max(1, record.step.size)
+    most = max(2, min(WHOLE_STEPS, int(SPANS / max(1.0, spans_each))))
+    chosen = record.step[choose_evenly(record.step.size, most, tail=min(LAST_STEPS, most // 2))]
+    names = sorted({name for rank in ranks for name in record.spans[rank].names})
+    origin = math.inf
+    kept: list[tuple[int, NDArray[np.intp]]] = []
+    for rank in ranks:
+        spans = record.spans[rank]
+        rows = np.flatnonzero(np.isin(spans.step, chosen) & ~np.isnan(spans.duration_s))
+        kept.append((rank, rows))
+        if rows.size:
+            origin = min(origin, float(spans.t[rows[0]]))
+    extent: dict[int, list[float]] = {}
+    columns = []
+    for rank, rows in kept:
+        spans = record.spans[rank]
+        start_us = ((spans.t[rows] - origin) * 1e6).round().astype(np.int64)
+        duration_us = (spans.duration_s[rows] * 1e6).round().astype(np.int64)
+        step = spans.step[rows].astype(np.int64)
+        legend = np.array([names.index(name) for name in spans.names], dtype=np.int64)
+        columns.append(
+            {
+                "rank": rank,
+                "name": legend[spans.name[rows]].tolist() if rows.size else [],
+                "t": start_us.tolist(),
+                "d": duration_us.tolist(),
+                "step": step.tolist(),
+                "micro_batch": _plain(spans.micro_batch[rows]),
+            }
+        )
+        inside = ~np.isin(
+            spans.name[rows],
+            [index for index, name in enumerate(spans.names) if name in OUTSIDE_STEPS],
+        )
+        for number in np.unique(step[inside]).tolist():
+            at = inside & (step == number)
+            low, high = float(start_us[at].min()), float((start_us + duration_us)[at].max())
+            known = extent.setdefault(number, [low, high])
+            known[:] = [min(known[0], low), max(known[1], high)]
+    steps = [
+        {"step": number, "from": extent[number][0], "to": extent[number][1]}
+        for number in sorted(extent)
+    ]
+    # A gap follows a step whose successor in the run is not on the page.
+    successor = dict(zip(record.step[:-1].tolist(), record.step[1:].tolist(), strict=True))
+    for each in steps:
+        following = successor.get(int(each["step"]))
+        each["is_before_gap"] = following is not None and following not in extent
+    return {
+        "names": names,
+        "ranks": columns,
+        "steps": steps,
+        "of": int(record.step.size),
+        "ranks_of": record.ranks,
+    }
+
+
+def _histogram(records: Sequence[RunRecord]) -> Table | None:
+    corpus = records[0].start.corpus
+    histogram = corpus.get("histogram")
+    if not isinstance(histogram, dict) or not histogram.get("documents"):
+        return None
+    return {
+        "edges": histogram["edges"],
+        "documents": histogram["documents"],
+        "tokens": histogram["tokens"],
+        "total_documents": corpus.get("documents"),
+        "total_tokens": corpus.get("tokens"),
+        "longest_tokens": corpus.get("longest_tokens"),
+        "context_tokens": flat(records[0].start.spec).get("pack.context_tokens"),
+        "is_shared": all(record.start.corpus == corpus for record in records),
+    }
+
+
+def _configuration(records: Sequence[RunRecord]) -> list[Table]:
+    specs = [flat(record.start.spec) for record in records]
+    keys = list(dict.fromkeys(key for spec in specs for key in spec))
+    return [
+        {
+            "key": key,
+            "values": [_shown(spec.get(key)) for spec in specs],
+            "origins": [record.start.origins.get(key, "unknown") for record in records],
+            "differs": len({repr(spec.get(key)) for spec in specs}) > 1,
+            "is_default": all(record.start.origins.get(key) == "default" for record in records),
+        }
+        for key in keys
+    ]
+
+
+def _environment(records: Sequence[RunRecord]) -> list[Table]:
+    def facts(record: RunRecord) -> Mapping[str, Any]:
+        return {"equipoise": record.start.version} | flat(record.start.environment)
+
+    tables = [facts(record) for record in records]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    return [
+        {
+            "key": key,
+            "values": [
+                table.get(key) if key.endswith("_bytes") else _shown(table.get(key))
+                for table in tables
+            ],
+            "differs": len({repr(table.get(key)) for table in tables}) > 1,
+        }
+        for key in keys
+    ]
+
+
+def _about(record: RunRecord) -> str:
+    """What was trained and how, in one line."""
+    spec, model = flat(record.start.spec), record.start.model
+    parts = [
+        f"{model.get('layers', '?')} layers of {model.get('hidden', '?')}",
+        f"{record.ranks} rank{'s' if record.ranks > 1 else ''}",
+        f"ZeRO {spec['layout.zero']}" if "layout.zero" in spec else "",
+        f"{record.step.size:,} steps",
+        f"{format_count(float(record.tokens_seen[-1]))} tokens"
+        if record.step.size and not math.isnan(record.tokens_seen[-1])
+        else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _status(record: RunRecord) -> str:
+    if record.stop is None:
+        return "running, or killed"
+    return record.stop.reason
+
+
+def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
+    """What a reader must know before believing the figures; faults first."""
+    notes: list[Table] = []
+    for record, name in zip(records, names, strict=True):
+        for fault in record.faults[:20]:
+            where = "" if math.isnan(fault.step) else f" at step {fault.step:.0f}"
+            notes.append(
+                {
+                    "kind": "fault",
+                    "text": f"{name}: {fault.name} on rank {fault.rank}{where}. {fault.message}",
+                }
+            )
+        if record.stop is None:
+            last = f" after step {record.step[-1]}" if record.step.size else ""
+            notes.append(
+                {
+                    "kind": "note",
+                    "text": f"{name} has no stop event: it runs on{last}, or was killed.",
+                }
+            )
+        elif record.stop.reason != "done":
+            notes.append({"kind": "note", "text": f"{name} was {record.stop.reason}."})
+        if len(record.start_t) > 1:
+            notes.append(
+                {
+                    "kind": "note",
+                    "text": f"{name} was resumed {len(record.start_t) - 1} time(s), last at step "
+                    f"{record.start.resumed_step}; steps done twice are shown as done last.",
+                }
+            )
+        if record.torn_lines:
+            notes.append(
+                {
+                    "kind": "note",
+                    "text": f"{name}: {record.torn_lines} journal line(s) were torn by a kill "
+                    "and are not shown.",
+                }
+            )
+    return notes
+
+
+def _shown(value: object) -> str:
+    """A value of run.toml as it would be written there."""
+    match value:
+        case None:
+            return "—"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return value or '""'
+        case _:
+            return str(value)
+
+
+def _plain(values: Any) -> Any:
+    """Numbers at six figures, None for NaN; whole numbers whole."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, list):
+        return [_plain(value) for value in values]
+    if isinstance(values, int):
+        return values
+    if not math.isfinite(values):
+        return None
+    whole = int(values)
+    return whole if whole == values else float(f"{values:.6g}")

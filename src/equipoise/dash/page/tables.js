@@ -1,0 +1,76 @@
+// Tables: a figure's numbers, the runs side by side, configuration and environment.
+
+// The rows are made when the table is first opened: a page of closed tables loads at once.
+function addTable(figure, headings, makeRows) {
+  const details = element("details", {}, element("summary", {}, "Numbers"));
+  details.addEventListener("toggle", () => {
+    if (details.open && details.childElementCount === 1) details.append(scrolled(table(headings, makeRows(), `${figure.title}, in numbers`)));
+  });
+  figure.node.append(details);
+}
+
+function scrolled(node) { return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": node.caption?.textContent ?? "table" }, node); }
+
+function table(headings, rows, caption) {
+  const isNumber = (text) => /^[−+-]?[\d.,]+( ?[%×a-zA-Zµ]{1,3})?$|^–$/.test(text);
+  const numeric = headings.map((_, column) => column > 0 && rows.every((row) => isNumber(row[column])));
+  const hidden = { position: "absolute", width: "1px", height: "1px", overflow: "hidden", clipPath: "inset(50%)" };
+  return element(
+    "table", {},
+    element("caption", { style: hidden }, caption),
+    element("thead", {}, element("tr", {}, ...headings.map((heading, column) => element("th", { scope: "col", class: numeric[column] ? "number" : "" }, heading)))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, column) => element("td", { class: numeric[column] ? "number" : "" }, cell))))),
+  );
+}
+
+function runsTable() {
+  const worst = (values) => { const known = values.filter(isKnown); return known.length ? Math.max(...known) : null; };
+  const mark = (kind) => element("span", { class: `mark ${kind}` }, kind);
+  const rows = [
+    ["Step time", "measured", (one) => formatSeconds(one.step_s)],
+    ["Step time", "predicted", (one) => formatSeconds(one.predicted_step_s)],
+    ["Tokens per second", "measured", (one) => formatCount(one.tokens_per_s)],
+    ["MFU", "measured", (one) => formatPercent(one.mfu)],
+    ["Fullest rank ÷ mean", "measured", (one) => formatTimes(one.skew)],
+    ["Fullest rank ÷ mean", "predicted", (one) => formatTimes(one.predicted_skew)],
+    ["… had it packed in order", "predicted", (one) => formatTimes(one.in_order_skew)],
+    ["Time spent waiting", "measured", (one) => formatPercent(one.wait_share)],
+    ["Error of step time", "", (one) => formatPercent(one.step_error)],
+    ["Error of a rank's compute, worst", "", (one) => formatPercent(worst(one.busy_error))],
+    ["Peak memory", "measured", (one) => formatBytes(one.peak_memory_bytes)],
+    ["Peak memory", "predicted", (one) => formatBytes(one.forecast_bytes)],
+    ["Last loss", "measured", (one) => formatLoss(one.loss)],
+    ["Packing a step", "measured", (one) => formatSeconds(one.plan_s)],
+  ];
+  document.getElementById("runs").append(scrolled(element(
+    "table", { class: "runs" },
+    element("thead", {}, element("tr", {}, element("th", { scope: "col" }, ""), ...data.runs.map((run) => element("th", { scope: "col", class: "number" }, element("span", { class: "swatch", style: { background: run.color } }), run.label)))),
+    element("tbody", {}, ...rows.map(([name, kind, format]) => element("tr", {}, element("th", { scope: "row" }, name, " ", kind ? mark(kind) : null), ...data.runs.map((run) => element("td", { class: "number" }, format(run.summary)))))),
+  )));
+}
+
+function settingsTable(headings, rows) {
+  return element(
+    "table", { class: "settings" },
+    element("thead", {}, element("tr", {}, ...headings.map((heading) => element("th", { scope: "col" }, heading)))),
+    element("tbody", {}, ...rows.map((row) => element("tr", { class: row.differs && data.runs.length > 1 ? "differs" : "" }, element("th", { scope: "row" }, element("code", {}, row.key)), ...row.values.map((value, index) => element("td", {}, element("code", {}, typeof value === "number" ? formatBytes(value) : String(value ?? missing)), row.origins ? element("span", { class: "origin" }, row.origins[index]) : null))))),
+  );
+}
+
+function configurationFigure() {
+  const figure = addFigure({ id: "configuration", title: "Configuration", wide: true });
+  const said = data.configuration.filter((row) => !row.is_default || row.differs);
+  const silent = data.configuration.filter((row) => row.is_default && !row.differs);
+  const differing = data.configuration.filter((row) => row.differs && row.key !== "name").map((row) => row.key);
+  const text = data.runs.length > 1
+    ? (differing.length ? `The runs differ in ${differing.join(", ")}.` : "The runs are configured alike.")
+    : "";
+  figure.node.insertBefore(element("p", { class: "finding" }, `${text} Under each value is where it came from.`.trim()), figure.controls);
+  figure.body.append(scrolled(settingsTable(["key", ...names], said.length ? said : silent)));
+  if (said.length && silent.length) figure.node.append(element("details", {}, element("summary", {}, `${silent.length} keys at their default`), scrolled(settingsTable(["key", ...names], silent))));
+}
+
+function environmentFigure() {
+  const figure = addFigure({ id: "environment", title: "Environment", wide: true });
+  figure.body.append(scrolled(settingsTable(["", ...names], data.environment)));
+}

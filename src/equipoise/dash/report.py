@@ -1,0 +1,88 @@
+"""Write the report of one or more runs: one HTML file that needs nothing but a browser.
+
+Why
+    A report is mailed, archived and opened years later on a train. So it holds its style,
+    its scripts and its numbers, and its Content-Security-Policy forbids it to fetch
+    anything at all.
+
+Kept true (tests/browser/test_report.py)
+    In a real browser: no request, no error, no sideways scrolling at 390 and 1440 px.
+"""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from equipoise.base.errors import SpecError
+from equipoise.dash.figures import page_data
+from equipoise.observe.reader import RunRecord, read_run
+
+SCRIPTS = ("format.js", "draw.js", "charts.js", "timeline.js", "tables.js", "report.js")
+"""Parts of the page's one script, in the order in which they build on each other."""
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Read run folders and write their report.
+
+    Args:
+        runs: Run folders, at least one; with several, they are held against each other.
+        out: The HTML file to write; its folder is made.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        SpecError: no run, no such folder, or the same folder twice.
+        DataError: a folder is no run.
+    """
+    return write_page(read_runs(runs), out)
+
+
+def read_runs(runs: Sequence[Path]) -> list[RunRecord]:
+    """Every run, each once.
+
+    Raises:
+        SpecError: no run, no such folder, or the same folder twice.
+        DataError: a folder is no run.
+    """
+    if not runs:
+        raise SpecError("There is no run to report on. Give one or more run folders.")
+    seen: set[Path] = set()
+    for run in runs:
+        if run.resolve() in seen:
+            raise SpecError(f"{run} is given twice. Give each run once.")
+        seen.add(run.resolve())
+    return [read_run(run) for run in runs]
+
+
+def write_page(records: Sequence[RunRecord], out: Path) -> Path:
+    """Write the report of runs that are already read."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(render(page_data(records)), encoding="utf-8")
+    return out
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page as text: the template with style, scripts and data in place."""
+    page = resources.files("equipoise.dash") / "page"
+    # In a script element only "<" can end the element or open a comment.
+    embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    labels = ", ".join(run["label"] for run in data["runs"])
+    parts = {
+        "{{title}}": escape(f"equipoise report: {labels}"),
+        "{{headline}}": escape(data["headline"]),
+        "{{style}}": (page / "report.css").read_text(encoding="utf-8"),
+        "{{data}}": embedded,
+        "{{script}}": "\n".join((page / name).read_text(encoding="utf-8") for name in SCRIPTS),
+    }
+    text = (page / "report.html").read_text(encoding="utf-8")
+    # Each part is put in at a mark of the template alone: a value may hold a mark of its own.
+    answer = []
+    while marks := [(text.find(mark), mark) for mark in parts if mark in text]:
+        at, mark = min(marks)
+        answer += [text[:at], parts[mark]]
+        text = text[at + len(mark) :]
+    return "".join([*answer, text])

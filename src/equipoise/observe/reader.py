@@ -1,0 +1,409 @@
+"""Read a run's journals into arrays: what the report, and whoever comes after it, looks at.
+
+Why
+    A journal is one JSON object a line, appended by processes that may be killed between
+    two bytes. Everything that looks at a run wants columns instead: this step's loss, that
+    rank's busy seconds. Only this module knows how the lines become columns.
+
+How lines become columns
+    - A line that is no JSON object was torn by a kill. It is skipped and counted.
+    - A step that appears twice was trained twice (the run resumed): the later line wins.
+      Spans have no such key, so they are told apart by the last ``start`` before them.
+    - NaN marks what the journal does not hold: a null, a rank that is behind, a field of
+      a newer writer's.
+
+Kept true (tests/unit/observe/test_reader.py)
+    Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.base.errors import DataError, SpecError
+
+NEWEST_SCHEMA = 1
+
+Floats = NDArray[np.float64]
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run says of itself when it starts: the wish, the machine, the corpus."""
+
+    t: float
+    version: str
+    world: int
+    resumed_step: int
+    spec: Mapping[str, Any]
+    origins: Mapping[str, str]
+    model: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    curve: Mapping[str, Any]
+
+    @property
+    def policy(self) -> str:
+        """The packing policy that was asked for."""
+        return str(self.spec.get("pack", {}).get("policy", "unknown"))
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What one rank did, in order of start: element i of every array is one span."""
+
+    names: tuple[str, ...]
+    """Legend of ``name``."""
+    name: NDArray[np.int64]
+    t: Floats
+    """Start [unix seconds]."""
+    duration_s: Floats
+    step: Floats
+    """NaN where the span belongs to no step."""
+    micro_batch: Floats
+    """NaN where the span belongs to a whole step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The forecast of the fullest rank's memory, and what it is made of."""
+
+    forecast_bytes: float
+    terms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why and where the run ended."""
+
+    t: float
+    reason: str
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that went wrong on a rank."""
+
+    t: float
+    rank: int
+    name: str
+    message: str
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as arrays. S steps with a rank-0 ``step`` line, R ranks; ``[step, rank]``."""
+
+    folder: Path
+    start: Start
+    start_t: tuple[float, ...]
+    """When each session began [unix seconds]: one more for each time the run resumed."""
+    ranks: int
+
+    step: NDArray[np.int64]
+    t: Floats
+    loss: Floats
+    grad_norm: Floats
+    lr: Floats
+    tokens: Floats
+    tokens_seen: Floats
+    step_s: Floats
+    predicted_step_s: Floats
+    tokens_per_s: Floats
+    mfu: Floats
+
+    busy_s: Floats
+    """[step, rank], measured, as are the next three."""
+    wait_s: Floats
+    memory_bytes: Floats
+    peak_memory_bytes: Floats
+    predicted_s: Floats
+    """[step, rank], compute seconds that the packer foresaw."""
+    in_order_predicted_s: Floats
+    """[step, rank], had the same documents been packed in order."""
+    rank_tokens: Floats
+    rank_documents: Floats
+    rank_flop: Floats
+    micro_batches: Floats
+    plan_s: Floats
+    skew: Floats
+    in_order_skew: Floats
+
+    spans: tuple[Spans, ...]
+    """One for each rank."""
+    memory: Memory | None
+    stop: Stop | None
+    """None while the run goes on, or when it was killed."""
+    faults: tuple[Fault, ...]
+    torn_lines: int
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read every journal of a run folder.
+
+    Args:
+        folder: What ``equipoise train`` wrote: it holds ``journal/rank-00000.jsonl``.
+
+    Returns:
+        The run as arrays; no steps at all when none has finished.
+
+    Raises:
+        SpecError: no such folder.
+        DataError: the folder is no run, its run never started, or a newer equipoise wrote it.
+
+    Cost: O(bytes); about 10 s for a million lines.
+    """
+    files = _journal_files(folder)
+    journals = {rank: _read_journal(path) for rank, path in files.items()}
+    zero = journals.get(0, _Journal())
+    if not zero.starts:
+        raise DataError(
+            f"{folder} has a journal but no start event, so its run ended before its first "
+            "step. Start it again with `equipoise train`, then report on it."
+        )
+    starts = [_start(event) for event in zero.starts]
+    start = starts[-1]
+    ranks = max(start.world, 1 + max(files))
+    step = np.array(sorted(zero.steps), dtype=np.int64)
+    ordered = [zero.steps[number] for number in step.tolist()]
+    packs = [zero.packs.get(number, {}) for number in step.tolist()]
+
+    def of_step(key: str) -> Floats:
+        return _column(ordered, key)
+
+    def of_pack(key: str) -> Floats:
+        return _column(packs, key)
+
+    def of_ranks(key: str) -> Floats:
+        table = np.full((step.size, ranks), np.nan)
+        for rank, journal in journals.items():
+            rows = [journal.steps.get(number, {}) for number in step.tolist()]
+            table[:, rank] = _column(rows, key)
+        return table
+
+    def of_pack_ranks(key: str) -> Floats:
+        table = np.full((step.size, ranks), np.nan)
+        for row, pack in enumerate(packs):
+            values = pack.get(key)
+            if not isinstance(values, list):
+                continue
+            for rank, value in enumerate(values[:ranks]):
+                table[row, rank] = _number(value)
+        return table
+
+    start_t = tuple(each.t for each in starts)
+    predicted_s = of_pack_ranks("predicted_s")
+    return RunRecord(
+        folder=folder,
+        start=start,
+        start_t=start_t,
+        ranks=ranks,
+        step=step,
+        t=of_step("t"),
+        loss=of_step("loss"),
+        grad_norm=of_step("grad_norm"),
+        lr=of_step("lr"),
+        tokens=of_step("tokens"),
+        tokens_seen=of_step("tokens_seen"),
+        step_s=of_step("step_s"),
+        predicted_step_s=of_step("predicted_step_s"),
+        tokens_per_s=of_step("tokens_per_s"),
+        mfu=of_step("mfu"),
+        busy_s=of_ranks("busy_s"),
+        wait_s=of_ranks("wait_s"),
+        memory_bytes=of_ranks("memory_bytes"),
+        peak_memory_bytes=of_ranks("peak_memory_bytes"),
+        predicted_s=np.where(np.isnan(predicted_s), of_ranks("predicted_s"), predicted_s),
+        in_order_predicted_s=of_pack_ranks("in_order_predicted_s"),
+        rank_tokens=of_pack_ranks("rank_tokens"),
+        rank_documents=of_pack_ranks("rank_documents"),
+        rank_flop=of_pack_ranks("rank_flop"),
+        micro_batches=of_pack_ranks("micro_batches"),
+        plan_s=of_pack("plan_s"),
+        skew=of_pack("skew"),
+        in_order_skew=of_pack("in_order_skew"),
+        spans=tuple(_spans(journals.get(rank, _Journal()).spans, start_t) for rank in range(ranks)),
+        memory=_memory(zero.memory),
+        stop=_stop(zero.stop, start),
+        faults=tuple(
+            _fault(rank, event) for rank, journal in journals.items() for event in journal.faults
+        ),
+        torn_lines=sum(journal.torn_lines for journal in journals.values()),
+    )
+
+
+@dataclass(slots=True)
+class _Journal:
+    """One rank's lines, sorted by what they are; a step's later line replaces its earlier."""
+
+    starts: list[Event] = field(default_factory=list)
+    steps: dict[int, Event] = field(default_factory=dict)
+    packs: dict[int, Event] = field(default_factory=dict)
+    spans: list[Event] = field(default_factory=list)
+    faults: list[Event] = field(default_factory=list)
+    memory: Event | None = None
+    stop: Event | None = None
+    torn_lines: int = 0
+
+    def add(self, event: Event) -> None:
+        """Keep an event; one of a kind or a name that this version does not know is dropped."""
+        match event.get("kind"), event.get("name"), event.get("step"):
+            case "span", _, _:
+                self.spans.append(event)
+            case "scalar", "step", int(step):
+                self.steps[step] = event
+            case "decision", "pack", int(step):
+                self.packs[step] = event
+            case "decision", "memory", _:
+                self.memory = event
+            case "instant", "start", _:
+                self.starts.append(event)
+            case "instant", "stop", _:
+                self.stop = event
+            case "fault", _, _:
+                self.faults.append(event)
+
+
+def _journal_files(folder: Path) -> dict[int, Path]:
+    if not folder.exists():
+        raise SpecError(
+            f"There is no {folder}. Give the folder of a run: the one that `equipoise train` "
+            "wrote, with journal/ inside it."
+        )
+    files: dict[int, Path] = {}
+    for path in sorted((folder / "journal").glob("rank-*.jsonl")):
+        rank = path.stem.removeprefix("rank-")
+        if rank.isdecimal():
+            files[int(rank)] = path
+    if not files:
+        inside = sorted(path.parent.parent for path in folder.glob("*/journal/rank-00000.jsonl"))
+        near = ", ".join(str(path) for path in inside[:4])
+        fix = (
+            f"Runs inside it: {near}." if near else "Give the folder that `equipoise train` wrote."
+        )
+        raise DataError(f"{folder} is no run: it has no journal/rank-00000.jsonl. {fix}")
+    return files
+
+
+def _read_journal(path: Path) -> _Journal:
+    journal = _Journal()
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            event = _event(line)
+            if event is None:
+                journal.torn_lines += 1
+                continue
+            if event["v"] > NEWEST_SCHEMA:
+                raise DataError(
+                    f"{path}:{number} is of journal schema {event['v']}; this equipoise reads "
+                    f"schemas up to {NEWEST_SCHEMA}. Report with the equipoise that trained the "
+                    "run, or a newer one."
+                )
+            journal.add(event)
+    return journal
+
+
+def _event(line: bytes) -> Event | None:
+    """The event of a line; of a torn line with another appended to it, the other; else None."""
+    for text in (line, line[line.rfind(b'{"v"') :]):
+        try:
+            event = json.loads(text)
+        except ValueError:  # of bad JSON and of bad UTF-8
+            continue
+        if isinstance(event, dict) and isinstance(event.get("v"), int):
+            return event
+    return None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _column(events: Iterable[Mapping[str, Any]], key: str) -> Floats:
+    return np.array([_number(event.get(key)) for event in events], dtype=np.float64)
+
+
+def _start(event: Event) -> Start:
+    def table(key: str) -> Mapping[str, Any]:
+        value = event.get(key)
+        return value if isinstance(value, dict) else {}
+
+    return Start(
+        t=_number(event.get("t")),
+        version=str(event.get("version", "unknown")),
+        world=int(event.get("world") or 1),
+        resumed_step=int(event.get("resumed_step") or 0),
+        spec=table("spec"),
+        origins={key: str(value) for key, value in table("origins").items()},
+        model=table("model"),
+        environment=table("environment"),
+        corpus=table("corpus"),
+        curve=table("curve"),
+    )
+
+
+def _spans(events: Sequence[Event], start_t: Sequence[float]) -> Spans:
+    """Columns of one rank's spans, without those that a later session did again."""
+    session = np.searchsorted(np.array(start_t), _column(events, "t"), side="right").tolist()
+    # By name as well: resuming at step 20 loads *at* step 20, and does not do it again.
+    last_session: dict[tuple[object, object], int] = {}
+    for event, order in zip(events, session, strict=True):
+        key = event.get("name"), event.get("step")
+        last_session[key] = max(order, last_session.get(key, 0))
+    kept = [
+        event
+        for event, order in zip(events, session, strict=True)
+        if event.get("step") is None or last_session[event.get("name"), event.get("step")] == order
+    ]
+    kept.sort(key=lambda event: _number(event.get("t")))
+    names: dict[str, int] = {}
+    name = [names.setdefault(str(event.get("name")), len(names)) for event in kept]
+    return Spans(
+        names=tuple(names),
+        name=np.array(name, dtype=np.int64),
+        t=_column(kept, "t"),
+        duration_s=_column(kept, "duration_s"),
+        step=_column(kept, "step"),
+        micro_batch=_column(kept, "micro_batch"),
+    )
+
+
+def _memory(event: Event | None) -> Memory | None:
+    if event is None:
+        return None
+    terms = event.get("terms") or {}
+    return Memory(
+        forecast_bytes=_number(event.get("forecast_bytes")),
+        terms={str(key): _number(value) for key, value in terms.items()},
+    )
+
+
+def _stop(event: Event | None, start: Start) -> Stop | None:
+    """The stop of the last session; an earlier session's stop was undone by resuming."""
+    if event is None or _number(event.get("t")) < start.t:
+        return None
+    return Stop(
+        t=_number(event.get("t")),
+        reason=str(event.get("reason", "unknown")),
+        step=_number(event.get("step")),
+    )
+
+
+def _fault(rank: int, event: Event) -> Fault:
+    return Fault(
+        t=_number(event.get("t")),
+        rank=rank,
+        name=str(event.get("name")),
+        message=str(event.get("message", "")),
+        step=_number(event.get("step")),
+    )
