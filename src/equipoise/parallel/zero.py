@@ -39,6 +39,7 @@ class ShardedDecoder:
 
     def __init__(self, decoder: Decoder, ranks: Ranks, *, zero: int, precision: str) -> None:
         self.decoder = decoder
+        self._device = ranks.device
         self.zero = zero
         policy = MixedPrecisionPolicy()
         if precision == "bf16":
@@ -62,3 +63,9 @@ class ShardedDecoder:
         for part in self._parts:
             part.set_requires_gradient_sync(sync, recurse=False)
             part.set_reshard_after_backward(last or self.zero == 3, recurse=False)
+
+    def sum_gradients(self) -> None:
+        """Run one micro-batch of no tokens, whose backward sums what the others left."""
+        empty = torch.zeros(0, dtype=torch.int64, device=self._device)
+        self.prepare_micro_batch(last=True)
+        self.decoder(empty, (), labels_T=empty).backward()

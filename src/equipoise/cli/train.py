@@ -1,0 +1,99 @@
+"""``equipoise train``: prepare the corpus, start the ranks, resume what was begun."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from equipoise.cli.console import make_progress
+from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.launch.local import Launch, run_local
+from equipoise.observe.machine import usable_cores
+from equipoise.spec.resolve import ResolvedRun
+from equipoise.spec.resolved import ResolvedFile, write_resolved
+
+HELP = "train a model; the same command again resumes"
+
+EXAMPLES = """\
+examples:
+  equipoise train                                    the defaults: this Python's own library
+  equipoise train run.toml
+  equipoise train run.toml --train.steps 500 --pack.policy in-order --out runs/plain
+  torchrun --nproc-per-node 2 -m equipoise.train.worker runs/run
+                                                     ranks under your own launcher, after
+                                                     equipoise train run.toml --prepare
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="N",
+        help="port where the ranks meet (default: any that is free)",
+    )
+    parser.add_argument(
+        "--prepare",
+        action="store_true",
+        help="make the token cache and the run's folder, start no rank",
+    )
+
+
+def prepare_run(resolved: ResolvedRun, folder: Path, *, quiet: bool) -> ResolvedFile:
+    """Make the token cache and write the run's folder; what the ranks will read."""
+    from equipoise.data.batch import check_vocabulary
+    from equipoise.data.store import prepare
+
+    dp = resolved.spec.layout.dp
+    store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
+    check_vocabulary(store, resolved.model.vocab)
+    init = resolved.spec.model.init
+    settled = ResolvedFile(
+        spec=resolved.spec,
+        model=resolved.model,
+        origins=resolved.origins,
+        ranks=len(usable_cores()) if dp == "cores" else dp,
+        corpus=str(store.folder.resolve()),
+        init_folder=str((resolved.base / init.removeprefix("hf:")).resolve())
+        if init != "random"
+        else "",
+    )
+    write_resolved(folder, settled)
+    return settled
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or resume."""
+    resolved = run_from(args)
+    folder: Path = (args.out or Path("runs") / resolved.spec.name).resolve()
+    settled = prepare_run(resolved, folder, quiet=args.quiet or args.json)
+    if args.prepare:
+        shown = {"run": str(folder), "ranks": settled.ranks}
+        text = (
+            f"Prepared {folder} for {settled.ranks} ranks. Start them with: torchrun "
+            f"--nproc-per-node {settled.ranks} -m equipoise.train.worker {folder}"
+        )
+        sys.stdout.write((json.dumps(shown) if args.json else text) + "\n")
+        return 0
+    run_local(Launch(folder, settled.ranks, args.quiet or args.json, args.port))
+    if args.json:
+        sys.stdout.write(json.dumps(_last_step(folder)) + "\n")
+    return 0
+
+
+def _last_step(folder: Path) -> dict[str, object]:
+    """The run's folder and the figures of its last step."""
+    from equipoise.observe.reader import read_run
+
+    record = read_run(folder)
+    return {
+        "run": str(folder),
+        "step": int(record.step[-1]) if len(record.step) else 0,
+        "loss": float(record.loss[-1]) if len(record.step) else None,
+    }

@@ -1,0 +1,184 @@
+"""Start a run's ranks on this machine under torchrun's elastic agent, and tell how they ended.
+
+What it decides
+    Ctrl-C reaches this process alone: it leaves the file ``stop`` in the run's folder, which
+    rank 0 sees at its next step, so all ranks finish the step, save and leave. A second one
+    ends them at once. When a rank dies, the agent ends the others, and the reason is read
+    from the ranks' journals and the agent's report and told in one sentence.
+
+Kept true (tests/multi/test_launch.py)
+    A killed rank is named; the next start resumes; SIGINT saves and exits 0.
+"""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+
+_GRACE_S = 120
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Ranks to start: the folder of a resolved run, how many, and how loud."""
+
+    folder: Path
+    ranks: int
+    quiet: bool
+    port: int
+
+
+def require_free_port(port: int) -> None:
+    """Refuse a port that somebody listens on.
+
+    Raises:
+        LayoutError: the port is taken.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise LayoutError(
+                f"Port {port} is taken ({error.strerror}). Choose another with --port, or leave "
+                f"--port away for any that is free."
+            ) from error
+
+
+def _command(launch: Launch) -> list[str]:
+    rendezvous = ["--standalone"]
+    if launch.port:
+        require_free_port(launch.port)
+        rendezvous = [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{launch.port}",
+            "--rdzv-id=equipoise",
+        ]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *rendezvous,
+        f"--nproc-per-node={launch.ranks}",
+        "--max-restarts=0",
+        "--local-addr=127.0.0.1",
+        f"--shutdown-timeout={_GRACE_S}",
+        f"--log-dir={launch.folder / 'logs'}",
+        "--redirects=2",
+        "--monitor-interval=0.1",
+        "-m",
+        "equipoise.train.worker",
+        str(launch.folder),
+        *(["--quiet"] if launch.quiet else []),
+    ]
+
+
+def _end_with_parent() -> None:
+    """Runs in the agent before it starts: a killed parent ends it, and so its ranks."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def _stopping(process: "subprocess.Popen[bytes]", folder: Path, quiet: bool) -> Iterator[None]:
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        nonlocal asked
+        if asked:
+            os.killpg(process.pid, signal.SIGKILL)
+            return
+        asked = True
+        (folder / "stop").touch()
+        if not quiet:
+            sys.stderr.write("\nStopping after this step and saving. Ctrl-C again to end at once.\n")
+
+    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def run_local(launch: Launch) -> None:
+    """Start the ranks and wait for their end.
+
+    Raises:
+        EquipoiseError: with the words and the exit code of the rank that failed first.
+    """
+    began = time.time()
+    (launch.folder / "stop").unlink(missing_ok=True)
+    logs = launch.folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    agent_log = logs / "agent.log"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with agent_log.open("wb") as log:
+        process = subprocess.Popen(
+            _command(launch),
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        with _stopping(process, launch.folder, launch.quiet):
+            code = process.wait()
+    if code:
+        raise _explain(launch, agent_log.read_text(errors="replace"), began)
+
+
+def _faults(folder: Path, since: float) -> list[dict[str, object]]:
+    """Fault events of this start, in the order in which they happened."""
+    found = []
+    for file in sorted((folder / "journal").glob("rank-*.jsonl")):
+        for line in file.read_text(errors="replace").splitlines():
+            if '"kind":"fault"' not in line:
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if event["t"] >= since and event["name"] in ("error", "exception"):
+                found.append(event)
+    return sorted(found, key=lambda event: float(event["t"]))
+
+
+def _explain(launch: Launch, log: str, since: float) -> EquipoiseError:
+    faults = _faults(launch.folder, since)
+    for event in faults:
+        if event["name"] == "error":
+            known = EquipoiseError(str(event["message"]))
+            known.exit_code = int(str(event["exit_code"]))
+            return known
+    resume = "Run the same command again to resume from the last checkpoint."
+    killed = re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", log)
+    self_inflicted = {str(signal.SIGTERM.value)}
+    for rank, number, pid in killed:
+        if number not in self_inflicted:
+            name = signal.Signals(int(number)).name
+            return FaultError(
+                f"Rank {rank} of {launch.ranks} (pid {pid}) was ended by {name}; it left no "
+                f"traceback. {resume}"
+            )
+    # A rank whose peer died complains of the connection; the first other fault is the cause.
+    for event in [*(e for e in faults if "peer" not in str(e["message"])), *faults]:
+        message = str(event["message"]).strip().splitlines() or [str(event["type"])]
+        return FaultError(
+            f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message[0]} "
+            f"{resume}\n{event['traceback']}"
+        )
+    tail = "\n".join(log.strip().splitlines()[-15:])
+    return FaultError(f"The ranks ended without a word. {resume}\n{tail}")

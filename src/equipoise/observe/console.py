@@ -1,0 +1,114 @@
+"""The line and the bar that rank 0 shows while a run goes on. Nothing off a terminal."""
+
+import sys
+from types import TracebackType
+from typing import Protocol, Self
+
+from equipoise.base.units import format_count, format_seconds
+
+
+class StepView(Protocol):
+    """Shows steps as they end."""
+
+    def show(self, step: int, loss: float, tokens_per_s: float, mfu: float, skew: float) -> None:
+        """One finished step."""
+
+    def say(self, line: str) -> None:
+        """One sentence for the reader."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class QuietView:
+    """Off a terminal, on other ranks and under --quiet: sentences at most."""
+
+    def __init__(self, *, talks: bool) -> None:
+        self._talks = talks
+
+    def show(self, step: int, loss: float, tokens_per_s: float, mfu: float, skew: float) -> None:
+        """Nothing."""
+
+    def say(self, line: str) -> None:
+        """Print the line, on the rank that talks."""
+        if self._talks:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class BarView:
+    """A progress bar with the newest step's figures."""
+
+    def __init__(self, label: str, *, steps: int, done: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            Remaining(),
+            TextColumn("{task.fields[figures]}"),
+        )
+        self._task = self._progress.add_task(label, total=steps, completed=done, figures="")
+
+    def show(self, step: int, loss: float, tokens_per_s: float, mfu: float, skew: float) -> None:
+        """Move the bar and change its figures."""
+        figures = (
+            f"loss {loss:.3f}  {format_count(tokens_per_s)} tokens/s  mfu {mfu:.0%}  "
+            f"skew {skew:.2f}"
+        )
+        self._progress.update(self._task, completed=step, figures=figures)
+
+    def say(self, line: str) -> None:
+        """Print above the bar."""
+        self._progress.console.print(line, highlight=False, markup=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+
+def make_view(label: str, *, rank: int, steps: int, done: int, quiet: bool) -> StepView:
+    """The view of a rank: a bar on rank 0 of a terminal, else silence or sentences."""
+    if rank == 0 and not quiet and sys.stdout.isatty():
+        return BarView(label, steps=steps, done=done)
+    return QuietView(talks=rank == 0 and not quiet)
+
+
+def summary_line(steps: int, tokens: int, took_s: float, loss: float) -> str:
+    """The sentence at the end of a run.
+
+    >>> summary_line(10, 40_960, 20.0, 5.125)
+    '10 steps, 41.0k tokens in 20.00 s (2,048 tokens/s); loss 5.125.'
+    """
+    rate = tokens / took_s if took_s else 0.0
+    return (
+        f"{steps} steps, {format_count(tokens)} tokens in {format_seconds(took_s)} "
+        f"({rate:,.0f} tokens/s); loss {loss:.3f}."
+    )

@@ -1,0 +1,376 @@
+"""The training loop: pack, run, journal, save; resume where the last whole checkpoint stands.
+
+What it decides
+    When to save and when to stop. Everything else was decided by run.toml, the stream, the
+    packer and the curve, each a pure function that every rank evaluates for itself.
+"""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import equipoise
+from equipoise.balance.pack import most_tokens, pack_in_order, pack_step, rank_seconds, skew
+from equipoise.base.errors import CheckpointError
+from equipoise.checkpoint.manifest import (
+    FORMAT,
+    Manifest,
+    newest_good,
+    require_same,
+)
+from equipoise.checkpoint.store import load, save
+from equipoise.comm.group import Ranks
+from equipoise.cost.curve import LoadCurve
+from equipoise.cost.memory import forecast_memory
+from equipoise.cost.work import pack_flop
+from equipoise.data.batch import check_vocabulary
+from equipoise.data.store import TokenStore, open_store
+from equipoise.data.stream import DocumentStream
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.hf import load_hf
+from equipoise.observe.console import StepView, summary_line
+from equipoise.observe.journal import Journal
+from equipoise.observe.machine import (
+    describe_machine,
+    forget_peak,
+    peak_resident_bytes,
+    resident_bytes,
+)
+from equipoise.optim.adamw import make_adamw
+from equipoise.optim.rate import learning_rate
+from equipoise.parallel.recompute import apply_recompute
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.pack import PackedStep, Pieces
+from equipoise.spec.resolved import ResolvedFile
+from equipoise.train.curves import obtain_curve
+from equipoise.train.process import StopRequest, return_freed_memory
+from equipoise.train.sinks import TensorBoardSink
+from equipoise.train.step import StepResult, StepRunner
+
+CHECKPOINTS = "checkpoint"
+
+
+@dataclass
+class Position:
+    """How far a run has come: steps done and tokens of the stream consumed."""
+
+    step: int = 0
+    tokens: int = 0
+
+
+class Trainer:
+    """One rank's part of a run, from its folder to its last step."""
+
+    def __init__(
+        self, folder: Path, resolved: ResolvedFile, ranks: Ranks, journal: Journal
+    ) -> None:
+        self.folder, self.resolved, self.ranks, self.journal = folder, resolved, ranks, journal
+        self.spec, self.model = resolved.spec, resolved.model
+        self.store: TokenStore = open_store(Path(resolved.corpus))
+        check_vocabulary(self.store, self.model.vocab)
+        self.stream = DocumentStream(
+            self.store.doc_tokens,
+            seed=self.spec.train.seed,
+            context_tokens=self.spec.pack.context_tokens,
+        )
+        with journal.span("measure"):
+            self.curve: LoadCurve = obtain_curve(self.spec, self.model, ranks)
+        return_freed_memory()
+        forget_peak()
+        self._base_bytes = resident_bytes()
+        self.position = Position()
+        self._overhead_s: float | None = None
+        self._largest_tokens = 0
+        self._build()
+
+    def _build(self) -> None:
+        decoder = Decoder(self.model)
+        if self.resolved.init_folder:
+            load_hf(decoder, Path(self.resolved.init_folder))
+        else:
+            initialize(decoder, self.spec.train.seed)
+        apply_recompute(decoder, self.spec.train.recompute)
+        sharded = ShardedDecoder(
+            decoder.to(self.ranks.device),
+            self.ranks,
+            zero=self.spec.layout.zero,
+            precision=self.spec.train.precision,
+        )
+        self.runner = StepRunner(
+            sharded,
+            make_adamw(sharded.decoder, self.spec.train),
+            self.store,
+            self.ranks,
+            self.journal,
+        )
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of this run's checkpoints."""
+        return self.folder / CHECKPOINTS
+
+    def resume(self, view: StepView) -> None:
+        """Continue from the newest whole checkpoint, if there is any.
+
+        Raises:
+            CheckpointError: none is whole, or it is of another model, corpus or version.
+        """
+        found = None
+        fault = ""
+        if self.ranks.rank == 0:
+            try:
+                found = newest_good(self.checkpoints)
+                if found is not None:
+                    require_same(found[1], found[0], self.model, self.store.digest)
+            except CheckpointError as error:
+                fault = str(error)
+        fault, found = self.ranks.gather_objects((fault, found))[0]
+        if fault:
+            raise CheckpointError(fault)
+        if found is None:
+            return
+        path, manifest, torn = found
+        for sentence in torn:
+            view.say(f"{sentence} Passed over.")
+            self.journal.write("fault", "torn-checkpoint", message=sentence)
+        with self.journal.span("load", step=manifest.step):
+            load(path, self.runner.model.decoder, self.runner.optimizer)
+        self.position = Position(manifest.step, manifest.position_tokens)
+        view.say(f"Resuming after step {manifest.step} from {path}.")
+
+    def run(self, view: StepView, stop: StopRequest) -> str:
+        """Train to the last step or to a stop; why it ended ("done" or "interrupted")."""
+        steps = self.spec.train.steps
+        self._write_start()
+        reason = "done"
+        saved_step = self.position.step
+        board = TensorBoardSink.open_if(
+            self.spec.journal.tensorboard and self.ranks.rank == 0, self.folder / "tensorboard"
+        )
+        began, first, loss = time.perf_counter(), self.position.step, float("nan")
+        while self.position.step < steps:
+            step = self.position.step + 1
+            stop_asked = bool(stop) or (self.ranks.rank == 0 and self._stop_file.exists())
+            packed, predicted_s = self._pack(step)
+            result = self.runner.run(
+                packed,
+                step=step,
+                rate=learning_rate(self.spec.train, step),
+                clip_norm=self.spec.train.clip_norm,
+                last_good=self._last_good,
+                stop_asked=stop_asked,
+            )
+            self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
+            loss = result.loss
+            figures = self._write_step(packed, predicted_s, result)
+            board.write(step, figures)
+            view.show(
+                step, result.loss, figures["tokens_per_s"], figures["mfu"], skew(predicted_s)
+            )
+            if result.stop:
+                reason = "interrupted"
+                break
+            if step % self.spec.checkpoint.every_steps == 0 or step == steps:
+                saved_step = self._save(view, must=step == steps) or saved_step
+        if saved_step != self.position.step:
+            self._save(view, must=True)
+        self._write_memory()
+        board.close()
+        if self.ranks.rank == 0:
+            self.journal.write("instant", "stop", reason=reason, step=self.position.step)
+        self.journal.flush()
+        done = self.position.step - first
+        if done:
+            took_s = time.perf_counter() - began
+            view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
+        return reason
+
+    @property
+    def _stop_file(self) -> Path:
+        return self.folder / "stop"
+
+    def _last_good(self) -> Path | None:
+        found = newest_good(self.checkpoints)
+        return None if found is None else found[0]
+
+    def _pack(self, step: int) -> tuple[PackedStep, list[float]]:
+        """Decide the step, on every rank alike, and journal the decision on rank 0."""
+        began = time.perf_counter()
+        pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
+        packed = pack_step(pieces, self.spec.pack, self.ranks.world, self.curve)
+        predicted_s = rank_seconds(packed, self.curve)
+        plan_s = time.perf_counter() - began
+        for batch in packed.ranks[self.ranks.rank]:
+            self._largest_tokens = max(self._largest_tokens, batch.tokens)
+        if self.ranks.rank == 0:
+            self._write_pack(step, packed, pieces, predicted_s, plan_s)
+        return packed, predicted_s
+
+    def _write_pack(
+        self,
+        step: int,
+        packed: PackedStep,
+        pieces: Pieces,
+        predicted_s: list[float],
+        plan_s: float,
+    ) -> None:
+        plain = pack_in_order(pieces, self.spec.pack, self.ranks.world, self.curve)
+        plain_s = rank_seconds(plain, self.curve)
+        flop = [
+            sum(pack_flop(self.model, batch.doc_tokens) for batch in rank)
+            for rank in packed.ranks
+        ]
+        self.journal.write(
+            "decision",
+            "pack",
+            step=step,
+            policy=packed.policy,
+            plan_s=plan_s,
+            micro_batches=packed.micro_batches,
+            rank_tokens=packed.rank_tokens,
+            rank_documents=[sum(len(b.pieces) for b in rank) for rank in packed.ranks],
+            rank_flop=flop,
+            predicted_s=predicted_s,
+            predicted_step_s=self._predict_step(predicted_s),
+            in_order_predicted_s=plain_s,
+            skew=skew(predicted_s),
+            in_order_skew=skew(plain_s),
+            digest=packed.digest,
+        )
+
+    def _predict_step(self, predicted_s: list[float]) -> float | None:
+        """Slowest rank plus the overhead that the first step of this process measured."""
+        if self._overhead_s is None:
+            return None
+        return max(predicted_s) + self._overhead_s
+
+    def _write_start(self) -> None:
+        if self.ranks.rank != 0:
+            return
+        edges = [0, *(2**power for power in range(4, 41))]
+        lengths = self.store.doc_tokens
+        edges = edges[: int(np.searchsorted(edges, lengths.max(), side="right")) + 1]
+        documents, _ = np.histogram(lengths, edges)
+        tokens, _ = np.histogram(lengths, edges, weights=lengths)
+        self.journal.write(
+            "instant",
+            "start",
+            version=equipoise.__version__,
+            spec=dataclasses.asdict(self.spec),
+            origins=self.resolved.origins,
+            model=dataclasses.asdict(self.model),
+            environment=describe_machine()
+            | {"torch": torch.__version__, "device": str(self.ranks.device)},
+            world=self.ranks.world,
+            resumed_step=self.position.step,
+            corpus={
+                "documents": self.store.documents,
+                "tokens": int(lengths.sum()),
+                "longest_tokens": int(lengths.max()),
+                "histogram": {
+                    "edges": edges,
+                    "documents": documents.tolist(),
+                    "tokens": tokens.astype(np.int64).tolist(),
+                },
+            },
+            curve=dataclasses.asdict(self.curve),
+        )
+        self.journal.flush()
+
+    def _write_step(
+        self, packed: PackedStep, predicted_s: list[float], result: StepResult
+    ) -> dict[str, float]:
+        tokens = sum(packed.rank_tokens)
+        flop = sum(pack_flop(self.model, batch.doc_tokens) for batch in packed)
+        figures: dict[str, float] = {
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": learning_rate(self.spec.train, self.position.step),
+            "tokens": tokens,
+            "tokens_seen": self.position.tokens,
+            "step_s": result.step_s,
+            "tokens_per_s": tokens / result.step_s,
+            "mfu": flop / result.step_s / (self.curve.peak_flop_per_s * self.ranks.world),
+            "busy_s": result.rank_busy_s[self.ranks.rank],
+            "wait_s": result.rank_wait_s[self.ranks.rank],
+            "memory_bytes": resident_bytes(),
+            "peak_memory_bytes": peak_resident_bytes() - self._base_bytes,
+        }
+        predicted_step_s = self._predict_step(predicted_s)
+        self.journal.write(
+            "scalar",
+            "step",
+            step=self.position.step,
+            **figures,
+            predicted_s=predicted_s[self.ranks.rank],
+            predicted_step_s=predicted_step_s,
+        )
+        if self._overhead_s is None:
+            # Fitted on the first step of this process and scored on all later ones.
+            self._overhead_s = max(0.0, result.step_s - max(result.rank_busy_s))
+            self.journal.write("decision", "overhead", overhead_s=self._overhead_s)
+        self.journal.flush()
+        return figures
+
+    def _write_memory(self) -> None:
+        if not self._largest_tokens:
+            return
+        forecast = forecast_memory(
+            self.model,
+            tokens=self._largest_tokens,
+            ranks=self.ranks.world,
+            zero=self.spec.layout.zero,
+            precision=self.spec.train.precision,
+            recompute=self.spec.train.recompute,
+        )
+        self.journal.write(
+            "decision",
+            "memory",
+            forecast_bytes=forecast.total_bytes,
+            terms=forecast.terms,
+            tokens=self._largest_tokens,
+            most_tokens=most_tokens(self.spec.pack),
+            measured_bytes=peak_resident_bytes() - self._base_bytes,
+        )
+
+    def _save(self, view: StepView, *, must: bool) -> int | None:
+        """Save this position; the step that was saved, or None when the disk refused.
+
+        Raises:
+            CheckpointError: it could not be written and the run ends here.
+        """
+        manifest = Manifest(
+            format=FORMAT,
+            version=equipoise.__version__,
+            step=self.position.step,
+            position_tokens=self.position.tokens,
+            world=self.ranks.world,
+            model=dataclasses.asdict(self.model),
+            corpus_digest=self.store.digest,
+            seed=self.spec.train.seed,
+            context_tokens=self.spec.pack.context_tokens,
+            files={},
+        )
+        try:
+            with self.journal.span("save", step=self.position.step):
+                save(
+                    self.checkpoints,
+                    self.runner.model.decoder,
+                    self.runner.optimizer,
+                    self.ranks,
+                    manifest,
+                    keep=self.spec.checkpoint.keep,
+                )
+        except CheckpointError as error:
+            self.journal.write("fault", "save", step=self.position.step, message=str(error))
+            self.journal.flush()
+            if must:
+                raise
+            view.say(f"{error} The run goes on.")
+            return None
+        return self.position.step
+

@@ -1,0 +1,63 @@
+"""What a training process sets for itself before it computes."""
+
+import ctypes
+import os
+import signal
+import threading
+from types import FrameType
+
+import torch
+
+from equipoise.observe.machine import usable_cores
+
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD = -3, -1, -2
+"""Numbers of glibc's malloc.h."""
+
+
+def return_freed_memory() -> None:
+    """Hand what is free in the allocator back, so that a peak counts what comes after."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
+def keep_freed_memory() -> None:
+    """Make the allocator reuse what activations free instead of returning it.
+
+    By default glibc maps and unmaps every large tensor, and the kernel zeroes each page again
+    at its first touch: 50,000 page faults a step for a 7M decoder, a tenth of its time.
+    Elsewhere than on glibc nothing is done.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    mallopt(_M_TOP_PAD, 16 << 20)
+
+
+def settle(local_rank: int, *, pin: bool) -> None:
+    """One thread a rank, reused memory and, when asked, a core of its own."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    if pin:
+        cores = usable_cores()
+        os.sched_setaffinity(0, {cores[local_rank % len(cores)]})
+
+
+class StopRequest:
+    """Set by SIGINT or SIGTERM: finish the step, save, leave."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._asked.set()
+
+    def __bool__(self) -> bool:
+        return self._asked.is_set()

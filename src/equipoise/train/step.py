@@ -1,0 +1,187 @@
+"""One optimizer step on one rank: the pack's micro-batches, the sum, the update.
+
+Why
+    The loss is the sum over all tokens everywhere divided by one integer count of labels
+    that is known before the first micro-batch. No rank averages; so every layout and every
+    packing of the same pieces has the same gradient.
+
+What it decides
+    Nothing. The pack says what to compute; this measures how long it took.
+
+    ::
+
+        rank 0  | micro-batch | micro-batch | wait | reduce | optimizer |
+        rank 1  | micro-batch | micro-batch        | reduce | optimizer |
+                                            ^ losses, digests and times are exchanged here
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from equipoise.base.errors import FaultError, LayoutError
+from equipoise.comm.group import Ranks
+from equipoise.data.batch import Batch, count_labels, make_batch
+from equipoise.data.store import TokenStore
+from equipoise.observe.journal import Journal
+from equipoise.optim.adamw import clip, global_norm
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.pack import MicroBatch, PackedStep
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step measured. Per-rank arrays are indexed by rank."""
+
+    loss: float
+    grad_norm: float
+    step_s: float
+    rank_busy_s: list[float]
+    rank_wait_s: list[float]
+    stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepRunner:
+    """Runs packed steps of one model on one rank."""
+
+    model: ShardedDecoder
+    optimizer: torch.optim.Optimizer
+    store: TokenStore
+    ranks: Ranks
+    journal: Journal
+
+    def run(
+        self,
+        packed: PackedStep,
+        *,
+        step: int,
+        rate: float,
+        clip_norm: float,
+        last_good: Callable[[], Path | None],
+        stop_asked: bool,
+    ) -> StepResult:
+        """Compute, meet, reduce, clip, update.
+
+        Args:
+            packed: The decision, equal on all ranks.
+            step: Number of the step, from 1.
+            rate: Learning rate of this step.
+            clip_norm: Largest global gradient norm.
+            last_good: Finds the checkpoint to name when a loss is not a number.
+            stop_asked: This rank was asked to stop; becomes everybody's knowledge.
+
+        Raises:
+            FaultError: a loss or the gradient norm is not finite. No weight was changed.
+            LayoutError: ranks packed differently.
+        """
+        started = time.perf_counter()
+        labels = sum(count_labels(batch.pieces, self.store.doc_tokens) for batch in packed)
+        losses, busy_s = self._compute(packed, step, max(1, labels))
+        computed = time.perf_counter()
+        rows = self._meet(packed, step, losses, busy_s, computed - started, stop_asked)
+        loss = float(rows[:, 1].sum()) / max(1, labels)
+        if not np.isfinite(loss):
+            raise self._not_finite("loss", step, packed, losses, last_good())
+        with self.journal.span("reduce", step=step):
+            if self.model.sums_at_end:
+                self.model.sum_gradients()
+            norm = global_norm(self.model.decoder)
+        if not torch.isfinite(norm):
+            raise self._not_finite("gradient norm", step, packed, losses, last_good())
+        with self.journal.span("optimizer", step=step):
+            clip(self.model.decoder, norm, clip_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(
+            loss=loss,
+            grad_norm=float(norm),
+            step_s=time.perf_counter() - started,
+            rank_busy_s=rows[:, 2].tolist(),
+            rank_wait_s=rows[:, 3].tolist(),
+            stop=bool(rows[:, 4].any()),
+        )
+
+    def _compute(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float]:
+        """Forward and backward of this rank's micro-batches: their losses, and busy seconds."""
+        losses, busy_s = [], 0.0
+        turns: tuple[MicroBatch, ...] = packed.ranks[self.ranks.rank]
+        for index, micro_batch in enumerate(turns):
+            batch = make_batch(self.store, micro_batch, self.ranks.device)
+            last = index == len(turns) - 1 and not self.model.sums_at_end
+            self.model.prepare_micro_batch(last=last)
+            clock = time.thread_time()
+            with self.journal.span("forward", step=step, micro_batch=index):
+                loss = self._loss(batch)
+            with self.journal.span("backward", step=step, micro_batch=index):
+                (loss / labels).backward()
+            losses.append(float(loss.detach()))
+            busy_s += time.thread_time() - clock
+        return losses, busy_s
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        loss: torch.Tensor = self.model.decoder(
+            batch.tokens_T, batch.doc_tokens, labels_T=batch.labels_T
+        )
+        return loss
+
+    def _meet(
+        self,
+        packed: PackedStep,
+        step: int,
+        losses: list[float],
+        busy_s: float,
+        computed_s: float,
+        stop_asked: bool,
+    ) -> torch.Tensor:
+        """Exchange one row a rank; the fastest rank waits here for the slowest.
+
+        Columns: digest of the pack, loss sum, busy seconds, waited seconds, stop asked.
+        Waiting is what passed since the step began less what this rank computed.
+        """
+        name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
+        row = [name, sum(losses), busy_s, 0.0, float(stop_asked)]
+        began = time.perf_counter()
+        with self.journal.span("wait", step=step):
+            rows = self.ranks.gather_floats(row)
+        waited = time.perf_counter() - began + max(0.0, computed_s - busy_s)
+        rows[:, 3] = (computed_s + time.perf_counter() - began) - rows[:, 2]
+        rows[self.ranks.rank, 3] = waited
+        if bool((rows[:, 0] != name).any()):
+            others = torch.nonzero(rows[:, 0] != name).flatten().tolist()
+            raise LayoutError(
+                f"Ranks {others} packed step {step} otherwise than rank {self.ranks.rank}. Give "
+                f"every machine the same version of equipoise and of NumPy."
+            )
+        return rows
+
+    def _not_finite(
+        self,
+        what: str,
+        step: int,
+        packed: PackedStep,
+        losses: list[float],
+        last_good: Path | None,
+    ) -> FaultError:
+        bad = [
+            batch
+            for batch, loss in zip(packed.ranks[self.ranks.rank], losses, strict=True)
+            if not np.isfinite(loss)
+        ]
+        mine = sorted({int(document) for batch in bad for document in batch.pieces[:, 0]})
+        documents = sorted(sum(self.ranks.gather_objects(mine), []))
+        shown = ", ".join(str(document) for document in documents[:20]) or "none by itself"
+        more = f" and {len(documents) - 20} more" if len(documents) > 20 else ""
+        kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint yet"
+        self.journal.write("fault", "nan-loss", step=step, documents=documents, what=what)
+        return FaultError(
+            f"The {what} of step {step} is not a number; documents of the micro-batches where "
+            f"it is: {shown}{more}. No weight was changed; {kept}. Lower train.lr, or look at "
+            f"those documents with `equipoise inspect`."
+        )

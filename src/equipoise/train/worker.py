@@ -1,0 +1,100 @@
+"""The program of one rank: ``python -m equipoise.train.worker RUN``, under any torchrun."""
+
+import argparse
+import fcntl
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.comm.group import Ranks, join_from_environment
+from equipoise.observe.console import make_view
+from equipoise.observe.journal import Journal
+from equipoise.spec.resolved import ResolvedFile, read_resolved
+from equipoise.train.loop import Trainer
+from equipoise.train.process import StopRequest, settle
+
+
+@contextmanager
+def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Hold the run's folder, so that two runs never write one journal."""
+    with ExitStack() as stack:
+        taken = ""
+        if ranks.rank == 0:
+            lock = stack.enter_context((folder / ".lock").open("a"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                taken = (
+                    f"Another run is writing to {folder}. Wait until it ends, stop it, or "
+                    f"choose another folder with --out."
+                )
+        taken = ranks.gather_objects(taken)[0]
+        if taken:
+            raise LayoutError(taken)
+        yield
+
+
+def _train(
+    folder: Path, resolved: ResolvedFile, ranks: Ranks, journal: Journal, *, quiet: bool
+) -> None:
+    stop = StopRequest()
+    with _sole_owner(folder, ranks):
+        if ranks.world != resolved.ranks:
+            raise LayoutError(
+                f"torchrun started {ranks.world} ranks and the run wants {resolved.ranks}. Pass "
+                f"--nproc-per-node {resolved.ranks}, or --layout.dp {ranks.world}."
+            )
+        (folder / "stop").unlink(missing_ok=True)
+        trainer = Trainer(folder, resolved, ranks, journal)
+        label = f"{resolved.spec.name} ({resolved.spec.pack.policy})"
+        with make_view(
+            label,
+            rank=ranks.rank,
+            steps=resolved.spec.train.steps,
+            done=trainer.position.step,
+            quiet=quiet,
+        ) as view:
+            trainer.resume(view)
+            trainer.run(view, stop)
+
+
+def main() -> int:
+    """Run one rank; the exit code of what happened."""
+    parser = argparse.ArgumentParser(prog="python -m equipoise.train.worker")
+    parser.add_argument("run", type=Path, help="folder with resolved.json")
+    parser.add_argument("--quiet", action="store_true", help="no line and no bar")
+    args = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    folder: Path = args.run
+    try:
+        resolved = read_resolved(folder)
+        settle(int(os.environ.get("LOCAL_RANK", rank)), pin=resolved.spec.layout.pin)
+        with Journal(folder / "journal", rank) as journal:
+            try:
+                with join_from_environment() as ranks:
+                    _train(folder, resolved, ranks, journal, quiet=args.quiet)
+            except BaseException as error:
+                known = isinstance(error, EquipoiseError)
+                journal.write(
+                    "fault",
+                    "error" if known else "exception",
+                    type=type(error).__name__,
+                    message=str(error),
+                    exit_code=error.exit_code if isinstance(error, EquipoiseError) else 6,
+                    traceback="" if known else traceback.format_exc(),
+                    t=time.time(),
+                )
+                raise
+    except EquipoiseError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
