@@ -1,0 +1,447 @@
+"""run.toml and flags into a ResolvedRun, or every fault at once with its line.
+
+Why
+    A wrong key is cheapest before the first rank starts, and one list of all faults is cheaper
+    than a run for each. ``tomllib`` keeps no line numbers, so a small scanner finds them again.
+
+What it decides
+    Later wins: defaults, the base that ``extends`` names, the file, the flags. Relative paths
+    refer to the folder of the file, also those that its base gives. Environment variables
+    change nothing.
+
+Kept true (tests/unit/spec/test_load.py, tests/unit/spec/test_locate.py by Hypothesis)
+    Each key of a TOML text is located at the line it stands on; each fault is told once.
+"""
+
+import datetime
+import functools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+from equipoise.spec.resolve import (
+    EXTENDS,
+    Fault,
+    Given,
+    Key,
+    Origin,
+    ResolvedRun,
+    choices,
+    keys,
+    render,
+    resolve,
+    schema,
+    section_names,
+    template,
+    to_dict,
+    toml,
+)
+
+__all__ = [
+    "ResolvedRun",
+    "TomlPath",
+    "locate",
+    "nearest_key",
+    "read_run",
+    "render",
+    "schema",
+    "template",
+    "to_dict",
+]
+
+TomlPath = tuple[str | int, ...]
+
+_RUN, _BASE, _FLAGS = 0, 1, 2  # the order in which faults are told
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> ResolvedRun:
+    """The run that a file and flags describe.
+
+    Args:
+        path: A run.toml; ``None`` for the defaults alone.
+        overrides: Pairs of a dotted key and the text of its value, as flags give them. The text
+            is read as a TOML value, else as itself; for a key that takes text, always as itself.
+
+    Raises:
+        SpecError: every fault of the file, of its base and of the flags, a line each.
+
+    >>> run = read_run(None, [("train.steps", "50")])
+    >>> run.spec.train.steps, run.origins["train.steps"], run.origins["train.lr"]
+    (50, '--train.steps', 'default')
+    """
+    faults: list[Fault] = []
+    layers: list[dict[str, Given]] = []
+    base = Path.cwd()
+    if path is not None:
+        base = path.absolute().parent
+        layers = [*_read_layers(path, faults)]
+    layers.append(_read_flags(overrides, faults))
+
+    given: dict[str, Given] = {}
+    faulty: set[str] = set()
+    for layer in layers:  # a later layer stands over an earlier one
+        for name, each in layer.items():
+            value, message = _judge(keys()[name], each.value)
+            given.pop(name, None)
+            faulty.discard(name)
+            if message is None:
+                given[name] = Given(value, each.origin)
+            else:
+                faulty.add(name)
+                faults.append(Fault(each.origin, name, message))
+    run, more = resolve(given, faulty, base)
+    if faults := sorted([*faults, *more], key=lambda fault: fault.origin.order):
+        raise SpecError("\n".join(map(str, faults)))
+    return run
+
+
+def nearest_key(name: str) -> str:
+    """The key or table that a wrong dotted name most likely meant.
+
+    >>> nearest_key("train.max_tokens"), nearest_key("layout.ddp")
+    ('pack.max_tokens', 'layout.dp')
+    """
+    names = [*keys(), *section_names(), EXTENDS]
+    last = name.rpartition(".")[2]
+    alike = [other for other in names if other.rpartition(".")[2] == last]
+    return nearest(name, alike or names)
+
+
+def _read_layers(path: Path, faults: list[Fault]) -> Iterator[dict[str, Given]]:
+    """The values of a file's base, if it extends one, and then its own."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise SpecError(
+            f'There is no file {path}. "equipoise init" writes a run.toml to start from.'
+        ) from None
+    except OSError as error:
+        raise SpecError(f"Cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+    table, lines = _parse(data, path.name)
+    extends = table.pop(EXTENDS, None)
+    if extends is not None:
+        origin = Origin(f"{path.name}:{lines[EXTENDS,]}", (_RUN, lines[EXTENDS,]))
+        yield _read_base(path, extends, origin, faults)
+    yield _collect(table, lines, path.name, _RUN, faults)
+
+
+def _read_base(path: Path, extends: Any, origin: Origin, faults: list[Fault]) -> dict[str, Given]:
+    if not isinstance(extends, str):
+        faults.append(Fault(origin, EXTENDS, f"needs text, got {_describe(extends)}."))
+        return {}
+    try:
+        table, lines = _parse((path.parent / extends).read_bytes(), extends)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        faults.append(Fault(origin, EXTENDS, f"cannot read {toml(extends)}: {reason}."))
+        return {}
+    except SpecError as error:
+        faults.append(Fault(origin, EXTENDS, str(error)))
+        return {}
+    if table.pop(EXTENDS, None) is not None:
+        line = lines[EXTENDS,]
+        faults.append(
+            Fault(
+                Origin(f"{extends}:{line}", (_BASE, line)),
+                EXTENDS,
+                f"{path.name} extends this file, so it cannot extend another; "
+                "one level is allowed.",
+            )
+        )
+    return _collect(table, lines, extends, _BASE, faults)
+
+
+def _parse(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, int]]:
+    try:
+        text = data.decode("utf-8")
+        return tomllib.loads(text), locate(text)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{label}:{line}  not UTF-8 text. Save the file as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
+        # "Expected '=' after a key in a key/value pair (at line 1, column 5)"
+        found = re.fullmatch(r"(.*) \(at (?:line (\d+), (column \d+)|.*)\)", str(error), re.DOTALL)
+        what, line_text, column = found.groups() if found else (str(error), None, None)
+        line = int(line_text or text.rstrip().count("\n") + 1)
+        place = column or "end of the file"
+        raise SpecError(f"{label}:{line}  not TOML: {what} ({place}).") from None
+
+
+def _collect(
+    table: Mapping[str, Any],
+    lines: Mapping[TomlPath, int],
+    label: str,
+    order: int,
+    faults: list[Fault],
+) -> dict[str, Given]:
+    """The known keys of a parsed file; what is unknown becomes a fault."""
+    given: dict[str, Given] = {}
+
+    def origin(*path: str) -> Origin:
+        return Origin(f"{label}:{lines[path]}", (order, lines[path]))
+
+    def refuse(path: tuple[str, ...], names: Sequence[str] = ()) -> None:
+        meant = nearest(path[-1], names) if names else nearest_key(".".join(path))
+        faults.append(Fault(origin(*path), _dotted(path), f"no such key. Nearest: {meant}"))
+
+    for name, value in table.items():
+        if name in section_names():
+            if not isinstance(value, dict):
+                message = f"needs a table, got {_describe(value)}."
+                faults.append(Fault(origin(name), name, message))
+                continue
+            for field, item in value.items():
+                if (dotted := f"{name}.{field}") in keys():
+                    given[dotted] = Given(item, origin(name, field))
+                else:
+                    refuse((name, field))
+        elif name in keys() and not keys()[name].section:
+            given[name] = Given(value, origin(name))
+        else:
+            refuse((name,), section_names() if isinstance(value, dict) else ())
+    return given
+
+
+def _read_flags(overrides: Sequence[tuple[str, str]], faults: list[Fault]) -> dict[str, Given]:
+    given: dict[str, Given] = {}
+    for place, (name, text) in enumerate(overrides):
+        origin = Origin(f"--{name}", (_FLAGS, place))
+        if name not in keys():
+            meant = nearest(name, keys()) if name in section_names() else nearest_key(name)
+            faults.append(Fault(origin, name, f"no such key. Nearest: --{meant}"))
+            continue
+        allowed = choices(keys()[name])
+        is_text = all(each is str or isinstance(each, str) for each in allowed)
+        given[name] = Given(text if is_text else _read_value(text), origin)
+    return given
+
+
+def _read_value(text: str) -> Any:
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return table["value"] if len(table) == 1 else text
+
+
+def _dotted(path: Sequence[str]) -> str:
+    return ".".join(part if _BARE_KEY.fullmatch(part) else toml(part) for part in path)
+
+
+@functools.cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(keys()[name].annotation, config=_STRICT)
+
+
+def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
+    """A value as its key takes it, or what is wrong with it."""
+    allowed = choices(key)
+    if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
+        return None, "the value has bytes that are not UTF-8."
+    if not any(isinstance(each, type) for each in allowed):
+        # Pydantic's literals take True and 1.0 for 1, also when strict.
+        if any(type(each) is type(value) and each == value for each in allowed):
+            return value, None
+        return None, _refuse_choice(allowed, value)
+    try:
+        return _adapter(key.name).validate_python(value), None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return None, _explain(allowed, value, first["type"], first.get("ctx", {}))
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _refuse_choice(allowed: Sequence[Any], value: Any) -> str:
+    options = ", ".join(toml(each) for each in allowed)
+    if isinstance(value, dict | list):
+        return f"needs one of {options}, got {_describe(value)}."
+    shown = _describe(value).partition(" (")[0] if not isinstance(value, str) else toml(value)
+    return f"{shown} is not one of {options}.{_hint(allowed, value)}"
+
+
+def _hint(allowed: Sequence[Any], value: Any) -> str:
+    words = [each for each in allowed if isinstance(each, str)]
+    return f" Nearest: {toml(nearest(value, words))}." if words and isinstance(value, str) else ""
+
+
+_BOUNDS = {
+    "greater_than_equal": ("ge", "small; the least is"),
+    "greater_than": ("gt", "small; it must be more than"),
+    "less_than_equal": ("le", "large; the most is"),
+    "less_than": ("lt", "large; it must be less than"),
+}
+_WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _explain(allowed: Sequence[Any], value: Any, kind: str, context: Mapping[str, Any]) -> str:
+    """One of pydantic's error types, in our words."""
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        limit = context[bound]
+        if isinstance(limit, float) and limit.is_integer():
+            limit = int(limit)
+        return f"{toml(value)} is too {words} {limit}."
+    if kind == "finite_number":
+        return f"{value} is not a finite number."
+    if kind == "string_pattern_mismatch":  # only ``name`` has a pattern
+        return (
+            f'{toml(value)} is not a name. Use letters, digits, ".", "_" and "-", '
+            "and begin with a letter or a digit."
+        )
+    wanted = " or ".join(_WANTED.get(each) or toml(each) for each in allowed)
+    return f"needs {wanted}, got {_describe(value)}.{_hint(allowed, value)}"
+
+
+def _describe(value: Any) -> str:
+    """A value that has the wrong type: itself and what it is."""
+    match value:
+        case bool():
+            return f"{toml(value)} (true or false)"
+        case int():
+            return f"{value} (a whole number)"
+        case float():
+            return f"{value} (a number)"
+        case str():
+            return f"{toml(value)} (text)"
+        case datetime.date() | datetime.time():
+            return f"{value.isoformat()} (a date or a time)"
+        case list():
+            return "a list"
+        case _:
+            return "a table"
+
+
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_SPACE = re.compile(r"[ \t]*")
+_STRING = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""(?:"{0,2})'
+    r"|'''.*?'''(?:'{0,2})"
+    r'|"(?:[^"\\]|\\.)*"'
+    r"|'[^']*'",
+    re.DOTALL,
+)
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_VALUE = re.compile(r"[^,\]}#\n]*")
+
+
+def locate(text: str) -> dict[TomlPath, int]:
+    r"""The line of every key and table of a TOML text that ``tomllib`` has accepted.
+
+    A key stands on the line where it is written, a table where it is first named; an item of
+    a list has its index in the path.
+
+    >>> locate("[train]\nsteps = 3\nadam = { eps = 1e-8 }")[("train", "adam", "eps")]
+    3
+    """
+    return _Scanner(text).scan()
+
+
+class _Scanner:
+    """Walks TOML that is known to be right, and notes lines. It reads no values."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._lines: dict[TomlPath, int] = {}
+        self._table: TomlPath = ()
+        self._tables_in: dict[TomlPath, int] = {}
+
+    def scan(self) -> dict[TomlPath, int]:
+        self._skip(_BLANK)
+        while self._at < len(self._text):
+            if self._text[self._at] == "[":
+                self._header()
+            else:
+                self._pair(self._table)
+            self._skip(_BLANK)
+        return self._lines
+
+    def _skip(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            raise AssertionError(f"not TOML at {self._at}, though tomllib accepted it")
+        self._at = found.end()
+        return found.group()
+
+    def _note(self, path: TomlPath) -> None:
+        line = self._text.count("\n", 0, self._at) + 1
+        for stop in range(1, len(path) + 1):
+            self._lines.setdefault(path[:stop], line)
+
+    def _header(self) -> None:
+        is_list = self._text.startswith("[[", self._at)
+        self._at += 2 if is_list else 1
+        *parents, last = self._key()
+        path: TomlPath = ()
+        for part in parents:
+            path = self._enter((*path, part))
+        path = (*path, last)
+        if is_list:
+            self._tables_in[path] = self._tables_in.get(path, 0) + 1
+        self._table = self._enter(path)
+        self._note(self._table)
+        self._at += 2 if is_list else 1
+
+    def _enter(self, path: TomlPath) -> TomlPath:
+        """A table, or the newest table of a list of tables."""
+        count = self._tables_in.get(path)
+        return path if count is None else (*path, count - 1)
+
+    def _key(self) -> list[str]:
+        parts: list[str] = []
+        while True:
+            self._skip(_SPACE)
+            if self._text[self._at] in "\"'":
+                quoted = self._skip(_STRING)
+                parts.append(tomllib.loads(f"key = {quoted}")["key"])
+            else:
+                parts.append(self._skip(_BARE_KEY))
+            self._skip(_SPACE)
+            if self._text[self._at] != ".":
+                return parts
+            self._at += 1
+
+    def _pair(self, table: TomlPath) -> None:
+        path = (*table, *self._key())
+        self._note(path)
+        self._at += 1  # the equals sign, on the same line as the key
+        self._skip(_SPACE)
+        self._value(path)
+
+    def _value(self, path: TomlPath) -> None:
+        first = self._text[self._at]
+        if first == "[":
+            self._items(path, "]")
+        elif first == "{":
+            self._items(path, "}")
+        elif first in "\"'":
+            self._skip(_STRING)
+        else:
+            self._skip(_BARE_VALUE)
+
+    def _items(self, path: TomlPath, end: str) -> None:
+        self._at += 1
+        self._skip(_BLANK)
+        index = 0
+        while self._text[self._at] != end:
+            if end == "}":
+                self._pair(path)
+            else:
+                self._note((*path, index))
+                self._value((*path, index))
+                index += 1
+            self._skip(_BLANK)
+            if self._text[self._at] == ",":
+                self._at += 1
+                self._skip(_BLANK)
+        self._at += 1
