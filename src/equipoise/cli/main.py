@@ -1,0 +1,167 @@
+"""``equipoise VERB``: find the verb, parse its arguments, run it, turn errors into exit codes.
+
+Why
+    ``equipoise --help`` must feel like ``ls``. So the lines of the overview stand here, and a
+    verb's module is imported only when that verb is asked for.
+
+Kept true (tests/unit/cli/test_main.py)
+    Importing this module, and asking for help, loads no torch, pydantic, numpy or rich; each
+    verb's line here is its module's ``HELP``.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from equipoise import __version__
+from equipoise.base.errors import EquipoiseError, SpecError
+from equipoise.base.nearest import nearest
+from equipoise.cli.run_arguments import nearest_run_flag, split_overrides
+
+VERBS = {
+    "init": "write a commented run.toml to start from",
+    "config": "show what every key of a run resolves to, and why",
+    "pack": "show how a run's steps are packed, policy beside policy",
+    "train": "train a model; the same command again resumes",
+    "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
+    "check": "prove that every layout and packing gives one rank's loss and gradients",
+    "convert": "turn checkpoints into Hugging Face folders, and back",
+    "inspect": "say what a file or a folder of a run holds",
+    "systems": "list the published systems that equipoise unites, and which of them work",
+}
+
+_EXTRAS = {"torch": "train", "tokenizers": "train", "safetensors": "train", "pyarrow": "parquet"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code.
+
+    0 done, 1 a fault of the installation, 2 usage or run.toml, 3 does not fit, 4 a checkpoint
+    that cannot be used, 5 check failed, 6 fault not recovered, 130 interrupted, 141 nobody
+    reads the output any more.
+    """
+    try:
+        code = _run(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+    except EquipoiseError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted.\n")
+        return 130
+    except BrokenPipeError:
+        if not _is_stdout_broken():
+            raise
+        return 141
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        sys.stderr.write(
+            f"This needs {error.name}, which is not installed. "
+            f'Install it: pip install "equipoise[{_EXTRAS[error.name]}]"\n'
+        )
+        return 1
+    return code
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with our errors and without guessed abbreviations."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a SpecError where argparse would print its usage and leave."""
+        raise SpecError(f'{self.prog}: {message}. See "{self.prog} --help".')
+
+
+def _run(argv: list[str]) -> int:
+    verb = argv[0] if argv else ""
+    if verb in VERBS:
+        module = importlib.import_module(f"equipoise.cli.{verb}")
+        args = parse(verb, module, argv[1:])
+        code: int = module.run(args)
+        return code
+    if not verb.startswith("-") and verb:
+        raise SpecError(
+            f'equipoise: there is no verb "{verb}". Nearest: {nearest(verb, VERBS)}. '
+            f"All: {', '.join(VERBS)}."
+        )
+    overview = _overview()
+    if not verb:
+        overview.print_help(sys.stderr)
+        return 2
+    _, [*extras] = overview.parse_known_args(argv)
+    raise SpecError(_unknown(overview, extras))
+
+
+def _overview() -> Parser:
+    width = max(map(len, VERBS))
+    lines = "\n".join(f"  {verb:<{width}}  {line}" for verb, line in VERBS.items())
+    parser = Parser(
+        "equipoise",
+        "Train large models so that every device finishes at the same time.",
+        f'verbs:\n{lines}\n\n"equipoise VERB --help" shows the arguments of a verb, and examples.',
+    )
+    parser.usage = "equipoise VERB [ARGUMENTS]"
+    parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
+    return parser
+
+
+def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of one verb.
+
+    Raises:
+        SpecError: wrong usage; names the nearest flag.
+    """
+    line = f"{module.HELP[0].upper()}{module.HELP[1:]}."
+    parser = Parser(f"equipoise {verb}", line, module.EXAMPLES)
+    module.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--quiet", action="store_true", help="print no more than the result")
+    rest, overrides = list(argv), None
+    if parser.get_default("overrides") is not None:
+        rest, overrides = split_overrides(argv, parser.error)
+    # "Intermixed", because before Python 3.12 an optional positional after a flag is lost.
+    args, extras = parser.parse_known_intermixed_args(rest)
+    if extras:
+        raise SpecError(_unknown(parser, extras))
+    if overrides is not None:
+        args.overrides = overrides
+    return args
+
+
+def _unknown(parser: Parser, extras: Sequence[str]) -> str:
+    flag = next((extra.partition("=")[0] for extra in extras if extra.startswith("-")), None)
+    if flag is None:
+        return f'{parser.prog}: "{extras[0]}" is one argument too many. See "{parser.prog} --help".'
+    flags = re.findall(r"--[a-z][\w-]*", parser.format_usage()) or ["--help", "--version"]
+    is_run = parser.get_default("overrides") is not None
+    meant = nearest_run_flag(flag, flags) if is_run else nearest(flag, flags)
+    return f"{parser.prog}: {flag}: no such flag. Nearest: {meant}"
+
+
+def _is_stdout_broken() -> bool:
+    """Whether it was our reader who left (``equipoise systems | head``), and not a rank's pipe."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more on its way out, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
