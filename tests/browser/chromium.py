@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,16 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 
+# DevTools' pipe is descriptors 3 (commands) and 4 (answers). Ours are first moved out of the
+# way of those two. A shell would do, but dash knows no descriptor above 9.
+AS_3_AND_4 = """
+import fcntl, os, sys
+read, write = (fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3])
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
 
 def find_chromium() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
@@ -41,10 +52,9 @@ def chromium(profile: Path) -> Iterator["Browser"]:
     """A browser that ends with the block."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
-    # DevTools' pipe is descriptors 3 (commands) and 4 (answers); a shell puts ours there.
-    command = f'exec "$0" "$@" 3<&{to_read} 4>&{from_write}'
+    command = [sys.executable, "-ISc", AS_3_AND_4, str(to_read), str(from_write)]
     process = subprocess.Popen(
-        ["sh", "-c", command, find_chromium(), *FLAGS, f"--user-data-dir={profile}"],
+        [*command, find_chromium(), *FLAGS, f"--user-data-dir={profile}"],
         pass_fds=(to_read, from_write),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

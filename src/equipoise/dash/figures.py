@@ -5,9 +5,10 @@ Why
     can be tested here, and the page stays the same when the journal grows a field.
 
 What is left out
-    Lines keep at most ``LINE_POINTS`` points (the extremes among them), bars and the
-    timeline at most ``WHOLE_STEPS`` steps, ``SPANS`` spans and ``RANKS`` ranks a run. The
-    page says so wherever that left something out. The summary numbers leave out nothing.
+    Lines have at most ``LINE_POINTS`` points (each a median, with its lowest and highest
+    step beside it), the scatter ``DOTS``; bars and the timeline hold at most
+    ``WHOLE_STEPS`` steps, ``SPANS`` spans and ``RANKS`` ranks a run. The page says so
+    wherever that left something out. The summary numbers leave out nothing.
 """
 
 import math
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.base.units import format_count
-from equipoise.dash.sample import choose_evenly, choose_points
+from equipoise.dash.sample import bucket, choose_evenly
 from equipoise.dash.summary import (
     IN_ORDER,
     compare_all,
@@ -33,7 +34,8 @@ from equipoise.dash.summary import (
 )
 from equipoise.observe.reader import Floats, RunRecord
 
-LINE_POINTS = 600
+LINE_POINTS = 200
+DOTS = 600
 WHOLE_STEPS = 60
 LAST_STEPS = 12
 SPANS = 24_000
@@ -75,7 +77,7 @@ def _run(record: RunRecord, summary: Table) -> Table:
         "status": _status(record),
         "summary": summary,
         "lines": {
-            "loss": _line(record.tokens_seen, record.loss, record.step),
+            "loss": _line(record.tokens_seen, record.loss),
             "tokens_per_s": _line(record.step, record.tokens_per_s),
             "mfu": _line(record.step, record.mfu),
             "wait": _line(record.step, wait_share_of(record)),
@@ -93,15 +95,24 @@ def _run(record: RunRecord, summary: Table) -> Table:
     }
 
 
-def _line(x: NDArray[Any], y: Floats, step: NDArray[np.int64] | None = None) -> Table:
-    rows = choose_points(np.where(np.isnan(x.astype(np.float64)), np.nan, y), LINE_POINTS)
-    line = {"x": _plain(x[rows]), "y": _plain(y[rows]), "of": int((~np.isnan(y)).sum())}
-    return line if step is None else line | {"step": _plain(step[rows])}
+def _line(x: NDArray[Any], y: Floats) -> Table:
+    """A point for each step; for more than LINE_POINTS, medians between lowest and highest."""
+    x = x.astype(np.float64)
+    parts = bucket(np.where(np.isnan(x), np.nan, y), LINE_POINTS)
+    line = {
+        "x": _plain([float(np.median(x[part])) for part in parts]),
+        "y": _plain([float(np.median(y[part])) for part in parts]),
+        "steps_a_point": max((part.size for part in parts), default=0),
+    }
+    if line["steps_a_point"] > 1:
+        line["low"] = _plain([float(y[part].min()) for part in parts])
+        line["high"] = _plain([float(y[part].max()) for part in parts])
+    return line
 
 
 def _scatter(record: RunRecord) -> Table:
     known = np.flatnonzero(~np.isnan(record.step_s) & ~np.isnan(record.predicted_step_s))
-    rows = known[choose_evenly(known.size, LINE_POINTS)]
+    rows = known[choose_evenly(known.size, DOTS)]
     steady = steady_steps(record)
     return {
         "step": _plain(record.step[rows]),

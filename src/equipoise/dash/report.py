@@ -35,7 +35,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         ``out``.
 
     Raises:
-        SpecError: no run, no such folder, or the same folder twice.
+        SpecError: no run, no such folder, the same folder twice, or no writing to ``out``.
         DataError: a folder is no run.
     """
     return write_page(read_runs(runs), out)
@@ -59,9 +59,20 @@ def read_runs(runs: Sequence[Path]) -> list[RunRecord]:
 
 
 def write_page(records: Sequence[RunRecord], out: Path) -> Path:
-    """Write the report of runs that are already read."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(page_data(records)), encoding="utf-8")
+    """Write the report of runs that are already read.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    text = render(page_data(records))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as fault:
+        raise SpecError(
+            f"The report cannot be written to {out}: {fault.strerror}. "
+            "Give another file with --out FILE."
+        ) from fault
     return out
 
 

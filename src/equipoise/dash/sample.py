@@ -1,11 +1,13 @@
 """Choose what a page draws of a run that has more steps than a screen has pixels.
 
 Why
-    A hundred thousand steps are a hundred megabytes of page. A line needs two points a
-    pixel column to look the same; a timeline needs some whole steps, not all of them.
+    A hundred thousand steps are a hundred megabytes of page, and a line through each of
+    them is a smear. A line needs a point every few pixels and to say how far its steps
+    scatter; a timeline needs some whole steps, not all of them.
 
 Kept true (tests/unit/dash/test_sample.py)
-    First and last are always chosen; indices ascend; a line keeps its extremes.
+    Evenly chosen steps ascend and hold the first and the last; buckets hold each known
+    value once, in order, and differ by at most one in size.
 """
 
 import numpy as np
@@ -27,17 +29,11 @@ def choose_evenly(count: int, most: int, *, tail: int = 0) -> list[int]:
     return sorted({*head.tolist(), *range(count - tail, count)})
 
 
-def choose_points(values: Floats, most: int) -> list[int]:
-    """Indices of a line's points: ends, and each bucket's lowest and highest; never a NaN.
+def bucket(values: Floats, most: int) -> list[NDArray[np.intp]]:
+    """Indices of the known values, dealt in order into at most ``most`` even buckets.
 
-    >>> choose_points(np.array([0.0, 1, 9, 1, 1, -5, 1, 1]), 6)
-    [0, 2, 4, 5, 7]
+    >>> [part.tolist() for part in bucket(np.array([0.0, 1, np.nan, 3, 4]), 2)]
+    [[0, 1], [3, 4]]
     """
-    known: NDArray[np.intp] = np.flatnonzero(~np.isnan(values))
-    if known.size <= most:
-        return [int(index) for index in known]
-    chosen = {int(known[0]), int(known[-1])}
-    for bucket in np.array_split(known, max(1, (most - 2) // 2)):
-        chosen.add(int(bucket[values[bucket].argmin()]))
-        chosen.add(int(bucket[values[bucket].argmax()]))
-    return sorted(chosen)
+    known = np.flatnonzero(~np.isnan(values))
+    return np.array_split(known, min(most, known.size)) if known.size else []

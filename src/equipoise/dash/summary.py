@@ -17,7 +17,7 @@ Kept true (tests/unit/dash/test_summary.py)
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -267,45 +267,85 @@ def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) ->
 
 def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict[str, str]:
     """One sentence for each figure, by the figure's name; none where there is nothing to say."""
-    answer = {
-        "lengths": _lengths_finding(records[0].start.corpus),
-        "work": _each(
-            summaries,
-            lambda one: (one.skew, f"{one.skew:.2f}× the mean {_as(one)}"),
-            "On an average step the fullest rank works {}" + _in_order_clause(summaries) + ".",
+    worst = {
+        one.label: _highest(skew_of(record.busy_s)[steady_steps(record)])
+        for record, one in zip(records, summaries, strict=True)
+    }
+    one_total = len({one.tokens for one in summaries}) == 1
+
+    def busy_error(one: Summary) -> float:
+        return _highest(np.array(one.busy_error))
+
+    def loss(one: Summary) -> str:
+        after = "" if one_total else f" (after {format_count(one.tokens)} tokens)"
+        return f"{one.loss:.3f}{after}"
+
+    def clauses(
+        value: Callable[[Summary], float], shown: Callable[[Summary], str], unit: str = ""
+    ) -> str:
+        """``3.1% of the peak with A, 2.9% with B``, of the runs that have the value."""
+        known = [one for one in summaries if not math.isnan(value(one))]
+        texts = [f"{shown(one)}{'' if index else unit}" for index, one in enumerate(known)]
+        if len(summaries) > 1:
+            texts = [f"{text} with {one.label}" for text, one in zip(texts, known, strict=True)]
+        return ", ".join(texts)
+
+    only = summaries[0]
+    in_order = (
+        f"; packed in order it would be {only.in_order_skew:.2f}×"
+        if len(summaries) == 1 and only.policy != IN_ORDER and not math.isnan(only.in_order_skew)
+        else ""
+    )
+    total = f"After {format_count(only.tokens)} tokens the loss" if one_total else "Loss"
+    told = {
+        "work": (
+            "On an average step the fullest rank works {}" + in_order + ".",
+            clauses(lambda one: one.skew, lambda one: f"{one.skew:.2f}×", " the mean"),
         ),
-        "steps": _each(
-            summaries,
-            lambda one: (one.step_error, f"{_percent(one.step_error)} {_as(one)}"),
-            "Half of all steps are predicted to within {}.",
+        "skew": (
+            "On the worst step the fullest rank works {}.",
+            clauses(
+                lambda one: worst[one.label], lambda one: f"{worst[one.label]:.2f}×", " the mean"
+            ),
         ),
-        "wait": _each(
-            summaries,
-            lambda one: (one.wait_share, f"{_percent(one.wait_share)} of their time {_as(one)}"),
+        "steps": (
+            "Half of all steps take what was predicted to within {}.",
+            clauses(lambda one: one.step_error, lambda one: _percent(one.step_error)),
+        ),
+        "errors": (
+            "On half of all steps even the worst rank's compute is foreseen to within {}.",
+            clauses(busy_error, lambda one: _percent(busy_error(one))),
+        ),
+        "wait": (
             "Ranks wait {}.",
+            clauses(
+                lambda one: one.wait_share, lambda one: _percent(one.wait_share), " of their time"
+            ),
         ),
-        "throughput": _each(
-            summaries,
-            lambda one: (one.tokens_per_s, f"{format_count(one.tokens_per_s)} tokens/s {_as(one)}"),
-            "{}.",
+        "throughput": (
+            "The ranks together train {}.",
+            clauses(
+                lambda one: one.tokens_per_s,
+                lambda one: format_count(one.tokens_per_s),
+                " tokens a second",
+            ),
         ),
-        "mfu": _each(
-            summaries,
-            lambda one: (one.mfu, f"{_percent(one.mfu)} of the peak {_as(one)}"),
-            "The model's FLOP come to {}.",
+        "mfu": (
+            "The model's own FLOP come to {}.",
+            clauses(lambda one: one.mfu, lambda one: _percent(one.mfu), " of the peak"),
         ),
-        "loss": _each(
-            summaries,
-            lambda one: (one.loss, f"{one.loss:.3f} {_as(one)} after {format_count(one.tokens)}"),
-            "Loss ends at {} tokens.",
-        ),
-        "memory": _each(
-            summaries,
-            lambda one: (one.peak_memory_bytes, _memory_clause(one)),
+        "loss": (total + " is {}.", clauses(lambda one: one.loss, loss)),
+        "memory": (
             "The fullest rank peaks at {}.",
+            clauses(lambda one: one.peak_memory_bytes, _memory_clause),
         ),
     }
-    return {name: text for name, text in answer.items() if text}
+    answer = {name: sentence.format(text) for name, (sentence, text) in told.items() if text}
+    if lengths := _lengths_finding(records[0].start.corpus):
+        answer["lengths"] = lengths
+    if max(one.ranks for one in summaries) > 1:
+        answer["timeline"] = "Hatched is waiting: a rank is done before another."
+    return answer
 
 
 def _lengths_finding(corpus: Mapping[str, Any]) -> str:
@@ -326,37 +366,13 @@ def _lengths_finding(corpus: Mapping[str, Any]) -> str:
     )
 
 
-def _in_order_clause(summaries: Sequence[Summary]) -> str:
-    if len(summaries) > 1 or summaries[0].policy == IN_ORDER:
-        return ""
-    return f"; packed in order it would be {summaries[0].in_order_skew:.2f}×"
-
-
 def _memory_clause(one: Summary) -> str:
-    text = f"{format_bytes(one.peak_memory_bytes)} {_as(one)}"
+    text = format_bytes(one.peak_memory_bytes)
     if math.isnan(one.forecast_bytes):
         return text
     off = one.forecast_bytes / one.peak_memory_bytes - 1
-    return f"{text} (forecast {format_bytes(one.forecast_bytes)}, {off:+.0%})"
-
-
-def _as(one: Summary) -> str:
-    return f"with {one.label}"
-
-
-def _each(summaries: Sequence[Summary], clause: Any, sentence: str) -> str:
-    """``sentence`` around the clauses of the runs that have the number."""
-    clauses = [text for value, text in map(clause, summaries) if not math.isnan(value)]
-    if not clauses:
-        return ""
-    if len(summaries) == 1:
-        clauses = [clauses[0].replace(f" {_as(summaries[0])}", "")]
-    text = sentence.format(_listed(clauses))
-    return text[0].upper() + text[1:]
-
-
-def _listed(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+    signed = f"{off:+.0%}".replace("-", "−")
+    return f"{text} (forecast {format_bytes(one.forecast_bytes)}, {signed})"
 
 
 def _percent(share: float) -> str:
@@ -396,6 +412,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def _highest(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.max()) if known.size else math.nan
 
 
 def _last(values: Floats) -> float:

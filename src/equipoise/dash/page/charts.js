@@ -11,6 +11,9 @@ const names = data.runs.map((run) => run.label);
 // Figures of one run open at one that packs by something.
 const firstRun = Math.max(0, data.runs.findIndex((run) => !run.is_in_order));
 
+// With few ranks their bars share a row with the skew of every step.
+const hasFewRanks = data.runs.every((run) => run.ranks_drawn.length <= 8);
+
 function extent(values, { fromZero = true, room = 0.06 } = {}) {
   let low = Infinity, high = -Infinity;
   for (const value of values) if (isKnown(value)) { low = Math.min(low, value); high = Math.max(high, value); }
@@ -26,22 +29,25 @@ function nearest(values, wanted) {
   return Math.abs(values[low] - wanted) <= Math.abs(values[high] - wanted) ? low : high;
 }
 
-function sampledHint(figure, lines, what) {
-  const of = Math.max(...lines.map((line) => line.of));
-  const drawn = Math.max(...lines.map((line) => (line.y ?? line.step).length));
-  if (drawn < of) figure.node.append(element("p", { class: "hint" }, `Drawn: ${formatWhole(drawn)} of ${formatWhole(of)} ${what}; lines keep their highest and lowest.`));
+function sampledHint(figure, lines) {
+  const most = Math.max(...lines.map((line) => line.steps_a_point));
+  if (most > 1) figure.hint(`A point is the median of up to ${formatWhole(most)} steps; the band around it reaches from their lowest to their highest.`);
 }
 
 // lines: [{name, color, dashed, thick, x, y}]
 function drawLines(figure, lines, { x, y, height = 250, xTitle = "step", label }) {
   const [xLow, xHigh] = [Math.min(...lines.map((line) => line.x[0] ?? Infinity)), Math.max(...lines.map((line) => line.x.at(-1) ?? -Infinity))];
-  const [low, high] = extent(lines.flatMap((line) => line.y), y);
+  const [low, high] = extent(lines.flatMap((line) => [...(line.low ?? line.y), ...(line.high ?? line.y)]), y);
   return keepDrawn(figure.body, (width) => {
     const f = frame(figure.body, width, {
       height, label,
       x: { low: xLow, high: xHigh, format: x?.format ?? formatWhole, title: xTitle },
       y: { low, high, format: y.axis ? y.axis(high) : y.format },
     });
+    for (const line of lines.filter((each) => each.low && !each.dashed)) {
+      const edge = (values) => line.x.map((at, index) => `${f.toX(at).toFixed(1)},${f.toY(values[index]).toFixed(1)}`);
+      f.svg.append(shape("polygon", { points: [...edge(line.high), ...edge(line.low).reverse()].join(" "), fill: line.color, "fill-opacity": 0.16 }));
+    }
     for (const line of lines) {
       const points = line.x.map((at, index) => `${f.toX(at).toFixed(1)},${f.toY(line.y[index]).toFixed(1)}`);
       if (points.length === 1) {
@@ -59,7 +65,10 @@ function drawLines(figure, lines, { x, y, height = 250, xTitle = "step", label }
       return {
         x: f.toX(at),
         title: `${xTitle} ${(x?.format ?? formatWhole)(at)}`,
-        rows: lines.map((line) => [line.name, y.format(line.y[nearest(line.x, at)])]),
+        rows: lines.map((line) => {
+          const index = nearest(line.x, at);
+          return [line.name, y.format(line.y[index]) + (line.low ? ` (${y.format(line.low[index])} to ${y.format(line.high[index])})` : "")];
+        }),
       };
     });
   });
@@ -100,7 +109,7 @@ function histogramFigure() {
     const f = frame(figure.body, width, {
       height: 260, label,
       x: { low: edges[0], high: edges.at(-1), log: true, format: formatCount, title: "tokens of a document", ticks: edges.filter((_, index) => index % wanted === 0) },
-      y: { low: 0, high: Math.max(...sides.flatMap((side) => side.values)) * 1.06, format: formatPercent },
+      y: { low: 0, high: Math.max(...sides.flatMap((side) => side.values)) * 1.06, format: formatPercentTick },
       left: 48,
     });
     sides.forEach((side, order) => side.values.forEach((value, bin) => {
@@ -126,7 +135,7 @@ function histogramFigure() {
   });
   const total = `${formatWhole(histogram.total_documents)} documents, ${formatWhole(histogram.total_tokens)} tokens; the longest has ${formatWhole(histogram.longest_tokens)}.`;
   const shared = histogram.is_shared ? "" : ` This is the corpus of ${names[0]}; the other runs read another.`;
-  figure.node.append(element("p", { class: "hint" }, total + shared));
+  figure.hint(total + shared);
   addTable(figure, ["tokens of a document", "documents", "tokens", "share of documents", "share of tokens"], () => histogram.documents.map((count, bin) => [
     range(bin), formatWhole(count), formatWhole(histogram.tokens[bin]), ...sides.map((side) => formatPercent(side.values[bin])),
   ]));
@@ -134,8 +143,7 @@ function histogramFigure() {
 
 function workFigure() {
   if (!data.runs.some((run) => run.bars.step.length)) return;
-  const figure = addFigure({ id: "work", title: "The work of each rank", marks: ["predicted", "measured"], wide: true });
-  const hint = element("p", { class: "hint" });
+  const figure = addFigure({ id: "work", title: "The work of each rank", marks: ["predicted", "measured"], wide: !hasFewRanks });
   let run, chosen, redraw = () => {};
   const show = () => {
     const { bars } = run;
@@ -151,11 +159,6 @@ function workFigure() {
     chosen = run.bars.typical;
     figure.controls.querySelector("label")?.remove();
     if (run.bars.step.length > 1) addStepPicker(figure.controls, run.bars.step, chosen, (step) => { chosen = step; show(); });
-    hint.textContent = [
-      "Each rank's compute seconds of one step. The step shown first is the one whose in-order skew is the median.",
-      run.bars.step.length < run.bars.of ? `The page holds ${run.bars.step.length} of ${formatWhole(run.bars.of)} steps.` : "",
-      run.ranks_drawn.length < run.timeline.ranks_of ? `It holds ${run.ranks_drawn.length} of ${formatWhole(run.timeline.ranks_of)} ranks.` : "",
-    ].filter(Boolean).join(" ");
     show();
   };
   addSwitch(figure.controls, names, firstRun, "run", pickRun);
@@ -197,7 +200,11 @@ function workFigure() {
       };
     });
   });
-  figure.node.append(hint);
+  figure.hint("Compute seconds of one step. The step shown first is the one of median in-order skew.");
+  for (const { label, bars, ranks_drawn: ranks, timeline } of data.runs) {
+    if (bars.step.length < bars.of) figure.hint(`Of ${label} the page holds ${bars.step.length} of ${formatWhole(bars.of)} steps.`);
+    if (ranks.length < timeline.ranks_of) figure.hint(`Of ${label} the page holds ${ranks.length} of ${formatWhole(timeline.ranks_of)} ranks.`);
+  }
   addTable(figure, ["run", "step", "rank", "in order, predicted", "predicted", "measured", "tokens"], () => data.runs.flatMap((each) => each.bars.step.flatMap((step, at) => each.ranks_drawn.map((rank, index) => [
     each.label, formatWhole(step), formatWhole(rank), formatSeconds(each.bars.in_order_s[at][index]), formatSeconds(each.bars.predicted_s[at][index]), formatSeconds(each.bars.busy_s[at][index]), formatWhole(each.bars.tokens[at][index]),
   ]))));
@@ -214,7 +221,7 @@ function skewFigure() {
   const figure = addFigure({ id: "skew", title: "Skew at each step", marks: ["predicted", "measured"] });
   figure.legend.append(...lines.map((line) => key(line.dashed ? "dashes" : "line", line.color, line.name)));
   drawLines(figure, lines, { y: { fromZero: false, format: formatTimes }, label: "Fullest rank over mean rank at each step, predicted and measured." });
-  sampledHint(figure, lines, "steps");
+  sampledHint(figure, lines);
   lineTable(figure, lines, ["step", ...lines.map((line) => line.name)], [formatWhole, formatTimes]);
 }
 
@@ -223,15 +230,15 @@ function waitFigure() {
   if (!lines.length) return;
   const figure = addFigure({ id: "wait", title: "Time spent waiting", marks: ["measured"] });
   figure.legend.append(...lines.map((line) => key("line", line.color, line.name)));
-  drawLines(figure, lines, { y: { format: formatPercent }, label: "Share of the ranks' time that is waiting, at each step of each run." });
-  sampledHint(figure, lines, "steps");
+  drawLines(figure, lines, { y: { format: formatPercent, axis: () => formatPercentTick }, label: "Share of the ranks' time that is waiting, at each step of each run." });
+  sampledHint(figure, lines);
   lineTable(figure, lines, ["step", ...lines.map((line) => line.name)], [formatWhole, formatPercent]);
 }
 
 function stepsFigure() {
   const runs = data.runs.filter((run) => run.scatter.step.length);
   if (!runs.length) return;
-  const figure = addFigure({ id: "steps", title: "Step time, predicted and measured", marks: ["predicted", "measured"] });
+  const figure = addFigure({ id: "steps", title: "Predicted beside measured", marks: ["predicted", "measured"] });
   figure.legend.append(...runs.map((run) => key("dot", run.color, run.label)), key("dashes", "var(--faint)", "predicted = measured"));
   // The scale is that of the steady steps: a first step of ten times the others says nothing here.
   const steady = runs.flatMap((run) => run.scatter.step.flatMap((_, index) => (run.scatter.is_steady[index] ? [run.scatter.measured_s[index], run.scatter.predicted_s[index]] : [])));
@@ -256,7 +263,7 @@ function stepsFigure() {
       return best && { title: `${best.run.label}, step ${formatWhole(best.step)}`, rows: [["predicted", formatSeconds(best.x)], ["measured", formatSeconds(best.y)], ["off by", formatPercent(best.x / best.y - 1)]] };
     });
   });
-  if (outside) figure.node.append(element("p", { class: "hint" }, `${formatWhole(outside)} step${outside > 1 ? "s lie" : " lies"} outside the axes; the first step of a session pays for warming up.`));
+  if (outside) figure.hint(`${formatWhole(outside)} step${outside > 1 ? "s lie" : " lies"} outside the axes; the first step of a session pays for warming up.`);
   addTable(figure, ["run", "step", "predicted", "measured", "off by"], () => runs.flatMap((run) => run.scatter.step.map((step, index) => {
     const [predicted, measured] = [run.scatter.predicted_s[index], run.scatter.measured_s[index]];
     return [run.label, formatWhole(step), formatSeconds(predicted), formatSeconds(measured), formatPercent(predicted / measured - 1)];
@@ -267,7 +274,6 @@ function busyErrorFigure() {
   const runs = data.runs.filter((run) => run.summary.busy_error.some(isKnown));
   if (!runs.length) return;
   const figure = addFigure({ id: "errors", title: "How far off the predictions are", marks: ["predicted", "measured"] });
-  figure.node.insertBefore(element("p", { class: "finding" }, "Median of |measured − predicted| ÷ measured over steps: of the whole step, and of each rank's compute."), figure.controls);
   const groups = runs.flatMap((run) => [
     { name: `${run.label}, step`, value: run.summary.step_error, color: run.color },
     ...run.ranks_drawn.map((rank) => ({ name: `${run.label}, rank ${rank}`, value: run.summary.busy_error[rank], color: run.color, soft: true })),
@@ -287,7 +293,8 @@ function busyErrorFigure() {
     });
     figure.body.replaceChildren(svg);
   });
-  if (shown.length < groups.length) figure.node.append(element("p", { class: "hint" }, `The ${shown.length} largest of ${groups.length}.`));
+  figure.hint("Median over steps of |measured − predicted| ÷ measured: of the whole step, and of each rank's compute.");
+  if (shown.length < groups.length) figure.hint(`The largest ${shown.length} of ${groups.length}.`);
   addTable(figure, ["what", "median error"], () => groups.map((group) => [group.name, formatPercent(group.value)]));
 }
 
@@ -297,7 +304,7 @@ function seriesFigure(id, title, line, format, label, y = {}) {
   const figure = addFigure({ id, title, marks: ["measured"] });
   figure.legend.append(...lines.map((each) => key("line", each.color, each.name)));
   drawLines(figure, lines, { y: { format, ...y }, label });
-  sampledHint(figure, lines, "steps");
+  sampledHint(figure, lines);
   lineTable(figure, lines, ["step", ...lines.map((each) => each.name)], [formatWhole, format]);
 }
 
@@ -305,10 +312,10 @@ function lossFigure() {
   // Runs on the same documents learn alike: the first is a broad band, so that the others show on it.
   const lines = runLines("loss", (_, index) => ({ thick: index === 0 && data.runs.length > 1 }));
   if (!lines.length) return;
-  const figure = addFigure({ id: "loss", title: "Loss against tokens", marks: ["measured"], wide: true });
+  const figure = addFigure({ id: "loss", title: "Loss against tokens", marks: ["measured"], wide: !hasFewRanks });
   figure.legend.append(...lines.map((line) => key("line", line.color, line.name)));
-  drawLines(figure, lines, { x: { format: formatCount }, xTitle: "tokens seen", height: 300, y: { fromZero: false, format: formatLoss, axis: () => (value) => decimals(value, 1) }, label: "Training loss of each run against tokens seen." });
-  sampledHint(figure, lines, "steps");
+  drawLines(figure, lines, { x: { format: formatCount }, xTitle: "tokens seen", y: { fromZero: false, format: formatLoss, axis: () => (value) => value.toLocaleString("en", { maximumFractionDigits: 3 }) }, label: "Training loss of each run against tokens seen." });
+  sampledHint(figure, lines);
   lineTable(figure, lines, ["tokens seen", ...lines.map((line) => line.name)], [formatWhole, formatLoss]);
 }
 
@@ -323,7 +330,7 @@ function memoryFigure() {
   const peakOf = (run) => { const known = run.memory.peak_bytes.filter(isKnown); return known.length ? Math.max(...known) : null; };
   const high = Math.max(...runs.flatMap((run) => [run.memory.forecast_bytes ?? 0, peakOf(run) ?? 0])) || 1;
   keepDrawn(figure.body, (width) => {
-    const group = 84, right = 92;
+    const group = 84, right = 132;
     const svg = shape("svg", { width, height: runs.length * group, role: "img", "aria-label": "Forecast memory, by what it is made of, above the measured peak of the fullest rank." });
     const long = (bytes) => (bytes / high) * (width - right);
     runs.forEach((run, index) => {
@@ -338,11 +345,11 @@ function memoryFigure() {
         at += long(bytes);
       }
       const { forecast_bytes: forecast } = run.memory;
-      if (isKnown(forecast)) svg.append(shape("text", { x: long(forecast) + 8, y: top + 37 }, `${formatBytes(forecast)}`));
+      if (isKnown(forecast)) svg.append(shape("text", { x: long(forecast) + 8, y: top + 37 }, `${formatBytes(forecast)} forecast`));
       const peak = peakOf(run);
       if (isKnown(peak)) svg.append(
         shape("rect", { x: 0, y: top + 46, width: Math.max(1, long(peak) - 1), height: 18, fill: "var(--ink)" }),
-        shape("text", { x: long(peak) + 8, y: top + 59 }, `${formatBytes(peak)}`),
+        shape("text", { x: long(peak) + 8, y: top + 59 }, `${formatBytes(peak)} measured`),
       );
     });
     figure.body.replaceChildren(svg);

@@ -51,6 +51,7 @@ function addFigure({ id, title, marks = [], wide = false }) {
   const controls = element("div", { class: "controls" });
   const legend = element("ul", { class: "legend" });
   const body = element("div", { class: "plot" });
+  const hints = element("p", { class: "hint" });
   const heading = element("h2", { id: `${id}-title` }, title);
   const node = element(
     "figure",
@@ -61,14 +62,15 @@ function addFigure({ id, title, marks = [], wide = false }) {
       heading,
       element("span", { class: "marks" }, ...marks.map((mark) => element("span", { class: `mark ${mark}` }, mark))),
     ),
-    data.findings[id] ? element("p", { class: "finding" }, data.findings[id]) : null,
+    element("p", { class: "finding" }, data.findings[id] ?? ""),
     controls,
     legend,
     body,
+    hints,
   );
   document.getElementById("figures").append(node);
   figuresDrawn += 1;
-  return { node, controls, legend, body, title };
+  return { node, controls, legend, body, title, hint: (text) => hints.append(hints.textContent ? ` ${text}` : text) };
 }
 
 // Draw now, and again whenever the width changes.
@@ -83,6 +85,10 @@ function keepDrawn(body, draw) {
 function key(kind, color, text) {
   const mark = shape("svg", { width: 22, height: 12, "aria-hidden": "true" });
   if (kind === "bar") mark.append(shape("rect", { x: 5, y: 0, width: 12, height: 12, rx: 2, fill: color }));
+  else if (kind === "hatch") mark.append(
+    shape("rect", { x: 5, y: 0, width: 12, height: 12, fill: "var(--wait)" }),
+    shape("path", { d: "M5 6 L11 0 M5 12 L17 0 M11 12 L17 6", stroke: color, "stroke-width": 1, "stroke-opacity": 0.6 }),
+  );
   else if (kind === "dot") mark.append(shape("circle", { cx: 11, cy: 6, r: 4, fill: color }));
   else if (kind === "ring") mark.append(shape("circle", { cx: 11, cy: 6, r: 4, fill: "var(--paper)", stroke: color, "stroke-width": 2 }));
   else mark.append(shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, stroke: color, "stroke-width": 2, "stroke-dasharray": kind === "dashes" ? "5 4" : null }));

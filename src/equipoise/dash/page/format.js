@@ -42,6 +42,7 @@ function formatPercent(value) {
   return `${decimals(value * 100, Math.abs(value) < 0.0995 ? 1 : 0)}%`;
 }
 
+function formatPercentTick(value) { return `${(value * 100).toLocaleString("en", { maximumFractionDigits: 1 })}%`; }
 function formatTimes(value) { return isKnown(value) ? `${decimals(value, 2)}×` : missing; }
 function formatLoss(value) { return isKnown(value) ? decimals(value, 3) : missing; }
 function formatWhole(value) { return isKnown(value) ? Math.round(value).toLocaleString("en") : missing; }

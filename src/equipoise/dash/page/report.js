@@ -6,13 +6,14 @@ for (const note of data.notes) {
 runsTable();
 histogramFigure();
 workFigure();
+if (hasFewRanks) skewFigure();
 timelineFigure();
-skewFigure();
-waitFigure();
+if (!hasFewRanks) skewFigure();
 stepsFigure();
 busyErrorFigure();
-seriesFigure("throughput", "Tokens per second", "tokens_per_s", formatCount, "Tokens a second, all ranks together, at each step of each run.");
-seriesFigure("mfu", "Model FLOP utilisation", "mfu", formatPercent, "Share of the machine's peak FLOP/s that the model's own FLOP come to, at each step.");
+waitFigure();
+seriesFigure("throughput", "Tokens per second", "tokens_per_s", formatCount, "Tokens a second, all ranks together, at each step of each run.", { axis: () => formatCount });
+seriesFigure("mfu", "Model FLOP utilisation", "mfu", formatPercent, "Share of the machine's peak FLOP/s that the model's own FLOP come to, at each step.", { axis: () => formatPercentTick });
 lossFigure();
 memoryFigure();
 configurationFigure();
@@ -25,7 +26,6 @@ document.getElementById("footer").append(element(
     ["waiting", "a rank has finished and another has not: time that even packing gives back"],
     ["MFU", "FLOP that the model needs, per second, over the machine's peak"],
     ["means", "leave out the first step of each session, which pays for warming up"],
-    ...data.runs.map((run) => [run.label, `${run.about} · ${run.status} · ${run.summary.folder}`]),
   ].flatMap(([word, meaning]) => [element("dt", {}, word), element("dd", {}, meaning)]),
 ));
 window.reportFigures = figuresDrawn;

@@ -25,52 +25,58 @@ function table(headings, rows, caption) {
 
 function runsTable() {
   const worst = (values) => { const known = values.filter(isKnown); return known.length ? Math.max(...known) : null; };
-  const mark = (kind) => element("span", { class: `mark ${kind}` }, kind);
+  // Of each row: its name, then what it shows of a run, one under the other.
   const rows = [
-    ["Step time", "measured", (one) => formatSeconds(one.step_s)],
-    ["Step time", "predicted", (one) => formatSeconds(one.predicted_step_s)],
-    ["Tokens per second", "measured", (one) => formatCount(one.tokens_per_s)],
-    ["MFU", "measured", (one) => formatPercent(one.mfu)],
-    ["Fullest rank ÷ mean", "measured", (one) => formatTimes(one.skew)],
-    ["Fullest rank ÷ mean", "predicted", (one) => formatTimes(one.predicted_skew)],
-    ["… had it packed in order", "predicted", (one) => formatTimes(one.in_order_skew)],
-    ["Time spent waiting", "measured", (one) => formatPercent(one.wait_share)],
-    ["Error of step time", "", (one) => formatPercent(one.step_error)],
-    ["Error of a rank's compute, worst", "", (one) => formatPercent(worst(one.busy_error))],
-    ["Peak memory", "measured", (one) => formatBytes(one.peak_memory_bytes)],
-    ["Peak memory", "predicted", (one) => formatBytes(one.forecast_bytes)],
-    ["Last loss", "measured", (one) => formatLoss(one.loss)],
-    ["Packing a step", "measured", (one) => formatSeconds(one.plan_s)],
+    ["Step time", ["measured", (one) => formatSeconds(one.step_s)], ["predicted", (one) => formatSeconds(one.predicted_step_s)]],
+    ["Tokens per second", ["measured", (one) => formatCount(one.tokens_per_s)]],
+    ["Model FLOP utilisation", ["measured", (one) => formatPercent(one.mfu)]],
+    ["Fullest rank ÷ mean", ["measured", (one) => formatTimes(one.skew)], ["predicted", (one) => formatTimes(one.predicted_skew)], ["predicted, in order", (one) => formatTimes(one.in_order_skew)]],
+    ["Time spent waiting", ["measured", (one) => formatPercent(one.wait_share)]],
+    ["Peak memory", ["measured", (one) => formatBytes(one.peak_memory_bytes)], ["predicted", (one) => formatBytes(one.forecast_bytes)]],
+    ["Last loss", ["measured", (one) => formatLoss(one.loss)]],
+    ["Packing a step", ["measured", (one) => formatSeconds(one.plan_s)]],
+    ["Median error", ["of step time", (one) => formatPercent(one.step_error)], ["of the worst rank's compute", (one) => formatPercent(worst(one.busy_error))]],
   ];
+  const lines = ([name, ...shown]) => shown.map(([kind, format], index) => element(
+    "tr", { class: index + 1 < shown.length ? "continues" : "" },
+    index ? null : element("th", { scope: "row", rowspan: shown.length }, name),
+    element("td", { class: "kind" }, kind),
+    ...data.runs.map((run) => element("td", { class: "number" }, format(run.summary))),
+  ));
+  const swatch = (run) => element("span", { class: "swatch", style: { background: run.color } });
   document.getElementById("runs").append(scrolled(element(
     "table", { class: "runs" },
-    element("thead", {}, element("tr", {}, element("th", { scope: "col" }, ""), ...data.runs.map((run) => element("th", { scope: "col", class: "number" }, element("span", { class: "swatch", style: { background: run.color } }), run.label)))),
-    element("tbody", {}, ...rows.map(([name, kind, format]) => element("tr", {}, element("th", { scope: "row" }, name, " ", kind ? mark(kind) : null), ...data.runs.map((run) => element("td", { class: "number" }, format(run.summary)))))),
+    element("thead", {}, element("tr", {}, element("td", { colspan: 2 }), ...data.runs.map((run) => element("th", { scope: "col", class: "number" }, swatch(run), run.label)))),
+    element("tbody", {}, ...rows.flatMap(lines)),
   )));
+  for (const run of data.runs) document.getElementById("about").append(
+    element("dt", {}, swatch(run), run.label),
+    element("dd", {}, `${run.about} · ${run.status}`, element("span", { class: "folder" }, run.summary.folder)),
+  );
 }
 
 function settingsTable(headings, rows) {
   return element(
     "table", { class: "settings" },
     element("thead", {}, element("tr", {}, ...headings.map((heading) => element("th", { scope: "col" }, heading)))),
-    element("tbody", {}, ...rows.map((row) => element("tr", { class: row.differs && data.runs.length > 1 ? "differs" : "" }, element("th", { scope: "row" }, element("code", {}, row.key)), ...row.values.map((value, index) => element("td", {}, element("code", {}, typeof value === "number" ? formatBytes(value) : String(value ?? missing)), row.origins ? element("span", { class: "origin" }, row.origins[index]) : null))))),
+    element("tbody", {}, ...rows.map((row) => element("tr", { class: row.differs && data.runs.length > 1 ? "differs" : "" }, element("th", { scope: "row" }, element("code", {}, ...row.key.split(/(?<=[._])/).flatMap((part) => [part, element("wbr")]))), ...row.values.map((value, index) => element("td", {}, element("code", {}, typeof value === "number" ? formatBytes(value) : String(value ?? missing)), row.origins ? element("span", { class: "origin" }, row.origins[index]) : null))))),
   );
 }
 
 function configurationFigure() {
-  const figure = addFigure({ id: "configuration", title: "Configuration", wide: true });
+  const figure = addFigure({ id: "configuration", title: "Configuration", wide: data.runs.length > 2 });
   const said = data.configuration.filter((row) => !row.is_default || row.differs);
   const silent = data.configuration.filter((row) => row.is_default && !row.differs);
   const differing = data.configuration.filter((row) => row.differs && row.key !== "name").map((row) => row.key);
   const text = data.runs.length > 1
     ? (differing.length ? `The runs differ in ${differing.join(", ")}.` : "The runs are configured alike.")
     : "";
-  figure.node.insertBefore(element("p", { class: "finding" }, `${text} Under each value is where it came from.`.trim()), figure.controls);
+  figure.node.querySelector(".finding").textContent = `${text} Under each value is where it came from.`.trim();
   figure.body.append(scrolled(settingsTable(["key", ...names], said.length ? said : silent)));
   if (said.length && silent.length) figure.node.append(element("details", {}, element("summary", {}, `${silent.length} keys at their default`), scrolled(settingsTable(["key", ...names], silent))));
 }
 
 function environmentFigure() {
-  const figure = addFigure({ id: "environment", title: "Environment", wide: true });
+  const figure = addFigure({ id: "environment", title: "Environment", wide: data.runs.length > 2 });
   figure.body.append(scrolled(settingsTable(["", ...names], data.environment)));
 }

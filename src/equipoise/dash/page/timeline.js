@@ -6,11 +6,12 @@
 const spanColors = ["forward", "backward", "reduce", "optimizer", "plan", "batch", "save", "load", "measure"];
 const waitName = "wait";
 
-// Depth of each span among the spans of its lane that contain it.
+// Depth of each span among the spans of its lane that contain it. One that begins a little
+// before its forerunner ends was rounded, not nested: nested means more than half inside.
 function depths(lane) {
   const open = [];
   return lane.t.map((start, index) => {
-    while (open.length && open.at(-1) <= start) open.pop();
+    while (open.length && open.at(-1) <= start + lane.d[index] / 2) open.pop();
     open.push(start + lane.d[index]);
     return open.length - 1;
   });
@@ -220,7 +221,10 @@ class Timeline {
   }
 
   tell() {
-    const from = this.timeline.steps[this.stepAt(this.from)].step, to = this.timeline.steps[this.stepAt(this.to)].step;
+    // A step that only shows its edge is not what is looked at.
+    const least = (this.to - this.from) * 0.06;
+    const seen = this.timeline.steps.filter((each) => Math.min(each.to, this.to) - Math.max(each.from, this.from) > Math.min(least, (each.to - each.from) / 2));
+    const [from, to] = [seen[0] ?? this.timeline.steps[this.stepAt(this.from)], seen.at(-1) ?? this.timeline.steps[this.stepAt(this.to)]].map((each) => each.step);
     const steps = from === to ? `step ${formatWhole(from)}` : `steps ${formatWhole(from)} to ${formatWhole(to)}`;
     this.status.textContent = `${this.run.label}, ${steps}: ${formatSeconds((this.to - this.from) / 1e6)} shown`;
     Object.assign(this.canvas.dataset, { from: this.from, to: this.to, run: this.run.label });
@@ -317,7 +321,7 @@ function timelineFigure() {
   const present = [...new Set(runs.flatMap((run) => run.timeline.names))];
   const order = [...spanColors.slice(0, 2), waitName, ...spanColors.slice(2)];
   present.sort((a, b) => (order.indexOf(a) + 1 || 99) - (order.indexOf(b) + 1 || 99));
-  figure.legend.append(...present.map((name) => key("bar", name === waitName ? "var(--wait-ink)" : `var(--span-${spanColors.includes(name) ? name : "other"})`, name)));
+  figure.legend.append(...present.map((name) => (name === waitName ? key("hatch", "var(--wait-ink)", name) : key("bar", `var(--span-${spanColors.includes(name) ? name : "other"})`, name))));
   const canvas = element("canvas", {
     tabindex: "0", role: "application",
     "aria-label": "Timeline of ranks. Arrows move, plus and minus zoom, brackets go to the previous and next step, zero shows everything.",
@@ -355,17 +359,18 @@ function timelineFigure() {
     ),
     status,
   );
-  timeline.show(runs[first], Math.floor(runs[first].timeline.steps.length / 2));
+  const { bars, timeline: held } = runs[first];
+  timeline.show(runs[first], nearest(held.steps.map((each) => each.step), bars.step[bars.typical]));
   fill();
   timeline.onlook();
   keepDrawn(figure.body, (width) => timeline.resize(width));
-  for (const query of ["(prefers-color-scheme: dark)"]) window.matchMedia(query).addEventListener("change", () => timeline.draw());
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => timeline.draw());
 
-  const held = runs.filter((run) => run.timeline.steps.length < run.timeline.of || run.timeline.ranks.length < run.timeline.ranks_of);
-  figure.node.append(element("p", { class: "hint" }, [
-    "Drag to move; pinch, Ctrl + wheel, or click and then the wheel, to zoom. Keys: ← → + − [ ] 0.",
-    ...held.map((run) => `Of ${run.label} the page holds ${run.timeline.steps.length} of ${formatWhole(run.timeline.of)} steps and ${run.timeline.ranks.length} of ${formatWhole(run.timeline.ranks_of)} ranks, evenly chosen, with the last steps.`),
-  ].join(" ")));
+  figure.hint("Drag to move; pinch, Ctrl + wheel, or click and then the wheel, to zoom. Keys: ← → + − [ ] 0.");
+  for (const { label, timeline: { steps, of, ranks, ranks_of: ranksOf } } of runs) {
+    if (steps.length < of) figure.hint(`Of ${label} the page holds ${steps.length} of ${formatWhole(of)} steps, evenly chosen, and the last ones; grey is where others were.`);
+    if (ranks.length < ranksOf) figure.hint(`Of ${label} the page holds ${ranks.length} of ${formatWhole(ranksOf)} ranks, evenly chosen.`);
+  }
   addTable(figure, ["run", "rank", "span", "count", "seconds in all"], () => runs.flatMap((run) => run.timeline.ranks.flatMap((rank) => run.timeline.names.map((name, index) => {
     const mine = rank.d.filter((_, at) => rank.name[at] === index);
     return [run.label, String(rank.rank), name, formatWhole(mine.length), formatSeconds(mine.reduce((a, b) => a + b, 0) / 1e6)];

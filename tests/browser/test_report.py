@@ -1,0 +1,255 @@
+"""The report in a real Chromium, from a file, with the network watched."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from equipoise.dash.report import write_report
+
+FIGURES = [
+    "lengths", "work", "skew", "timeline", "steps", "errors", "wait", "throughput", "mfu", "loss",
+    "memory", "configuration", "environment",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(devtools: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with devtools.chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def reports(journals: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Addresses of reports, by what is in them."""
+    root = tmp_path_factory.mktemp("reports")
+    in_order = journals.write_run(root / "in-order", policy="in-order")
+    by_work = journals.write_run(root / "by-work")
+    many = journals.write_run(root / "many", ranks=20, steps=300, name="many")
+    unborn = journals.write_run(root / "unborn", steps=0, stop=False)
+    alone = journals.write_run(root / "alone", ranks=1, steps=1, stop=False)
+    sets = {
+        "two": [in_order, by_work],
+        "many": [many],
+        "four": [in_order, by_work, many, alone],
+        "unborn": [unborn],
+        "alone": [alone],
+    }
+    return {name: write_report(runs, root / f"{name}.html").as_uri() for name, runs in sets.items()}
+
+
+@pytest.fixture
+def page(browser: Any, reports: dict[str, str]) -> Iterator[Any]:
+    page = browser.open(reports["two"], width=1440)
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize(
+    ("which", "scheme"),
+    [("two", "light"), ("two", "dark")]
+    + [(which, "light") for which in ("many", "four", "unborn", "alone")],
+)
+def test_it_is_whole(
+    browser: Any, reports: dict[str, str], which: str, width: int, scheme: str
+) -> None:
+    page = browser.open(reports[which], width=width, scheme=scheme)
+    # Opened tables must not widen the page either.
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    page.settle()
+    assert page.faults() == []
+    assert page.requests() == [reports[which]]
+    assert page.evaluate("innerWidth") == width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    drawn = page.evaluate("[...document.querySelectorAll('figure')].map(each => each.id)")
+    assert page.evaluate("window.reportFigures") == len(drawn)
+    if which != "unborn":
+        assert sorted(drawn) == sorted(FIGURES)
+    assert page.evaluate("document.body.innerText.match(/NaN|undefined|null|Infinity/)") is None
+    assert page.evaluate("document.querySelectorAll('svg [d*=NaN], svg [x*=NaN]').length") == 0
+    page.close()
+
+
+def test_it_says_the_headline_and_follows_the_scheme(
+    browser: Any, reports: dict[str, str], page: Any
+) -> None:
+    told = page.evaluate("document.querySelector('h1').textContent")
+    assert "faster per step than in-order on the same documents; predicted" in told
+    dark = browser.open(reports["two"], width=1440, scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(paper) != dark.evaluate(paper)
+    dark.close()
+
+
+def test_every_figure_has_a_name_and_a_label(page: Any) -> None:
+    assert page.evaluate(
+        "[...document.querySelectorAll('figure')].every(each =>"
+        " document.getElementById(each.getAttribute('aria-labelledby')).textContent)"
+    )
+    assert page.evaluate(
+        "[...document.querySelectorAll('.plot > svg, .plot > canvas')].every(each =>"
+        " each.getAttribute('aria-label'))"
+    )
+    marked = page.evaluate(
+        "[...document.querySelectorAll('figure')].filter(each => each.querySelector('.mark'))"
+        ".map(each => each.id)"
+    )
+    assert sorted(marked) == sorted(set(FIGURES) - {"configuration", "environment"})
+    tables = page.evaluate(
+        "[...document.querySelectorAll('figure')].filter(each => each.querySelector('details'))"
+        ".map(each => each.id)"
+    )
+    assert sorted(tables) == sorted(set(FIGURES) - {"environment"})
+
+
+class Timeline:
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        page.evaluate("document.querySelector('canvas').scrollIntoView({block: 'center'})")
+        box = page.evaluate(
+            "(({x, y, width, height}) => ({x, y, width, height}))"
+            "(document.querySelector('canvas').getBoundingClientRect())"
+        )
+        self.x, self.y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def span(self) -> tuple[float, float]:
+        data = self.page.evaluate("({...document.querySelector('canvas').dataset})")
+        return float(data["from"]), float(data["to"])
+
+    def width(self) -> float:
+        from_, to = self.span()
+        return to - from_
+
+    def mouse(self, kind: str, x: float = 0, **more: Any) -> None:
+        self.page.call("Input.dispatchMouseEvent", type=kind, x=self.x + x, y=self.y, **more)
+
+    def press(self, key: str) -> None:
+        self.page.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+        self.page.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def click(self, label: str) -> None:
+        self.page.evaluate(f"document.querySelector('#timeline [aria-label=\"{label}\"]').click()")
+
+
+def test_the_timeline_zooms_and_moves(page: Any) -> None:
+    timeline = Timeline(page)
+    whole = timeline.width()
+
+    timeline.click("zoom in")
+    zoomed = timeline.width()
+    assert zoomed == pytest.approx(whole * 0.6)
+    timeline.click("zoom out")
+    assert timeline.width() == pytest.approx(whole)
+
+    # A wheel that only passes by scrolls the page; with Ctrl it zooms.
+    timeline.mouse("mouseWheel", deltaX=0, deltaY=-50)
+    assert timeline.width() == pytest.approx(whole)
+    page.settle()
+    timeline = Timeline(page)
+    timeline.mouse("mouseWheel", deltaX=0, deltaY=-50, modifiers=2)
+    assert timeline.width() < whole * 0.8
+
+    before = timeline.span()
+    timeline.mouse("mousePressed", button="left", clickCount=1)
+    for x in (-40, -80, -120):
+        timeline.mouse("mouseMoved", x, button="left", buttons=1)
+    timeline.mouse("mouseReleased", -120, button="left", clickCount=1)
+    after = timeline.span()
+    assert after[0] > before[0] and after[1] - after[0] == pytest.approx(before[1] - before[0])
+
+    # Now it is focused: keys work, and so does the bare wheel.
+    page.evaluate("document.querySelector('canvas').focus()")
+    width = timeline.width()
+    timeline.press("+")
+    assert timeline.width() == pytest.approx(width * 0.7)
+    timeline.mouse("mouseWheel", deltaX=0, deltaY=50)
+    assert timeline.width() > width * 0.71
+    timeline.press("0")
+    assert timeline.width() > 30 * whole
+    timeline.press("Home")
+    first = timeline.span()
+    timeline.press("]")
+    assert timeline.span()[0] > first[0]
+    assert page.evaluate("document.querySelector('#timeline select').value") == "1"
+    assert page.faults() == []
+
+
+def test_the_timeline_shows_the_same_step_of_another_run(page: Any) -> None:
+    timeline = Timeline(page)
+    page.evaluate("document.querySelector('#timeline select').value = 7")
+    page.evaluate("document.querySelector('#timeline select').dispatchEvent(new Event('change'))")
+    width = timeline.width()
+    page.evaluate("document.querySelector('#timeline .switch button').click()")
+    data = page.evaluate("({...document.querySelector('canvas').dataset})")
+    assert data["run"] == "in-order"
+    assert page.evaluate("document.querySelector('#timeline select').value") == "7"
+    assert timeline.width() == pytest.approx(width)
+
+
+def test_spans_and_points_tell_what_they_are(page: Any) -> None:
+    timeline = Timeline(page)
+    timeline.mouse("mouseMoved", -200)
+    told = page.evaluate("document.getElementById('tooltip').innerText")
+    assert "rank 0" in told and "duration" in told and "micro-batch" in told
+    page.evaluate("document.querySelector('#wait svg').scrollIntoView({block: 'center'})")
+    box = page.evaluate(
+        "(({x, y}) => ({x, y}))(document.querySelector('#wait svg').getBoundingClientRect())"
+    )
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + 300, y=box["y"] + 90)
+    told = page.evaluate("document.getElementById('tooltip').innerText")
+    assert told.startswith("step ") and "in-order" in told and "%" in told
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=5, y=5)
+    assert page.evaluate("document.getElementById('tooltip').hidden")
+
+
+def test_fingers_zoom_the_timeline(browser: Any, reports: dict[str, str]) -> None:
+    page = browser.open(reports["two"], width=390)
+    timeline = Timeline(page)
+    width = timeline.width()
+
+    def touch(kind: str, *xs: float) -> None:
+        points = [
+            {"x": timeline.x + x, "y": timeline.y, "id": number} for number, x in enumerate(xs)
+        ]
+        page.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+
+    touch("touchStart", -20)
+    touch("touchStart", -20, 20)
+    touch("touchMove", -40, 40)
+    touch("touchMove", -80, 80)
+    touch("touchEnd")
+    page.settle()
+    assert timeline.width() < width * 0.5
+    assert page.faults() == []
+    page.close()
+
+
+def test_the_step_slider_redraws_the_bars(page: Any) -> None:
+    bars = "document.querySelector('#work .plot').innerHTML"
+    before = page.evaluate(bars)
+    page.evaluate(
+        "(slider => { slider.value = 3; slider.dispatchEvent(new Event('input')) })"
+        "(document.querySelector('#work input'))"
+    )
+    assert page.evaluate(bars) != before
+    assert page.evaluate("document.querySelector('#work output').textContent") == "step 4"
+
+
+def test_long_runs_say_what_is_left_out(browser: Any, reports: dict[str, str]) -> None:
+    page = browser.open(reports["many"], width=1440)
+    told = page.evaluate("document.querySelector('#timeline .hint').textContent")
+    assert "the page holds" in told and "of 300 steps" in told
+    assert "median of up to 2 steps" in page.evaluate(
+        "document.querySelector('#wait .hint').textContent"
+    )
+    page.close()
+
+
+def test_a_machine_without_chromium_is_told_what_to_install(
+    devtools: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(AssertionError, match="apt-get install chromium"):
+        devtools.find_chromium()

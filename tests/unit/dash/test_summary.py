@@ -1,0 +1,185 @@
+import dataclasses
+import math
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from equipoise.dash.summary import (
+    compare_all,
+    findings,
+    headline,
+    labels,
+    skew_of,
+    steady_steps,
+    summarize,
+    wait_share_of,
+)
+from equipoise.observe.reader import RunRecord, read_run
+
+
+@pytest.fixture(scope="module")
+def records(runs: dict[str, Path]) -> list[RunRecord]:
+    return [read_run(runs["in-order"]), read_run(runs["by-work"])]
+
+
+def summaries_of(records: list[RunRecord]) -> list:
+    return [summarize(*pair) for pair in zip(records, labels(records), strict=True)]
+
+
+def test_means_leave_out_the_first_step_of_each_session(records: list[RunRecord]) -> None:
+    record = records[1]
+    assert steady_steps(record).tolist() == [False] + [True] * 39
+    resumed = dataclasses.replace(record, start_t=(*record.start_t, float(record.t[20])))
+    assert np.flatnonzero(~steady_steps(resumed)).tolist() == [0, 20]
+    summary = summarize(record, "by-work")
+    assert summary.step_s == pytest.approx(record.step_s[1:].mean())
+    assert summary.tokens_per_s == pytest.approx(record.tokens[1:].sum() / record.step_s[1:].sum())
+    assert summary.predicted_skew == pytest.approx(record.skew[1:].mean())
+
+
+def test_one_step_is_its_own_mean(journals: ModuleType, tmp_path: Path) -> None:
+    record = read_run(journals.write_run(tmp_path / "run", steps=1))
+    assert steady_steps(record).tolist() == [True]
+    assert summarize(record, "run").step_s == record.step_s[0]
+
+
+def test_numbers_of_a_run(records: list[RunRecord]) -> None:
+    summary = summarize(records[1], "by-work")
+    assert (summary.ranks, summary.steps, summary.stop, summary.faults) == (2, 40, "done", 0)
+    assert summary.tokens == records[1].tokens_seen[-1]
+    assert summary.loss == records[1].loss[-1]
+    assert summary.peak_memory_bytes == 860_000_000 and summary.forecast_bytes == 905_000_000
+    assert len(summary.busy_error) == 2
+    record = records[1]
+    off = np.abs(record.step_s - record.predicted_step_s)[1:] / record.step_s[1:]
+    assert summary.step_error == pytest.approx(np.median(off))
+    share = record.wait_s.sum(axis=1)[1:] / (2 * record.step_s[1:])
+    assert summary.wait_share == pytest.approx(share.mean())
+
+
+def test_skew_and_waiting_of_unknown_ranks() -> None:
+    seconds = np.array([[1.0, 3.0], [np.nan, 2.0], [np.nan, np.nan], [0.0, 0.0]])
+    np.testing.assert_equal(skew_of(seconds), [1.5, 1.0, np.nan, np.nan])
+    assert skew_of(np.zeros((0, 2))).size == 0
+
+
+def test_two_runs_on_the_same_documents(records: list[RunRecord]) -> None:
+    (comparison,) = compare_all(records, labels(records))
+    assert (comparison.baseline, comparison.label) == ("in-order", "by-work")
+    assert comparison.is_same_documents and comparison.steps == 39
+    assert comparison.differs_in == ("pack.policy",)
+    in_order, by_work = records
+    measured = in_order.step_s[1:].sum() / by_work.step_s[1:].sum()
+    predicted = in_order.predicted_step_s[1:].sum() / by_work.predicted_step_s[1:].sum()
+    assert comparison.measured == pytest.approx(measured)
+    assert comparison.predicted == pytest.approx(predicted)
+    assert headline(summaries_of(records), [comparison]) == (
+        f"by-work is {measured:.2f}× faster per step than in-order on the same documents; "
+        f"predicted {predicted:.2f}×."
+    )
+    # The baseline is the in-order run wherever it stands.
+    assert compare_all(records[::-1], labels(records[::-1])) == [comparison]
+
+
+def test_only_the_steps_that_both_have_are_compared(records: list[RunRecord]) -> None:
+    in_order, by_work = records
+    fields = {
+        field.name: getattr(by_work, field.name)[:10]
+        for field in dataclasses.fields(by_work)
+        if isinstance(getattr(by_work, field.name), np.ndarray)
+    }
+    short = dataclasses.replace(by_work, **fields)
+    (comparison,) = compare_all([in_order, short], ["a", "b"])
+    assert comparison.is_same_documents and comparison.steps == 9
+    assert comparison.measured == pytest.approx(
+        in_order.step_s[1:10].sum() / by_work.step_s[1:10].sum()
+    )
+
+
+def test_runs_on_other_documents_are_compared_by_tokens(
+    records: list[RunRecord], journals: ModuleType, tmp_path: Path
+) -> None:
+    other = read_run(journals.write_run(tmp_path / "other", seed=1))
+    both = [records[0], other]
+    summaries = summaries_of(both)
+    (comparison,) = compare_all(both, labels(both))
+    assert not comparison.is_same_documents
+    assert comparison.measured == pytest.approx(
+        summaries[1].tokens_per_s / summaries[0].tokens_per_s
+    )
+    assert "per token than in-order, which trained other documents" in headline(
+        summaries, [comparison]
+    )
+
+
+def test_a_slower_run_is_called_slower(records: list[RunRecord]) -> None:
+    slow = dataclasses.replace(records[1], step_s=records[0].step_s * 2)
+    both = [records[0], slow]
+    told = headline(summaries_of(both), compare_all(both, labels(both)))
+    assert told.startswith("by-work is 2.00× slower per step than in-order")
+
+
+def test_headline_of_one_run(
+    records: list[RunRecord], journals: ModuleType, tmp_path: Path
+) -> None:
+    one = summarize(records[1], "by-work")
+    assert headline([one], []) == (
+        f"by-work brings the fullest of 2 ranks to {one.skew:.2f}× the mean, predicted "
+        f"{one.predicted_skew:.2f}×; in order it would be {one.in_order_skew:.2f}×."
+    )
+    in_order = summarize(records[0], "in-order")
+    assert headline([in_order], []) == (
+        f"Packed in order, the fullest of 2 ranks works {in_order.skew:.2f}× the mean; "
+        f"predicted {in_order.predicted_skew:.2f}×."
+    )
+    alone = read_run(journals.write_run(tmp_path / "alone", ranks=1))
+    assert headline(summaries_of([alone]), []).startswith("One rank has nothing to even out: ")
+    unborn = read_run(journals.write_run(tmp_path / "unborn", steps=0, stop=False))
+    assert headline(summaries_of([unborn]), []) == "by-work has not finished a step yet."
+
+
+def test_findings_say_each_figure_in_a_sentence(records: list[RunRecord]) -> None:
+    told = findings(records, summaries_of(records))
+    in_order, by_work = summaries_of(records)
+    assert told["work"] == (
+        f"On an average step the fullest rank works {in_order.skew:.2f}× the mean with in-order, "
+        f"{by_work.skew:.2f}× with by-work."
+    )
+    assert told["lengths"] == (
+        "The 22% of documents that are 2,048 tokens or longer hold 70% of all tokens."
+    )
+    assert told["memory"] == (
+        "The fullest rank peaks at 820.2 MiB (forecast 863.1 MiB, +5%) with in-order, "
+        "820.2 MiB (forecast 863.1 MiB, +5%) with by-work."
+    )
+    alone = findings(records[1:], [by_work])
+    assert alone["work"] == (
+        f"On an average step the fullest rank works {by_work.skew:.2f}× the mean; packed in "
+        f"order it would be {by_work.in_order_skew:.2f}×."
+    )
+    assert not any("nan" in text for text in (told | alone).values())
+
+
+def test_findings_of_a_run_without_steps(journals: ModuleType, tmp_path: Path) -> None:
+    unborn = read_run(journals.write_run(tmp_path / "unborn", steps=0, stop=False))
+    assert wait_share_of(unborn).size == 0
+    (summary,) = summaries_of([unborn])
+    assert math.isnan(summary.step_s) and summary.as_json()["step_s"] is None
+    assert set(findings([unborn], [summary])) == {"lengths", "timeline"}
+
+
+def test_labels_tell_runs_apart(
+    records: list[RunRecord], journals: ModuleType, tmp_path: Path
+) -> None:
+    assert labels(records) == ["in-order", "by-work"]
+    twins = [
+        read_run(journals.write_run(tmp_path / "x" / "one", name="a", steps=1)),
+        read_run(journals.write_run(tmp_path / "y" / "one", name="b", steps=1)),
+    ]
+    assert labels(twins) == ["a", "b"]
+    again = read_run(journals.write_run(tmp_path / "z" / "two", name="a", steps=1))
+    assert labels([twins[0], again]) == ["one", "two"]
+    same = read_run(journals.write_run(tmp_path / "w" / "one", name="a", steps=1))
+    assert labels([twins[0], same]) == [str(tmp_path / "x" / "one"), str(tmp_path / "w" / "one")]

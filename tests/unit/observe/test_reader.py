@@ -1,0 +1,207 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equipoise.base.errors import DataError, SpecError
+from equipoise.observe.reader import read_run
+
+Event = dict[str, Any]
+
+
+def start(t: float = 100.0, *, world: int = 2, resumed_step: int = 0, **more: Any) -> Event:
+    spec = {"name": "demo", "pack": {"policy": "by-work"}}
+    return {
+        "v": 1, "kind": "instant", "name": "start", "t": t, "rank": 0, "version": "0.1.0",
+        "spec": spec, "origins": {"pack.policy": "run.toml:2"}, "model": {"layers": 2},
+        "environment": {"python": "3.11"}, "world": world, "resumed_step": resumed_step,
+        "corpus": {"documents": 3}, "curve": {"ns_per_token": 5.0}, **more,
+    }  # fmt: skip
+
+
+def scalar(step: int, rank: int = 0, *, t: float = 0.0, loss: float | None = 4.0) -> Event:
+    return {
+        "v": 1, "kind": "scalar", "name": "step", "t": t or 100.0 + step, "rank": rank,
+        "step": step, "loss": loss, "grad_norm": 1.0, "lr": 1e-3, "tokens": 64,
+        "tokens_seen": 64 * step, "step_s": 0.5, "tokens_per_s": 128.0, "mfu": 0.25,
+        "busy_s": 0.4 - 0.1 * rank, "wait_s": 0.1 * rank, "predicted_s": 0.38,
+        "predicted_step_s": 0.45, "memory_bytes": 1000, "peak_memory_bytes": 2000 + rank,
+    }  # fmt: skip
+
+
+def pack(step: int) -> Event:
+    return {
+        "v": 1, "kind": "decision", "name": "pack", "t": 100.0 + step, "rank": 0, "step": step,
+        "policy": "by-work", "plan_s": 0.001, "rank_tokens": [40, 24], "rank_documents": [1, 3],
+        "rank_flop": [2e9, 2e9], "predicted_s": [0.39, 0.37], "predicted_step_s": 0.45,
+        "in_order_predicted_s": [0.5, 0.26], "skew": 1.03, "in_order_skew": 1.32,
+        "micro_batches": [1, 2], "digest": "ab",
+    }  # fmt: skip
+
+
+def span(name: str, step: int, t: float, duration_s: float = 0.1, **more: Any) -> Event:
+    return {
+        "v": 1, "kind": "span", "name": name, "t": t, "rank": 0, "duration_s": duration_s,
+        "step": step, **more,
+    }  # fmt: skip
+
+
+def write(folder: Path, *ranks: list[Event], tail: str = "") -> Path:
+    (folder / "journal").mkdir(parents=True, exist_ok=True)
+    for rank, events in enumerate(ranks):
+        text = "".join(json.dumps(event) + "\n" for event in events) + tail
+        (folder / "journal" / f"rank-{rank:05d}.jsonl").write_text(text)
+    return folder
+
+
+def message(kind: type[Exception], folder: Path) -> str:
+    with pytest.raises(kind) as caught:
+        read_run(folder)
+    return str(caught.value)
+
+
+def test_columns_and_what_is_not_known(tmp_path: Path) -> None:
+    memory = {
+        "v": 1, "kind": "decision", "name": "memory", "t": 100.5, "rank": 0,
+        "forecast_bytes": 3000, "terms": {"weights": 1000, "activations": 2000},
+    }  # fmt: skip
+    stop = {
+        "v": 1, "kind": "instant", "name": "stop", "t": 110.0, "rank": 0, "reason": "done",
+        "step": 2,
+    }  # fmt: skip
+    fault = {
+        "v": 1, "kind": "fault", "name": "nan-loss", "t": 103.0, "rank": 1, "step": 2,
+        "message": "The loss is NaN.",
+    }  # fmt: skip
+    unknown = {"v": 1, "kind": "rumour", "name": "later", "t": 1.0, "rank": 0}
+    record = read_run(
+        write(
+            tmp_path,
+            [start(), memory, pack(1), scalar(1), pack(2), scalar(2, loss=None), unknown, stop],
+            [scalar(1, 1), fault],
+        )
+    )
+    assert record.ranks == 2 and record.start.policy == "by-work"
+    assert record.start.origins == {"pack.policy": "run.toml:2"}
+    assert record.step.tolist() == [1, 2]
+    assert record.loss[0] == 4.0 and np.isnan(record.loss[1])
+    assert record.tokens_seen.tolist() == [64, 128]
+    assert record.busy_s[0].tolist() == pytest.approx([0.4, 0.3])
+    assert record.busy_s[1, 0] == 0.4 and np.isnan(record.busy_s[1, 1])  # rank 1 is behind
+    assert record.predicted_s.tolist() == [[0.39, 0.37]] * 2
+    assert record.in_order_predicted_s[1].tolist() == [0.5, 0.26]
+    assert record.rank_documents[0].tolist() == [1, 3]
+    assert record.micro_batches[0].tolist() == [1, 2]
+    assert record.peak_memory_bytes[0].tolist() == [2000, 2001]
+    assert record.memory is not None and record.memory.terms["activations"] == 2000
+    assert record.stop is not None and (record.stop.reason, record.stop.step) == ("done", 2)
+    assert [(each.rank, each.name, each.step) for each in record.faults] == [(1, "nan-loss", 2)]
+    assert record.torn_lines == 0
+
+
+def test_without_packs_the_ranks_own_prediction_stands_in(tmp_path: Path) -> None:
+    record = read_run(write(tmp_path, [start(), scalar(1)], [scalar(1, 1)]))
+    assert record.predicted_s.tolist() == [[0.38, 0.38]]
+    assert np.isnan(record.skew).all() and record.memory is None and record.stop is None
+
+
+def test_spans_in_order_of_start(tmp_path: Path) -> None:
+    events = [
+        start(),
+        span("backward", 1, 101.2, micro_batch=0),
+        span("forward", 1, 101.0, 0.2, micro_batch=0),
+        span("reduce", 1, 101.3),
+        scalar(1),
+    ]
+    spans = read_run(write(tmp_path, events, [])).spans
+    assert [spans[0].names[index] for index in spans[0].name] == ["forward", "backward", "reduce"]
+    assert spans[0].t.tolist() == [101.0, 101.2, 101.3]
+    assert spans[0].duration_s.tolist() == [0.2, 0.1, 0.1]
+    assert spans[0].micro_batch[0] == 0 and np.isnan(spans[0].micro_batch[2])
+    assert spans[1].name.size == 0
+
+
+def test_a_resumed_step_is_shown_as_done_last(tmp_path: Path) -> None:
+    stop = {
+        "v": 1, "kind": "instant", "name": "stop", "t": 104.0, "rank": 0,
+        "reason": "interrupted", "step": 3,
+    }  # fmt: skip
+    first = [start(), *(each for step in (1, 2, 3) for each in (
+        span("forward", step, 100.0 + step), span("forward", step, 100.4 + step, micro_batch=1),
+        scalar(step),
+    )), stop]  # fmt: skip
+    second = [
+        start(200.0, resumed_step=1),
+        span("load", 1, 200.5),
+        span("forward", 2, 202.0),
+        scalar(2, t=202.5, loss=3.5),
+    ]
+    record = read_run(write(tmp_path, first + second, []))
+    assert record.start_t == (100.0, 200.0) and record.start.resumed_step == 1
+    assert record.step.tolist() == [1, 2, 3] and record.loss.tolist() == [4.0, 3.5, 4.0]
+    assert record.stop is None  # undone by resuming
+    spans = record.spans[0]
+    told = [(spans.names[name], step) for name, step in zip(spans.name, spans.step, strict=True)]
+    # Step 2's two spans of the first session are gone; loading at step 1 leaves step 1 alone.
+    assert told == [
+        ("forward", 1), ("forward", 1), ("forward", 3), ("forward", 3), ("load", 1), ("forward", 2),
+    ]  # fmt: skip
+
+
+def test_every_prefix_reads(tmp_path: Path) -> None:
+    events = [start(), pack(1), span("forward", 1, 101.0), scalar(1), scalar(2)]
+    write(tmp_path, events, [])
+    path = tmp_path / "journal" / "rank-00000.jsonl"
+    whole = path.read_bytes()
+    ends = np.cumsum([len(line) for line in whole.splitlines(keepends=True)])
+    for cut in range(int(ends[0]), len(whole) + 1, 3):
+        path.write_bytes(whole[:cut])
+        record = read_run(tmp_path)
+        at_least = int((ends[3:] <= cut).sum())
+        assert at_least <= record.step.size <= at_least + 1  # the newline itself may be torn off
+        assert record.torn_lines <= 1
+
+
+def test_a_torn_line_with_another_appended_loses_only_itself(tmp_path: Path) -> None:
+    write(tmp_path, [start(), scalar(1)], [])
+    path = tmp_path / "journal" / "rank-00000.jsonl"
+    torn = json.dumps(scalar(2))[:40]
+    path.write_text(path.read_text() + torn + json.dumps(scalar(3)) + "\n" + torn + "\n")
+    record = read_run(tmp_path)
+    assert record.step.tolist() == [1, 3] and record.torn_lines == 1
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    assert message(SpecError, tmp_path / "gone") == (
+        f"There is no {tmp_path}/gone. Give the folder of a run: the one that `equipoise train` "
+        "wrote, with journal/ inside it."
+    )
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    assert message(DataError, tmp_path) == (
+        f"{tmp_path} is no run: it has no journal/rank-00000.jsonl. Give the folder that "
+        "`equipoise train` wrote."
+    )
+    write(tmp_path / "a", [start()])
+    write(tmp_path / "b", [start()])
+    assert message(DataError, tmp_path) == (
+        f"{tmp_path} is no run: it has no journal/rank-00000.jsonl. Runs inside it: "
+        f"{tmp_path}/a, {tmp_path}/b."
+    )
+
+
+def test_a_run_that_never_started(tmp_path: Path) -> None:
+    assert message(DataError, write(tmp_path, [scalar(1)])) == (
+        f"{tmp_path} has a journal but no start event, so its run ended before its first step. "
+        "Start it again with `equipoise train`, then report on it."
+    )
+
+
+def test_a_newer_schema(tmp_path: Path) -> None:
+    assert message(DataError, write(tmp_path, [start(), scalar(1) | {"v": 2}])) == (
+        f"{tmp_path}/journal/rank-00000.jsonl:2 is of journal schema 2; this equipoise reads "
+        "schemas up to 1. Report with the equipoise that trained the run, or a newer one."
+    )
