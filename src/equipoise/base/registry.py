@@ -80,9 +80,10 @@ def find(name: str) -> System:
     if len(found) == 1:
         return found[0]
     if found:
-        names = ", ".join(each.name for each in found)
-        raise SpecError(f'"{name}" is a part of several systems: {names}. Give more of the name.')
+        several = ", ".join(each.name for each in found)
+        raise SpecError(f'"{name}" is a part of several systems: {several}. Give more of the name.')
+    names = {each.name.casefold(): each.name for each in systems()}
     raise SpecError(
-        f'No system is called "{name}". Nearest: {nearest(name, [s.name for s in systems()])}. '
+        f'No system is called "{name}". Nearest: {names[nearest(word, names)]}. '
         '"equipoise systems" lists all.'
     )

@@ -13,6 +13,7 @@ import argparse
 import importlib
 import os
 import re
+import select
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -26,7 +27,7 @@ from equipoise.cli.run_arguments import nearest_run_flag, split_overrides
 VERBS = {
     "init": "write a commented run.toml to start from",
     "config": "show what every key of a run resolves to, and why",
-    "pack": "show how a run's steps are packed, policy beside policy",
+    "pack": "show how evenly each policy would pack a corpus; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
     "check": "prove that every layout and packing gives one rank's loss and gradients",
@@ -155,12 +156,16 @@ def _unknown(parser: Parser, extras: Sequence[str]) -> str:
 def _is_stdout_broken() -> bool:
     """Whether it was our reader who left (``equipoise systems | head``), and not a rank's pipe."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes once more on its way out, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # stdout is no file
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    # Python flushes once more on its way out, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from equipoise.spec.load import nearest_key, read_run
 from equipoise.spec.model import preset
 from equipoise.spec.run import RunSpec
 
+PACK = RunSpec().pack
+
 
 def write(folder: Path, text: str, name: str = "run.toml") -> Path:
     path = folder / name
@@ -30,10 +32,11 @@ def faults(path: Path | None, *overrides: tuple[str, str]) -> str:
 def test_without_a_file_everything_is_a_default() -> None:
     run = read_run(None)
     assert run.spec == RunSpec()
-    assert run.model == preset("7m")
+    name = RunSpec().model.preset
+    assert run.model == preset(name)
     assert run.base == Path.cwd()
     assert run.origins["train.steps"] == "default"
-    assert run.origins["model.layers"] == "preset 7m"
+    assert run.origins["model.layers"] == f"preset {name}"
     assert run.origins["model.vocab"] == "data.vocab"
 
 
@@ -96,6 +99,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
         "warmup_steps = 5000\n"
         "[pack]\n"
         "step_tokens = 5000\n"
+        "context_tokens = 4096\n"
         "[layout]\n"
         "cpp = 2\n",
     )
@@ -103,8 +107,8 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
         'run.toml:3  train.precision: "fp8" is not one of "fp32", "bf16". Nearest: "fp32".\n'
         "run.toml:4  train.steps: 0 is too small; the least is 1.\n"
         "run.toml:7  pack.step_tokens: 5000 is not a multiple of pack.context_tokens, "
-        "4096 (default). Nearest: 4096 or 8192.\n"
-        "run.toml:9  layout.cpp: no such key. Nearest: layout.dp\n"
+        "4096 (run.toml:8). Nearest: 4096 or 8192.\n"
+        "run.toml:10  layout.cpp: no such key. Nearest: layout.dp\n"
         "base.toml:2  checkpoint.keep: 0 is too small; the least is 1.\n"
         '--train.lr: needs a number, got "fast" (text).\n'
         "--train.step: no such key. Nearest: --train.steps"
@@ -184,24 +188,26 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
         "Set train.warmup_steps to 5 or less.",
     ),
     (
-        "pack.step_tokens = 10000",
+        "pack.step_tokens = 10000\npack.context_tokens = 4096",
         "run.toml:1  pack.step_tokens: 10000 is not a multiple of pack.context_tokens, "
-        "4096 (default). Nearest: 8192 or 12288.",
+        "4096 (run.toml:2). Nearest: 8192 or 12288.",
     ),
     (
         "pack.step_tokens = 1000",
         "run.toml:1  pack.step_tokens: 1000 is not a multiple of pack.context_tokens, "
-        "4096 (default). Nearest: 4096.",
+        f"{PACK.context_tokens} (default). Nearest: {PACK.context_tokens}.",
     ),
     (
         "pack.context_tokens = 3000",
-        "run.toml:1  pack.context_tokens: pack.step_tokens, 16384 (default), is not a multiple "
-        "of 3000. Set pack.step_tokens to 15000 or 18000.",
+        f"run.toml:1  pack.context_tokens: pack.step_tokens, {PACK.step_tokens} (default), is not "
+        f"a multiple of 3000. Set pack.step_tokens to {PACK.step_tokens // 3000 * 3000} or "
+        f"{PACK.step_tokens // 3000 * 3000 + 3000}.",
     ),
     (
-        "pack.max_tokens = 4000",
-        "run.toml:1  pack.max_tokens: 4000 is fewer than pack.context_tokens, 4096 (default): "
-        "a whole window must fit. The least is 4096.",
+        "pack.max_tokens = 1000",
+        f"run.toml:1  pack.max_tokens: 1000 is fewer than pack.context_tokens, "
+        f"{PACK.context_tokens} (default): a whole window must fit. "
+        f"The least is {PACK.context_tokens}.",
     ),
     (
         'data.source = "jsonl"',
@@ -226,25 +232,25 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
     ),
     ('model.init = "hf:"', 'run.toml:1  model.init: "hf:" is not one of "random", "hf:DIR".'),
     (
-        "model.hidden = 250",
+        "model.hidden = 250\nmodel.preset = '7m'",
         "run.toml:1  model.hidden: 250 does not divide into heads of an even width by "
         "model.heads, 4 (preset 7m). Nearest: 248 or 256; or give model.head_width.",
     ),
     (
-        "model.heads = 6",
+        "model.heads = 6\nmodel.preset = '7m'",
         "run.toml:1  model.heads: model.hidden, 256 (preset 7m), does not divide into 6 heads of "
         "an even width. Set model.hidden to 252 or 264, or give model.head_width.",
     ),
     (
-        "model.head_width = 33",
+        "model.head_width = 33\nmodel.preset = '7m'",
         "run.toml:1  model.head_width: 33 is odd; rotary angles turn pairs. Nearest: 32 or 34.",
     ),
     (
-        "model.kv_heads = 3",
+        "model.kv_heads = 3\nmodel.preset = '7m'",
         "run.toml:1  model.kv_heads: 3 does not divide model.heads, 4 (preset 7m). Nearest: 2.",
     ),
     (
-        "model.heads = 1",
+        "model.heads = 1\nmodel.preset = '7m'",
         "run.toml:1  model.heads: 1 is not a multiple of model.kv_heads, 2 (preset 7m). "
         "Set model.kv_heads to 1.",
     ),
@@ -321,21 +327,23 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_sizes_replace_the_presets(tmp_path: Path) -> None:
-    run = read_run(write(tmp_path, "[model]\nhidden = 128\nlayers = 2\ntied = true\n"))
+    run = read_run(
+        write(tmp_path, "[model]\nhidden = 128\nlayers = 2\ntied = true\npreset = '7m'\n")
+    )
     assert run.model == dataclasses.replace(
         preset("7m"), hidden=128, layers=2, head_width=32, tied=True
     )
     assert run.origins["model.head_width"] == "model.hidden // model.heads"
     assert run.origins["model.layers"] == "run.toml:3"
-    wide = read_run(write(tmp_path, "[model]\nhidden = 128\nhead_width = 64\n"))
+    wide = read_run(write(tmp_path, "[model]\nhidden = 128\nhead_width = 64\npreset = '7m'\n"))
     assert (wide.model.hidden, wide.model.head_width) == (128, 64)
 
 
 def test_the_vocabulary_follows_the_tokenizer(tmp_path: Path) -> None:
     assert read_run(None, [("data.vocab", "300")]).model.vocab == 300
     assert read_run(None, [("data.vocab", "300"), ("model.vocab", "512")]).model.vocab == 512
-    given = read_run(None, [("data.tokenizer", "tokenizer.json"), ("data.vocab", "300")])
-    assert (given.model.vocab, given.origins["model.vocab"]) == (4096, "preset 7m")
+    given = read_run(None, [("data.tokenizer", "a.json"), ("model.preset", "30m")])
+    assert (given.model.vocab, given.origins["model.vocab"]) == (8192, "preset 30m")
 
 
 def write_hf(folder: Path, **changed: Any) -> None:

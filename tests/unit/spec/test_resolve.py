@@ -13,7 +13,7 @@ from equipoise.spec.run import RunSpec
 RUNS: list[list[tuple[str, str]]] = [
     [],
     [("name", "b"), ("model.hidden", "128"), ("train.lr", "1e-20"), ("layout.dp", "3")],
-    [("data.source", "text"), ("data.path", 'a "b" \\ c\t\x7fé'), ("pack.max_tokens", "5000")],
+    [("data.source", "text"), ("data.path", 'a "b" \\ c\t\x7fé'), ("pack.max_tokens", "500000")],
 ]
 
 
@@ -32,10 +32,10 @@ def test_what_is_rendered_loads_back_to_the_same_digest(
 
 
 def test_rendered_lines_say_where_values_come_from(tmp_path: Path) -> None:
-    run = reload("[train]\nsteps = 50\n", tmp_path)
+    run = reload("train.steps = 50\nmodel.preset = '7m'\npack.context_tokens = 4096\n", tmp_path)
     lines = render(run).splitlines()
     assert lines[0] == f"# {run.model.params / 1e6:.1f}M parameters; digest {run.digest}"
-    assert "steps = 50                    # run.toml:2" in lines
+    assert "steps = 50                    # run.toml:1" in lines
     assert "#layers = 6                   # preset 7m" in lines
     assert "#max_tokens = 5120            # default" in lines
     notes = {line.index("  # ") for line in lines if "  # " in line and line[0] != " "}
@@ -57,9 +57,9 @@ def test_the_template_loads_to_what_was_given(
 def test_the_template_switched_on_is_the_default_run(tmp_path: Path) -> None:
     run = reload(re.sub(r"^#(?=\w)", "", template(read_run(None)), flags=re.M), tmp_path)
     assert run.model == read_run(None).model
-    assert set(run.origins.values()) & {"default", "preset 7m", "data.vocab"} == set()
+    assert all(origin.startswith("run.toml:") for origin in run.origins.values())
     assert (run.spec.train, run.spec.data) == (RunSpec().train, RunSpec().data)
-    assert run.spec.pack.max_tokens == 5120
+    assert run.spec.pack.max_tokens == 1.25 * RunSpec().pack.context_tokens
 
 
 def test_plain_data_has_every_key() -> None:

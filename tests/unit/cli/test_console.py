@@ -1,0 +1,68 @@
+"""Progress and colour, on a terminal and off one."""
+
+import io
+import re
+
+import pytest
+
+from equipoise.cli.console import StageProgress, make_console, make_progress
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def use(progress: StageProgress, done: int) -> None:
+    progress.start("tokenize books", 8)
+    progress.advance(done - 1)
+    progress.advance()
+    progress.finish()
+
+
+def test_off_a_terminal_a_stage_is_one_line() -> None:
+    file = io.StringIO()
+    use(StageProgress(file=file), 8)
+    assert re.fullmatch(r"tokenize books: done in \d+\.\d ms\n", file.getvalue())
+
+
+def test_a_stage_that_fails_says_how_far_it_came() -> None:
+    file = io.StringIO()
+    use(StageProgress(file=file), 2)
+    assert re.fullmatch(r"tokenize books: stopped at 25% after \d+\.\d ms\n", file.getvalue())
+
+
+def test_quiet_is_silent() -> None:
+    for file in (io.StringIO(), Terminal()):
+        use(StageProgress(quiet=True, file=file), 8)
+        assert file.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    file = Terminal()
+    use(StageProgress(file=file), 8)
+    assert "tokenize books" in file.getvalue()
+    assert "100%" in file.getvalue()
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    use(make_progress(), 8)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("tokenize books: done in ")
+
+
+def test_no_colour_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    file = io.StringIO()
+    make_console(file=file).print("[b] 12", style="bold red")
+    assert file.getvalue() == "[b] 12\n"
+
+
+def test_a_quiet_console_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    make_console(quiet=True).print("x")
+    make_console().print("y")
+    assert capsys.readouterr().out == "y\n"
