@@ -9,6 +9,9 @@ What it decides
     ``by-tokens``  whole pieces, equal token counts.
     ``by-work``    whole pieces, equal predicted seconds, at most ``max_tokens`` a micro-batch.
 
+    With ``cut = "windows"`` every policy is given the very pieces that in-order makes, so
+    that two policies differ in nothing but who computes what: same gradient, other times.
+
 Kept true (tests/unit/balance/test_pack.py, by Hypothesis)
     Each token of the step is in exactly one piece; every rank has the same number of
     micro-batches; no micro-batch is over its cap; pieces are whole except under in-order;
@@ -46,21 +49,29 @@ def _lengths(pieces: Pieces) -> Ints:
     return lengths
 
 
-def pack_in_order(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Fill windows of ``context_tokens`` in order and cut at their edges; deal them to ranks."""
-    del curve  # a plain pack looks at tokens alone
+def cut_at_windows(pieces: Pieces, context_tokens: int) -> Pieces:
+    """Cut pieces, laid end to end, at every multiple of ``context_tokens``.
+
+    >>> cut_at_windows(np.array([[7, 0, 3], [9, 2, 7]]), 4).tolist()
+    [[7, 0, 3], [9, 2, 3], [9, 3, 7]]
+    """
     stops = np.cumsum(_lengths(pieces))
     total = int(stops[-1])
-    windows = -(-total // pack.context_tokens)
-    windows = -(-windows // ranks) * ranks
-    edges = np.arange(1, windows) * pack.context_tokens
-    cuts = np.union1d(stops, edges[edges < total])
+    cuts = np.union1d(stops, np.arange(context_tokens, total, context_tokens))
     starts = np.concatenate(([0], cuts[:-1]))
     owner = np.searchsorted(stops, starts, side="right")
     shift = pieces[owner, 2] - stops[owner]
-    cut_pieces = np.stack((pieces[owner, 0], starts + shift, cuts + shift), axis=1)
-    window_of = starts // pack.context_tokens
-    batches = [MicroBatch(cut_pieces[window_of == index]) for index in range(windows)]
+    return np.stack((pieces[owner, 0], starts + shift, cuts + shift), axis=1)
+
+
+def pack_in_order(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+    """Fill windows of ``context_tokens`` in order and cut at their edges; deal them to ranks."""
+    del curve  # a plain pack looks at tokens alone
+    cut = cut_at_windows(pieces, pack.context_tokens)
+    lengths = _lengths(cut)
+    window_of = (np.cumsum(lengths) - lengths) // pack.context_tokens
+    windows = -(-int(window_of[-1] + 1) // ranks) * ranks
+    batches = [MicroBatch(cut[window_of == index]) for index in range(windows)]
     return PackedStep("in-order", tuple(tuple(batches[rank::ranks]) for rank in range(ranks)))
 
 
@@ -129,7 +140,7 @@ POLICIES: dict[str, Packer] = {
 
 
 def pack_step(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Pack one step's pieces by the policy of ``pack``.
+    """Pack one step's pieces by the policy of ``pack``, cut where ``pack.cut`` says.
 
     Args:
         pieces: int64 [n, 3] of (document, start, stop); n >= 1.
@@ -140,6 +151,8 @@ def pack_step(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> P
     Raises:
         LayoutError: fewer documents than ranks, or a document over the cap.
     """
+    if pack.cut == "windows":
+        pieces = cut_at_windows(pieces, pack.context_tokens)
     return POLICIES[pack.policy](pieces, pack, ranks, curve)
 
 

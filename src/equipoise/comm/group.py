@@ -31,9 +31,9 @@ class Ranks:
     def gather_floats(self, values: list[float]) -> torch.Tensor:
         """Every rank's row of numbers, float64 [world, len(values)]; also a barrier."""
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        rows = torch.empty(self.world, len(values), dtype=torch.float64, device=self.device)
+        rows = mine.new_empty(self.world * len(values))  # gloo wants ranks laid end to end
         dist.all_gather_into_tensor(rows, mine)
-        return rows.cpu()
+        return rows.view(self.world, -1).cpu()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's object, for small ones at rare moments."""

@@ -46,7 +46,7 @@ class DataSpec:
 class ModelSection:
     """Which decoder to train. Any size given here replaces the preset's."""
 
-    preset: Annotated[str, Field(description="name of a ModelSpec preset")] = "7m"
+    preset: Annotated[str, Field(description="name of a ModelSpec preset")] = "2m"
     init: Annotated[
         str,
         Field(
@@ -74,10 +74,17 @@ class PackSpec:
     context_tokens: Annotated[
         int,
         Field(ge=2, description="window: longer documents are cut; tokens of an in-order pack"),
-    ] = 4096
+    ] = 8192
     step_tokens: Annotated[
         int, Field(ge=2, description="tokens of one optimizer step, over all ranks")
-    ] = 16_384
+    ] = 32_768
+    cut: Annotated[
+        Literal["documents", "windows"],
+        Field(
+            description='where documents are cut: "documents" only those longer than a window, '
+            '"windows" also at each window\'s edge, as in-order always does'
+        ),
+    ] = "documents"
     max_tokens: Annotated[
         int | None,
         Field(
