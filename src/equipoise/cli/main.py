@@ -11,6 +11,7 @@ Kept true (tests/unit/cli/test_main.py)
 
 import argparse
 import importlib
+import io
 import os
 import re
 import select
@@ -31,7 +32,7 @@ VERBS = {
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
     "check": "prove that every layout and packing gives one rank's loss and gradients",
-    "convert": "turn checkpoints into Hugging Face folders, and back",
+    "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "inspect": "say what a file or a folder of a run holds",
     "systems": "list the published systems that equipoise unites, and which of them work",
 }
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     that cannot be used, 5 check failed, 6 fault not recovered, 130 interrupted, 141 nobody
     reads the output any more.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that an ASCII terminal cannot show is no reason to die.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.digest import digest, digest_bytes, digest_file
@@ -40,6 +40,7 @@ def test_arrays_differ_by_type_shape_and_bytes() -> None:
     assert len(names) == 4
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.booleans()))
 def test_the_order_of_keys_does_not_matter(value: dict[str, int | str | bool]) -> None:
     assert digest(value) == digest(dict(reversed(value.items())))

@@ -2,7 +2,7 @@
 
 import argparse
 import importlib
-import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -183,3 +183,15 @@ def test_a_reader_who_leaves_is_no_error() -> None:
         process.stdin.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == 141
+
+
+def test_a_terminal_of_few_letters() -> None:
+    argv = ["config", "--data.source", "text", "--data.path", "é"]
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise.cli.main", *argv],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'path = "\\xe9"' in done.stdout

@@ -4,7 +4,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.spec.load import TomlPath, locate
@@ -153,6 +153,7 @@ def paths(part: Any, path: TomlPath = ()) -> set[TomlPath]:
     return found.union(*(paths(value, (*path, key)) for key, value in items))
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_every_key_is_found_where_it_was_put(layout: Layout) -> None:
     found = locate(layout.text)
