@@ -275,7 +275,7 @@ def _about(record: RunRecord) -> str:
         f"{model.get('layers', '?')} layers of {model.get('hidden', '?')}",
         f"{record.ranks} rank{'s' if record.ranks > 1 else ''}",
         f"ZeRO {spec['layout.zero']}" if "layout.zero" in spec else "",
-        f"{record.step.size:,} steps",
+        f"{record.step.size:,} step{'' if record.step.size == 1 else 's'}",
         f"{format_count(float(record.tokens_seen[-1]))} tokens"
         if record.step.size and not math.isnan(record.tokens_seen[-1])
         else "",

@@ -232,37 +232,63 @@ def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) ->
     """The page in one sentence with its numbers."""
     known = [each for each in comparisons if not math.isnan(each.measured)]
     if known:
-        best = max(known, key=lambda each: each.measured)
-        faster = best.measured >= 1
-        measured, predicted = (
-            (best.measured, best.predicted) if faster else (1 / best.measured, 1 / best.predicted)
-        )
-        word = "faster" if faster else "slower"
-        where = (
-            "per step than {} on the same documents"
-            if best.is_same_documents
-            else "per token than {}, which trained other documents"
-        ).format(best.baseline)
-        # A prediction below 1 foresaw the other run as the faster one.
-        foresaw = "" if math.isnan(predicted) else f"; predicted {predicted:.2f}×"
-        return f"{best.label} is {measured:.2f}× {word} {where}{foresaw}."
-    only = summaries[0]
+        # What was run on the same documents says more than any ratio that was not.
+        best = max(known, key=lambda each: (each.is_same_documents, each.measured))
+        return _same_documents(best) if best.is_same_documents else _other_documents(best)
+    return _alone(summaries[0])
+
+
+def _same_documents(best: Comparison) -> str:
+    measured, predicted, word = best.measured, best.predicted, "faster"
+    if measured < 1:
+        measured, predicted, word = 1 / measured, 1 / predicted, "slower"
+    return (
+        f"{best.label} is {measured:.2f}× {word} per step than {best.baseline} on the same "
+        f"documents{_foreseen('; predicted {}', predicted)}."
+    )
+
+
+def _other_documents(best: Comparison) -> str:
+    keys = best.differs_in[:3] + (("more",) if len(best.differs_in) > 3 else ())
+    differ = f" The runs differ in {_listed(keys)}." if keys else " Their documents differ."
+    return (
+        f"{best.label} trains {best.measured:.2f}× the tokens a second of {best.baseline}"
+        f"{_foreseen('; predicted {}', best.predicted)}.{differ}"
+    )
+
+
+def _alone(only: Summary) -> str:
     if only.steps == 0:
         return f"{only.label} has not finished a step yet."
-    if only.ranks == 1:
-        return (
-            f"One rank has nothing to even out: {format_count(only.tokens_per_s)} tokens/s, "
-            f"step time predicted to within {_percent(only.step_error)}."
+    if only.ranks == 1 or math.isnan(only.skew):
+        where = "one rank" if only.ranks == 1 else f"{only.ranks} ranks"
+        error = _percent(only.step_error)
+        foreseen = (
+            f"; half of its steps took what was predicted to within {error}"
+            if not math.isnan(only.step_error)
+            else ""
         )
+        rate = format_count(only.tokens_per_s)
+        return f"{only.label} trains {rate} tokens a second on {where}{foreseen}."
     if only.policy == IN_ORDER:
         return (
-            f"Packed in order, the fullest of {only.ranks} ranks works {only.skew:.2f}× "
-            f"the mean; predicted {only.predicted_skew:.2f}×."
+            f"Packed in order, the fullest of {only.ranks} ranks works {only.skew:.2f}× the mean"
+            f"{_foreseen('; predicted {}', only.predicted_skew)}."
         )
     return (
-        f"{only.label} brings the fullest of {only.ranks} ranks to {only.skew:.2f}× the mean, "
-        f"predicted {only.predicted_skew:.2f}×; in order it would be {only.in_order_skew:.2f}×."
+        f"{only.label} brings the fullest of {only.ranks} ranks to {only.skew:.2f}× the mean"
+        f"{_foreseen(', predicted {}', only.predicted_skew)}"
+        f"{_foreseen('; in order it would be {}', only.in_order_skew)}."
     )
+
+
+def _foreseen(clause: str, times: float) -> str:
+    """The clause around a ratio; nothing where the ratio is unknown."""
+    return "" if math.isnan(times) else clause.format(f"{times:.2f}×")
+
+
+def _listed(items: Sequence[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict[str, str]:
@@ -292,8 +318,8 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
 
     only = summaries[0]
     in_order = (
-        f"; packed in order it would be {only.in_order_skew:.2f}×"
-        if len(summaries) == 1 and only.policy != IN_ORDER and not math.isnan(only.in_order_skew)
+        _foreseen("; packed in order it would be {}", only.in_order_skew)
+        if len(summaries) == 1 and only.policy != IN_ORDER
         else ""
     )
     total = f"After {format_count(only.tokens)} tokens the loss" if one_total else "Loss"

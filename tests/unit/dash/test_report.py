@@ -71,7 +71,7 @@ def test_a_long_run_is_drawn_by_samples_that_say_so(journals: ModuleType, tmp_pa
     record = read_run(journals.write_run(tmp_path / "run", steps=900, ranks=3))
     (run,) = figures.page_data([record])["runs"]
     line = run["lines"]["measured_skew"]
-    assert len(line["x"]) == figures.LINE_POINTS and line["steps_a_point"] == 5
+    assert len(line["x"]) == 180 <= figures.LINE_POINTS and line["steps_a_point"] == 5
     busy = record.busy_s.max(axis=1) / record.busy_s.mean(axis=1)
     assert max(line["high"]) == pytest.approx(busy.max(), rel=1e-5)  # no spike is lost
     assert min(line["low"]) == pytest.approx(busy.min(), rel=1e-5)

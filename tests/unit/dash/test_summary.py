@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -109,9 +110,14 @@ def test_runs_on_other_documents_are_compared_by_tokens(
     assert comparison.measured == pytest.approx(
         summaries[1].tokens_per_s / summaries[0].tokens_per_s
     )
-    assert "per token than in-order, which trained other documents" in headline(
-        summaries, [comparison]
+    told = headline(summaries, [comparison])
+    assert told == (
+        f"by-work trains {comparison.measured:.2f}× the tokens a second of in-order; predicted "
+        f"{comparison.predicted:.2f}×. The runs differ in pack.policy."
     )
+    # One on the same documents is told first, were it the slower one.
+    same = dataclasses.replace(comparison, is_same_documents=True, measured=1.01, label="mine")
+    assert headline(summaries, [comparison, same]).startswith("mine is 1.01× faster per step")
 
 
 def test_a_slower_run_is_called_slower(records: list[RunRecord]) -> None:
@@ -135,7 +141,20 @@ def test_headline_of_one_run(
         f"predicted {in_order.predicted_skew:.2f}×."
     )
     alone = read_run(journals.write_run(tmp_path / "alone", ranks=1))
-    assert headline(summaries_of([alone]), []).startswith("One rank has nothing to even out: ")
+    (one,) = summaries_of([alone])
+    assert re.fullmatch(
+        r"by-work trains [\d.,k]+ tokens a second on one rank; half of its steps took what was "
+        r"predicted to within [\d.]+%\.",
+        headline([one], []),
+    )
+    blind = dataclasses.replace(
+        in_order, predicted_skew=math.nan, in_order_skew=math.nan, policy="by-work"
+    )
+    assert headline([blind], []) == (
+        f"in-order brings the fullest of 2 ranks to {blind.skew:.2f}× the mean."
+    )
+    blinder = dataclasses.replace(blind, skew=math.nan, step_error=math.nan, tokens_per_s=950.0)
+    assert headline([blinder], []) == "in-order trains 950 tokens a second on 2 ranks."
     unborn = read_run(journals.write_run(tmp_path / "unborn", steps=0, stop=False))
     assert headline(summaries_of([unborn]), []) == "by-work has not finished a step yet."
 

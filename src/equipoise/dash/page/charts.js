@@ -1,12 +1,13 @@
 // The figures: what each draws of the data, and the numbers of its table.
 
-const palette = ["var(--other-0)", "var(--other-1)", "var(--other-2)"];
-const policies = data.runs.map((run) => run.policy);
-data.runs.forEach((run, index) => {
-  const named = ["by-work", "in-order", "by-tokens"].includes(run.policy);
-  const alone = policies.indexOf(run.policy) === index;
-  run.color = named && alone ? `var(--${run.policy})` : palette[index % palette.length];
-});
+// The first run of a policy has the policy's colour; others, colours that no policy has.
+const taken = new Set();
+let spare = 0;
+for (const run of data.runs) {
+  const isFirst = ["by-work", "in-order", "by-tokens"].includes(run.policy) && !taken.has(run.policy);
+  run.color = isFirst ? `var(--${run.policy})` : `var(--other-${spare++ % 3})`;
+  taken.add(run.policy);
+}
 const names = data.runs.map((run) => run.label);
 // Figures of one run open at one that packs by something.
 const firstRun = Math.max(0, data.runs.findIndex((run) => !run.is_in_order));
@@ -142,7 +143,8 @@ function histogramFigure() {
 }
 
 function workFigure() {
-  if (!data.runs.some((run) => run.bars.step.length)) return;
+  // One rank shares its work with nobody.
+  if (!data.runs.some((run) => run.bars.step.length && run.summary.ranks > 1)) return;
   const figure = addFigure({ id: "work", title: "The work of each rank", marks: ["predicted", "measured"], wide: !hasFewRanks });
   let run, chosen, redraw = () => {};
   const show = () => {
@@ -211,6 +213,7 @@ function workFigure() {
 }
 
 function skewFigure() {
+  if (data.runs.every((run) => run.summary.ranks === 1)) return;
   const before = data.runs[firstRun].lines.in_order_skew;
   const lines = [
     ...(data.runs.some((run) => run.is_in_order) ? [] : [{ ...before, name: "in order, predicted", color: "var(--before-ink)", dashed: true }]),

@@ -35,8 +35,15 @@ function runsTable() {
     ["Peak memory", ["measured", (one) => formatBytes(one.peak_memory_bytes)], ["predicted", (one) => formatBytes(one.forecast_bytes)]],
     ["Last loss", ["measured", (one) => formatLoss(one.loss)]],
     ["Packing a step", ["measured", (one) => formatSeconds(one.plan_s)]],
-    ["Median error", ["of step time", (one) => formatPercent(one.step_error)], ["of the worst rank's compute", (one) => formatPercent(worst(one.busy_error))]],
+    ["Median error", ["step time", (one) => formatPercent(one.step_error)], ["worst rank's compute", (one) => formatPercent(worst(one.busy_error))]],
   ];
+  if (data.comparisons.length) {
+    // A run that trained other documents, or on other ranks, is compared by tokens a second.
+    const of = (one) => data.comparisons.find((each) => each.label === one.label);
+    const isSame = data.comparisons.every((each) => each.is_same_documents);
+    rows.unshift([`Speed over ${data.comparisons[0].baseline}`, ["measured", (one) => formatTimes(of(one)?.measured)], ["predicted", (one) => formatTimes(of(one)?.predicted)]]);
+    if (!isSame) rows.splice(1, 0, ["On the same documents", ["", (one) => (of(one) ? (of(one).is_same_documents ? "yes" : "no") : missing)]]);
+  }
   const lines = ([name, ...shown]) => shown.map(([kind, format], index) => element(
     "tr", { class: index + 1 < shown.length ? "continues" : "" },
     index ? null : element("th", { scope: "row", rowspan: shown.length }, name),
@@ -49,6 +56,7 @@ function runsTable() {
     element("thead", {}, element("tr", {}, element("td", { colspan: 2 }), ...data.runs.map((run) => element("th", { scope: "col", class: "number" }, swatch(run), run.label)))),
     element("tbody", {}, ...rows.flatMap(lines)),
   )));
+  document.querySelector(".overview").classList.toggle("is-many", data.runs.length > 2);
   for (const run of data.runs) document.getElementById("about").append(
     element("dt", {}, swatch(run), run.label),
     element("dd", {}, `${run.about} · ${run.status}`, element("span", { class: "folder" }, run.summary.folder)),
