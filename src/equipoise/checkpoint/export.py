@@ -1,0 +1,84 @@
+"""The weights of a checkpoint alone, in one process and without a process group.
+
+What it decides
+    Only the model's tensors are read: AdamW's moments, two thirds of the bytes, stay on the
+    disk. However many ranks wrote the checkpoint, each tensor comes out whole.
+
+Kept true (tests/oracle/test_convert.py)
+    Bitwise the weights that were saved; a torn checkpoint is never read.
+"""
+
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from equipoise.base.errors import CheckpointError
+from equipoise.checkpoint.manifest import Manifest, read_manifest
+from equipoise.nn.hf import weight_shapes
+from equipoise.spec.model import ModelSpec, RopeScaling
+
+
+def model_of(manifest: Manifest) -> ModelSpec:
+    """The ModelSpec that a manifest holds as plain data.
+
+    Raises:
+        CheckpointError: a size is missing or unknown.
+    """
+    sizes = dict(manifest.model)
+    try:
+        if sizes.get("rope_scaling") is not None:
+            sizes["rope_scaling"] = RopeScaling(**sizes["rope_scaling"])
+        return ModelSpec(**sizes)
+    except TypeError as error:
+        raise CheckpointError(
+            f"The manifest of step {manifest.step} was written by equipoise {manifest.version}, "
+            f"and its model cannot be read ({error}). Use that version."
+        ) from error
+
+
+def read_checkpoint_weights(
+    folder: Path, manifest: Manifest | None = None
+) -> tuple[ModelSpec, dict[str, Tensor]]:
+    """Read a checkpoint's weights, whole, on the CPU.
+
+    Args:
+        folder: A checkpoint, such as ``runs/run/checkpoint/step-000250``.
+        manifest: The folder's, where it has just been verified; else every byte is.
+
+    Returns:
+        The model, and its weights by name as they were trained: fp32.
+
+    Raises:
+        CheckpointError: the checkpoint is torn, of a newer format, or lacks a weight.
+    """
+    model = model_of(manifest or read_manifest(folder))
+    weights = {name: torch.empty(shape) for name, shape in weight_shapes(model).items()}
+    log = logging.getLogger("torch.distributed.checkpoint")
+    level = log.level
+    try:
+        # torch logs a traceback of its own for what is raised here in one sentence.
+        log.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            # no_dist is asked for; torch warns that it is.
+            warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
+            load({"model": weights}, checkpoint_id=folder, no_dist=True)
+    except (CheckpointException, Exception) as error:  # CheckpointException is no Exception
+        raise CheckpointError(
+            f"The weights of {folder} could not be read ({_cause(error)})."
+        ) from error
+    finally:
+        log.setLevel(level)
+    return model, weights
+
+
+def _cause(error: BaseException) -> str:
+    """The last line of what went wrong on this one rank."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).strip().splitlines()
+    return lines[-1].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,288 @@
+"""Weights and tokenizer of a GGUF file, the form in which models travel as one file.
+
+Why
+    A GGUF of a small model is on many machines, and in packages, where no Hugging Face folder
+    is. Dequantised it is a place to start training from.
+
+What it decides
+    llama.cpp turns neighbouring rotary pairs, so its converter reorders the rows of queries
+    and keys; they are put back here. For one head of width 6::
+
+        half-split, here   a0 a1 a2 b0 b1 b2      pair i is (row i, row i + 3)
+        neighbours, GGUF   a0 b0 a1 b1 a2 b2      pair i is (row 2 i, row 2 i + 1)
+
+    What the file says and this decoder does not compute (experts, scaled or partial rotation)
+    is refused by name.
+
+Kept true (tests/oracle/test_smollm2.py, tests/unit/nn/test_gguf_weights.py)
+    Logits equal those of ``transformers`` on the same file; so do token ids, but for spaces
+    and number signs before a digit, where transformers 5.23 does not know "smollm" and splits
+    as GPT-2 does.
+
+Sources
+    gguf.md of github.com/ggml-org/ggml for the keys; llama.cpp, ``convert_hf_to_gguf.py``,
+    ``LlamaModel.permute`` for the order of rows; llama.cpp, ``llama-vocab.cpp`` for how a named
+    pre-tokenizer splits text.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.base.errors import ModelError
+from equipoise.nn.hf import check_weights, weight_shapes
+from equipoise.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    import tokenizers
+
+ARCHITECTURE = "llama"
+
+_OUTER = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
+_INNER = {
+    "attention_norm": "attn_norm",
+    "attention.query": "attn_q",
+    "attention.key": "attn_k",
+    "attention.value": "attn_v",
+    "attention.output": "attn_output",
+    "feed_forward_norm": "ffn_norm",
+    "feed_forward.gate": "ffn_gate",
+    "feed_forward.up": "ffn_up",
+    "feed_forward.down": "ffn_down",
+}
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_PERMUTED = re.compile(r".+\.attention\.(query|key)\.weight")
+_ROPE_THETA = 10_000.0  # llama.cpp's default of rope.freq_base
+
+# tokenizer.ggml.pre, and whether digits are split from all else, and from each other, before
+# GPT-2's own expression splits the rest.
+_SPLITS_DIGITS = {"smollm": True, "gpt-2": False}
+_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a GGUF file says of itself; no weight is read for it."""
+
+    name: str
+    model: ModelSpec
+    context_tokens: int | None
+    tensors: int
+    tensor_bytes: int
+    quantisations: dict[str, int]
+    """Number of tensors of each kind."""
+    tokenizer_config: dict[str, str]
+    """``eos_token`` and its like, and the chat template; for tokenizer_config.json."""
+
+
+def read_gguf_header(file: Path) -> GgufHeader:
+    """Read the sizes and the special tokens of a GGUF file.
+
+    Raises:
+        ModelError: as ``read_gguf``.
+    """
+    return _header(file, _open(file))
+
+
+def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
+    """Read a GGUF file of the llama architecture, dequantised.
+
+    Returns:
+        The model, its weights by our names in fp32, and the text of a tokenizer.json, or None
+        where the file has no byte-level BPE that can be rebuilt.
+
+    Raises:
+        ModelError: gguf is not installed, the file is damaged, or it holds something that the
+            decoder does not compute.
+
+    Cost: 4 bytes of memory a weight.
+    """
+    reader = _open(file)
+    model = _header(file, reader).model
+    from gguf.quants import dequantize
+
+    tensors = {str(tensor.name): tensor for tensor in reader.tensors}
+    state: dict[str, Tensor] = {}
+    for name in weight_shapes(model):
+        if (tensor := tensors.pop(_gguf_name(name), None)) is None:
+            continue
+        try:
+            values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        except NotImplementedError:
+            raise ModelError(
+                f"{file}: {tensor.name} is quantised as {tensor.tensor_type.name}, which the gguf "
+                "package cannot undo. Give a file of another quantisation."
+            ) from None
+        if _PERMUTED.fullmatch(name):
+            # [heads * E, D] -> [heads, E/2, 2, D] -> [heads, 2, E/2, D] -> [heads * E, D]
+            pairs = values.reshape(-1, model.head_width // 2, 2, values.shape[-1])
+            values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+        state[name] = torch.from_numpy(values)
+    if tensors:
+        raise ModelError(
+            f"{file} has {', '.join(sorted(tensors)[:3])}, for which this decoder has no place."
+        )
+    check_weights(f"{file}", state, weight_shapes(model), described_by="its metadata")
+    try:
+        core = _tokenizer(file, reader)
+    except ModelError:
+        return model, state, None
+    return model, state, core.to_str()
+
+
+def gguf_tokenizer(file: Path) -> "tokenizers.Tokenizer":
+    """Rebuild the byte-level BPE of a GGUF file.
+
+    Raises:
+        ModelError: the file is damaged, or has a tokenizer of another kind.
+    """
+    return _tokenizer(file, _open(file))
+
+
+def _open(file: Path) -> Any:
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise ModelError(
+            f"{file} needs the gguf package to be read. Install it: pip install 'equipoise[gguf]'."
+        ) from None
+    try:
+        return GGUFReader(file)
+    except FileNotFoundError:
+        raise ModelError(f"There is no {file}.") from None
+    except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} is no GGUF file, or is damaged ({error}).") from None
+
+
+def _gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if (layer := _LAYER.fullmatch(stem)) is None:
+        return f"{_OUTER[stem]}.{kind}"
+    return f"blk.{layer[1]}.{_INNER[layer[2]]}.{kind}"
+
+
+def _field(reader: Any, key: str, default: Any = None) -> Any:
+    field = reader.fields.get(key)
+    return default if field is None else field.contents()
+
+
+def _header(file: Path, reader: Any) -> GgufHeader:
+    architecture = _field(reader, "general.architecture")
+    if architecture != ARCHITECTURE:
+        raise ModelError(
+            f'{file} is of architecture "{architecture}"; only "{ARCHITECTURE}" can be read. '
+            "Convert the model's Hugging Face folder instead."
+        )
+
+    def say(key: str, default: Any = None) -> Any:
+        return _field(reader, f"{ARCHITECTURE}.{key}", default)
+
+    def size(key: str) -> int:
+        value = say(key)
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(
+                f"{file}: {ARCHITECTURE}.{key} is {value}, which is not a whole number above 0."
+            )
+        return value
+
+    shapes = {str(tensor.name): tensor.shape for tensor in reader.tensors}
+    if "token_embd.weight" not in shapes:
+        raise ModelError(f"{file} has no token_embd.weight: it holds no language model.")
+    hidden, heads = size("embedding_length"), size("attention.head_count")
+    width = say("attention.key_length", hidden // heads)
+    # name, what the file says, what the decoder computes
+    for name, found, only in (
+        ("expert_count", say("expert_count", 0), 0),
+        ("rope.scaling.type", say("rope.scaling.type", "none"), "none"),
+        ("rope.dimension_count", say("rope.dimension_count", width), width),
+        ("attention.value_length", say("attention.value_length", width), width),
+        ("rope_freqs.weight", "there" if "rope_freqs.weight" in shapes else "absent", "absent"),
+    ):
+        if found != only:
+            raise ModelError(
+                f"{file}: {name} is {found}; this decoder computes {only} alone. Convert the "
+                "model's Hugging Face folder instead."
+            )
+    # Stored as fp32; the shortest decimal that reads back as it is the number that was meant.
+    eps = float(str(np.float32(say("attention.layer_norm_rms_epsilon", 1e-5))))
+    theta = float(str(np.float32(say("rope.freq_base", _ROPE_THETA))))
+    model = ModelSpec(
+        layers=size("block_count"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads
+        if say("attention.head_count_kv") is None
+        else size("attention.head_count_kv"),
+        ffn=size("feed_forward_length"),
+        vocab=int(shapes["token_embd.weight"][1]),  # GGUF names the fastest dim first
+        head_width=width,
+        tied="output.weight" not in shapes,
+        rope_theta=theta,
+        norm_eps=eps,
+    )
+    return GgufHeader(
+        name=str(_field(reader, "general.name", file.stem)),
+        model=model,
+        context_tokens=say("context_length"),
+        tensors=len(shapes),
+        tensor_bytes=sum(int(tensor.n_bytes) for tensor in reader.tensors),
+        quantisations=dict(Counter(tensor.tensor_type.name for tensor in reader.tensors)),
+        tokenizer_config=_tokenizer_config(reader),
+    )
+
+
+def _tokenizer_config(reader: Any) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for kind, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = _field(reader, f"tokenizer.ggml.{key}_token_id")
+        tokens = reader.fields.get("tokenizer.ggml.tokens")
+        if number is not None and tokens is not None:
+            settings[f"{kind}_token"] = tokens.contents(int(number))
+    template = _field(reader, "tokenizer.chat_template")
+    if template is not None:
+        settings["chat_template"] = template
+    return settings
+
+
+def _tokenizer(file: Path, reader: Any) -> "tokenizers.Tokenizer":
+    import tokenizers
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+    kind = _field(reader, "tokenizer.ggml.model")
+    split = _field(reader, "tokenizer.ggml.pre", "gpt-2")
+    if kind != "gpt2" or split not in _SPLITS_DIGITS:
+        known = ", ".join(f'"{name}"' for name in _SPLITS_DIGITS)
+        raise ModelError(
+            f'{file}: a tokenizer of model "{kind}" and pre-tokenizer "{split}" cannot be rebuilt; '
+            f'only model "gpt2" with {known} can. Bring the model\'s tokenizer.json.'
+        )
+    tokens = _field(reader, "tokenizer.ggml.tokens")
+    merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges", [])]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = (
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+        if _SPLITS_DIGITS[split]
+        else byte_level
+    )
+    core.decoder = decoders.ByteLevel()
+    types = _field(reader, "tokenizer.ggml.token_type", [])
+    for number, add in (
+        (_CONTROL, core.add_special_tokens),
+        (_USER_DEFINED, core.add_tokens),
+    ):
+        add(
+            [
+                AddedToken(token, normalized=False, special=number == _CONTROL)
+                for token, each in zip(tokens, types, strict=False)
+                if each == number
+            ]
+        )
+    return core
