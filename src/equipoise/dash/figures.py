@@ -235,7 +235,7 @@ def _histogram(records: Sequence[RunRecord]) -> Table | None:
 
 
 def _configuration(records: Sequence[RunRecord]) -> list[Table]:
-    specs = [flat(record.start.spec) for record in records]
+    specs = [_resolved(record) for record in records]
     keys = list(dict.fromkeys(key for spec in specs for key in spec))
     return [
         {
@@ -243,10 +243,27 @@ def _configuration(records: Sequence[RunRecord]) -> list[Table]:
             "values": [_shown(spec.get(key)) for spec in specs],
             "origins": [record.start.origins.get(key, "unknown") for record in records],
             "differs": len({repr(spec.get(key)) for spec in specs}) > 1,
-            "is_default": all(record.start.origins.get(key) == "default" for record in records),
+            "is_unsaid": all(
+                _is_unsaid(record.start.origins.get(key, "unknown"), keys) for record in records
+            ),
         }
         for key in keys
     ]
+
+
+def _is_unsaid(origin: str, keys: Sequence[str]) -> bool:
+    """Whether nobody asked for a value: a default, a preset's, or what another key implies."""
+    return origin == "default" or origin.startswith("preset ") or origin in keys
+
+
+def _resolved(record: RunRecord) -> Table:
+    """Keys of run.toml; of sizes that it leaves to the preset, the preset's."""
+    return {
+        key: record.start.model.get(key.removeprefix("model."))
+        if value is None and key.startswith("model.")
+        else value
+        for key, value in flat(record.start.spec).items()
+    }
 
 
 def _environment(records: Sequence[RunRecord]) -> list[Table]:

@@ -13,7 +13,8 @@ What is measured
 
 Kept true (tests/unit/dash/test_summary.py)
     A ratio between runs is taken over the steps that both have, and only where they
-    trained the same documents; anything else is compared by tokens a second.
+    trained the same documents; anything else is compared by tokens a second. What was
+    predicted of a run against an in-order one is taken from one run's prices alone.
 """
 
 import math
@@ -189,12 +190,19 @@ def compare(
         ours, theirs = steady_steps(record).nonzero()[0], steady_steps(baseline).nonzero()[0]
 
     def seconds_a_token(of: RunRecord, rows: NDArray[np.intp], seconds: Floats) -> float:
-        tokens = float(np.nansum(of.tokens[rows]))
-        return float(np.nansum(seconds[rows])) / tokens if tokens > 0 else math.nan
+        known = rows[~np.isnan(seconds[rows]) & ~np.isnan(of.tokens[rows])]
+        tokens = float(of.tokens[known].sum())
+        return float(seconds[known].sum()) / tokens if tokens > 0 else math.nan
 
     def ratio(theirs_s: float, ours_s: float) -> float:
         return theirs_s / ours_s if ours_s > 0 else math.nan
 
+    foreseen_s = baseline.predicted_step_s
+    if is_same and baseline.start.policy == IN_ORDER:
+        # Each run measured its own prices, and a machine is not twice the same: the ratio is
+        # taken within one run, which also foresaw what in order would have cost.
+        foreseen_s = np.full(baseline.step.size, np.nan)
+        foreseen_s[theirs] = _in_order_step_s(record)[ours]
     return Comparison(
         baseline=baseline_label,
         label=label,
@@ -203,7 +211,7 @@ def compare(
             seconds_a_token(record, ours, record.step_s),
         ),
         predicted=ratio(
-            seconds_a_token(baseline, theirs, baseline.predicted_step_s),
+            seconds_a_token(baseline, theirs, foreseen_s),
             seconds_a_token(record, ours, record.predicted_step_s),
         ),
         steps=int(ours.size),
@@ -216,6 +224,13 @@ def compare(
             )
         ),
     )
+
+
+def _in_order_step_s(record: RunRecord) -> Floats:
+    """Seconds of each step that the run foresaw for an in-order pack of its documents."""
+    beside_compute_s = record.predicted_step_s - _fullest(record.predicted_s)
+    answer: Floats = _fullest(record.in_order_predicted_s) + beside_compute_s
+    return answer
 
 
 def compare_all(records: Sequence[RunRecord], names: Sequence[str]) -> list[Comparison]:
@@ -270,15 +285,12 @@ def _alone(only: Summary) -> str:
         )
         rate = format_count(only.tokens_per_s)
         return f"{only.label} trains {rate} tokens a second on {where}{foreseen}."
-    if only.policy == IN_ORDER:
-        return (
-            f"Packed in order, the fullest of {only.ranks} ranks works {only.skew:.2f}× the mean"
-            f"{_foreseen('; predicted {}', only.predicted_skew)}."
-        )
+    is_in_order = only.policy == IN_ORDER
+    otherwise = "" if is_in_order else _foreseen("; in order it would be {}", only.in_order_skew)
     return (
-        f"{only.label} brings the fullest of {only.ranks} ranks to {only.skew:.2f}× the mean"
-        f"{_foreseen(', predicted {}', only.predicted_skew)}"
-        f"{_foreseen('; in order it would be {}', only.in_order_skew)}."
+        f"Packed {'in order' if is_in_order else only.policy}, the fullest of {only.ranks} ranks "
+        f"works {only.skew:.2f}× the mean{_foreseen(', predicted {}', only.predicted_skew)}"
+        f"{otherwise}."
     )
 
 
@@ -438,6 +450,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def _fullest(seconds: Floats) -> Floats:
+    """The greatest of each step's ranks; NaN where one is unknown."""
+    answer: Floats = seconds.max(axis=1)
+    return answer
 
 
 def _highest(values: Floats) -> float:

@@ -193,7 +193,8 @@ def read_run(folder: Path) -> RunRecord:
         table = np.full((step.size, ranks), np.nan)
         for row, pack in enumerate(packs):
             values = pack.get(key)
-            if not isinstance(values, list):
+            if not isinstance(values, list):  # one number for all ranks
+                table[row] = _number(values)
                 continue
             for rank, value in enumerate(values[:ranks]):
                 table[row, rank] = _number(value)

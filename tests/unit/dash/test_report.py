@@ -140,10 +140,15 @@ def test_configuration_says_where_each_value_came_from(runs: dict[str, Path]) ->
         "values": ["in-order", "by-work"],
         "origins": ["--pack.policy", "--pack.policy"],
         "differs": True,
-        "is_default": False,
+        "is_unsaid": False,
     }
-    assert rows["layout.pin"]["values"] == ["false", "false"] and rows["layout.pin"]["is_default"]
-    assert rows["model.layers"]["values"] == ["—", "—"] and rows["data.path"]["values"][0] == '""'
+    assert rows["layout.pin"]["values"] == ["false", "false"] and rows["layout.pin"]["is_unsaid"]
+    assert rows["data.path"]["values"][0] == '""'
+    # A size that run.toml leaves to the preset is shown as the preset has it.
+    assert rows["model.layers"]["values"] == ["6", "6"]
+    assert rows["model.layers"]["origins"] == ["preset 7m", "preset 7m"]
+    assert rows["model.layers"]["is_unsaid"] and not rows["train.steps"]["is_unsaid"]
+    assert rows["pack.max_tokens"]["values"] == ["—", "—"]
 
 
 def test_errors_are_whole_sentences(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -178,7 +183,9 @@ def test_the_verb_says_where_the_report_is(
     run = journals.write_run(tmp_path / "run", steps=5)
     assert run_verb(str(run)) == 0
     headline, where = capsys.readouterr().out.splitlines()
-    assert where == f"{run}/report.html" and headline.startswith("by-work brings the fullest of 2")
+    assert where == f"{run}/report.html" and headline.startswith(
+        "Packed by-work, the fullest of 2 ranks"
+    )
     assert (run / "report.html").exists()
     assert run_verb(str(run), "--out", str(tmp_path / "other.html"), quiet=True) == 0
     assert capsys.readouterr().out == f"{tmp_path}/other.html\n"

@@ -104,6 +104,8 @@ def test_columns_and_what_is_not_known(tmp_path: Path) -> None:
 def test_without_packs_the_ranks_own_prediction_stands_in(tmp_path: Path) -> None:
     record = read_run(write(tmp_path, [start(), scalar(1)], [scalar(1, 1)]))
     assert record.predicted_s.tolist() == [[0.38, 0.38]]
+    alike = read_run(write(tmp_path, [start(), pack(1) | {"micro_batches": 3}, scalar(1)], []))
+    assert alike.micro_batches.tolist() == [[3, 3]]  # one number for all ranks
     assert np.isnan(record.skew).all() and record.memory is None and record.stop is None
 
 

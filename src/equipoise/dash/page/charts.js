@@ -42,7 +42,7 @@ function drawLines(figure, lines, { x, y, height = 250, xTitle = "step", label }
   return keepDrawn(figure.body, (width) => {
     const f = frame(figure.body, width, {
       height, label,
-      x: { low: xLow, high: xHigh, format: x?.format ?? formatWhole, title: xTitle },
+      x: { low: xLow, high: xHigh, isWhole: true, format: x?.axis?.(xHigh) ?? formatWhole, title: xTitle },
       y: { low, high, format: y.axis ? y.axis(high) : y.format },
     });
     for (const line of lines.filter((each) => each.low && !each.dashed)) {
@@ -101,7 +101,8 @@ function histogramFigure() {
     { name: "share of documents", values: share(histogram.documents), color: "var(--before)" },
     { name: "share of tokens", values: share(histogram.tokens), color: "var(--by-work)" },
   ];
-  const edges = histogram.edges.map((edge) => Math.max(1, edge));
+  // A first bin from 0 has no beginning on a logarithmic axis: it is drawn an octave wide.
+  const edges = histogram.edges.map((edge, index) => (edge > 0 ? edge : histogram.edges[index + 1] / 2));
   figure.legend.append(...sides.map((side) => key("bar", side.color, side.name)));
   const label = "Histogram of document lengths on a logarithmic axis: share of documents and share of tokens in each bin.";
   const range = (bin) => `${formatWhole(histogram.edges[bin])} to ${formatWhole(histogram.edges[bin + 1])} tokens`;
@@ -109,7 +110,7 @@ function histogramFigure() {
     const wanted = Math.max(1, Math.ceil(edges.length / (width / 64)));
     const f = frame(figure.body, width, {
       height: 260, label,
-      x: { low: edges[0], high: edges.at(-1), log: true, format: formatCount, title: "tokens of a document", ticks: edges.filter((_, index) => index % wanted === 0) },
+      x: { low: edges[0], high: edges.at(-1), log: true, format: (edge) => formatCount(histogram.edges[edges.indexOf(edge)]), title: "tokens of a document", ticks: edges.filter((_, index) => index % wanted === 0) },
       y: { low: 0, high: Math.max(...sides.flatMap((side) => side.values)) * 1.06, format: formatPercentTick },
       left: 48,
     });
@@ -317,7 +318,7 @@ function lossFigure() {
   if (!lines.length) return;
   const figure = addFigure({ id: "loss", title: "Loss against tokens", marks: ["measured"], wide: !hasFewRanks });
   figure.legend.append(...lines.map((line) => key("line", line.color, line.name)));
-  drawLines(figure, lines, { x: { format: formatCount }, xTitle: "tokens seen", y: { fromZero: false, format: formatLoss, axis: () => (value) => value.toLocaleString("en", { maximumFractionDigits: 3 }) }, label: "Training loss of each run against tokens seen." });
+  drawLines(figure, lines, { x: { format: formatCount, axis: countFormatter }, xTitle: "tokens seen", y: { fromZero: false, format: formatLoss, axis: () => (value) => value.toLocaleString("en", { maximumFractionDigits: 3 }) }, label: "Training loss of each run against tokens seen." });
   sampledHint(figure, lines);
   lineTable(figure, lines, ["tokens seen", ...lines.map((line) => line.name)], [formatWhole, formatLoss]);
 }

@@ -123,7 +123,7 @@ function addStepPicker(controls, steps, chosen, pick) {
   controls.append(element("label", {}, slider, " ", output));
 }
 
-// Scales, grid and axes. x and y: {low, high, log, format, title, ticks}.
+// Scales, grid and axes. x and y: {low, high, log, isWhole, format, title, ticks}.
 function frame(body, width, { height, x, y, label, left = 58, bottom = 42, top = 10, right = 14 }) {
   const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   svg.append(shape("title", {}, label));
@@ -141,7 +141,7 @@ function frame(body, width, { height, x, y, label, left = 58, bottom = 42, top =
       shape("text", { x: left - 8, y: toY(tick) + 4, "text-anchor": "end" }, y.format(tick)),
     );
   }
-  const xTicks = x.ticks ?? roundTicks(x.low, x.high, Math.max(2, Math.floor((width - left - right) / 90)));
+  const xTicks = x.ticks ?? roundTicks(x.low, x.high, Math.max(2, Math.floor((width - left - right) / 90)), x.isWhole);
   for (const tick of xTicks) {
     svg.append(shape("text", { x: toX(tick), y: height - bottom + 18, "text-anchor": "middle" }, x.format(tick)));
   }

@@ -47,17 +47,23 @@ function formatTimes(value) { return isKnown(value) ? `${decimals(value, 2)}×` 
 function formatLoss(value) { return isKnown(value) ? decimals(value, 3) : missing; }
 function formatWhole(value) { return isKnown(value) ? Math.round(value).toLocaleString("en") : missing; }
 
-// About `count` round numbers that span [low, high].
-function roundTicks(low, high, count) {
-  const rough = (high - low) / Math.max(1, count);
+// About `count` round numbers that span [low, high]; whole ones for steps.
+function roundTicks(low, high, count, isWhole = false) {
+  const rough = Math.max((high - low) / Math.max(1, count), isWhole ? 1 : 0);
   if (!(rough > 0)) return [low];
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999);
+  const step = (isWhole && power === 1 ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((each) => each * power).find((each) => each >= rough * 0.999);
   const ticks = [];
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) {
     ticks.push(Number((index * step).toPrecision(12)));
   }
   return ticks;
+}
+
+function countFormatter(high) {
+  const [unit, suffix] = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e4, "k"]].find(([limit]) => high >= limit) ?? [1, ""];
+  const divisor = suffix === "k" ? 1e3 : unit;
+  return (value) => (value ? `${(value / divisor).toLocaleString("en", { maximumFractionDigits: 3 })}${suffix}` : "0");
 }
 
 // Tick labels of one axis share a unit, so that "500 ms, 1.00 s, 1.50 s" does not happen.

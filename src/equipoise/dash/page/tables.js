@@ -73,15 +73,15 @@ function settingsTable(headings, rows) {
 
 function configurationFigure() {
   const figure = addFigure({ id: "configuration", title: "Configuration", wide: data.runs.length > 2 });
-  const said = data.configuration.filter((row) => !row.is_default || row.differs);
-  const silent = data.configuration.filter((row) => row.is_default && !row.differs);
+  const said = data.configuration.filter((row) => !row.is_unsaid || row.differs);
+  const silent = data.configuration.filter((row) => row.is_unsaid && !row.differs);
   const differing = data.configuration.filter((row) => row.differs && row.key !== "name").map((row) => row.key);
   const text = data.runs.length > 1
     ? (differing.length ? `The runs differ in ${differing.join(", ")}.` : "The runs are configured alike.")
     : "";
   figure.node.querySelector(".finding").textContent = `${text} Under each value is where it came from.`.trim();
   figure.body.append(scrolled(settingsTable(["key", ...names], said.length ? said : silent)));
-  if (said.length && silent.length) figure.node.append(element("details", {}, element("summary", {}, `${silent.length} keys at their default`), scrolled(settingsTable(["key", ...names], silent))));
+  if (said.length && silent.length) figure.node.append(element("details", {}, element("summary", {}, `${silent.length} keys left at what the default or the preset says`), scrolled(settingsTable(["key", ...names], silent))));
 }
 
 function environmentFigure() {
