@@ -32,7 +32,7 @@ class Ranks:
         """Every rank's row of numbers, float64 [world, len(values)]; also a barrier."""
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         rows = mine.new_empty(self.world * len(values))  # gloo wants ranks laid end to end
-        dist.all_gather_into_tensor(rows, mine)
+        dist.all_gather_single(rows, mine)
         return rows.view(self.world, -1).cpu()
 
     def gather_objects(self, value: Any) -> list[Any]:
