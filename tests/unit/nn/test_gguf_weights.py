@@ -1,0 +1,220 @@
+"""GGUF files written here: rows come back in order, and what is not computed is refused."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.base.errors import ModelError
+from equipoise.nn.gguf_weights import gguf_tokenizer, read_gguf, read_gguf_header
+from equipoise.nn.hf import weight_shapes
+from equipoise.spec.model import ModelSpec
+
+MODEL = ModelSpec(
+    layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=9, head_width=4, rope_theta=5e5
+)
+NAMES = {
+    "embed": "token_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "attention_norm": "attn_norm",
+    "attention.query": "attn_q",
+    "attention.key": "attn_k",
+    "attention.value": "attn_v",
+    "attention.output": "attn_output",
+    "feed_forward_norm": "ffn_norm",
+    "feed_forward.gate": "ffn_gate",
+    "feed_forward.up": "ffn_up",
+    "feed_forward.down": "ffn_down",
+}
+TOKENS = ["<|end|>", "a", "b", "1", "2", "Ġ", "ab", "Ġa", "ĠĠ"]
+MERGES = ["a b", "Ġ a", "Ġ Ġ"]
+
+
+def theirs(name: str) -> str:
+    parts = name.split(".")
+    if parts[0] != "layers":
+        return f"{NAMES[parts[0]]}.weight"
+    return f"blk.{parts[1]}.{NAMES['.'.join(parts[2:-1])]}.weight"
+
+
+def permuted(name: str, weight: Tensor) -> Tensor:
+    """Rows as llama.cpp's converter orders them: the two halves of each head interleaved."""
+    if not name.endswith(("query.weight", "key.weight")):
+        return weight
+    rows = [
+        head * MODEL.head_width + half * MODEL.head_width // 2 + pair
+        for head in range(weight.shape[0] // MODEL.head_width)
+        for pair in range(MODEL.head_width // 2)
+        for half in range(2)
+    ]
+    return weight[rows]
+
+
+def write(
+    file: Path,
+    state: dict[str, Tensor],
+    *,
+    architecture: str = "llama",
+    tokenizer: str = "gpt2",
+    split: str = "smollm",
+    change: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+) -> Path:
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_name("tiny")
+    writer.add_block_count(MODEL.layers)
+    writer.add_context_length(64)
+    writer.add_embedding_length(MODEL.hidden)
+    writer.add_feed_forward_length(MODEL.ffn)
+    writer.add_head_count(MODEL.heads)
+    writer.add_head_count_kv(MODEL.kv_heads)
+    writer.add_rope_freq_base(MODEL.rope_theta)
+    writer.add_layer_norm_rms_eps(MODEL.norm_eps)
+    writer.add_tokenizer_model(tokenizer)
+    writer.add_tokenizer_pre(split)
+    writer.add_token_list(TOKENS)
+    writer.add_token_merges(MERGES)
+    writer.add_token_types([3] + [1] * (len(TOKENS) - 1))
+    writer.add_eos_token_id(0)
+    change(writer)
+    for name, weight in state.items():
+        writer.add_tensor(theirs(name), permuted(name, weight).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def state_of(model: ModelSpec) -> dict[str, Tensor]:
+    return {name: torch.randn(shape) for name, shape in weight_shapes(model).items()}
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(ModelError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_come_back_bitwise(tmp_path: Path, tied: bool) -> None:
+    model = dataclasses.replace(MODEL, tied=tied)
+    state = state_of(model)
+    file = write(tmp_path / "a.gguf", state)
+    read, weights, tokenizer_json = read_gguf(file)
+    assert read == model
+    assert all(torch.equal(weights[name], state[name]) for name in state)
+    assert list(weights) == list(state)
+    assert tokenizer_json == gguf_tokenizer(file).to_str()
+    header = read_gguf_header(file)
+    assert (header.name, header.model, header.context_tokens) == ("tiny", model, 64)
+    assert header.quantisations == {"F32": len(state)}
+    assert header.tensor_bytes == 4 * model.params
+    assert header.tokenizer_config == {"eos_token": "<|end|>"}
+
+
+def test_digits_stand_alone_where_the_file_says_so(tmp_path: Path) -> None:
+    texts = {}
+    for split in ("smollm", "gpt-2"):
+        core = gguf_tokenizer(write(tmp_path / f"{split}.gguf", state_of(MODEL), split=split))
+        texts[split] = core.encode("ab a  12<|end|>").tokens
+        assert core.decode(core.encode("ab a  12").ids) == "ab a  12"
+    assert texts["smollm"] == ["ab", "Ġa", "ĠĠ", "1", "2", "<|end|>"]
+    assert texts["gpt-2"] == ["ab", "Ġa", "Ġ", "Ġ", "1", "2", "<|end|>"]
+
+
+@pytest.mark.parametrize(("kind", "split"), [("llama", "default"), ("gpt2", "tekken")])
+def test_a_tokenizer_of_another_kind(tmp_path: Path, kind: str, split: str) -> None:
+    file = write(tmp_path / "a.gguf", state_of(MODEL), tokenizer=kind, split=split)
+    assert read_gguf(file)[2] is None
+    assert refused(lambda: gguf_tokenizer(file)) == (
+        f'{file}: a tokenizer of model "{kind}" and pre-tokenizer "{split}" cannot be rebuilt; '
+        'only model "gpt2" with "smollm", "gpt-2" can. Bring the model\'s tokenizer.json.'
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda writer: writer.add_expert_count(8), ("expert_count is 8", "0")),
+        (
+            lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
+            ("rope.scaling.type is linear", "none"),
+        ),
+        (
+            lambda writer: writer.add_rope_dimension_count(2),
+            ("rope.dimension_count is 2", "4"),
+        ),
+        (
+            lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(2, np.float32)),
+            ("rope_freqs.weight is there", "absent"),
+        ),
+    ],
+    ids=["experts", "scaling", "partial", "factors"],
+)
+def test_what_is_not_computed_is_refused(
+    tmp_path: Path, change: Callable[[Any], object], told: tuple[str, str]
+) -> None:
+    file = write(tmp_path / "a.gguf", state_of(MODEL), change=change)
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file}: {told[0]}; this decoder computes {told[1]} alone. Convert the model's Hugging "
+        "Face folder instead."
+    )
+
+
+def test_another_architecture(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.gguf", state_of(MODEL), architecture="qwen2")
+    assert refused(lambda: read_gguf(file)) == (
+        f'{file} is of architecture "qwen2"; only "llama" can be read. Convert the model\'s '
+        "Hugging Face folder instead."
+    )
+
+
+def test_missing_and_surplus_tensors(tmp_path: Path) -> None:
+    state = state_of(MODEL)
+    bias = np.zeros(16, np.float32)
+    file = write(
+        tmp_path / "a.gguf",
+        state,
+        change=lambda writer: writer.add_tensor("blk.0.attn_q.bias", bias),
+    )
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file} has blk.0.attn_q.bias, for which this decoder has no place."
+    )
+    state.pop("norm.weight")
+    file = write(tmp_path / "b.gguf", state)
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file}: no norm.weight among the 20 weights; its metadata calls for 21."
+    )
+
+
+def test_no_file_and_no_gguf(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    assert refused(lambda: read_gguf(file)) == f"There is no {file}."
+    file.write_bytes(b"hello, this is text, and long enough to be read")
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file} is no GGUF file, or is damaged (GGUF magic invalid)."
+    )
+
+
+def test_every_cut_file_is_an_error(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.gguf", state_of(MODEL)).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in range(4, len(data), 97):
+        cut.write_bytes(data[:length])
+        assert refused(lambda: read_gguf(cut)).startswith(f"{cut}")
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    file = tmp_path / "a.gguf"
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file} needs the gguf package to be read. Install it: pip install 'equipoise[gguf]'."
+    )
