@@ -2,16 +2,18 @@
 
 What it decides
     A checkpoint is the folder ``step-000250`` with a ``manifest.json`` that names every other
-    file with its size and digest. It is written under another name and renamed when whole,
-    so a folder of that name without a sound manifest is torn and is never loaded.
+    file with its size and digest, and ends with a digest of itself. It is written under
+    another name and renamed when whole, so a folder of that name without a sound manifest is
+    torn and is never loaded.
 
 Kept true (tests/unit/checkpoint/test_manifest.py)
-    Any byte changed, dropped or added to a file of a checkpoint is found and named.
+    Any byte changed, dropped or added to a file of a checkpoint is found, and the file named.
 """
 
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,14 +54,19 @@ def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest and hand every file of the folder to the disk."""
-    path = folder / MANIFEST
-    path.write_text(json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
+    (folder / MANIFEST).write_text(_render(manifest))
     for each in (*folder.iterdir(), folder):
         handle = os.open(each, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _render(manifest: Manifest) -> str:
+    """The one text of a manifest, so that any other text is a damaged one."""
+    data = dataclasses.asdict(manifest)
+    return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -70,19 +77,23 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        data = json.loads(path.read_text())
+        text = path.read_text()
+        data = json.loads(text)
         if data["format"] > FORMAT:
             raise NewerCheckpointError(
                 f"{folder} has checkpoint format {data['format']}, written by equipoise "
                 f"{data['version']}; this version reads up to {FORMAT}. Upgrade equipoise."
             )
         files = {name: (int(size), str(name_)) for name, (size, name_) in data["files"].items()}
-        manifest = Manifest(**{**data, "files": files})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        fields = {f.name: data[f.name] for f in dataclasses.fields(Manifest)}
+        manifest = Manifest(**{**fields, "files": files})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is torn: its {MANIFEST} cannot be read.") from error
+    if text != _render(manifest):
+        raise CheckpointError(f"{folder} is torn: the bytes of {MANIFEST} have changed.")
     for name, (size, expected) in manifest.files.items():
         file = folder / name
-        found = file.stat().st_size if file.exists() else 0
+        found = file.stat().st_size if file.is_file() else 0
         if found != size:
             raise CheckpointError(
                 f"{folder} is torn: {name} has {found:,} bytes, the manifest says {size:,}."
@@ -98,8 +109,9 @@ class NewerCheckpointError(CheckpointError):
 
 def find_checkpoints(root: Path) -> Iterator[Path]:
     """Checkpoint folders, newest first."""
-    if root.is_dir():
-        yield from sorted(root.glob("step-*"), reverse=True)
+    named = {path: re.fullmatch(r"step-(\d{6,})", path.name) for path in root.glob("step-*")}
+    steps = {path: int(match[1]) for path, match in named.items() if match}
+    yield from sorted(steps, key=lambda path: steps[path], reverse=True)
 
 
 def newest_good(root: Path) -> tuple[Path, Manifest, list[str]] | None:
@@ -124,17 +136,19 @@ def newest_good(root: Path) -> tuple[Path, Manifest, list[str]] | None:
     return None
 
 
-def require_same(manifest: Manifest, folder: Path, model: ModelSpec, corpus_digest: str) -> None:
-    """Refuse to continue a checkpoint of another model or another corpus.
+def require_same(
+    manifest: Manifest, folder: Path, *, model: ModelSpec, corpus_digest: str, seed: int
+) -> None:
+    """Refuse to continue a checkpoint of another model, corpus or order of documents.
 
     Raises:
-        CheckpointError: names the first size that differs.
+        CheckpointError: names each size that differs.
     """
-    wanted = json.loads(json.dumps(dataclasses.asdict(model)))
-    if digest(wanted) != digest(manifest.model):
-        keys = [key for key in wanted if wanted[key] != manifest.model.get(key)]
+    saved, wanted = manifest.model, json.loads(json.dumps(dataclasses.asdict(model)))
+    keys = [key for key in {**wanted, **saved} if wanted.get(key) != saved.get(key)]
+    if keys:
         differing = ", ".join(
-            f"{key} {manifest.model.get(key)} (this run: {wanted[key]})" for key in keys
+            f"{key} {saved.get(key)} (this run: {wanted.get(key)})" for key in keys
         )
         raise CheckpointError(
             f"{folder} holds another model: {differing}. Give run.toml the sizes of the "
@@ -145,4 +159,10 @@ def require_same(manifest: Manifest, folder: Path, model: ModelSpec, corpus_dige
             f"{folder} was trained on another corpus or tokenizer (digest "
             f"{manifest.corpus_digest[:8]}, this run's is {corpus_digest[:8]}). Give back the "
             f"[data] of that run, or train into another folder with --out."
+        )
+    if manifest.seed != seed:
+        raise CheckpointError(
+            f"{folder} has read the corpus in the order of train.seed = {manifest.seed}, and this "
+            f"run's is {seed}: documents would come twice or never. Set train.seed = "
+            f"{manifest.seed}, or train into another folder with --out."
         )

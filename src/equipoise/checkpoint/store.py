@@ -6,9 +6,14 @@ What it decides
     full disk or a lost rank at any moment leaves the older checkpoints as they were.
 
     Another world size or ZeRO stage may load: shards are addressed by tensor name and offset.
+    Tensors come from the checkpoint, the optimizer's settings from the run that loads it.
+
+    Checkpoints are dropped only from this step downwards: one of a later step was passed over
+    as torn, and counting it would drop a whole one in its stead.
 
 Kept true (tests/multi/test_checkpoint.py)
-    Saved on 2 ranks and loaded on 1 or 3, every tensor is bitwise the same.
+    Saved on 2 ranks and loaded on 1 or 3, every tensor is bitwise the same; a save that fails
+    leaves what was there.
 """
 
 import logging
@@ -20,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -94,26 +100,32 @@ def save(
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
                 _sync_folder(root)
-        except Exception as error:  # whatever stopped the write, the run goes on without it
-            fault = _root_cause(error)
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
+            fault = _root_cause(error)  # whatever stopped the write, the run goes on without it
         fault = _agree(ranks, fault)
     if fault:
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         ranks.barrier()
-        free = shutil.disk_usage(root if root.exists() else root.parent).free
-        kept = ", ".join(sorted(path.name for path in find_checkpoints(root))) or "none"
-        raise CheckpointError(
-            f"The checkpoint of step {manifest.step} could not be written to {root} ({fault}; "
-            f"{format_bytes(free)} free). Checkpoints kept: {kept}. Free some space, or lower "
-            f"checkpoint.keep."
-        )
+        raise CheckpointError(_explain(root, manifest.step, fault, module))
     if ranks.rank == 0:
-        for old in list(find_checkpoints(root))[keep:]:
+        found = list(find_checkpoints(root))
+        for old in found[found.index(final) + keep :]:
             shutil.rmtree(old, ignore_errors=True)
         for stale in root.glob(".saving-*"):
             shutil.rmtree(stale, ignore_errors=True)
     return final
+
+
+def _explain(root: Path, step: int, fault: str, module: nn.Module) -> str:
+    needed = 3 * sum(p.numel() * p.element_size() for p in module.parameters())  # and 2 moments
+    free = shutil.disk_usage(root if root.exists() else root.parent).free
+    kept = ", ".join(path.name for path in find_checkpoints(root)) or "none"
+    return (
+        f"The checkpoint of step {step} could not be written to {root} ({fault}; it needs "
+        f"{format_bytes(needed)}, {format_bytes(free)} are free). Checkpoints kept: {kept}. Free "
+        f"some space, or lower checkpoint.keep."
+    )
 
 
 def _agree(ranks: Ranks, fault: str) -> str:
@@ -134,10 +146,17 @@ def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> N
     Raises:
         CheckpointError: torch could not read it.
     """
+    settings = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
     state = _state(module, optimizer)
     try:
+        logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
         dcp.load(state, checkpoint_id=folder)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         raise CheckpointError(f"{folder} could not be loaded ({_root_cause(error)}).") from error
     set_model_state_dict(module, state["model"])
     set_optimizer_state_dict(module, optimizer, state["optimizer"])
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)

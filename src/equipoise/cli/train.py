@@ -7,7 +7,12 @@ from pathlib import Path
 
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.launch.local import Launch, run_local
+from equipoise.launch.local import (
+    Launch,
+    require_free_folder,
+    require_free_port,
+    run_local,
+)
 from equipoise.observe.machine import usable_cores
 from equipoise.spec.resolve import ResolvedRun
 from equipoise.spec.resolved import ResolvedFile, write_resolved
@@ -72,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     """Train, or resume."""
     resolved = run_from(args)
     folder: Path = (args.out or Path("runs") / resolved.spec.name).resolve()
+    require_free_folder(folder)
+    if args.port:
+        require_free_port(args.port)
     settled = prepare_run(resolved, folder, quiet=args.quiet or args.json)
     if args.prepare:
         shown = {"run": str(folder), "ranks": settled.ranks}

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from equipoise.base.errors import EquipoiseError, FaultError
-from equipoise.comm.group import Ranks, join
+from equipoise.comm.group import join
 
 Result = TypeVar("Result")
 
@@ -32,16 +32,15 @@ def _serve(
     arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
-    answer: tuple[str, Any]
     try:
         store = dist.FileStore(str(Path(folder) / "store"), world)
         with join(store, rank, world, torch.device("cpu")) as ranks:
-            answer = ("done", function(ranks, *arguments))
+            answer = pickle.dumps(("done", function(ranks, *arguments)))
     except EquipoiseError as error:
-        answer = ("known", error)
+        answer = pickle.dumps(("known", error))
     except BaseException:  # the parent must hear of every end, whatever it was
-        answer = ("failed", traceback.format_exc())
-    pipe.send_bytes(pickle.dumps(answer))
+        answer = pickle.dumps(("failed", traceback.format_exc()))
+    pipe.send_bytes(answer)
     pipe.close()
 
 
@@ -80,7 +79,7 @@ def run_ranks(
             return _collect(pipes, timeout_s)
         finally:
             for process in processes:
-                process.terminate()
+                process.kill()  # a rank may have its own mind about SIGTERM
                 process.join()
 
 

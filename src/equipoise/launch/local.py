@@ -3,14 +3,16 @@
 What it decides
     Ctrl-C reaches this process alone: it leaves the file ``stop`` in the run's folder, which
     rank 0 sees at its next step, so all ranks finish the step, save and leave. A second one
-    ends them at once. When a rank dies, the agent ends the others, and the reason is read
-    from the ranks' journals and the agent's report and told in one sentence.
+    ends the agent at once, and the ranks with it. When a rank dies, the agent ends the
+    others, and the reason is read from the ranks' journals and the agent's report and told in
+    one sentence.
 
 Kept true (tests/multi/test_launch.py)
     A killed rank is named; the next start resumes; SIGINT saves and exits 0.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -19,13 +21,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+
+LOCK = ".lock"
+"""File of a run's folder that rank 0 holds locked while it runs."""
 
 _GRACE_S = 120
 _PR_SET_PDEATHSIG = 1
@@ -42,26 +47,55 @@ class Launch:
 
 
 def require_free_port(port: int) -> None:
-    """Refuse a port that somebody listens on.
+    """Refuse a port that somebody listens on, or that nobody can.
 
     Raises:
-        LayoutError: the port is taken.
+        LayoutError: the port cannot be used.
     """
+    if not 0 < port < 65536:
+        raise LayoutError(
+            f"--port {port} is no port. Choose one from 1 to 65535, or leave --port away for any "
+            f"that is free."
+        )
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise LayoutError(
-                f"Port {port} is taken ({error.strerror}). Choose another with --port, or leave "
-                f"--port away for any that is free."
+                f"Port {port} cannot be used ({error.strerror}). Choose another with --port, or "
+                f"leave --port away for any that is free."
             ) from error
+
+
+def require_free_folder(folder: Path) -> None:
+    """Refuse the folder of a run that is going on, before anything in it is touched.
+
+    Raises:
+        LayoutError: rank 0 of a run holds the folder.
+    """
+    try:
+        with (folder / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return
+    except BlockingIOError as error:
+        raise LayoutError(folder_taken(folder)) from error
+    except OSError:  # whether it can be written is told by who writes
+        return
+
+
+def folder_taken(folder: Path) -> str:
+    """What a second run on one folder is told."""
+    return (
+        f"Another run is writing to {folder}. Wait until it ends, stop it, or choose another "
+        f"folder with --out."
+    )
 
 
 def _command(launch: Launch) -> list[str]:
     rendezvous = ["--standalone"]
     if launch.port:
-        require_free_port(launch.port)
         rendezvous = [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{launch.port}",
@@ -92,23 +126,28 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _stopping(process: "subprocess.Popen[bytes]", folder: Path, quiet: bool) -> Iterator[None]:
-    asked = False
+def _stopping(
+    process: "subprocess.Popen[bytes]", folder: Path, quiet: bool
+) -> Iterator[Callable[[], bool]]:
+    """Hand on what the user asks; tells whether it was to end at once."""
+    asked = 0
 
     def ask(number: int, frame: FrameType | None) -> None:
         del number, frame
         nonlocal asked
-        if asked:
-            os.killpg(process.pid, signal.SIGKILL)
+        asked += 1
+        if asked > 1:
+            process.kill()
             return
-        asked = True
         (folder / "stop").touch()
         if not quiet:
-            sys.stderr.write("\nStopping after this step and saving. Ctrl-C again to end at once.\n")
+            sys.stderr.write(
+                "\nStopping after this step and saving. Ctrl-C again to end at once.\n"
+            )
 
     old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield lambda: asked > 1
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -119,6 +158,7 @@ def run_local(launch: Launch) -> None:
 
     Raises:
         EquipoiseError: with the words and the exit code of the rank that failed first.
+        KeyboardInterrupt: the user did not wait for the last step to be saved.
     """
     began = time.time()
     (launch.folder / "stop").unlink(missing_ok=True)
@@ -134,8 +174,10 @@ def run_local(launch: Launch) -> None:
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-        with _stopping(process, launch.folder, launch.quiet):
+        with _stopping(process, launch.folder, launch.quiet) as is_cut_short:
             code = process.wait()
+    if is_cut_short():
+        raise KeyboardInterrupt
     if code:
         raise _explain(launch, agent_log.read_text(errors="replace"), began)
 

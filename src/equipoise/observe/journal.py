@@ -7,6 +7,7 @@ Kept true (tests/unit/observe/test_journal.py)
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _ends_torn(path: Path) -> bool:
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
 class Journal:
     """One rank's facts, in the order in which they happened."""
 
@@ -36,7 +45,7 @@ class Journal:
         self.rank = rank
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            torn = self.path.exists() and not self.path.read_bytes()[-1:] in (b"", b"\n")
+            torn = _ends_torn(self.path)
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise FaultError(

@@ -25,11 +25,11 @@ def activation_dtype(spec: RunSpec) -> torch.dtype:
     return torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
 
 
-def _curve_file(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> Path:
+def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> str:
     machine = (
         torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else cpu_name()
     )
-    name = digest(
+    return digest(
         {
             "model": model,
             "context_tokens": spec.pack.context_tokens,
@@ -41,7 +41,6 @@ def _curve_file(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> Path:
             "form": 1,
         }
     )
-    return Path(spec.data.cache).expanduser() / "curves" / f"{name}.json"
 
 
 def _read(file: Path) -> LoadCurve | None:
@@ -53,9 +52,9 @@ def _read(file: Path) -> LoadCurve | None:
         return None
 
 
-def obtain_curve(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> LoadCurve:
-    """Read the kept curve, or measure it on all ranks at once and keep it."""
-    file = _curve_file(spec, model, ranks)
+def obtain_curve(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> LoadCurve:
+    """Read the curve kept in ``cache``, or measure it on all ranks at once and keep it."""
+    file = cache / "curves" / f"{_curve_name(spec, model, ranks)}.json"
     kept: LoadCurve | None = ranks.gather_objects(_read(file) if ranks.rank == 0 else None)[0]
     if kept is not None:
         return kept

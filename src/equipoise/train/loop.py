@@ -78,7 +78,9 @@ class Trainer:
             context_tokens=self.spec.pack.context_tokens,
         )
         with journal.span("measure"):
-            self.curve: LoadCurve = obtain_curve(self.spec, self.model, ranks)
+            self.curve: LoadCurve = obtain_curve(
+                self.spec, self.model, ranks, self.store.folder.parent
+            )
         return_freed_memory()
         forget_peak()
         self._base_bytes = resident_bytes()
@@ -125,7 +127,13 @@ class Trainer:
             try:
                 found = newest_good(self.checkpoints)
                 if found is not None:
-                    require_same(found[1], found[0], self.model, self.store.digest)
+                    require_same(
+                        found[1],
+                        found[0],
+                        model=self.model,
+                        corpus_digest=self.store.digest,
+                        seed=self.spec.train.seed,
+                    )
             except CheckpointError as error:
                 fault = str(error)
         fault, found = self.ranks.gather_objects((fault, found))[0]
@@ -168,9 +176,7 @@ class Trainer:
             loss = result.loss
             figures = self._write_step(packed, predicted_s, result)
             board.write(step, figures)
-            view.show(
-                step, result.loss, figures["tokens_per_s"], figures["mfu"], skew(predicted_s)
-            )
+            view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], skew(predicted_s))
             if result.stop:
                 reason = "interrupted"
                 break
@@ -181,6 +187,7 @@ class Trainer:
         self._write_memory()
         board.close()
         if self.ranks.rank == 0:
+            self._stop_file.unlink(missing_ok=True)
             self.journal.write("instant", "stop", reason=reason, step=self.position.step)
         self.journal.flush()
         done = self.position.step - first
@@ -194,7 +201,10 @@ class Trainer:
         return self.folder / "stop"
 
     def _last_good(self) -> Path | None:
-        found = newest_good(self.checkpoints)
+        try:
+            found = newest_good(self.checkpoints)
+        except CheckpointError:  # what is being told is worse
+            return None
         return None if found is None else found[0]
 
     def _pack(self, step: int) -> tuple[PackedStep, list[float]]:
@@ -221,8 +231,7 @@ class Trainer:
         plain = pack_in_order(pieces, self.spec.pack, self.ranks.world, self.curve)
         plain_s = rank_seconds(plain, self.curve)
         flop = [
-            sum(pack_flop(self.model, batch.doc_tokens) for batch in rank)
-            for rank in packed.ranks
+            sum(pack_flop(self.model, batch.doc_tokens) for batch in rank) for rank in packed.ranks
         ]
         self.journal.write(
             "decision",
@@ -373,4 +382,3 @@ class Trainer:
             view.say(f"{error} The run goes on.")
             return None
         return self.position.step
-

@@ -13,6 +13,9 @@ from equipoise.observe.machine import usable_cores
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD = -3, -1, -2
 """Numbers of glibc's malloc.h."""
 
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl.h: the signal that a process gets when its parent ends."""
+
 
 def return_freed_memory() -> None:
     """Hand what is free in the allocator back, so that a peak counts what comes after."""
@@ -45,6 +48,16 @@ def settle(local_rank: int, *, pin: bool) -> None:
     if pin:
         cores = usable_cores()
         os.sched_setaffinity(0, {cores[local_rank % len(cores)]})
+
+
+def end_with_agent() -> None:
+    """End this rank when the torchrun agent that started it is killed.
+
+    The agent gives each rank a session of its own; without this, ranks of a killed agent go
+    on unseen and hold the run's folder.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class StopRequest:

@@ -15,6 +15,7 @@ What it decides
                                             ^ losses, digests and times are exchanged here
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -175,7 +176,7 @@ class StepRunner:
             if not np.isfinite(loss)
         ]
         mine = sorted({int(document) for batch in bad for document in batch.pieces[:, 0]})
-        documents = sorted(sum(self.ranks.gather_objects(mine), []))
+        documents = sorted(itertools.chain(*self.ranks.gather_objects(mine)))
         shown = ", ".join(str(document) for document in documents[:20]) or "none by itself"
         more = f" and {len(documents) - 20} more" if len(documents) > 20 else ""
         kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint yet"

@@ -4,19 +4,23 @@ import argparse
 import fcntl
 import os
 import sys
-import time
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.comm.group import Ranks, join_from_environment
+from equipoise.launch.local import LOCK, folder_taken
 from equipoise.observe.console import make_view
 from equipoise.observe.journal import Journal
 from equipoise.spec.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
-from equipoise.train.process import StopRequest, settle
+from equipoise.train.process import StopRequest, end_with_agent, settle
+
+
+class FolderTakenError(LayoutError):
+    """Another run holds the folder, so this one must not write a word into it."""
 
 
 @contextmanager
@@ -25,31 +29,25 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
     with ExitStack() as stack:
         taken = ""
         if ranks.rank == 0:
-            lock = stack.enter_context((folder / ".lock").open("a"))
+            lock = stack.enter_context((folder / LOCK).open("a"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                taken = (
-                    f"Another run is writing to {folder}. Wait until it ends, stop it, or "
-                    f"choose another folder with --out."
-                )
+                taken = folder_taken(folder)
         taken = ranks.gather_objects(taken)[0]
         if taken:
-            raise LayoutError(taken)
+            raise FolderTakenError(taken)
         yield
 
 
-def _train(
-    folder: Path, resolved: ResolvedFile, ranks: Ranks, journal: Journal, *, quiet: bool
-) -> None:
+def _train(folder: Path, resolved: ResolvedFile, ranks: Ranks, *, quiet: bool) -> None:
+    if ranks.world != resolved.ranks:
+        raise LayoutError(
+            f"torchrun started {ranks.world} ranks and the run wants {resolved.ranks}. Pass "
+            f"--nproc-per-node {resolved.ranks}, or --layout.dp {ranks.world}."
+        )
     stop = StopRequest()
-    with _sole_owner(folder, ranks):
-        if ranks.world != resolved.ranks:
-            raise LayoutError(
-                f"torchrun started {ranks.world} ranks and the run wants {resolved.ranks}. Pass "
-                f"--nproc-per-node {resolved.ranks}, or --layout.dp {ranks.world}."
-            )
-        (folder / "stop").unlink(missing_ok=True)
+    with Journal(folder / "journal", ranks.rank) as journal:
         trainer = Trainer(folder, resolved, ranks, journal)
         label = f"{resolved.spec.name} ({resolved.spec.pack.policy})"
         with make_view(
@@ -63,6 +61,30 @@ def _train(
             trainer.run(view, stop)
 
 
+@contextmanager
+def _told(folder: Path, rank: int) -> Iterator[None]:
+    """Leave word of what went wrong for the launcher, while the folder is still this run's.
+
+    Where nothing can be written, stderr has to do.
+    """
+    try:
+        yield
+    except FolderTakenError:
+        raise
+    except BaseException as error:
+        known = isinstance(error, EquipoiseError)
+        with suppress(OSError, FaultError), Journal(folder / "journal", rank) as journal:
+            journal.write(
+                "fault",
+                "error" if known else "exception",
+                type=type(error).__name__,
+                message=str(error),
+                exit_code=error.exit_code if isinstance(error, EquipoiseError) else 6,
+                traceback="" if known else traceback.format_exc(),
+            )
+        raise
+
+
 def main() -> int:
     """Run one rank; the exit code of what happened."""
     parser = argparse.ArgumentParser(prog="python -m equipoise.train.worker")
@@ -71,25 +93,14 @@ def main() -> int:
     args = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     folder: Path = args.run
+    end_with_agent()
     try:
         resolved = read_resolved(folder)
         settle(int(os.environ.get("LOCAL_RANK", rank)), pin=resolved.spec.layout.pin)
-        with Journal(folder / "journal", rank) as journal:
-            try:
-                with join_from_environment() as ranks:
-                    _train(folder, resolved, ranks, journal, quiet=args.quiet)
-            except BaseException as error:
-                known = isinstance(error, EquipoiseError)
-                journal.write(
-                    "fault",
-                    "error" if known else "exception",
-                    type=type(error).__name__,
-                    message=str(error),
-                    exit_code=error.exit_code if isinstance(error, EquipoiseError) else 6,
-                    traceback="" if known else traceback.format_exc(),
-                    t=time.time(),
-                )
-                raise
+        with ExitStack() as stack, _told(folder, rank):
+            ranks = stack.enter_context(join_from_environment())
+            stack.enter_context(_sole_owner(folder, ranks))
+            _train(folder, resolved, ranks, quiet=args.quiet)
     except EquipoiseError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
