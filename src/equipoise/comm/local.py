@@ -3,14 +3,20 @@
 Why
     Checking a layout wants real ranks and no launcher. A fork server that has torch loaded
     starts eight of them in 0.3 s, where fresh interpreters take 20 s.
+
+Kept true (tests/multi/test_local.py)
+    A rank that raises, dies or hangs is named, and no rank outlives the call.
 """
 
 import multiprocessing
 import pickle
+import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from equipoise.base.errors import EquipoiseError, FaultError
-from equipoise.comm.group import join
+from equipoise.comm.group import Ranks, join
 
 Result = TypeVar("Result")
 
@@ -35,13 +41,21 @@ def _serve(
     try:
         store = dist.FileStore(str(Path(folder) / "store"), world)
         with join(store, rank, world, torch.device("cpu")) as ranks:
-            answer = pickle.dumps(("done", function(ranks, *arguments)))
-    except EquipoiseError as error:
-        answer = pickle.dumps(("known", error))
+            # Told in here, before the connection closes and the peers complain of that.
+            pipe.send_bytes(_call(function, ranks, arguments))
     except BaseException:  # the parent must hear of every end, whatever it was
-        answer = pickle.dumps(("failed", traceback.format_exc()))
-    pipe.send_bytes(answer)
+        pipe.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
     pipe.close()
+
+
+def _call(function: Callable[..., Any], ranks: Ranks, arguments: tuple[Any, ...]) -> bytes:
+    """The pickled answer of a rank: what kind it is, and its value."""
+    try:
+        return pickle.dumps(("done", function(ranks, *arguments)))
+    except EquipoiseError as error:
+        return pickle.dumps(("known", error))
+    except BaseException:
+        return pickle.dumps(("failed", traceback.format_exc()))
 
 
 def run_ranks(
@@ -60,10 +74,11 @@ def run_ranks(
         FaultError: a rank failed otherwise, died or did not answer; with its traceback.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["equipoise.comm.local"])
+    # The server keeps what its first call gives it: whatever is loaded here.
+    context.set_forkserver_preload([name for name in sys.modules if name.startswith("equipoise.")])
     with tempfile.TemporaryDirectory(prefix="equipoise-ranks-") as folder:
         pipes: list[Connection] = []
-        processes = []
+        processes: list[ForkServerProcess] = []
         for rank in range(world):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
@@ -76,14 +91,25 @@ def run_ranks(
             pipes.append(receiver)
             processes.append(process)
         try:
-            return _collect(pipes, timeout_s)
+            return _collect(pipes, processes, timeout_s)
         finally:
             for process in processes:
                 process.kill()  # a rank may have its own mind about SIGTERM
                 process.join()
 
 
-def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
+def _last_word(process: ForkServerProcess) -> str:
+    """What is known of a process that closed its pipe without an answer."""
+    process.join()
+    code = process.exitcode or 0
+    if code < 0:
+        return f"The process was ended by {signal.Signals(-code).name}."
+    return f"The process left with code {code} and without an answer."
+
+
+def _collect(
+    pipes: list[Connection], processes: list[ForkServerProcess], timeout_s: float
+) -> list[Any]:
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     results: list[Any] = [None] * len(pipes)
     faults: list[tuple[int, str]] = []
@@ -99,8 +125,9 @@ def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
             rank = waiting.pop(pipe)  # type: ignore[call-overload]
             try:
                 state, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr] # noqa: S301
-            except EOFError:
-                state, value = "failed", "The process died without a word."
+            except EOFError:  # a death is a cause, what its peers say is not
+                faults.insert(0, (rank, _last_word(processes[rank])))
+                continue
             if state == "known":
                 raise value
             if state == "failed":

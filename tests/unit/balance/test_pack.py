@@ -127,7 +127,7 @@ def whole(*lengths: int) -> Pieces:
 
 
 def test_by_work_beats_by_tokens_where_one_document_is_long() -> None:
-    pieces = whole(4096, *[128] * 64)
+    pieces = whole(2048, *[128] * 128)
     found = {}
     for policy in WHOLE:
         pack = PackSpec(policy=policy, context_tokens=8192)

@@ -38,9 +38,12 @@ def test_a_number_that_is_not_finite_is_null_at_any_depth(tmp_path: Path) -> Non
 
 
 def test_a_span_is_written_also_when_its_block_fails(tmp_path: Path) -> None:
-    with Journal(tmp_path, 0) as journal, pytest.raises(ZeroDivisionError):
-        with journal.span("forward", step=2):
-            1 / 0  # noqa: B018
+    with (
+        Journal(tmp_path, 0) as journal,
+        pytest.raises(ZeroDivisionError),
+        journal.span("forward", step=2),
+    ):
+        1 / 0  # noqa: B018
     (event,) = lines(journal.path)
     assert (event["kind"], event["name"], event["step"]) == ("span", "forward", 2)
     assert event["duration_s"] >= 0

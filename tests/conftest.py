@@ -1,0 +1,27 @@
+"""A corpus of a few kilobytes with a long tail, on which the training half is tested."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "boxing", "jugs"]
+SIZES = (4, 12, 20, 40, 40, 80, 160, 420)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty text files of 4 to 420 words, always the same."""
+    folder = tmp_path_factory.mktemp("corpus") / "texts"
+    folder.mkdir()
+    draw = random.Random(0)
+    for number in range(40):
+        words = draw.choices(WORDS, k=SIZES[number % len(SIZES)])
+        (folder / f"{number:02}.txt").write_text(" ".join(words))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token caches and price curves, shared by the tests of a session."""
+    return tmp_path_factory.mktemp("cache")

@@ -1,0 +1,341 @@
+"""What ranks run in these tests. Each function's first argument is its ``Ranks``."""
+
+import dataclasses
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from equipoise.base.errors import LayoutError
+from equipoise.checkpoint import store as checkpoint_store
+from equipoise.checkpoint.manifest import FORMAT, Manifest, read_manifest
+from equipoise.comm.group import Ranks
+from equipoise.cost.curve import counted_curve
+from equipoise.data.store import open_store
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.observe.journal import Journal
+from equipoise.optim.adamw import clip, global_norm, make_adamw
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.spec.resolved import ResolvedFile
+from equipoise.spec.run import TrainSpec
+from equipoise.train import check, loop
+from equipoise.train.step import StepRunner
+
+Arrays = dict[str, np.ndarray]
+
+
+def whole(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as one rank would hold it, in the dtype that it is kept in."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().clone().numpy()
+
+
+def weights_of(module: torch.nn.Module) -> Arrays:
+    return {name: whole(parameter) for name, parameter in module.named_parameters()}
+
+
+def state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Arrays:
+    """Every weight and every tensor of the optimizer, by name."""
+    found = weights_of(module)
+    for name, parameter in module.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            found[f"{name} {key}"] = whole(value)
+    return found
+
+
+# Whole runs. -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Script:
+    """A view that notes what it is told, and a user who does things at some step."""
+
+    ranks: Ranks
+    stop_at: int = 0
+    file_limit_at: int = 0
+    """From this step on rank 1 cannot write large files, until that is told."""
+    filler: Path | None = None
+    """Fills the disk until that is told."""
+    losses: list[float] = dataclasses.field(default_factory=list)
+    said: list[str] = dataclasses.field(default_factory=list)
+    is_asked: bool = False
+
+    def show(self, step: int, loss: float, *figures: float) -> None:
+        self.losses.append(loss)
+        self.is_asked = self.is_asked or step == self.stop_at
+        if step == self.file_limit_at and self.ranks.rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+        if "The run goes on." in line:
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
+            if self.filler is not None and self.ranks.rank == 0:
+                self.filler.unlink()
+
+    def __bool__(self) -> bool:
+        return self.is_asked
+
+
+@dataclasses.dataclass
+class Ended:
+    """How a run ended on one rank."""
+
+    reason: str
+    losses: list[float]
+    said: list[str]
+    weights: Arrays
+    dtypes: set[str]
+    decay: list[float]
+
+
+def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, Any]) -> Ended:
+    """A whole run with a counted curve, so that nothing is measured."""
+    loop.obtain_curve = lambda *_: counted_curve(resolved.model)
+    view = Script(ranks, **script)
+    with Journal(folder / "journal", ranks.rank) as journal:
+        trainer = loop.Trainer(folder, resolved, ranks, journal)
+        trainer.resume(view)
+        reason = trainer.run(view, view)
+    runner = trainer.runner
+    moments = [
+        value
+        for state in runner.optimizer.state.values()
+        for key, value in state.items()
+        if key != "step"
+    ]
+    kept = [*runner.model.decoder.parameters(), *moments]
+    return Ended(
+        reason=reason,
+        losses=view.losses,
+        said=view.said,
+        weights=weights_of(runner.model.decoder),
+        dtypes={str(tensor.dtype) for tensor in kept},
+        decay=[group["weight_decay"] for group in runner.optimizer.param_groups],
+    )
+
+
+def train_each(ranks: Ranks, folder: Path, runs: dict[str, ResolvedFile]) -> dict[str, Ended]:
+    """Runs one after another on the same ranks, each in a folder of its own."""
+    return {name: train(ranks, folder / name, run, {}) for name, run in runs.items()}
+
+
+# Single steps. -----------------------------------------------------------------------------
+
+
+def step_with_micro_batches(
+    ranks: Ranks, folder: Path, corpus: str, model: ModelSpec, counts: list[int], zero: int
+) -> list[tuple[float, float, Arrays]]:
+    """One step on the same documents, in so many micro-batches a rank: loss, norm, weights."""
+    store = open_store(Path(corpus))
+    index = np.arange(24, dtype=np.int64)
+    pieces = np.stack((index, np.zeros_like(index), store.doc_tokens[:24]), axis=1)
+    found = []
+    for count in counts:
+        packed = PackedStep(
+            "by-hand",
+            tuple(
+                tuple(MicroBatch(pieces[rank :: ranks.world][turn::count]) for turn in range(count))
+                for rank in range(ranks.world)
+            ),
+        )
+        decoder = Decoder(model)
+        initialize(decoder, 0)
+        sharded = ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
+        with Journal(folder / str(count), ranks.rank) as journal:
+            runner = StepRunner(sharded, make_adamw(decoder, TrainSpec()), store, ranks, journal)
+            done = runner.run(
+                packed,
+                step=1,
+                rate=1e-3,
+                clip_norm=0.5,
+                last_good=lambda: None,
+                stop_asked=False,
+            )
+        found.append((done.loss, done.grad_norm, weights_of(decoder)))
+    return found
+
+
+def pack_differently(ranks: Ranks, folder: Path, corpus: str, model: ModelSpec) -> None:
+    """A step whose pack is another on the last rank."""
+    store = open_store(Path(corpus))
+    last = ranks.rank == ranks.world - 1
+    pieces = np.array([[0, 0, int(store.doc_tokens[0]) - last]])
+    packed = PackedStep("by-hand", tuple((MicroBatch(pieces),) for _ in range(ranks.world)))
+    decoder = Decoder(model)
+    initialize(decoder, 0)
+    sharded = ShardedDecoder(decoder, ranks, zero=1, precision="fp32")
+    with Journal(folder, ranks.rank) as journal:
+        runner = StepRunner(sharded, make_adamw(decoder, TrainSpec()), store, ranks, journal)
+        runner.run(
+            packed, step=7, rate=1e-3, clip_norm=1.0, last_good=lambda: None, stop_asked=False
+        )
+
+
+# Gradients, norms, checkpoints. ---------------------------------------------------------------
+
+
+def made_up_gradients(decoder: Decoder) -> None:
+    """Give each parameter a gradient that every layout agrees on."""
+    for number, (name, parameter) in enumerate(decoder.named_parameters()):
+        generator = torch.Generator().manual_seed(number)
+        full = torch.randn(parameter.shape, generator=generator)
+        mine = torch.empty_like(parameter)
+        assert isinstance(mine, DTensor), name
+        mesh, places = mine.device_mesh, mine.placements
+        from torch.distributed.tensor import distribute_tensor
+
+        parameter.grad = distribute_tensor(full, mesh, places)
+
+
+def clip_made_up(
+    ranks: Ranks, model: ModelSpec, stages: list[int]
+) -> list[tuple[float, float, Arrays]]:
+    """Norm before and after a clip to 1, and the clipped gradients, at each ZeRO stage."""
+    found = []
+    for zero in stages:
+        decoder = Decoder(model)
+        ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
+        made_up_gradients(decoder)
+        before = global_norm(decoder)
+        clip(decoder, before, 1.0)
+        gradients = {name: whole(p.grad) for name, p in decoder.named_parameters()}
+        found.append((float(before), float(global_norm(decoder)), gradients))
+    return found
+
+
+def _stepped(
+    ranks: Ranks, model: ModelSpec, zero: int, seed: int, train: TrainSpec
+) -> tuple[Decoder, torch.optim.AdamW]:
+    decoder = Decoder(model)
+    initialize(decoder, seed)
+    ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
+    optimizer = make_adamw(decoder, train)
+    for _ in range(2):
+        made_up_gradients(decoder)
+        optimizer.step()
+    return decoder, optimizer
+
+
+def _manifest(model: ModelSpec, step: int, world: int) -> Manifest:
+    return Manifest(
+        format=FORMAT,
+        version="0.1.0",
+        step=step,
+        position_tokens=0,
+        world=world,
+        model=dataclasses.asdict(model),
+        corpus_digest="c" * 32,
+        seed=0,
+        context_tokens=256,
+        files={},
+    )
+
+
+def save(ranks: Ranks, root: Path, model: ModelSpec, zero: int, steps: list[int]) -> Arrays:
+    """Save once for each step, keeping two; what was saved."""
+    decoder, optimizer = _stepped(ranks, model, zero, 0, TrainSpec())
+    for step in steps:
+        manifest = _manifest(model, step, ranks.world)
+        checkpoint_store.save(root, decoder, optimizer, ranks, manifest, keep=2)
+    return state_of(decoder, optimizer)
+
+
+def save_keeping_one(ranks: Ranks, root: Path, model: ModelSpec, step: int) -> None:
+    decoder, optimizer = _stepped(ranks, model, 1, 0, TrainSpec())
+    checkpoint_store.save(
+        root, decoder, optimizer, ranks, _manifest(model, step, ranks.world), keep=1
+    )
+
+
+def load(ranks: Ranks, folder: Path, model: ModelSpec, zero: int) -> tuple[Arrays, list[float]]:
+    """Load into weights of another seed; what is there then, and the rates of decay."""
+    read_manifest(folder)
+    decoder, optimizer = _stepped(ranks, model, zero, 1, TrainSpec(weight_decay=0.7))
+    checkpoint_store.load(folder, decoder, optimizer)
+    decay = [group["weight_decay"] for group in optimizer.param_groups]
+    return state_of(decoder, optimizer), decay
+
+
+def load_fresh(ranks: Ranks, folder: Path, model: ModelSpec, zero: int) -> Arrays:
+    """Load into an optimizer that has not made a step, as a resuming run does."""
+    decoder = Decoder(model)
+    initialize(decoder, 1)
+    ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
+    optimizer = make_adamw(decoder, TrainSpec())
+    checkpoint_store.load(folder, decoder, optimizer)
+    return state_of(decoder, optimizer)
+
+
+# A check that must fail. ------------------------------------------------------------------------
+
+
+def check_with_wrong_gradient(
+    ranks: Ranks, model: ModelSpec, zero: int, parameter: str, bad_rank: int
+) -> list[check.Verdict]:
+    """A case in which one rank's part of one gradient is doubled after the sum."""
+
+    class Wrong(ShardedDecoder):
+        def _spoil(self) -> None:
+            gradient = dict(self.decoder.named_parameters())[parameter].grad
+            if ranks.rank == bad_rank:
+                gradient.to_local().mul_(2)
+
+        def sum_gradients(self) -> None:
+            super().sum_gradients()
+            self._spoil()
+
+        @property
+        def sums_at_end(self) -> bool:
+            return True  # so that there is a moment after the sum
+
+    check.ShardedDecoder = Wrong
+    case = check.Case(ranks.world, zero, "by-work", 512, "none")
+    return check.check_cases(ranks, [case], model)
+
+
+# Ranks that fail. -------------------------------------------------------------------------------
+
+
+def count(ranks: Ranks, start: int) -> tuple[int, int]:
+    total = ranks.sum_(torch.tensor(start + ranks.rank))
+    return ranks.rank, int(total)
+
+
+def raise_on_rank_1(ranks: Ranks) -> None:
+    if ranks.rank == 1:
+        raise ValueError("a bad number")
+    ranks.barrier()
+
+
+def raise_known_on_rank_1(ranks: Ranks) -> None:
+    if ranks.rank == 1:
+        raise LayoutError("One sentence.")
+    ranks.barrier()
+
+
+def die_on_rank_1(ranks: Ranks) -> None:
+    if ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ranks.barrier()
+
+
+def sleep_deaf_on_rank_1(ranks: Ranks, file: Path) -> None:
+    if ranks.rank == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        file.write_text(str(os.getpid()))
+        time.sleep(600)
+
+
+def answer_with_what_cannot_be_sent(ranks: Ranks) -> object:
+    return lambda: ranks

@@ -1,0 +1,214 @@
+"""Manifests: damage is found and named, the newest whole checkpoint is chosen."""
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.base.errors import CheckpointError
+from equipoise.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    describe_files,
+    find_checkpoints,
+    newest_good,
+    read_manifest,
+    require_same,
+    write_manifest,
+)
+from equipoise.spec.model import ModelSpec, RopeScaling
+
+MODEL = ModelSpec(
+    layers=1,
+    hidden=32,
+    heads=2,
+    kv_heads=1,
+    ffn=48,
+    vocab=300,
+    head_width=16,
+    rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192),
+)
+SHARDS = {".metadata": b"m" * 40, "__0_0.distcp": bytes(range(100)), "__1_0.distcp": b"x" * 60}
+
+
+def write_checkpoint(root: Path, step: int, **changes: object) -> Path:
+    """A whole checkpoint, of made-up shards."""
+    folder = root / f"step-{step:06d}"
+    folder.mkdir(parents=True)
+    for name, data in SHARDS.items():
+        (folder / name).write_bytes(data)
+    fields = {
+        "format": FORMAT,
+        "version": "0.1.0",
+        "step": step,
+        "position_tokens": 1024 * step,
+        "world": 2,
+        "model": dataclasses.asdict(MODEL),
+        "corpus_digest": "c" * 32,
+        "seed": 0,
+        "context_tokens": 256,
+        "files": describe_files(folder),
+    }
+    write_manifest(folder, Manifest(**{**fields, **changes}))
+    return folder
+
+
+def fault_of(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_manifest(folder)
+    return str(caught.value)
+
+
+def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 250)
+    found = read_manifest(folder)
+    assert (found.step, found.position_tokens, found.world) == (250, 256_000, 2)
+    assert found.files == describe_files(folder)
+    require_same(found, folder, model=MODEL, corpus_digest="c" * 32, seed=0)
+
+
+@given(data=st.data(), name=st.sampled_from([*SHARDS, MANIFEST]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+def test_any_byte_changed_dropped_or_added_is_found_and_its_file_named(
+    tmp_path: Path, data: st.DataObject, name: str
+) -> None:
+    shutil.rmtree(tmp_path / "step-000001", ignore_errors=True)
+    folder = write_checkpoint(tmp_path, 1)
+    whole = (folder / name).read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damage = data.draw(st.sampled_from(("change", "drop", "add", "cut", "remove")))
+    if damage == "change":
+        other = data.draw(st.integers(0, 255).filter(lambda byte: byte != whole[at]))
+        damaged = whole[:at] + bytes([other]) + whole[at + 1 :]
+    elif damage == "drop":
+        damaged = whole[:at] + whole[at + 1 :]
+    elif damage == "add":
+        damaged = whole[:at] + b"\0" + whole[at:]
+    else:
+        damaged = whole[:at]
+    (folder / name).write_bytes(damaged)
+    if damage == "remove":
+        (folder / name).unlink()
+    message = fault_of(folder)
+    assert name in message
+    assert re.match(rf"{folder} (is torn: |has checkpoint format )", message)
+
+
+def test_each_damage_has_its_sentence(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 1)
+    shard, manifest = folder / "__0_0.distcp", folder / MANIFEST
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    assert fault_of(folder) == (
+        f"{folder} is torn: __0_0.distcp has 99 bytes, the manifest says 100."
+    )
+    shard.unlink()
+    assert fault_of(folder) == (
+        f"{folder} is torn: __0_0.distcp has 0 bytes, the manifest says 100."
+    )
+    shard.write_bytes(b"\1" + whole[1:])
+    assert fault_of(folder) == f"{folder} is torn: the bytes of __0_0.distcp have changed."
+    shard.write_bytes(whole)
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"position_tokens": 1024', '"position_tokens": 1025'))
+    assert fault_of(folder) == f"{folder} is torn: the bytes of manifest.json have changed."
+    manifest.write_text("[]")
+    assert fault_of(folder) == f"{folder} is torn: its manifest.json cannot be read."
+    manifest.unlink()
+    assert fault_of(folder) == f"{folder} is torn: its manifest.json cannot be read."
+
+
+def test_nothing_to_resume_from(tmp_path: Path) -> None:
+    assert newest_good(tmp_path / "none") is None
+    (tmp_path / ".saving-000004").mkdir()
+    (tmp_path / "step-old").mkdir()
+    assert newest_good(tmp_path) is None
+
+
+def test_a_torn_newest_is_passed_over_with_a_sentence(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write_checkpoint(tmp_path, step)
+    (tmp_path / "step-000003" / "__1_0.distcp").write_bytes(b"")
+    path, manifest, torn = newest_good(tmp_path)
+    assert (path.name, manifest.step) == ("step-000002", 2)
+    assert torn == [
+        f"{tmp_path}/step-000003 is torn: __1_0.distcp has 0 bytes, the manifest says 60."
+    ]
+
+
+def test_all_torn_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (write_checkpoint(tmp_path, step) / MANIFEST).unlink()
+    with pytest.raises(CheckpointError) as caught:
+        newest_good(tmp_path)
+    assert str(caught.value) == (
+        f"None of the 2 checkpoints in {tmp_path} is whole. {tmp_path}/step-000002 is torn: its "
+        f"manifest.json cannot be read. Restore a copy, or delete {tmp_path} to start from the "
+        "first step."
+    )
+
+
+def test_a_newer_format_is_told_and_not_passed_over(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1)
+    write_checkpoint(tmp_path, 2, format=FORMAT + 1, version="9.0.0")
+    with pytest.raises(CheckpointError) as caught:
+        newest_good(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/step-000002 has checkpoint format 2, written by equipoise 9.0.0; this "
+        "version reads up to 1. Upgrade equipoise."
+    )
+
+
+def test_the_newest_is_by_number_also_past_six_digits(tmp_path: Path) -> None:
+    for step in (999_999, 1_000_000, 50):
+        write_checkpoint(tmp_path, step)
+    assert [path.name for path in find_checkpoints(tmp_path)] == [
+        "step-1000000",
+        "step-999999",
+        "step-000050",
+    ]
+
+
+def test_another_model(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 7)
+    other = dataclasses.replace(MODEL, layers=2, tied=True, rope_scaling=None)
+    with pytest.raises(CheckpointError) as caught:
+        require_same(read_manifest(folder), folder, model=other, corpus_digest="c" * 32, seed=0)
+    assert str(caught.value) == (
+        f"{folder} holds another model: layers 1 (this run: 2), tied False (this run: True), "
+        "rope_scaling {'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0, "
+        "'original_tokens': 8192} (this run: None). Give run.toml the sizes of the checkpoint, "
+        "or train into another folder with --out."
+    )
+
+
+def test_another_corpus(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 7)
+    with pytest.raises(CheckpointError) as caught:
+        require_same(read_manifest(folder), folder, model=MODEL, corpus_digest="d" * 32, seed=0)
+    assert str(caught.value) == (
+        f"{folder} was trained on another corpus or tokenizer (digest cccccccc, this run's is "
+        "dddddddd). Give back the [data] of that run, or train into another folder with --out."
+    )
+
+
+def test_another_order_of_documents(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 7, seed=3)
+    with pytest.raises(CheckpointError) as caught:
+        require_same(read_manifest(folder), folder, model=MODEL, corpus_digest="c" * 32, seed=4)
+    assert str(caught.value) == (
+        f"{folder} has read the corpus in the order of train.seed = 3, and this run's is 4: "
+        "documents would come twice or never. Set train.seed = 3, or train into another folder "
+        "with --out."
+    )
+
+
+def test_a_manifest_is_json_that_anyone_can_read(tmp_path: Path) -> None:
+    text = (write_checkpoint(tmp_path, 7) / MANIFEST).read_text()
+    assert json.loads(text)["model"]["layers"] == 1

@@ -1,0 +1,122 @@
+"""What a start refuses before any rank, and how the end of ranks is put into a sentence."""
+
+import fcntl
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+from equipoise.launch import local
+from equipoise.launch.local import LOCK, Launch, require_free_folder, require_free_port
+from equipoise.observe.journal import Journal
+
+RESUME = "Run the same command again to resume from the last checkpoint."
+
+
+def refused(call, *args) -> str:
+    with pytest.raises(LayoutError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+def test_a_port_that_is_listened_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert refused(require_free_port, port) == (
+            f"Port {port} cannot be used (Address already in use). Choose another with --port, "
+            "or leave --port away for any that is free."
+        )
+    require_free_port(port)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_port_that_is_none(port: int) -> None:
+    assert refused(require_free_port, port) == (
+        f"--port {port} is no port. Choose one from 1 to 65535, or leave --port away for any "
+        "that is free."
+    )
+
+
+def test_a_folder_whose_run_goes_on(tmp_path: Path) -> None:
+    require_free_folder(tmp_path / "none")
+    require_free_folder(tmp_path)
+    with (tmp_path / LOCK).open("a") as held:
+        require_free_folder(tmp_path)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert refused(require_free_folder, tmp_path) == (
+            f"Another run is writing to {tmp_path}. Wait until it ends, stop it, or choose "
+            "another folder with --out."
+        )
+    require_free_folder(tmp_path)
+
+
+KILLED = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-08-01_10:00:00
+  host      : node
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : -{number} (pid: 4711)
+  error_file: <N/A>
+  traceback : Signal {number} received by PID 4711
+"""
+
+
+def explain(folder: Path, log: str = "", since: float = 0.0) -> EquipoiseError:
+    return local._explain(Launch(folder, 2, True, 0), log, since)
+
+
+def write_fault(folder: Path, rank: int, t: float, name: str = "exception", **fields) -> None:
+    event = {"type": "ValueError", "message": "bad", "exit_code": 6, "traceback": "TRACE"}
+    with Journal(folder / "journal", rank) as journal:
+        journal.write("fault", name, t=t, **(event | fields))
+
+
+def test_a_killed_rank_is_named_though_its_peer_complained(tmp_path: Path) -> None:
+    write_fault(tmp_path, 0, 1.0, message="Connection closed by peer [127.0.0.1]:1")
+    error = explain(tmp_path, KILLED.format(rank=1, number=9))
+    assert isinstance(error, FaultError)
+    assert (
+        str(error) == f"Rank 1 of 2 (pid 4711) was ended by SIGKILL; it left no traceback. {RESUME}"
+    )
+
+
+def test_the_agents_own_sigterm_is_no_cause(tmp_path: Path) -> None:
+    log = KILLED.format(rank=0, number=signal.SIGTERM.value) + KILLED.format(rank=1, number=11)
+    assert str(explain(tmp_path, log)) == (
+        f"Rank 1 of 2 (pid 4711) was ended by SIGSEGV; it left no traceback. {RESUME}"
+    )
+
+
+def test_an_error_of_ours_is_told_in_its_own_words_and_exit_code(tmp_path: Path) -> None:
+    write_fault(tmp_path, 0, 2.0, message="Connection closed by peer [127.0.0.1]:1")
+    write_fault(tmp_path, 1, 3.0, name="error", message="One sentence.", exit_code=4)
+    error = explain(tmp_path, KILLED.format(rank=0, number=9))
+    assert (str(error), error.exit_code) == ("One sentence.", 4)
+
+
+def test_the_first_exception_that_is_not_a_lost_connection_is_the_cause(tmp_path: Path) -> None:
+    write_fault(tmp_path, 0, 2.0, message="Connection closed by peer [127.0.0.1]:1")
+    write_fault(tmp_path, 1, 3.0, message="bad\nsecond line")
+    assert str(explain(tmp_path)) == (f"Rank 1 of 2 failed: ValueError: bad {RESUME}\nTRACE")
+
+
+def test_faults_of_an_earlier_start_and_torn_lines_are_left_alone(tmp_path: Path) -> None:
+    write_fault(tmp_path, 1, 1.0)
+    with (tmp_path / "journal" / "rank-00001.jsonl").open("a") as file:
+        file.write('{"kind":"fault","t":9')
+    log = "\n".join(f"line {number}" for number in range(20))
+    tail = "\n".join(f"line {number}" for number in range(5, 20))
+    assert str(explain(tmp_path, log, since=time.time())) == (
+        f"The ranks ended without a word. {RESUME}\n{tail}"
+    )
+
+
+def test_a_fault_is_json_with_what_the_launcher_reads(tmp_path: Path) -> None:
+    write_fault(tmp_path, 1, 1.0)
+    event = json.loads((tmp_path / "journal" / "rank-00001.jsonl").read_text())
+    assert {"t", "rank", "type", "message", "exit_code", "traceback"} <= set(event)
