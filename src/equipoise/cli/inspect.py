@@ -84,11 +84,12 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
 
 
 def _sizes(model: ModelSpec) -> Facts:
-    """The sizes of a model that are not its defaults."""
+    """The sizes of a model that are not its defaults, as plain data."""
+    plain = dataclasses.asdict(model)
     return {
-        each.name: value
+        each.name: plain[each.name]
         for each in dataclasses.fields(model)
-        if (value := getattr(model, each.name)) != each.default
+        if plain[each.name] != each.default
     }
 
 
@@ -316,7 +317,13 @@ def _shown(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() else f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(name, each)}" for name, each in value.items())
+        inner = (
+            f"{name} ({_shown(name, each)})"
+            if isinstance(each, dict)
+            else f"{name} {_shown(name, each)}"
+            for name, each in value.items()
+        )
+        return ", ".join(inner)
     if isinstance(value, list):
         return "\n".join(str(each) for each in value)
     return str(value)

@@ -15,6 +15,7 @@ Kept true (tests/unit/nn/test_attention.py)
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class _AttendOnCpu(torch.autograd.Function):
         lse_TH = q_THE.new_empty(q_THE.shape[:2], dtype=torch.float32)
         if q_THE.dtype == torch.float64:
             lse_TH = lse_TH.double()
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in pairwise(bounds):
             out, lse = _forward_cpu(
                 _documents(q_THE, start, stop),
                 _documents(k_TGE, start, stop),
@@ -56,7 +57,7 @@ class _AttendOnCpu(torch.autograd.Function):
         q_THE, k_TGE, v_TGE, o_THE, lse_TH = ctx.saved_tensors
         grad_o_THE = grads[0].contiguous()
         grad_q, grad_k, grad_v = map(torch.empty_like, (q_THE, k_TGE, v_TGE))
-        for start, stop in zip(ctx.bounds[:-1], ctx.bounds[1:], strict=True):
+        for start, stop in pairwise(ctx.bounds):
             parts = _backward_cpu(
                 _documents(grad_o_THE, start, stop),
                 _documents(q_THE, start, stop),

@@ -39,9 +39,7 @@ class Attention(nn.Module):
         parts = [self.query, self.key, self.value]
         projected = project(x_TD, *(part.weight for part in parts))
         if self.query.bias is not None:
-            projected = tuple(
-                x + part.bias for x, part in zip(projected, parts, strict=True)
-            )
+            projected = tuple(x + part.bias for x, part in zip(projected, parts, strict=True))
         q_THE, k_TGE, v_TGE = (x.unflatten(1, (-1, self.head_width)) for x in projected)
         if self.query_norm is not None and self.key_norm is not None:
             q_THE, k_TGE = self.query_norm(q_THE), self.key_norm(k_TGE)
@@ -61,9 +59,7 @@ class FeedForward(nn.Module):
 
     def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         """``residual + swiglu(x)``."""
-        return add_swiglu(
-            residual_TD, x_TD, self.gate.weight, self.up.weight, self.down.weight
-        )
+        return add_swiglu(residual_TD, x_TD, self.gate.weight, self.up.weight, self.down.weight)
 
 
 class DecoderLayer(nn.Module):

@@ -150,7 +150,7 @@ def _open(file: Path) -> Any:
         from gguf import GGUFReader
     except ImportError:
         raise ModelError(
-            f"{file} needs the gguf package to be read. Install it: pip install 'equipoise[gguf]'."
+            f'{file} needs the gguf package to be read. Install it: pip install "equipoise[gguf]".'
         ) from None
     try:
         return GGUFReader(file)

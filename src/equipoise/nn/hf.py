@@ -173,6 +173,8 @@ def write_hf(
     if len(dtypes) > 1:
         raise ModelError(f"The weights are of {' and '.join(dtypes)}. Convert them to one dtype.")
     config = hf_config(model) | {"dtype": dtypes[0], "torch_dtype": dtypes[0]}
+    # Written even where unknown: LlamaConfig takes ids 1 and 2 where config.json has none.
+    config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if context_tokens is not None:
         config.setdefault("max_position_embeddings", context_tokens)
     partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")

@@ -216,5 +216,5 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "gguf", None)
     file = tmp_path / "a.gguf"
     assert refused(lambda: read_gguf(file)) == (
-        f"{file} needs the gguf package to be read. Install it: pip install 'equipoise[gguf]'."
+        f'{file} needs the gguf package to be read. Install it: pip install "equipoise[gguf]".'
     )

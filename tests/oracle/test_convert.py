@@ -1,0 +1,271 @@
+"""From a checkpoint of two ranks to a folder that transformers runs, and what inspect says."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from equipoise.base.errors import CheckpointError
+from equipoise.checkpoint.export import read_checkpoint_weights
+from equipoise.checkpoint.manifest import FORMAT, Manifest, read_manifest
+from equipoise.checkpoint.store import save
+from equipoise.cli.main import main
+from equipoise.comm.group import Ranks
+from equipoise.comm.local import run_ranks
+from equipoise.data.tokenizer import train_tokenizer
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.model import ModelSpec, RopeScaling
+from equipoise.spec.resolved import ResolvedFile, write_resolved
+from equipoise.spec.run import RunSpec
+
+MODEL = ModelSpec(
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    ffn=48,
+    vocab=301,
+    head_width=8,
+    tied=True,
+    rope_scaling=RopeScaling(8.0, 1.0, 4.0, 64),
+)
+
+
+def save_steps(ranks: Ranks, root: str) -> None:
+    """Two checkpoints of ZeRO 3: the weights of seed 2, then those of seed 4."""
+    decoder = Decoder(MODEL)
+    initialize(decoder, 2)
+    sharded = ShardedDecoder(decoder, ranks, zero=3, precision="fp32")
+    optimizer = torch.optim.AdamW(decoder.parameters())
+    for step in (2, 4):
+        manifest = Manifest(
+            FORMAT, "0", step, 10 * step, ranks.world, dataclasses.asdict(MODEL), "c", 0, 96, {}
+        )
+        save(Path(root), sharded.decoder, optimizer, ranks, manifest, keep=2)
+        with torch.no_grad():
+            for weight in decoder.parameters():
+                weight.mul_(2)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    run_ranks(2, save_steps, str(folder / "checkpoint"))
+    corpus = folder.parent / "tokens"
+    corpus.mkdir()
+    train_tokenizer(["some text to train on, some text more"], 300, corpus / "tokenizer.json")
+    write_resolved(folder, ResolvedFile(RunSpec(), MODEL, {}, 2, str(corpus), ""))
+    return folder
+
+
+@pytest.fixture
+def run(built: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(built, tmp_path / "run"))
+
+
+def expected(scale: float) -> dict[str, torch.Tensor]:
+    decoder = Decoder(MODEL)
+    initialize(decoder, 2)
+    return {name: scale * weight for name, weight in decoder.state_dict().items()}
+
+
+def tear(folder: Path) -> str:
+    file = sorted(folder.glob("*.distcp"))[0]
+    file.write_bytes(file.read_bytes()[:-1])
+    return (
+        f"{folder} is torn: {file.name} has {file.stat().st_size:,} bytes, the manifest says "
+        f"{file.stat().st_size + 1:,}."
+    )
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
+    capsys.readouterr()
+    main([*map(str, argv), "--json"])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    told: dict[str, Any] = json.loads(captured.out)
+    return told
+
+
+@pytest.mark.parametrize(("step", "scale"), [(2, 1.0), (4, 2.0)])
+def test_weights_come_out_bitwise(built: Path, step: int, scale: float) -> None:
+    model, weights = read_checkpoint_weights(built / f"checkpoint/step-{step:06d}")
+    assert model == MODEL
+    assert weights.keys() == expected(scale).keys()
+    assert all(torch.equal(weights[name], each) for name, each in expected(scale).items())
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_torn_checkpoint_is_not_read(run: Path) -> None:
+    folder = run / "checkpoint/step-000004"
+    told = tear(folder)
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint_weights(folder)
+    assert str(caught.value) == told
+
+
+def test_a_manifest_of_another_model(built: Path) -> None:
+    folder = built / "checkpoint/step-000004"
+    manifest = read_manifest(folder)
+    deeper = dataclasses.replace(manifest, model=manifest.model | {"layers": 3})
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint_weights(folder, deeper)
+    assert str(caught.value) == (
+        f"The weights of {folder} could not be read (Missing key in checkpoint state_dict: "
+        "model.layers.2.attention_norm.weight)."
+    )
+    newer = dataclasses.replace(manifest, model=manifest.model | {"experts": 3})
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint_weights(folder, newer)
+    assert str(caught.value) == (
+        "The manifest of step 4 was written by equipoise 0, and its model cannot be read "
+        "(ModelSpec.__init__() got an unexpected keyword argument 'experts'). Use that version."
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_run_becomes_a_folder_that_transformers_runs(
+    built: Path, tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hf"
+    assert main(["convert", str(built), str(folder), "--dtype", dtype]) == 0
+    captured = capsys.readouterr()
+    step = built / "checkpoint/step-000004"
+    assert captured.out.startswith(f"Wrote {folder}: llama, 25.2k parameters in {dtype}, ")
+    assert captured.out.endswith(f", with a tokenizer, from {step}.\n")
+    oracle, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(told.values()), told
+    tokens_T = torch.arange(90)
+    decoder = Decoder(MODEL)
+    decoder.load_state_dict(expected(2.0))
+    if dtype == "bf16":
+        decoder.to(torch.bfloat16).float()
+    with torch.no_grad():
+        theirs = oracle.float()(tokens_T[None]).logits[0]
+        error = float((decoder(tokens_T, [90]) - theirs).abs().max())
+    assert error <= 1e-5
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.eos_token == "<|end|>"
+    assert tokenizer.decode(tokenizer("some  text 12").input_ids) == "some  text 12"
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert config.eos_token_id == tokenizer.eos_token_id
+    assert config.max_position_embeddings == 512  # 8 times the 64 tokens that were scaled
+
+
+def test_the_newest_whole_checkpoint_is_taken(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn = tear(run / "checkpoint/step-000004")
+    assert main(["convert", str(run), str(tmp_path / "hf")]) == 0
+    captured = capsys.readouterr()
+    assert torn in captured.err
+    assert captured.out.endswith("from " + str(run / "checkpoint/step-000002") + ".\n")
+    told = answer(capsys, "convert", run, tmp_path / "other")
+    assert (told["step"], told["tokenizer"], told["params"]) == (2, True, MODEL.params)
+
+
+def test_without_its_run_a_checkpoint_has_no_tokenizer(
+    built: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "resolved.json").unlink()
+    step = run / "checkpoint/step-000004"
+    assert main(["convert", str(step), str(tmp_path / "hf")]) == 0
+    captured = capsys.readouterr()
+    assert (
+        f"The tokenizer of {step} is not to be found: its run's resolved.json or its token cache "
+        "is gone. Give it with --tokenizer.\n"
+    ) in captured.err
+    assert not (tmp_path / "hf" / "tokenizer.json").exists()
+    file = built.parent / "tokens" / "tokenizer.json"
+    told = answer(capsys, "convert", step, tmp_path / "with", "--tokenizer", file)
+    assert told["tokenizer"]
+    assert (tmp_path / "with" / "tokenizer.json").read_bytes() == file.read_bytes()
+
+
+def test_what_cannot_be_converted(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(source: Path, code: int) -> str:
+        assert main(["convert", str(source), str(tmp_path / "new")]) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        return captured.err
+
+    assert main(["convert", str(built), str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"{tmp_path} exists already. Give the name of a new folder, or delete it.\n"
+    )
+    assert told(tmp_path / "absent", 2) == (
+        f"There is no {tmp_path / 'absent'}. Give the folder of a run or of a checkpoint, or a "
+        ".gguf file.\n"
+    )
+    assert told(tmp_path, 2) == (
+        f"{tmp_path} is neither a run (it has no checkpoint/) nor a checkpoint (it has no "
+        "manifest.json). Give one of them, or a .gguf file.\n"
+    )
+    text = tmp_path / "notes.txt"
+    text.write_text("")
+    assert told(text, 2) == (
+        f"{text} is no .gguf file. Give a run, a checkpoint, or a .gguf file.\n"
+    )
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert told(folder, 2) == (
+        f"{folder} is a Hugging Face folder already. A run starts from it with model.init = "
+        f'"hf:{folder}".\n'
+    )
+    young = tmp_path / "young"
+    (young / "checkpoint").mkdir(parents=True)
+    assert (
+        f"{young} has no checkpoint yet. Train it further; checkpoint.every_steps says how often "
+        "one is written.\n"
+    ) in told(young, 4)
+    assert not (tmp_path / "new").exists()
+
+
+def test_inspect_checkpoints(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = run / "checkpoint/step-000004"
+    told = answer(capsys, "inspect", step)
+    assert (told["kind"], told["state"], told["step"]) == ("checkpoint", "ok", 4)
+    assert (told["ranks"], told["params"]) == (2, MODEL.params)
+    torn = tear(step)
+    told = answer(capsys, "inspect", run)
+    assert told["kind"] == "run"
+    assert [each["state"] for each in told["checkpoints"]] == [torn, "ok"]
+    assert main(["inspect", str(run), "--quiet"]) == 4
+    assert capsys.readouterr() == ("run\n", "")
+    assert main(["inspect", str(step)]) == 4
+    assert "torn" in capsys.readouterr().out
+    assert main(["inspect", str(run / "checkpoint/step-000002")]) == 0
+
+
+def test_inspect_the_rest(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "hf"
+    assert main(["convert", str(built), str(folder)]) == 0
+    told = answer(capsys, "inspect", folder)
+    assert (told["kind"], told["state"]) == ("Hugging Face folder", "ok")
+    assert (told["params"], told["dtypes"]) == (MODEL.params, {"F32": 20})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    state = answer(capsys, "inspect", folder)["state"]
+    assert state.startswith("config.json calls for ")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert answer(capsys, "inspect", folder)["state"].startswith("model.safetensors is torn (")
+    told = answer(capsys, "inspect", built.parent / "tokens" / "tokenizer.json")
+    assert (told["kind"], told["end_token"]) == ("tokenizer", "<|end|>")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"{tmp_path} is nothing that equipoise knows. Give a run, a checkpoint, a Hugging Face "
+        "folder, a .gguf file, a token cache, or a tokenizer.json.\n"
+    )
