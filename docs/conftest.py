@@ -1,0 +1,93 @@
+"""Run the code of these pages: what a reader can copy works.
+
+    python    Executed; the blocks of a page share their names. ``>>>`` blocks are doctests.
+    console   Each line ``$ command`` runs in bash; anything but exit code 0 fails. Output that
+              is shown is not compared.
+    toml      A block with a caption is written to the file of that name.
+    sh, text  Left alone: commands that take long or need more than this checkout, and output.
+
+A page has one temporary folder, which is also its home: token caches and curves stay in it.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sybil import Document, Example, Sybil
+from sybil.parsers.abstract.lexers import BlockLexer
+from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
+from sybil.region import Region
+
+_LIMIT_S = 120
+
+
+def _environment(home: Path) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("XDG_")}
+    return {**kept, "PATH": path, "HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def _commands(block: str) -> list[str]:
+    """The commands of a console block; a line that ends in a backslash goes on."""
+    joined = block.replace("\\\n", " ")
+    return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def run_console(example: Example) -> None:
+    folder: Path = example.namespace["page_folder"]
+    for command in _commands(example.parsed):
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=_environment(folder),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
+        if done.returncode:
+            raise AssertionError(
+                f"`{command}` ended with {done.returncode}.\n{done.stdout}{done.stderr}"
+            )
+
+
+def write_file(example: Example) -> None:
+    (example.namespace["page_folder"] / example.region.lexemes["name"]).write_text(example.parsed)
+
+
+class CaptionedToml:
+    """Blocks ``{code-block} toml`` with ``:caption:``."""
+
+    _lexer = BlockLexer(
+        start_pattern=re.compile(
+            r"^(?P<prefix>[ \t]*)```\{code-block\} toml\n:caption: (?P<name>\S+)\n",
+            re.MULTILINE,
+        ),
+        end_pattern_template=r"(?<=\n){prefix}```(:?\n|\Z)",
+    )
+
+    def __call__(self, document: Document) -> Iterator[Region]:
+        for region in self._lexer(document):
+            region.parsed = region.lexemes["source"]
+            region.evaluator = write_file
+            yield region
+
+
+@pytest.fixture(scope="module")
+def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page")
+
+
+pytest_collect_file = Sybil(
+    parsers=[
+        PythonCodeBlockParser(),
+        CodeBlockParser(language="console", evaluator=run_console),
+        CaptionedToml(),
+    ],
+    pattern="*.md",
+    excludes=["_build/*"],
+    fixtures=["page_folder"],
+).pytest()
