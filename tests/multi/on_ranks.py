@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from equipoise.base.errors import LayoutError
 from equipoise.checkpoint import store as checkpoint_store
@@ -193,8 +193,6 @@ def made_up_gradients(decoder: Decoder) -> None:
         mine = torch.empty_like(parameter)
         assert isinstance(mine, DTensor), name
         mesh, places = mine.device_mesh, mine.placements
-        from torch.distributed.tensor import distribute_tensor
-
         parameter.grad = distribute_tensor(full, mesh, places)
 
 
@@ -275,6 +273,22 @@ def load_fresh(ranks: Ranks, folder: Path, model: ModelSpec, zero: int) -> Array
     optimizer = make_adamw(decoder, TrainSpec())
     checkpoint_store.load(folder, decoder, optimizer)
     return state_of(decoder, optimizer)
+
+
+def load_unverified(ranks: Ranks, folder: Path, model: ModelSpec) -> None:
+    decoder, optimizer = _stepped(ranks, model, 1, 1, TrainSpec())
+    checkpoint_store.load(folder, decoder, optimizer)
+
+
+def save_limited(
+    ranks: Ranks, root: Path, model: ModelSpec, step: int, limited_rank: int | None
+) -> None:
+    """Save where one rank may not write files of more than 60 kB."""
+    decoder, optimizer = _stepped(ranks, model, 1, 0, TrainSpec())
+    if ranks.rank == limited_rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+    manifest = _manifest(model, step, ranks.world)
+    checkpoint_store.save(root, decoder, optimizer, ranks, manifest, keep=2)
 
 
 # A check that must fail. ------------------------------------------------------------------------

@@ -75,9 +75,7 @@ def pack_in_order(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) 
     return PackedStep("in-order", tuple(tuple(batches[rank::ranks]) for rank in range(ranks)))
 
 
-def _pack_whole(
-    policy: str, pieces: Pieces, loads: Ints, pack: PackSpec, ranks: int
-) -> PackedStep:
+def _pack_whole(policy: str, pieces: Pieces, loads: Ints, pack: PackSpec, ranks: int) -> PackedStep:
     sizes, cap = _lengths(pieces), most_tokens(pack)
     if len(pieces) < ranks:
         raise LayoutError(
@@ -158,9 +156,7 @@ def pack_step(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> P
 
 def rank_seconds(packed: PackedStep, curve: LoadCurve) -> list[float]:
     """Predicted compute of each rank: forward and backward of its micro-batches [s]."""
-    return [
-        sum(curve.micro_batch_s(batch.doc_tokens) for batch in rank) for rank in packed.ranks
-    ]
+    return [sum(curve.micro_batch_s(batch.doc_tokens) for batch in rank) for rank in packed.ranks]
 
 
 def skew(loads: list[float]) -> float:

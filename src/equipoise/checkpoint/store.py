@@ -23,15 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from equipoise.base.errors import CheckpointError
 from equipoise.base.units import format_bytes
@@ -49,6 +53,23 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
         "model": get_model_state_dict(module),
         "optimizer": get_optimizer_state_dict(module, optimizer),
     }
+
+
+class _Writer(FileSystemWriter):
+    """Torch's writer, which fails with the words of the disk.
+
+    A write that fails inside torch's zip archive comes out as "unexpected pos 64 vs 98", and
+    what the disk said is lost on its way to the other ranks.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            raise cause or error from None
 
 
 def _root_cause(error: BaseException) -> str:
@@ -91,8 +112,8 @@ def save(
         try:
             # torch logs a traceback of its own for what is raised here in one sentence.
             logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
-            writer = dcp.FileSystemWriter(partial, single_file_per_rank=True, sync_files=True)
-            dcp.save(_state(module, optimizer), storage_writer=writer)
+            writer = _Writer(partial, single_file_per_rank=True, sync_files=True)
+            state_dict_saver.save(_state(module, optimizer), storage_writer=writer)
             if ranks.rank == 0:
                 described = describe_files(partial)
                 whole = {f: getattr(manifest, f) for f in Manifest.__slots__} | {"files": described}
@@ -152,8 +173,7 @@ def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> N
     ]
     state = _state(module, optimizer)
     try:
-        logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
-        dcp.load(state, checkpoint_id=folder)
+        state_dict_loader.load(state, checkpoint_id=folder)
     except (Exception, CheckpointException) as error:
         raise CheckpointError(f"{folder} could not be loaded ({_root_cause(error)}).") from error
     set_model_state_dict(module, state["model"])

@@ -74,8 +74,10 @@ def run_ranks(
         FaultError: a rank failed otherwise, died or did not answer; with its traceback.
     """
     context = multiprocessing.get_context("forkserver")
-    # The server keeps what its first call gives it: whatever is loaded here.
-    context.set_forkserver_preload([name for name in sys.modules if name.startswith("equipoise.")])
+    # The server keeps what its first call gives it: whatever is loaded here, and what a rank's
+    # first DTensor imports.
+    ours = [name for name in sys.modules if name.startswith("equipoise.")]
+    context.set_forkserver_preload([*ours, "torch._dynamo"])
     with tempfile.TemporaryDirectory(prefix="equipoise-ranks-") as folder:
         pipes: list[Connection] = []
         processes: list[ForkServerProcess] = []
