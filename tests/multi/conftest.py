@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,15 @@ def store(texts: Path, cache: Path) -> TokenStore:
     return prepare(spec, texts, progress=SilentProgress(), workers=1)
 
 
-MakeRun = Callable[..., ResolvedFile]
+class MakeRun:
+    """Makes settled runs: ``make_run(steps=5, zero=3)``; any key of its tables by its name."""
 
+    def __init__(self, store: TokenStore) -> None:
+        self._store = store
 
-@pytest.fixture
-def make_run(store: TokenStore) -> MakeRun:
-    """A settled run: ``make_run(steps=5, zero=3)``; any key of its tables by its name."""
-
-    def make(*, model: ModelSpec = MODEL, init_folder: str = "", **keys: object) -> ResolvedFile:
+    def __call__(
+        self, *, model: ModelSpec = MODEL, init_folder: str = "", **keys: object
+    ) -> ResolvedFile:
         small = {
             "context_tokens": 256,
             "step_tokens": 1024,
@@ -67,8 +67,11 @@ def make_run(store: TokenStore) -> MakeRun:
             model=model,
             origins={},
             ranks=spec.layout.dp,
-            corpus=str(store.folder),
+            corpus=str(self._store.folder),
             init_folder=init_folder,
         )
 
-    return make
+
+@pytest.fixture
+def make_run(store: TokenStore) -> MakeRun:
+    return MakeRun(store)

@@ -60,6 +60,9 @@ class Script:
 
     ranks: Ranks
     stop_at: int = 0
+    spoil_at: int = 0
+    """After this step the last norm is not a number: no rank's loss will be."""
+    norm: torch.Tensor | None = None
     file_limit_at: int = 0
     """From this step on rank 1 cannot write large files, until that is told."""
     filler: Path | None = None
@@ -71,6 +74,8 @@ class Script:
     def show(self, step: int, loss: float, *figures: float) -> None:
         self.losses.append(loss)
         self.is_asked = self.is_asked or step == self.stop_at
+        if step == self.spoil_at and self.norm is not None:
+            self.norm.fill_(torch.nan)
         if step == self.file_limit_at and self.ranks.rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
@@ -105,6 +110,7 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
     view = Script(ranks, **script)
     with Journal(folder / "journal", ranks.rank) as journal:
         trainer = loop.Trainer(folder, resolved, ranks, journal)
+        view.norm = trainer.runner.model.decoder.norm.weight.data.to_local()
         trainer.resume(view)
         reason = trainer.run(view, view)
     runner = trainer.runner

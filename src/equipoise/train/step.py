@@ -33,6 +33,9 @@ from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 
+_NAMED_DOCUMENTS = 8
+"""Most documents that a message names."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -176,13 +179,18 @@ class StepRunner:
             if not np.isfinite(loss)
         ]
         mine = sorted({int(document) for batch in bad for document in batch.pieces[:, 0]})
-        documents = sorted(itertools.chain(*self.ranks.gather_objects(mine)))
-        shown = ", ".join(str(document) for document in documents[:20]) or "none by itself"
-        more = f" and {len(documents) - 20} more" if len(documents) > 20 else ""
+        documents = sorted(set(itertools.chain(*self.ranks.gather_objects(mine))))
+        if documents:
+            named = [f"{each} ({self.store.name(each)})" for each in documents[:_NAMED_DOCUMENTS]]
+            more = len(documents) - len(named)
+            where = f"; documents of the micro-batches where it is: {', '.join(named)}"
+            where += f" and {more} more" if more else ""
+            mend = "Lower train.lr, or look at those documents."
+        else:
+            where, mend = ", though the loss of every micro-batch is", "Lower train.lr."
         kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint yet"
         self.journal.write("fault", "nan-loss", step=step, documents=documents, what=what)
         return FaultError(
-            f"The {what} of step {step} is not a number; documents of the micro-batches where "
-            f"it is: {shown}{more}. No weight was changed; {kept}. Lower train.lr, or look at "
-            f"those documents with `equipoise inspect`."
+            f"The {what} of step {step} is not a number{where}. No weight was changed; {kept}. "
+            f"{mend}"
         )

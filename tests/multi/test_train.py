@@ -1,0 +1,337 @@
+"""Whole runs on ranks: every layout the same, every end in a sentence, every resume exact."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import on_ranks
+import pytest
+from on_ranks import Ended
+
+from conftest import MODEL, MakeRun
+from equipoise.base.errors import CheckpointError, EquipoiseError, FaultError, LayoutError
+from equipoise.checkpoint.manifest import newest_good, read_manifest, write_manifest
+from equipoise.comm.local import run_ranks
+from equipoise.data.store import TokenStore
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.hf import write_hf
+
+EXACT = 1e-5
+
+
+def run(folder: Path, resolved, **script) -> Ended:
+    """A run on its own number of ranks; how it ended on rank 0."""
+    return run_ranks(resolved.ranks, on_ranks.train, folder, resolved, script)[0]
+
+
+def fault_of(kind: type[EquipoiseError], folder: Path, resolved, **script) -> str:
+    with pytest.raises(kind) as caught:
+        run(folder, resolved, **script)
+    return str(caught.value)
+
+
+def assert_close(found: Ended, expected: Ended) -> None:
+    assert found.losses == pytest.approx(expected.losses, rel=EXACT)
+    for name, weights in expected.weights.items():
+        error = np.abs(found.weights[name] - weights).max()
+        assert error <= EXACT * np.abs(weights).max(), name
+
+
+def events(folder: Path, rank: int = 0) -> list[dict]:
+    text = (folder / "journal" / f"rank-{rank:05d}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# Every layout. -------------------------------------------------------------------------------
+
+LAYOUTS = {
+    1: {"one zero 0 in-order": (0, "in-order"), "one zero 3 by-work": (3, "by-work")},
+    2: {
+        "two zero 0 by-work": (0, "by-work"),
+        "two zero 1 in-order": (1, "in-order"),
+        "two zero 2 by-tokens": (2, "by-tokens"),
+        "two zero 3 by-work": (3, "by-work"),
+    },
+    3: {
+        "three zero 0 by-tokens": (0, "by-tokens"),
+        "three zero 1 by-work": (1, "by-work"),
+        "three zero 3 in-order": (3, "in-order"),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict:
+    """Five steps of AdamW in every layout, on the same pieces: the run, its folder."""
+    root, make = tmp_path_factory.mktemp("layouts"), MakeRun(store)
+    found = {}
+    for dp, rows in LAYOUTS.items():
+        runs = {
+            name: make(dp=dp, zero=zero, policy=policy, cut="windows", lr=1e-3)
+            for name, (zero, policy) in rows.items()
+        }
+        for name, ended in run_ranks(dp, on_ranks.train_each, root, runs)[0].items():
+            found[name] = (ended, root / name)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for rows in LAYOUTS.values() for name in rows])
+def test_five_steps_of_adamw_are_the_same_in_every_layout(layouts, name: str) -> None:
+    expected, plain_folder = layouts["one zero 0 in-order"]
+    found, folder = layouts[name]
+    assert len(found.losses) == 5
+    assert found.losses[-1] < found.losses[0]
+    assert_close(found, expected)
+    norms, plain_norms = (
+        [event["grad_norm"] for event in events(each) if event["name"] == "step"]
+        for each in (folder, plain_folder)
+    )
+    assert norms == pytest.approx(plain_norms, rel=EXACT)
+    assert max(norms) > 1.0  # so that the clip has something to do
+
+
+def test_clip_is_the_same_on_every_mesh() -> None:
+    worlds = [run_ranks(world, on_ranks.clip_made_up, MODEL, [0, 1, 2, 3]) for world in (1, 2, 3)]
+    rows = [row for ranks in worlds for stages in ranks for row in stages]
+    before, after, gradients = rows[0]
+    assert before > 10
+    assert after == pytest.approx(1.0, rel=1e-5)
+    for other_before, other_after, other in rows[1:]:
+        assert other_before == pytest.approx(before, rel=1e-6)
+        assert other_after == pytest.approx(after, rel=1e-6)
+        for name, gradient in gradients.items():
+            assert np.abs(other[name] - gradient).max() <= 1e-6 * np.abs(gradient).max()
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_the_number_of_micro_batches_changes_nothing(tmp_path, store, zero: int) -> None:
+    ranks = run_ranks(
+        2,
+        on_ranks.step_with_micro_batches,
+        tmp_path,
+        str(store.folder),
+        MODEL,
+        [1, 2, 5, 14],  # 24 documents on two ranks: of 14, some are empty
+        zero,
+    )
+    (loss, norm, weights), *others = ranks[0]
+    for other_loss, other_norm, other in others:
+        assert other_loss == pytest.approx(loss, rel=EXACT)
+        assert other_norm == pytest.approx(norm, rel=EXACT)
+        for name, array in weights.items():
+            assert np.abs(other[name] - array).max() <= EXACT * np.abs(array).max()
+
+
+def test_bf16_is_near_fp32_and_keeps_its_weights_in_fp32(tmp_path, make_run) -> None:
+    wide, narrow = (make_run(precision=each, lr=1e-2) for each in ("fp32", "bf16"))
+    runs = run_ranks(2, on_ranks.train_each, tmp_path, {"wide": wide, "narrow": narrow})[0]
+    assert runs["narrow"].dtypes == {"torch.float32"}
+    assert runs["narrow"].losses == pytest.approx(runs["wide"].losses, rel=2e-2)
+    assert runs["narrow"].losses != runs["wide"].losses
+
+
+def test_ranks_that_pack_differently_are_stopped(tmp_path, store) -> None:
+    with pytest.raises(LayoutError) as caught:
+        run_ranks(3, on_ranks.pack_differently, tmp_path, str(store.folder), MODEL)
+    assert str(caught.value) in {
+        f"Ranks {others} packed step 7 otherwise than rank {rank}. Give every machine the same "
+        "version of equipoise and of NumPy."
+        for others, rank in (("[2]", 0), ("[2]", 1), ("[0, 1]", 2))
+    }
+
+
+# Stopping and going on. -----------------------------------------------------------------------
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path, make_run) -> None:
+    resolved = make_run(steps=8, lr=1e-2)
+    straight = run(tmp_path / "straight", resolved)
+    first = run(tmp_path / "cut", resolved, stop_at=3)
+    assert first.reason == "interrupted"
+    assert len(first.losses) == 4  # asked after step 3, known to all ranks in step 4
+    path, manifest, _ = newest_good(tmp_path / "cut" / "checkpoint")
+    assert (manifest.step, manifest.position_tokens, manifest.world) == (4, 4096, 2)
+    second = run(tmp_path / "cut", make_run(steps=8, lr=1e-2, dp=3, zero=3))
+    assert second.said[0] == f"Resuming after step 4 from {path}."
+    assert second.reason == "done"
+    joined = dataclasses.replace(second, losses=first.losses + second.losses)
+    assert_close(joined, straight)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path, make_run) -> None:
+    run(tmp_path, make_run(steps=2))
+    again = run(tmp_path, make_run(steps=2))
+    assert (again.reason, again.losses) == ("done", [])
+    assert again.said == [f"Resuming after step 2 from {tmp_path}/checkpoint/step-000002."]
+
+
+def test_changed_settings_of_the_optimizer_are_not_lost_in_a_resume(tmp_path, make_run) -> None:
+    run(tmp_path, make_run(steps=2))
+    assert run(tmp_path, make_run(steps=3, weight_decay=0.4)).decay == [0.4, 0.0]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> Path:
+    """The folder of a run of four steps, saved at steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    run(folder, MakeRun(store)(steps=4, every_steps=2))
+    return folder
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def test_a_torn_newest_checkpoint_is_passed_over_with_a_sentence(copy, make_run) -> None:
+    shard = copy / "checkpoint" / "step-000004" / "__1_0.distcp"
+    size = shard.stat().st_size
+    shard.write_bytes(shard.read_bytes()[:-1])
+    ended = run(copy, make_run(steps=5))
+    sentence = (
+        f"{shard.parent} is torn: __1_0.distcp has {size - 1:,} bytes, the manifest says {size:,}."
+    )
+    assert ended.said[:2] == [
+        f"{sentence} Passed over.",
+        f"Resuming after step 2 from {copy}/checkpoint/step-000002.",
+    ]
+    assert len(ended.losses) == 3
+    faults = [event for event in events(copy) if event["name"] == "torn-checkpoint"]
+    assert [event["message"] for event in faults] == [sentence]
+
+
+def test_no_checkpoint_is_whole(copy, make_run) -> None:
+    for folder in (copy / "checkpoint").iterdir():
+        (folder / "manifest.json").unlink()
+    root = copy / "checkpoint"
+    assert fault_of(CheckpointError, copy, make_run()) == (
+        f"None of the 2 checkpoints in {root} is whole. {root}/step-000004 is torn: its "
+        f"manifest.json cannot be read. Restore a copy, or delete {root} to start from the first "
+        "step."
+    )
+
+
+def test_a_checkpoint_of_another_model(copy, make_run) -> None:
+    other = dataclasses.replace(MODEL, ffn=64)
+    assert fault_of(CheckpointError, copy, make_run(model=other)) == (
+        f"{copy}/checkpoint/step-000004 holds another model: ffn 48 (this run: 64). Give run.toml "
+        "the sizes of the checkpoint, or train into another folder with --out."
+    )
+
+
+def test_a_checkpoint_of_another_order(copy, make_run) -> None:
+    assert "train.seed = 0, and this run's is 5: " in fault_of(
+        CheckpointError, copy, make_run(seed=5)
+    )
+
+
+def test_a_checkpoint_of_a_newer_version(copy, make_run) -> None:
+    newest = copy / "checkpoint" / "step-000004"
+    manifest = read_manifest(newest)
+    write_manifest(newest, dataclasses.replace(manifest, format=2, version="7.0.0"))
+    assert fault_of(CheckpointError, copy, make_run()) == (
+        f"{newest} has checkpoint format 2, written by equipoise 7.0.0; this version reads up to "
+        "1. Upgrade equipoise."
+    )
+
+
+# Faults. -----------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_a_number_stops_before_any_weight_is_spoiled(
+    copy, make_run, store
+) -> None:
+    message = fault_of(FaultError, copy, make_run(steps=9, step_tokens=3072), spoil_at=5)
+    (fault,) = [event for event in events(copy) if event["name"] == "nan-loss"]
+    documents = fault["documents"]
+    assert documents == sorted(documents)
+    assert len(documents) > 8
+    named = ", ".join(f"{each} ({store.name(each)})" for each in documents[:8])
+    assert message == (
+        "The loss of step 6 is not a number; documents of the micro-batches where it is: "
+        f"{named} and {len(documents) - 8} more. No weight was changed; the last good checkpoint "
+        f"is {copy}/checkpoint/step-000004. Lower train.lr, or look at those documents."
+    )
+    assert FaultError.exit_code == 6
+    assert run(copy, make_run(steps=6)).said[0] == (
+        f"Resuming after step 4 from {copy}/checkpoint/step-000004."
+    )
+
+
+def test_a_gradient_that_is_not_a_number_before_any_checkpoint(tmp_path, make_run) -> None:
+    assert fault_of(FaultError, tmp_path, make_run(steps=9, lr=1e30, warmup_steps=0)) == (
+        "The gradient norm of step 2 is not a number, though the loss of every micro-batch is. No "
+        "weight was changed; no checkpoint yet. Lower train.lr."
+    )
+
+
+def test_more_ranks_than_documents_in_a_step(tmp_path, make_run) -> None:
+    message = fault_of(LayoutError, tmp_path, make_run(dp=3, step_tokens=8))
+    assert message.startswith("A step of 8 tokens holds 2")
+    assert message.endswith(
+        " documents for 3 ranks, and by-work packs whole documents. Smallest changes that fit: "
+        "layout.dp = 2, or a larger pack.step_tokens."
+    )
+
+
+def check_refused_save(folder: Path, make_run: MakeRun, reason: str, **script) -> None:
+    root = folder / "checkpoint"
+    resolved = make_run(steps=6, every_steps=2, lr=1e-2)
+    ended = run(folder, resolved, **script)
+    assert ended.reason == "done"
+    (refused,) = [line for line in ended.said if "could not be written" in line]
+    assert refused.startswith(f"The checkpoint of step 4 could not be written to {root} (")
+    assert reason in refused
+    assert refused.endswith(
+        " are free). Checkpoints kept: step-000002. Free some space, or lower checkpoint.keep. "
+        "The run goes on."
+    )
+    assert [path.name for path in sorted(root.iterdir())] == ["step-000002", "step-000006"]
+    shutil.rmtree(root / "step-000006")
+    assert run(folder, resolved).losses == pytest.approx(ended.losses[2:], rel=EXACT)
+
+
+def test_a_save_that_one_rank_cannot_write_costs_that_save_alone(tmp_path, make_run) -> None:
+    check_refused_save(tmp_path, make_run, "File too large; it needs ", file_limit_at=3)
+
+
+def can_mount() -> bool:
+    probe = "mount -t tmpfs tmpfs /mnt"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", probe], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+if shutil.which("unshare") and can_mount():
+
+    def test_a_disk_that_fills_up_costs_that_save_alone(tmp_path, make_run) -> None:
+        disk = tmp_path / "run" / "checkpoint"
+        disk.mkdir(parents=True)
+        size = "size=2000k"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(disk)], check=True)
+        try:
+            filler = tmp_path / "run" / "checkpoint" / "filler"
+            filler.write_bytes(bytes(1_200_000))
+            check_refused_save(
+                tmp_path / "run",
+                make_run,
+                "No space left on device; it needs ",
+                filler=filler,
+            )
+        finally:
+            subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+# Weights that others made. ------------------------------------------------------------------------
+
+
+def test_fine_tuning_starts_from_the_weights_of_a_folder(tmp_path, make_run) -> None:
+    decoder = Decoder(MODEL)
+    initialize(decoder, 99)
+    write_hf(tmp_path / "hf", MODEL, decoder.state_dict())
+    resolved = make_run(steps=2, init_folder=str(tmp_path / "hf"), lr=1e-20, weight_decay=0.0)
+    ended = run(tmp_path / "run", resolved)
+    for name, weights in decoder.state_dict().items():
+        assert np.abs(ended.weights[name] - weights.numpy()).max() < 1e-9, name
