@@ -35,6 +35,12 @@ LOCK = ".lock"
 _GRACE_S = 120
 _PR_SET_PDEATHSIG = 1
 
+ALLOCATOR = "glibc.malloc.tcache_count=0"
+"""Keeps glibc's per-thread lists of small chunks from pinning the holes between tensors.
+
+A 7M decoder's rank holds 256 MiB with it and 351 without (glibc 2.36, recompute "full").
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -120,6 +126,11 @@ def _command(launch: Launch) -> list[str]:
     ]
 
 
+def _tunables() -> str:
+    """The reader's own glibc tunables, and ours."""
+    return ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), ALLOCATOR)))
+
+
 def _end_with_parent() -> None:
     """Runs in the agent before it starts: a killed parent ends it, and so its ranks."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -165,7 +176,12 @@ def run_local(launch: Launch) -> None:
     logs = launch.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     agent_log = logs / "agent.log"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLIBC_TUNABLES": _tunables(),
+        "PYTHONUNBUFFERED": "1",
+    }
     with agent_log.open("wb") as log:
         process = subprocess.Popen(
             _command(launch),
@@ -220,7 +236,7 @@ def _explain(launch: Launch, log: str, since: float) -> EquipoiseError:
         message = str(event["message"]).strip().splitlines() or [str(event["type"])]
         return FaultError(
             f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message[0]} "
-            f"{resume}\n{event['traceback']}"
+            f"{resume}\n{str(event['traceback']).rstrip()}"
         )
     tail = "\n".join(log.strip().splitlines()[-15:])
     return FaultError(f"The ranks ended without a word. {resume}\n{tail}")

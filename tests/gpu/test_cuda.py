@@ -1,0 +1,72 @@
+"""On a CUDA device: attention and one training step equal the CPU's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from equipoise.comm.group import Ranks, join
+from equipoise.nn.attention import attend_documents
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.optim.adamw import clip, global_norm, make_adamw
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import TrainSpec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+LENGTHS = (130, 1, 64, 5, 200)
+MODEL = ModelSpec(layers=2, hidden=128, heads=4, kv_heads=2, ffn=160, vocab=320, head_width=32)
+
+
+def test_attention_and_its_gradients_equal_the_cpus() -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(sum(LENGTHS), heads, 64, generator=generator) for heads in (4, 2, 2)]
+    found = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        q, k, v = (part.to(device, dtype).requires_grad_() for part in parts)
+        out = attend_documents(q, k, v, LENGTHS)
+        out.sum().backward()
+        found.append([x.detach().float().cpu() for x in (out, q.grad, k.grad, v.grad)])
+    for cpu, cuda in zip(*found, strict=True):
+        # bf16 keeps 8 bits.
+        assert (cpu - cuda).abs().max() <= 0.03 * cpu.abs().max()
+
+
+def _step(ranks: Ranks, precision: str) -> tuple[float, float, dict[str, np.ndarray]]:
+    decoder = Decoder(MODEL)
+    initialize(decoder, 0)
+    sharded = ShardedDecoder(decoder.to(ranks.device), ranks, zero=1, precision=precision)
+    optimizer = make_adamw(decoder, TrainSpec(lr=1e-3))
+    tokens = torch.arange(sum(LENGTHS), device=ranks.device) * 7 % MODEL.vocab
+    sharded.prepare_micro_batch(last=False)
+    loss = decoder(tokens, LENGTHS, labels_T=tokens.roll(-1)) / len(tokens)
+    loss.backward()
+    sharded.sum_gradients()
+    norm = global_norm(decoder)
+    clip(decoder, norm, 1.0)
+    optimizer.step()
+    weights = {
+        name: parameter.full_tensor().detach().cpu().numpy()
+        for name, parameter in decoder.named_parameters()
+    }
+    return float(loss.detach()), float(norm), weights
+
+
+def test_a_training_step_is_near_the_cpus(tmp_path: Path) -> None:
+    found = []
+    for name in ("cpu", "cuda:0"):
+        store = dist.FileStore(str(tmp_path / name), 1)
+        with join(store, 0, 1, torch.device(name)) as ranks:
+            found.append(_step(ranks, "bf16"))
+    (loss, norm, weights), (cuda_loss, cuda_norm, cuda_weights) = found
+    assert cuda_loss == pytest.approx(loss, rel=1e-2)
+    assert cuda_norm == pytest.approx(norm, rel=3e-2)
+    for name, array in weights.items():
+        # AdamW's first step is as long as the learning rate, whatever the gradient.
+        assert np.abs(cuda_weights[name] - array).max() <= 2.1e-3, name
