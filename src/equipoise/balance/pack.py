@@ -30,7 +30,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run import PackSpec, Policy
 
 Packer = Callable[[Pieces, PackSpec, int, LoadCurve], PackedStep]
 
@@ -130,7 +130,7 @@ def pack_by_work(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -
     return _pack_whole("by-work", pieces, curve.document_ns(_lengths(pieces)), pack, ranks)
 
 
-POLICIES: dict[str, Packer] = {
+POLICIES: dict[Policy, Packer] = {
     "in-order": pack_in_order,
     "by-tokens": pack_by_tokens,
     "by-work": pack_by_work,

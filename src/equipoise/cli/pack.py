@@ -85,24 +85,20 @@ def _lengths(args: argparse.Namespace, resolved: ResolvedRun) -> tuple[Lengths, 
 def run(args: argparse.Namespace) -> int:
     """Print one row for each policy."""
     resolved = run_from(args)
-    policies = list(POLICIES) if args.policy == "all" else [args.policy]
-    if policies[0] not in POLICIES:
+    policies = [name for name in POLICIES if args.policy in ("all", name)]
+    if not policies:
         raise SpecError(
-            f'--policy: "{policies[0]}" is not one of all, {", ".join(POLICIES)}. Nearest: '
-            f'"{nearest(policies[0], POLICIES)}".'
+            f'--policy: "{args.policy}" is not one of all, {", ".join(POLICIES)}. Nearest: '
+            f'"{nearest(args.policy, POLICIES)}".'
         )
     if args.ranks < 1 or args.steps < 1:
-        raise SpecError(
-            f"--ranks {args.ranks} and --steps {args.steps} must both be 1 or more."
-        )
+        raise SpecError(f"--ranks {args.ranks} and --steps {args.steps} must both be 1 or more.")
     lengths, origin = _lengths(args, resolved)
     pack = resolved.spec.pack
     stream = DocumentStream(
         lengths, seed=resolved.spec.train.seed, context_tokens=pack.context_tokens
     )
-    steps = [
-        stream.step(index * pack.step_tokens, pack.step_tokens) for index in range(args.steps)
-    ]
+    steps = [stream.step(index * pack.step_tokens, pack.step_tokens) for index in range(args.steps)]
     curve = counted_curve(resolved.model)
     scores = [score_policy(name, steps, pack, args.ranks, curve) for name in policies]
     if args.json:

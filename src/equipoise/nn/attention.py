@@ -80,7 +80,7 @@ def _attend_on_cuda(
 
     bounds = torch.tensor([0, *doc_tokens], device=q_THE.device).cumsum(0).to(torch.int32)
     longest = max(doc_tokens, default=0)
-    out: Tensor = varlen_attn(
+    out = varlen_attn(
         q_THE,
         k_TGE,
         v_TGE,
@@ -91,6 +91,7 @@ def _attend_on_cuda(
         window_size=(-1, 0),
         enable_gqa=q_THE.shape[1] != k_TGE.shape[1],
     )
+    assert isinstance(out, Tensor)  # noqa: S101  a pair only where statistics are asked for
     return out
 
 

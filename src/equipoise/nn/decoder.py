@@ -62,6 +62,13 @@ class FeedForward(nn.Module):
         return add_swiglu(residual_TD, x_TD, self.gate.weight, self.up.weight, self.down.weight)
 
 
+def set_recompute(decoder: "Decoder", recompute: bool) -> None:
+    """Make every layer keep its input alone for the backward, or all that it needs."""
+    for layer in decoder.layers:
+        if isinstance(layer, DecoderLayer):
+            layer.recompute = recompute
+
+
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind its norm, each added to the stream."""
 
@@ -128,9 +135,10 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x_TD = layer(x_TD, table, doc_tokens)
         x_TD = self.norm(x_TD)
-        head_VD = self.embed.weight if self.head is None else self.head.weight
+        head_VD: Tensor = self.embed.weight if self.head is None else self.head.weight
         if labels_T is None:
-            return x_TD @ head_VD.t()
+            logits_TV: Tensor = x_TD @ head_VD.t()
+            return logits_TV
         return head_loss(x_TD, head_VD, labels_T)
 
 

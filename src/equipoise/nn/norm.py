@@ -16,7 +16,8 @@ class _RmsNorm(torch.autograd.Function):
         mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(width)
         scale = mean_square.add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(weight).to(x.dtype)
+        normed: Tensor = (wide * scale).mul_(weight)
+        return normed.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from equipoise.spec.run import TrainSpec
@@ -36,7 +37,7 @@ def global_norm(module: nn.Module) -> Tensor:
     Gradients are grouped by how they are split; a group's squares are summed over exactly
     the mesh axes that split it, so replicas are counted once and shards all.
     """
-    groups: dict[tuple[object, ...], list[DTensor]] = {}
+    groups: dict[tuple[DeviceMesh, tuple[bool, ...]], list[DTensor]] = {}
     total: Tensor | None = None
     plain = []
     for parameter in module.parameters():

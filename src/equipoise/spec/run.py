@@ -24,9 +24,7 @@ class DataSpec:
         Source,
         Field(description="python-stdlib, or the kind of thing that data.path names"),
     ] = "python-stdlib"
-    path: Annotated[
-        str, Field(description="file or folder to read; relative to run.toml")
-    ] = ""
+    path: Annotated[str, Field(description="file or folder to read; relative to run.toml")] = ""
     field: Annotated[
         str, Field(description="name of the text column of jsonl, parquet and datasets")
     ] = "text"
@@ -37,9 +35,9 @@ class DataSpec:
     vocab: Annotated[
         int, Field(ge=260, le=1_000_000, description="size of the BPE that is trained")
     ] = 4096
-    cache: Annotated[
-        str, Field(description="folder of trained tokenizers and token caches")
-    ] = "~/.cache/equipoise"
+    cache: Annotated[str, Field(description="folder of trained tokenizers and token caches")] = (
+        "~/.cache/equipoise"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,9 @@ class ModelSection:
     ffn: Annotated[int | None, Field(ge=1, description="feed-forward width")] = None
     vocab: Annotated[int | None, Field(ge=2, description="rows of the embedding")] = None
     head_width: Annotated[int | None, Field(ge=2, description="width of one head")] = None
-    tied: Annotated[
-        bool | None, Field(description="the head shares the embedding's weights")
-    ] = None
+    tied: Annotated[bool | None, Field(description="the head shares the embedding's weights")] = (
+        None
+    )
     rope_theta: Annotated[float | None, Field(gt=1, description="base of rotary angles")] = None
 
 

@@ -26,8 +26,7 @@ from equipoise.balance.pack import pack_step, rank_seconds, skew
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.cost.curve import counted_curve
-from equipoise.nn.decoder import Decoder, initialize
-from equipoise.parallel.recompute import apply_recompute
+from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
@@ -153,7 +152,7 @@ def _run_case(
     labels = sample.labels(packed)
     decoder = Decoder(model)
     initialize(decoder, 0)
-    apply_recompute(decoder, case.recompute)
+    set_recompute(decoder, case.recompute == "full")
     sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32")
     loss_sum = torch.zeros((), dtype=torch.float64)
     turns = packed.ranks[ranks.rank]

@@ -30,8 +30,9 @@ from equipoise.cost.work import pack_flop
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.store import TokenStore, open_store
 from equipoise.data.stream import DocumentStream
-from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.hf import load_hf
+from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import (
@@ -42,11 +43,10 @@ from equipoise.observe.machine import (
 )
 from equipoise.optim.adamw import make_adamw
 from equipoise.optim.rate import learning_rate
-from equipoise.parallel.recompute import apply_recompute
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.resolved import ResolvedFile
-from equipoise.train.curves import obtain_curve
+from equipoise.train.curves import activation_dtype, obtain_curve
 from equipoise.train.process import StopRequest, return_freed_memory
 from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.step import StepResult, StepRunner
@@ -81,12 +81,14 @@ class Trainer:
             self.curve: LoadCurve = obtain_curve(
                 self.spec, self.model, ranks, self.store.folder.parent
             )
+        touch_libraries(ranks.device, activation_dtype(self.spec))
         return_freed_memory()
         forget_peak()
         self._base_bytes = resident_bytes()
         self.position = Position()
         self._overhead_s: float | None = None
         self._largest_tokens = 0
+        self._peak_bytes = 0
         self._build()
 
     def _build(self) -> None:
@@ -95,7 +97,7 @@ class Trainer:
             load_hf(decoder, Path(self.resolved.init_folder))
         else:
             initialize(decoder, self.spec.train.seed)
-        apply_recompute(decoder, self.spec.train.recompute)
+        set_recompute(decoder, self.spec.train.recompute == "full")
         sharded = ShardedDecoder(
             decoder.to(self.ranks.device),
             self.ranks,
@@ -295,6 +297,7 @@ class Trainer:
     ) -> dict[str, float]:
         tokens = sum(packed.rank_tokens)
         flop = sum(pack_flop(self.model, batch.doc_tokens) for batch in packed)
+        self._peak_bytes = max(self._peak_bytes, peak_resident_bytes() - self._base_bytes)
         figures: dict[str, float] = {
             "loss": result.loss,
             "grad_norm": result.grad_norm,
@@ -306,8 +309,8 @@ class Trainer:
             "mfu": flop / result.step_s / (self.curve.peak_flop_per_s * self.ranks.world),
             "busy_s": result.rank_busy_s[self.ranks.rank],
             "wait_s": result.rank_wait_s[self.ranks.rank],
-            "memory_bytes": resident_bytes(),
-            "peak_memory_bytes": peak_resident_bytes() - self._base_bytes,
+            "memory_bytes": resident_bytes() - self._base_bytes,
+            "peak_memory_bytes": self._peak_bytes,
         }
         predicted_step_s = self._predict_step(predicted_s)
         self.journal.write(
@@ -343,7 +346,7 @@ class Trainer:
             terms=forecast.terms,
             tokens=self._largest_tokens,
             most_tokens=most_tokens(self.spec.pack),
-            measured_bytes=peak_resident_bytes() - self._base_bytes,
+            measured_bytes=self._peak_bytes,
         )
 
     def _save(self, view: StepView, *, must: bool) -> int | None:
@@ -381,4 +384,8 @@ class Trainer:
                 raise
             view.say(f"{error} The run goes on.")
             return None
+        finally:
+            # A save copies shards; the peak that is held against the forecast is of steps.
+            return_freed_memory()
+            forget_peak()
         return self.position.step

