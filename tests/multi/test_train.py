@@ -245,7 +245,9 @@ def test_a_loss_that_is_not_a_number_stops_before_any_weight_is_spoiled(
     copy, make_run, store
 ) -> None:
     message = fault_of(FaultError, copy, make_run(steps=9, step_tokens=3072), spoil_at=5)
-    (fault,) = [event for event in events(copy) if event["name"] == "nan-loss"]
+    # The rank that answers first has closed its journal; the other is ended where it stands.
+    found = [*events(copy, 0), *events(copy, 1)]
+    fault, *_ = [event for event in found if event["name"] == "nan-loss"]
     documents = fault["documents"]
     assert documents == sorted(documents)
     assert len(documents) > 8
