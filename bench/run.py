@@ -1,8 +1,11 @@
-"""All benches, one after another, each in a process of its own: ``python -m bench.run``."""
+"""Benches, each in a process of its own: ``python -m bench.run`` for all, or with names."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from equipoise.launch.local import ALLOCATOR
 
 BENCHES = ("throughput", "ranks", "start", "memory")
 
@@ -11,10 +14,12 @@ def main() -> None:
     """Write ``bench/results/NAME.json`` and print each file's name."""
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
-    for name in BENCHES:
+    # The allocator setting that the launcher gives its ranks, for both sides of a comparison.
+    tunables = {**os.environ, "OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": ALLOCATOR}
+    for name in sys.argv[1:] or BENCHES:
         file = results / f"{name}.json"
         with file.open("w") as out:
-            subprocess.run([sys.executable, "-m", f"bench.{name}"], stdout=out, check=True)
+            subprocess.run([sys.executable, "-m", f"bench.{name}"], stdout=out, check=True, env=tunables)
         print(file)
 
 

@@ -62,9 +62,9 @@ class BarView:
 
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            Remaining(),
+            Remaining(compact=True),
             TextColumn("{task.fields[figures]}"),
         )
         self._task = self._progress.add_task(label, total=steps, completed=done, figures="")
@@ -72,7 +72,7 @@ class BarView:
     def show(self, step: int, loss: float, tokens_per_s: float, mfu: float, skew: float) -> None:
         """Move the bar and change its figures."""
         figures = (
-            f"loss {loss:.3f}  {format_count(tokens_per_s)} tokens/s  mfu {mfu:.0%}  "
+            f"loss {loss:.3f}  {tokens_per_s:,.0f} tok/s  mfu {mfu:.0%}  "
             f"skew {skew:.2f}"
         )
         self._progress.update(self._task, completed=step, figures=figures)

@@ -49,7 +49,7 @@ def _train(folder: Path, resolved: ResolvedFile, ranks: Ranks, *, quiet: bool) -
     stop = StopRequest()
     with Journal(folder / "journal", ranks.rank) as journal:
         trainer = Trainer(folder, resolved, ranks, journal)
-        label = f"{resolved.spec.name} ({resolved.spec.pack.policy})"
+        label = resolved.spec.pack.policy
         with make_view(
             label,
             rank=ranks.rank,
