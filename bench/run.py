@@ -19,7 +19,9 @@ def main() -> None:
     for name in sys.argv[1:] or BENCHES:
         file = results / f"{name}.json"
         with file.open("w") as out:
-            subprocess.run([sys.executable, "-m", f"bench.{name}"], stdout=out, check=True, env=tunables)
+            subprocess.run(
+                [sys.executable, "-m", f"bench.{name}"], stdout=out, check=True, env=tunables
+            )
         print(file)
 
 

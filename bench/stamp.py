@@ -33,10 +33,15 @@ class LoadStamp:
     def _own_s() -> float:
         return sum(os.times()[:4])
 
-    def other_load(self) -> float:
-        """Cores that others kept busy, on average. Children count once they have ended."""
+    def other_load(self, ranks_s: float = 0.0) -> float:
+        """Cores that others kept busy, on average.
+
+        Args:
+            ranks_s: CPU seconds of ranks that a fork server started: they are nobody's
+                children here, so this process's own times leave them out [s].
+        """
         busy, own, wall = self._start
-        others = (_busy_s() - busy) - (self._own_s() - own)
+        others = (_busy_s() - busy) - (self._own_s() - own) - ranks_s
         return max(0.0, others / (time.perf_counter() - wall))
 
 

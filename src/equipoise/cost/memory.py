@@ -11,8 +11,9 @@ What it decides
     attention's output (2 q + 2 k), gate and up (2 F), and float32 log-sum-exps and norm
     scales. Full recomputation keeps D, and one layer's worth while that layer runs.
 
-Kept true (tests/multi/test_memory.py)
-    Within 10% of the measured peak of a real rank, at each ZeRO stage and recomputation.
+Kept true (tests/unit/cost/test_memory.py)
+    Terms are positive, grow with tokens and shrink with ranks. How near the forecast is to a
+    real rank's peak is printed by ``bench/memory.py`` and by every run's report.
 """
 
 from dataclasses import dataclass

@@ -71,10 +71,7 @@ class BarView:
 
     def show(self, step: int, loss: float, tokens_per_s: float, mfu: float, skew: float) -> None:
         """Move the bar and change its figures."""
-        figures = (
-            f"loss {loss:.3f}  {tokens_per_s:,.0f} tok/s  mfu {mfu:.0%}  "
-            f"skew {skew:.2f}"
-        )
+        figures = f"loss {loss:.3f}  {tokens_per_s:,.0f} tok/s  mfu {mfu:.0%}  skew {skew:.2f}"
         self._progress.update(self._task, completed=step, figures=figures)
 
     def say(self, line: str) -> None:
