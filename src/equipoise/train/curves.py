@@ -7,6 +7,7 @@ same on every rank to the last bit, because packing reads it.
 import dataclasses
 import json
 import os
+import statistics
 from pathlib import Path
 
 import torch
@@ -18,6 +19,9 @@ from equipoise.nn.measure import measure_curve
 from equipoise.observe.machine import cpu_name
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import RunSpec
+
+_TRUSTED_ERROR = 0.2
+"""Busy seconds further than this from the prediction mean a curve of other conditions."""
 
 
 def activation_dtype(spec: RunSpec) -> torch.dtype:
@@ -52,9 +56,33 @@ def _read(file: Path) -> LoadCurve | None:
         return None
 
 
+def curve_file(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> Path:
+    """Where the curve of this run on this machine is kept."""
+    return cache / "curves" / f"{_curve_name(spec, model, ranks)}.json"
+
+
+def doubt_curve(file: Path, measured_over_predicted: list[float]) -> str:
+    """Drop a kept curve that a whole run has shown to be wrong; the sentence to say, or "".
+
+    A curve that was measured while something else had the cores would mislead every later
+    run. Fewer than five steps prove nothing.
+    """
+    if len(measured_over_predicted) < 5:
+        return ""
+    off = statistics.median(measured_over_predicted) - 1
+    if abs(off) <= _TRUSTED_ERROR or not file.exists():
+        return ""
+    file.unlink(missing_ok=True)
+    return (
+        f"Computing took {off:+.0%} beside the price curve's prediction (median of "
+        f"{len(measured_over_predicted)} steps); the kept curve is dropped, and the next run "
+        f"measures it anew."
+    )
+
+
 def obtain_curve(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> LoadCurve:
     """Read the curve kept in ``cache``, or measure it on all ranks at once and keep it."""
-    file = cache / "curves" / f"{_curve_name(spec, model, ranks)}.json"
+    file = curve_file(spec, model, ranks, cache)
     kept: LoadCurve | None = ranks.gather_objects(_read(file) if ranks.rank == 0 else None)[0]
     if kept is not None:
         return kept

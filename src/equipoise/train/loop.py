@@ -46,7 +46,7 @@ from equipoise.optim.rate import learning_rate
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.resolved import ResolvedFile
-from equipoise.train.curves import activation_dtype, obtain_curve
+from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
 from equipoise.train.process import StopRequest, return_freed_memory
 from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.step import StepResult, StepRunner
@@ -89,6 +89,7 @@ class Trainer:
         self._overhead_s: float | None = None
         self._largest_tokens = 0
         self._peak_bytes = 0
+        self._busy_over_predicted: list[float] = []
         self._build()
 
     def _build(self) -> None:
@@ -191,6 +192,7 @@ class Trainer:
         if self.ranks.rank == 0:
             self._stop_file.unlink(missing_ok=True)
             self.journal.write("instant", "stop", reason=reason, step=self.position.step)
+            self._doubt_curve(view)
         self.journal.flush()
         done = self.position.step - first
         if done:
@@ -201,6 +203,11 @@ class Trainer:
     @property
     def _stop_file(self) -> Path:
         return self.folder / "stop"
+
+    def _doubt_curve(self, view: StepView) -> None:
+        file = curve_file(self.spec, self.model, self.ranks, self.store.folder.parent)
+        if doubt := doubt_curve(file, self._busy_over_predicted):
+            view.say(doubt)
 
     def _last_good(self) -> Path | None:
         try:
@@ -312,6 +319,7 @@ class Trainer:
             "memory_bytes": resident_bytes() - self._base_bytes,
             "peak_memory_bytes": self._peak_bytes,
         }
+        self._busy_over_predicted.append(max(result.rank_busy_s) / max(predicted_s))
         predicted_step_s = self._predict_step(predicted_s)
         self.journal.write(
             "scalar",
