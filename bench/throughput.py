@@ -21,7 +21,7 @@ import torch.distributed as dist
 from bench.corpus import lognormal_step, open_corpus, recut
 from bench.stamp import LoadStamp, environment, spread
 from equipoise.comm.group import Ranks, join
-from equipoise.cost.work import pack_flop
+from equipoise.cost.work import count_work
 from equipoise.data.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.measure import gemm_flop_per_s
@@ -90,7 +90,7 @@ def measure() -> dict[str, object]:
     settle(0, pin=False)
     lengths = lognormal_step(TOKENS, seed=2, median=600, sigma=1.0)
     store = recut(open_corpus(), lengths)
-    useful = pack_flop(MODEL, lengths)
+    useful = count_work(lengths, MODEL).flop
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file_store = dist.FileStore(str(folder / "store"), 1)

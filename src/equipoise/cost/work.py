@@ -1,4 +1,4 @@
-"""Exact counts of work: query-key pairs and FLOP, in integers.
+"""Exact counts of work: query-key pairs, FLOP and bytes, in integers.
 
 Why
     Tokens are not work: a causal query at offset ``i`` reads ``i + 1`` keys. Whoever
@@ -6,16 +6,103 @@ Why
 
 Convention
     *Useful* FLOP of training are ``6 x matmul weights x tokens`` plus attention at three
-    forwards' worth of its exact causal pairs. What a kernel spends beyond that (flash
-    attention's own recomputation, activation recomputation, masked tiles) is not useful.
+    forwards' worth of its exact pairs. What a kernel spends beyond that (flash attention's
+    own recomputation, activation recomputation, masked tiles) is not useful.
+
+Kept true (tests/unit/cost/test_work.py, by Hypothesis)
+    Pairs of any slice under any mask equal those of the mask written out; slices of a
+    document add up to the document.
 """
+
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.errors import SpecError
 from equipoise.spec.model import ModelSpec
 
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Which keys of its own document a query reads; no mask reaches into another document.
+
+    ::
+
+        causal          full            window 2        prefix 2, branches 1 and 2
+        x . . . .       x x x x x       x . . . .       x . . . .
+        x x . . .       x x x x x       x x . . .       x x . . .
+        x x x . .       x x x x x       . x x . .       x x x . .
+        x x x x .       x x x x x       . . x x .       x x . x .
+        x x x x x       x x x x x       . . . x x       x x . x x
+    """
+
+    kind: Literal["causal", "full", "window", "prefix"] = "causal"
+    window_tokens: int = 0
+    """Keys that a query reads at most, itself included [tokens]; of a window."""
+    prefix_tokens: int = 0
+    """Tokens that every branch reads [tokens]; of a shared prefix."""
+    branch_tokens: tuple[int, ...] = ()
+    """Length of each branch after the prefix, in order [tokens]; of a shared prefix."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "window" and self.window_tokens < 1:
+            raise SpecError(
+                f"A sliding window of {self.window_tokens} tokens reads no key. Set "
+                f"window_tokens to 1 or more."
+            )
+
+
+CAUSAL = Mask()
+
+
+def pairs_before(at: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:
+    """Pairs of the queries ``[0, at)`` of each document [pairs].
+
+    Args:
+        at: Queries counted, 0 <= at <= doc_tokens [tokens].
+        doc_tokens: Length of each document [tokens]. Under a shared prefix, the prefix and
+            all its branches.
+        mask: Which keys a query reads.
+
+    Raises:
+        SpecError: a document has another length than the prefix and its branches.
+    """
+    at, doc_tokens = np.asarray(at, dtype=np.int64), np.asarray(doc_tokens, dtype=np.int64)
+    if mask.kind == "full":
+        return at * doc_tokens
+    if mask.kind == "window":
+        growing = np.minimum(at, mask.window_tokens)
+        return causal_pairs(growing) + (at - growing) * mask.window_tokens
+    if mask.kind == "causal":
+        return causal_pairs(at)
+    total = mask.prefix_tokens + sum(mask.branch_tokens)
+    if (doc_tokens != total).any():
+        raise SpecError(
+            f"A document of {int(doc_tokens[doc_tokens != total][0]):,} tokens is not a prefix of "
+            f"{mask.prefix_tokens:,} and branches of {sum(mask.branch_tokens):,}. Give every "
+            f"document {total:,} tokens, or each its own mask."
+        )
+    pairs = causal_pairs(np.minimum(at, mask.prefix_tokens))
+    begin = mask.prefix_tokens
+    for tokens in mask.branch_tokens:
+        mine = np.clip(at - begin, 0, tokens)
+        pairs = pairs + mine * mask.prefix_tokens + causal_pairs(mine)
+        begin += tokens
+    return pairs
+
+
+def slice_pairs(starts: Ints, stops: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:
+    """Pairs of the queries ``[start, stop)`` of each document, all their keys counted [pairs].
+
+    >>> slice_pairs(np.array([0, 2]), np.array([2, 4]), np.array([4, 4])).tolist()
+    [3, 7]
+    """
+    pairs: Ints = pairs_before(stops, doc_tokens, mask) - pairs_before(starts, doc_tokens, mask)
+    return pairs
 
 
 def causal_pairs(doc_tokens: Ints) -> Ints:
@@ -38,6 +125,38 @@ def useful_flop(model: ModelSpec, tokens: int, pairs: int) -> int:
     return 6 * model.matmul_params * tokens + 3 * pair_flop(model) * pairs
 
 
-def pack_flop(model: ModelSpec, doc_tokens: Ints) -> int:
-    """Useful FLOP of a forward and backward over packed documents."""
-    return useful_flop(model, int(doc_tokens.sum()), int(causal_pairs(doc_tokens).sum()))
+def kv_bytes_per_token(model: ModelSpec, element_bytes: int = 2) -> int:
+    """Keys and values of one token in one layer [bytes]; what context parallelism moves."""
+    return 2 * model.kv_heads * model.head_width * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a pack costs, counted exactly."""
+
+    tokens: int
+    pairs: int
+    """Query-key pairs of one head in one layer [pairs]."""
+    flop: int
+    """Useful FLOP of a forward and backward."""
+    bytes: int
+    """Queries, keys, values and outputs of all layers, each once [bytes]: the least that
+    attention moves between memory and cores in one forward."""
+
+
+def count_work(
+    doc_tokens: Ints, model: ModelSpec, *, mask: Mask = CAUSAL, element_bytes: int = 2
+) -> Work:
+    """Count the work of packed documents.
+
+    Args:
+        doc_tokens: Length of each document [tokens], each >= 0.
+        model: Whose layers, heads and widths count.
+        mask: Which keys a query reads.
+        element_bytes: Bytes of one activation.
+    """
+    lengths = np.asarray(doc_tokens, dtype=np.int64)
+    tokens = int(lengths.sum())
+    pairs = int(pairs_before(lengths, lengths, mask).sum())
+    moved = 2 * (model.heads + model.kv_heads) * model.head_width * element_bytes
+    return Work(tokens, pairs, useful_flop(model, tokens, pairs), tokens * model.layers * moved)

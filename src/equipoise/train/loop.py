@@ -26,7 +26,7 @@ from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory import forecast_memory
-from equipoise.cost.work import pack_flop
+from equipoise.cost.work import count_work
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.store import TokenStore, open_store
 from equipoise.data.stream import DocumentStream
@@ -52,6 +52,9 @@ from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.step import StepResult, StepRunner
 
 CHECKPOINTS = "checkpoint"
+
+_CURVE_MATTERS_S = 0.1
+"""Steps that compute for less are mostly overhead, of which a price curve knows nothing."""
 
 
 @dataclass
@@ -192,12 +195,13 @@ class Trainer:
         if self.ranks.rank == 0:
             self._stop_file.unlink(missing_ok=True)
             self.journal.write("instant", "stop", reason=reason, step=self.position.step)
-            self._doubt_curve(view)
         self.journal.flush()
         done = self.position.step - first
         if done:
             took_s = time.perf_counter() - began
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
+        if self.ranks.rank == 0:
+            self._doubt_curve(view)
         return reason
 
     @property
@@ -240,7 +244,8 @@ class Trainer:
         plain = pack_in_order(pieces, self.spec.pack, self.ranks.world, self.curve)
         plain_s = rank_seconds(plain, self.curve)
         flop = [
-            sum(pack_flop(self.model, batch.doc_tokens) for batch in rank) for rank in packed.ranks
+            sum(count_work(batch.doc_tokens, self.model).flop for batch in rank)
+            for rank in packed.ranks
         ]
         self.journal.write(
             "decision",
@@ -303,7 +308,7 @@ class Trainer:
         self, packed: PackedStep, predicted_s: list[float], result: StepResult
     ) -> dict[str, float]:
         tokens = sum(packed.rank_tokens)
-        flop = sum(pack_flop(self.model, batch.doc_tokens) for batch in packed)
+        flop = sum(count_work(batch.doc_tokens, self.model).flop for batch in packed)
         self._peak_bytes = max(self._peak_bytes, peak_resident_bytes() - self._base_bytes)
         figures: dict[str, float] = {
             "loss": result.loss,
@@ -319,7 +324,8 @@ class Trainer:
             "memory_bytes": resident_bytes() - self._base_bytes,
             "peak_memory_bytes": self._peak_bytes,
         }
-        self._busy_over_predicted.append(max(result.rank_busy_s) / max(predicted_s))
+        if max(result.rank_busy_s) >= _CURVE_MATTERS_S:
+            self._busy_over_predicted.append(max(result.rank_busy_s) / max(predicted_s))
         predicted_step_s = self._predict_step(predicted_s)
         self.journal.write(
             "scalar",

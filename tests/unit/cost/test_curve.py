@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.cost.curve import LoadCurve, counted_curve
-from equipoise.cost.work import pack_flop
+from equipoise.cost.work import count_work
 from equipoise.spec.model import ModelSpec, preset
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=300, head_width=16)
@@ -59,7 +59,7 @@ def test_a_micro_batch_is_its_documents_and_a_fixed_part() -> None:
 def test_a_counted_curve_is_flop(lengths: list[int]) -> None:
     curve = counted_curve(preset("7m"), flop_per_s=1e9)  # so that a FLOP is a nanosecond
     found = int(curve.document_ns(np.array(lengths)).sum())
-    exact = pack_flop(preset("7m"), np.array(lengths))
+    exact = count_work(np.array(lengths), preset("7m")).flop
     assert abs(found - exact) <= 2e-3 * exact + len(lengths)
 
 
