@@ -4,6 +4,11 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A test asserts what is so, never how fast: a slow machine is no counterexample.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "boxing", "jugs"]
 SIZES = (4, 12, 20, 40, 40, 80, 160, 420)

@@ -5,140 +5,118 @@ Why
     work: one document of 8,192 tokens has 32 times the attention of 32 documents of 256.
 
 What it decides
-    ``in-order``   the plain baseline: fill windows in order, cut at the edge.
-    ``by-tokens``  whole pieces, equal token counts.
-    ``by-work``    whole pieces, equal predicted seconds, at most ``max_tokens`` a micro-batch.
+    Which function packs under which name: ``windows`` fills fixed windows, ``whole`` keeps
+    documents whole under a token cap, ``delayed`` lets outliers wait, ``divided`` shares
+    them out.
 
     With ``cut = "windows"`` every policy is given the very pieces that in-order makes, so
     that two policies differ in nothing but who computes what: same gradient, other times.
 
 Kept true (tests/unit/balance/test_pack.py, by Hypothesis)
-    Each token of the step is in exactly one piece; every rank has the same number of
-    micro-batches; no micro-batch is over its cap; pieces are whole except under in-order;
-    the answer depends on the arguments alone, so ranks need not ask each other.
-
-Sources
-    Packing by work under a token cap: WLB-LLM, arXiv:2503.17924, section 4.1.
+    Each token of the step is in exactly one piece; no micro-batch is over its cap; pieces are
+    whole where the policy says so; the answer depends on the arguments alone, so ranks need
+    not ask each other.
 """
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
-import numpy as np
-
-from equipoise.balance.partition import partition
-from equipoise.base.errors import LayoutError
+from equipoise.balance.delayed import DelayedPacker
+from equipoise.balance.divided import pack_divided, pack_divided_in_time
+from equipoise.balance.whole import pack_by_tokens, pack_by_work
+from equipoise.balance.windows import cut_at_windows, pack_fixed, pack_fixed_exact, pack_in_order
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run import PackSpec, Policy
 
 Packer = Callable[[Pieces, PackSpec, int, LoadCurve], PackedStep]
 
-
-def most_tokens(pack: PackSpec) -> int:
-    """Most tokens that one micro-batch may hold under this policy."""
-    if pack.policy == "in-order":
-        return pack.context_tokens
-    if pack.max_tokens is not None:
-        return pack.max_tokens
-    return pack.context_tokens + pack.context_tokens // 4
-
-
-def _lengths(pieces: Pieces) -> Ints:
-    lengths: Ints = pieces[:, 2] - pieces[:, 1]
-    return lengths
-
-
-def cut_at_windows(pieces: Pieces, context_tokens: int) -> Pieces:
-    """Cut pieces, laid end to end, at every multiple of ``context_tokens``.
-
-    >>> cut_at_windows(np.array([[7, 0, 3], [9, 2, 7]]), 4).tolist()
-    [[7, 0, 3], [9, 2, 3], [9, 3, 7]]
-    """
-    stops = np.cumsum(_lengths(pieces))
-    total = int(stops[-1])
-    cuts = np.union1d(stops, np.arange(context_tokens, total, context_tokens))
-    starts = np.concatenate(([0], cuts[:-1]))
-    owner = np.searchsorted(stops, starts, side="right")
-    shift = pieces[owner, 2] - stops[owner]
-    return np.stack((pieces[owner, 0], starts + shift, cuts + shift), axis=1)
-
-
-def pack_in_order(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Fill windows of ``context_tokens`` in order and cut at their edges; deal them to ranks."""
-    del curve  # a plain pack looks at tokens alone
-    cut = cut_at_windows(pieces, pack.context_tokens)
-    lengths = _lengths(cut)
-    window_of = (np.cumsum(lengths) - lengths) // pack.context_tokens
-    windows = -(-int(window_of[-1] + 1) // ranks) * ranks
-    batches = [MicroBatch(cut[window_of == index]) for index in range(windows)]
-    return PackedStep("in-order", tuple(tuple(batches[rank::ranks]) for rank in range(ranks)))
-
-
-def _pack_whole(policy: str, pieces: Pieces, loads: Ints, pack: PackSpec, ranks: int) -> PackedStep:
-    sizes, cap = _lengths(pieces), most_tokens(pack)
-    if len(pieces) < ranks:
-        raise LayoutError(
-            f"A step of {int(sizes.sum()):,} tokens holds {len(pieces)} documents for {ranks} "
-            f"ranks, and {policy} packs whole documents. Smallest changes that fit: "
-            f"layout.dp = {len(pieces)}, or a larger pack.step_tokens."
-        )
-    if int(sizes.max()) > cap:
-        raise LayoutError(
-            f"A document of {int(sizes.max()):,} tokens is over the {cap:,} tokens that one "
-            f"micro-batch may hold. Set pack.max_tokens = {int(sizes.max())}, or a smaller "
-            f"pack.context_tokens."
-        )
-    micro_batches = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
-    while True:
-        packed = _split(pieces, loads, sizes, ranks, micro_batches, cap)
-        if packed is not None:
-            return PackedStep(policy, packed)
-        micro_batches += 1
-
-
-def _split(
-    pieces: Pieces, loads: Ints, sizes: Ints, ranks: int, micro_batches: int, cap: int
-) -> tuple[tuple[MicroBatch, ...], ...] | None:
-    """Ranks first, because they wait for each other; then each rank's micro-batches."""
-    rank_of = partition(loads, ranks, sizes=sizes, capacity=micro_batches * cap)
-    if rank_of is None:
-        return None
-    packed = []
-    for rank in range(ranks):
-        mine = np.flatnonzero(rank_of == rank)
-        batch_of = partition(loads[mine], micro_batches, sizes=sizes[mine], capacity=cap)
-        if batch_of is None:  # by work no room: by size, largest first, fits more
-            batch_of = partition(sizes[mine], micro_batches, capacity=cap)
-        if batch_of is None:
-            return None
-        # Heaviest first on every rank, so that the micro-batches of one turn are alike.
-        work = np.bincount(batch_of, loads[mine], micro_batches)
-        turns = np.lexsort((np.arange(micro_batches), -work))
-        packed.append(tuple(MicroBatch(pieces[mine[batch_of == turn]]) for turn in turns))
-    return tuple(packed)
-
-
-def pack_by_tokens(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Whole pieces to ranks and micro-batches of nearly equal token counts."""
-    del curve
-    return _pack_whole("by-tokens", pieces, _lengths(pieces), pack, ranks)
-
-
-def pack_by_work(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Whole pieces to ranks and micro-batches of nearly equal predicted seconds."""
-    return _pack_whole("by-work", pieces, curve.document_ns(_lengths(pieces)), pack, ranks)
-
-
 POLICIES: dict[Policy, Packer] = {
     "in-order": pack_in_order,
+    "fixed": pack_fixed,
+    "fixed-exact": pack_fixed_exact,
     "by-tokens": pack_by_tokens,
     "by-work": pack_by_work,
+    "divided": pack_divided,
+    "divided-in-time": pack_divided_in_time,
 }
+"""Policies that look at one step alone; ``delayed`` looks at those before it, too."""
+
+ALL_POLICIES: tuple[Policy, ...] = (*list(POLICIES)[:5], "delayed", *list(POLICIES)[5:])
+"""Every policy, in the order in which they are shown."""
+
+
+DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time")
+"""Policies whose pieces of one document attend to each other."""
+
+
+class StepPacker(Protocol):
+    """Packs a run's steps one after the other, the same on every rank."""
+
+    def step(self, pieces: Pieces) -> PackedStep:
+        """Pack one step's pieces, and what earlier steps left over."""
+
+    def flush(self) -> list[PackedStep]:
+        """Pack what is left over."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is left over; plain data for a checkpoint."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+
+
+class _OneByOne:
+    """The packer of policies that leave nothing over."""
+
+    def __init__(self, packer: Packer, pack: PackSpec, ranks: int, curve: LoadCurve) -> None:
+        self._packer, self._arguments = packer, (pack, ranks, curve)
+
+    def step(self, pieces: Pieces) -> PackedStep:
+        return self._packer(pieces, *self._arguments)
+
+    def flush(self) -> list[PackedStep]:
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        del state
+
+
+class _CutAtWindows:
+    """Cuts each step at window edges before another packer sees it."""
+
+    def __init__(self, inner: StepPacker, context_tokens: int) -> None:
+        self._inner, self._context_tokens = inner, context_tokens
+        self.flush, self.state_dict = inner.flush, inner.state_dict
+        self.load_state_dict = inner.load_state_dict
+
+    def step(self, pieces: Pieces) -> PackedStep:
+        return self._inner.step(cut_at_windows(pieces, self._context_tokens))
+
+
+def make_packer(pack: PackSpec, ranks: int, curve: LoadCurve) -> StepPacker:
+    """The packer of a run.
+
+    Args:
+        pack: Policy, windows and caps.
+        ranks: Data-parallel ranks.
+        curve: Price of a document in seconds, the same on every rank.
+    """
+    packer: StepPacker
+    if pack.policy == "delayed":
+        packer = DelayedPacker(pack, ranks, curve)
+    else:
+        packer = _OneByOne(POLICIES[pack.policy], pack, ranks, curve)
+    return _CutAtWindows(packer, pack.context_tokens) if pack.cut == "windows" else packer
 
 
 def pack_step(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
     """Pack one step's pieces by the policy of ``pack``, cut where ``pack.cut`` says.
+
+    Under ``delayed`` nothing has waited before it, and what it lets wait is not in the answer.
 
     Args:
         pieces: int64 [n, 3] of (document, start, stop); n >= 1.
@@ -149,14 +127,23 @@ def pack_step(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> P
     Raises:
         LayoutError: fewer documents than ranks, or a document over the cap.
     """
-    if pack.cut == "windows":
-        pieces = cut_at_windows(pieces, pack.context_tokens)
-    return POLICIES[pack.policy](pieces, pack, ranks, curve)
+    return make_packer(pack, ranks, curve).step(pieces)
+
+
+def batch_ns(batch: MicroBatch, curve: LoadCurve) -> int:
+    """Predicted compute of a micro-batch's pieces, what they read in others included [ns]."""
+    if not len(batch.pieces):
+        return 0
+    history = batch.history_tokens
+    return int(curve.slice_ns(history, history + batch.doc_tokens).sum())
 
 
 def rank_seconds(packed: PackedStep, curve: LoadCurve) -> list[float]:
     """Predicted compute of each rank: forward and backward of its micro-batches [s]."""
-    return [sum(curve.micro_batch_s(batch.doc_tokens) for batch in rank) for rank in packed.ranks]
+    return [
+        sum(curve.fixed_ns + batch_ns(batch, curve) for batch in rank) * 1e-9
+        for rank in packed.ranks
+    ]
 
 
 def skew(loads: list[float]) -> float:

@@ -19,6 +19,7 @@ Kept true (tests/multi/test_checkpoint.py)
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,18 @@ def save(
     manifest: Manifest,
     *,
     keep: int,
+    texts: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``root/step-NNNNNN`` from all ranks, then drop all but the ``keep`` newest.
+
+    Args:
+        root: Folder of the run's checkpoints.
+        module: Sharded weights.
+        optimizer: Its moments.
+        ranks: All of them; each calls this.
+        manifest: What the checkpoint says of itself; its files are filled in.
+        keep: Newest checkpoints that are kept.
+        texts: Further small files, by name.
 
     Raises:
         CheckpointError: on every rank, when any could not write; older checkpoints stand.
@@ -115,6 +126,8 @@ def save(
             writer = _Writer(partial, single_file_per_rank=True, sync_files=True)
             state_dict_saver.save(_state(module, optimizer), storage_writer=writer)
             if ranks.rank == 0:
+                for name, text in (texts or {}).items():
+                    (partial / name).write_text(text)
                 described = describe_files(partial)
                 whole = {f: getattr(manifest, f) for f in Manifest.__slots__} | {"files": described}
                 write_manifest(partial, Manifest(**whole))

@@ -1,33 +1,35 @@
-"""``equipoise pack``: what a corpus's lengths do to a plain pack, and what a policy does."""
+"""``equipoise pack``: what a corpus's lengths do to a plain pack, and what each policy does."""
 
 import argparse
-import dataclasses
-import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from equipoise.balance.evaluate import PackScore, score_policy
-from equipoise.balance.pack import POLICIES
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
-from equipoise.cli.console import make_console, make_progress
+from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.cost.curve import counted_curve
-from equipoise.data.stream import DocumentStream
-from equipoise.spec.resolve import ResolvedRun
-from equipoise.spec.workload import Lengths, distribution_names, draw_lengths, read_lengths
+
+if TYPE_CHECKING:
+    from equipoise.balance.evaluate import Setting
+    from equipoise.cost.curve import LoadCurve
+    from equipoise.spec.resolve import ResolvedRun
+    from equipoise.spec.workload import Lengths
 
 HELP = "show how evenly each policy would pack a corpus; needs no torch"
 
 EXAMPLES = """\
 examples:
   equipoise pack                                     this Python's library, every policy
-  equipoise pack run.toml --policy by-work --ranks 8
-  equipoise pack --lengths wikipedia --pack.context_tokens 32768 --pack.step_tokens 1048576
-  equipoise pack --lengths my-lengths.csv --json
+  equipoise pack run.toml --policy by-work
+  equipoise pack --lengths pretrain-128k --micro-batches 16 --context-tokens 131072
+  equipoise pack --lengths wikipedia --micro-batches 8 --ranks 4 --model llama3-8b
+  equipoise pack --lengths my-lengths.csv --micro-batches 4 --cost tokens+pairs:28000 --json
+  equipoise pack --lengths prolong --micro-batches 4 --plot packs.png --out packs.jsonl
 """
+
+SLOW = ("fixed-exact",)
+"""Policies that take a good part of a second a step: not among ``all``."""
 
 _BYTES_PER_TOKEN = 3.3
 """Of the standard library under a byte-level BPE of 4,096 tokens trained on it (measured)."""
@@ -39,20 +41,167 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths",
         metavar="NAME|FILE",
-        help=f"document lengths instead of the corpus: {', '.join(distribution_names())}, or a "
-        "file with one length a line (text, CSV or JSON lines)",
+        help="document lengths instead of the corpus: pretrain-128k, prolong, python-stdlib, "
+        "wikipedia, or a file with one length a row (CSV, Parquet, JSON lines, text)",
     )
     parser.add_argument(
-        "--policy", default="all", metavar="NAME", help=f"all, {', '.join(POLICIES)}"
+        "--policy",
+        default="all",
+        metavar="NAME",
+        help=f"one policy, or all but {', '.join(SLOW)}, which is slow (default: all)",
     )
-    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks (default: 2)")
+    parser.add_argument(
+        "--micro-batches",
+        type=int,
+        metavar="N",
+        help="compare N micro-batches a step, of one window each "
+        "(default: the run's data-parallel ranks, over its steps)",
+    )
+    parser.add_argument("--context-tokens", type=int, metavar="N", help="pack.context_tokens")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="pack.max_tokens")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="context-parallel ranks that share each micro-batch (default: 1)",
+    )
+    parser.add_argument("--model", metavar="NAME", help="model.preset, whose FLOP are counted")
+    parser.add_argument(
+        "--cost",
+        default="flop",
+        metavar="COST",
+        help='"flop" counts the model\'s; "tokens+pairs:S" lets attention cost as much as the '
+        "linear layers at a length of S tokens (default: flop)",
+    )
     parser.add_argument(
         "--steps", type=int, default=50, metavar="N", help="steps to pack (default: 50)"
     )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw each policy's loads (.png, .svg or .pdf)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the packs, one JSON line a micro-batch"
+    )
 
 
-def _corpus_lengths(resolved: ResolvedRun, quiet: bool) -> tuple[Lengths, str]:
+def run(args: argparse.Namespace) -> int:
+    """Print one row for each policy."""
+    from equipoise.balance.evaluate import score_policy
+    from equipoise.cli.pack_show import print_table, score_rows, write_packs
+
+    policies = _policies(args.policy)
+    _judge(args)
+    for flag, key in (
+        ("context_tokens", "pack.context_tokens"),
+        ("max_tokens", "pack.max_tokens"),
+        ("model", "model.preset"),
+    ):
+        if getattr(args, flag) is not None:
+            args.overrides.append((key, str(getattr(args, flag))))
+    resolved = run_from(args)
+    lengths, origin = _lengths(args, resolved)
+    setting = _setting(args, resolved, lengths)
+    progress = make_progress(args.quiet or args.json)
+    progress.start("pack", len(policies))
+    scored = []
+    for policy in policies:
+        scored.append(score_policy(policy, setting))
+        progress.advance()
+    progress.finish()
+    scores = [score for score, _ in scored]
+    if args.out is not None:
+        write_packs(args.out, [(s.policy, records) for s, records in scored], setting)
+    if args.plot is not None:
+        from equipoise.dash.pack_plot import plot_packs
+
+        plot_packs(args.plot, [(s.policy, records) for s, records in scored], setting, origin)
+    if args.json:
+        import json
+
+        sys.stdout.write(json.dumps(score_rows(scores), indent=1) + "\n")
+    elif not args.quiet:
+        print_table(scores, setting, lengths, origin)
+        for file in (args.out, args.plot):
+            if file is not None:
+                sys.stdout.write(f"{file}\n")
+    return 0
+
+
+def _policies(wanted: str) -> list[str]:
+    from equipoise.balance.pack import ALL_POLICIES
+
+    if wanted == "all":
+        return [name for name in ALL_POLICIES if name not in SLOW]
+    if wanted not in ALL_POLICIES:
+        raise SpecError(
+            f'--policy: "{wanted}" is not one of all, {", ".join(ALL_POLICIES)}. Nearest: '
+            f'"{nearest(wanted, ALL_POLICIES)}".'
+        )
+    return [wanted]
+
+
+def _judge(args: argparse.Namespace) -> None:
+    for flag in ("ranks", "steps", "micro_batches"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise SpecError(f"--{flag.replace('_', '-')} {value} is below 1. Give 1 or more.")
+    if args.plot is not None and args.plot.suffix not in (".png", ".svg", ".pdf"):
+        raise SpecError(
+            f"--plot {args.plot}: a picture's name ends in .png, .svg or .pdf, not "
+            f'"{args.plot.suffix}". Try {args.plot.with_suffix(".png")}.'
+        )
+    for flag in ("plot", "out"):
+        file: Path | None = getattr(args, flag)
+        if file is not None and not file.parent.is_dir():
+            raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
+
+
+def _curve(cost: str, resolved: "ResolvedRun") -> "LoadCurve":
+    from equipoise.cost.curve import break_even_curve, counted_curve
+
+    if cost == "flop":
+        return counted_curve(resolved.model)
+    name, _, length = cost.partition(":")
+    try:
+        break_even_tokens = float(length.replace("_", ""))
+    except ValueError:
+        break_even_tokens = float("nan")
+    if name != "tokens+pairs" or break_even_tokens != break_even_tokens:  # not a number
+        raise SpecError(
+            f'--cost: "{cost}" is neither "flop" nor "tokens+pairs:S" with a length S in tokens, '
+            f"as in tokens+pairs:28000."
+        )
+    return break_even_curve(break_even_tokens)
+
+
+def _setting(args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Lengths") -> "Setting":
+    import dataclasses
+
+    from equipoise.balance.evaluate import Setting
+    from equipoise.cost.work import kv_bytes_per_token
+    from equipoise.data.stream import DocumentStream
+    from equipoise.observe.machine import usable_cores
+
+    pack, dp = resolved.spec.pack, resolved.spec.layout.dp
+    if args.micro_batches is not None:
+        pack = dataclasses.replace(pack, step_tokens=args.micro_batches * pack.context_tokens)
+    seed = resolved.spec.train.seed
+    stream = DocumentStream(lengths, seed=seed, context_tokens=pack.context_tokens)
+    return Setting(
+        steps=[stream.step(i * pack.step_tokens, pack.step_tokens) for i in range(args.steps)],
+        pack=pack,
+        bins=args.micro_batches or (len(usable_cores()) if dp == "cores" else dp),
+        curve=_curve(args.cost, resolved),
+        context_ranks=args.ranks,
+        kv_bytes_per_token=kv_bytes_per_token(resolved.model) * resolved.model.layers,
+    )
+
+
+def _corpus_lengths(resolved: "ResolvedRun", quiet: bool) -> tuple["Lengths", str]:
     """Lengths of the run's corpus: counted where a tokenizer is installed, else from bytes."""
+    import numpy as np
+
     try:
         import tokenizers  # noqa: F401
     except ImportError:
@@ -67,86 +216,23 @@ def _corpus_lengths(resolved: ResolvedRun, quiet: bool) -> tuple[Lengths, str]:
     return store.doc_tokens, f"{store.source_name} (counted)"
 
 
-def _lengths(args: argparse.Namespace, resolved: ResolvedRun) -> tuple[Lengths, str]:
+def _lengths(args: argparse.Namespace, resolved: "ResolvedRun") -> tuple["Lengths", str]:
+    import numpy as np
+
+    from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
+
     name: str | None = args.lengths
     if name is None:
         return _corpus_lengths(resolved, args.quiet or args.json)
-    if name in distribution_names():
-        wanted = args.steps * resolved.spec.pack.step_tokens
-        documents = 4096
+    if name not in distribution_names():
+        return read_lengths(Path(name)), name
+    pack = resolved.spec.pack
+    step_tokens = pack.step_tokens
+    if args.micro_batches is not None:
+        step_tokens = args.micro_batches * pack.context_tokens
+    documents = 4096
+    lengths = draw_lengths(name, documents)
+    while int(np.minimum(lengths, pack.context_tokens).sum()) < args.steps * step_tokens:
+        documents *= 2
         lengths = draw_lengths(name, documents)
-        while int(np.minimum(lengths, resolved.spec.pack.context_tokens).sum()) < wanted:
-            documents *= 2
-            lengths = draw_lengths(name, documents)
-        return lengths, f"{name} (embedded distribution)"
-    return read_lengths(Path(name)), name
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print one row for each policy."""
-    resolved = run_from(args)
-    policies = [name for name in POLICIES if args.policy in ("all", name)]
-    if not policies:
-        raise SpecError(
-            f'--policy: "{args.policy}" is not one of all, {", ".join(POLICIES)}. Nearest: '
-            f'"{nearest(args.policy, POLICIES)}".'
-        )
-    if args.ranks < 1 or args.steps < 1:
-        raise SpecError(f"--ranks {args.ranks} and --steps {args.steps} must both be 1 or more.")
-    lengths, origin = _lengths(args, resolved)
-    pack = resolved.spec.pack
-    stream = DocumentStream(
-        lengths, seed=resolved.spec.train.seed, context_tokens=pack.context_tokens
-    )
-    steps = [stream.step(index * pack.step_tokens, pack.step_tokens) for index in range(args.steps)]
-    curve = counted_curve(resolved.model)
-    scores = [score_policy(name, steps, pack, args.ranks, curve) for name in policies]
-    if args.json:
-        keys = [f.name for f in dataclasses.fields(PackScore) if f.name != "rank_seconds"]
-        rows = [{key: getattr(score, key) for key in keys} for score in scores]
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
-    elif not args.quiet:
-        _print(scores, lengths, origin, resolved, args.ranks)
-    return 0
-
-
-def _print(
-    scores: list[PackScore], lengths: Lengths, origin: str, resolved: ResolvedRun, ranks: int
-) -> None:
-    from rich.table import Table
-
-    console = make_console(False)
-    pack = resolved.spec.pack
-    middle, tail, longest = np.percentile(lengths, [50, 99, 100])
-    console.print(
-        f"{len(lengths):,} documents from {origin}: median {middle:,.0f} tokens, 99th "
-        f"percentile {tail:,.0f}, longest {longest:,.0f}. Steps of {pack.step_tokens:,} tokens, "
-        f"windows of {pack.context_tokens:,}, {ranks} ranks. Work is counted in FLOP.",
-        highlight=False,
-    )
-    table = Table()
-    for name in ("policy", "work of each rank, heaviest first"):
-        table.add_column(name)
-    for name in ("skew", "p95", "gap", "tokens/cap", "cuts", "plan"):
-        table.add_column(name, justify="right")
-    heaviest = max(score.rank_seconds[0] for score in scores)
-    for score in scores:
-        bars = "\n".join(
-            "█" * max(1, round(28 * value / heaviest)) for value in score.rank_seconds[:8]
-        )
-        table.add_row(
-            score.policy,
-            bars,
-            f"{score.skew:.3f}",
-            f"{score.p95_skew:.3f}",
-            f"{score.gap:+.1%}",
-            f"{score.max_tokens_ratio:.2f}",
-            f"{score.fragments:,}",
-            f"{score.plan_s * 1e3:.2f} ms",
-        )
-    console.print(table)
-    console.print(
-        "skew: heaviest rank over mean; every other rank waits for it. gap: over the least "
-        "that whole documents allow.",
-        style="dim",
-    )
+    return lengths, f"{name} (embedded distribution)"

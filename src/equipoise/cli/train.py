@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from equipoise.balance.pack import DIVIDES
+from equipoise.base.errors import LayoutError
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.launch.local import (
@@ -55,7 +57,13 @@ def prepare_run(resolved: ResolvedRun, folder: Path, *, quiet: bool) -> Resolved
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.store import prepare
 
-    dp = resolved.spec.layout.dp
+    dp, policy = resolved.spec.layout.dp, resolved.spec.pack.policy
+    if policy in DIVIDES:
+        raise LayoutError(
+            f'pack.policy = "{policy}" lets parts of one document attend to each other from '
+            f'different micro-batches, which equipoise train cannot run; "equipoise pack" shows '
+            f'what it would win. Set pack.policy = "by-work", or "delayed".'
+        )
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
     check_vocabulary(store, resolved.model.vocab)
     init = resolved.spec.model.init

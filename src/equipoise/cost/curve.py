@@ -1,4 +1,4 @@
-"""Seconds from measured curves: a price per token, and one per document by its length.
+"""Seconds from measured curves: a price per token, and one per document by its pairs.
 
 Why
     Counting FLOP says a document of 64 tokens has a hundredth of the attention of one of
@@ -8,9 +8,11 @@ Why
 
 What it decides
     Loads are whole nanoseconds, so that every rank that holds the same curve packs alike.
+    Part of a document costs what a whole document of as many pairs costs, plus its tokens.
 
 Kept true (tests/unit/cost/test_curve.py)
-    Loads are positive, grow with length, and meet the measured points.
+    Loads are positive, grow with length, and meet the measured points; a counted curve is
+    the exact count; an endless break-even length balances tokens, one of nothing squares.
 """
 
 from dataclasses import dataclass
@@ -18,15 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.errors import SpecError
 from equipoise.cost.work import Ints, causal_pairs, pair_flop
 from equipoise.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Forward and backward time of one rank: ``fixed + tokens + attention by length``.
+    """Forward and backward time of one rank: ``fixed + tokens + attention by pairs``.
 
-    ``measured`` is False for a curve derived from FLOP alone, whose unit is arbitrary.
+    ``measured`` is False for a curve derived from counts alone, whose unit is arbitrary.
     """
 
     fixed_ns: float
@@ -36,26 +39,58 @@ class LoadCurve:
     peak_flop_per_s: float
     measured: bool
 
-    def document_ns(self, doc_tokens: Ints) -> Ints:
-        """Load of each document, its linear layers included [ns], at least 1.
+    def attention_ns(self, pairs: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Attention time of documents, or parts of one, of so many pairs each [ns].
 
-        Between measured lengths the attention time is interpolated in log-log; beyond the
-        ends it continues with the square of the length.
+        Between measured lengths it is interpolated in log-log over pairs; beyond the last it
+        grows with the pairs, below the first with their root, as the length does.
         """
-        lengths = np.maximum(np.asarray(doc_tokens, dtype=np.float64), 1.0)
-        known, known_ns = np.array(self.doc_tokens), np.array(self.doc_ns)
-        attention = np.exp(np.interp(np.log(lengths), np.log(known), np.log(known_ns)))
-        attention *= np.where(lengths > known[-1], (lengths / known[-1]) ** 2, 1.0)
-        attention *= np.where(lengths < known[0], lengths / known[0], 1.0)
-        total = np.rint(attention + self.ns_per_token * lengths)
+        found = np.asarray(pairs, dtype=np.float64)
+        lengths = np.array(self.doc_tokens)
+        known = lengths * (lengths + 1) / 2
+        inside = np.maximum(found, 1.0)
+        attention = np.exp(np.interp(np.log(inside), np.log(known), np.log(self.doc_ns)))
+        attention *= np.maximum(inside / known[-1], 1.0)
+        attention *= np.sqrt(np.minimum(inside / known[0], 1.0))
+        return np.where(found > 0, attention, 0.0)
+
+    def document_ns(self, doc_tokens: Ints) -> Ints:
+        """Load of each document, its linear layers included [ns], at least 1."""
+        lengths = np.maximum(np.asarray(doc_tokens, dtype=np.int64), 1)
+        return self._total_ns(lengths, causal_pairs(lengths))
+
+    def slice_ns(self, starts: Ints, stops: Ints) -> Ints:
+        """Load of the queries ``[start, stop)`` of each document, reading from its first token.
+
+        Args:
+            starts: First query of each slice, counted from the document's first token.
+            stops: One past its last query.
+        """
+        starts, stops = np.asarray(starts, dtype=np.int64), np.asarray(stops, dtype=np.int64)
+        return self._total_ns(stops - starts, causal_pairs(stops) - causal_pairs(starts))
+
+    def _total_ns(self, tokens: Ints, pairs: Ints) -> Ints:
+        total = np.rint(self.attention_ns(pairs) + self.ns_per_token * tokens)
         loads: Ints = np.maximum(total, 1.0).astype(np.int64)
         return loads
 
-    def micro_batch_s(self, doc_tokens: npt.NDArray[np.int64]) -> float:
-        """Predicted forward and backward of one micro-batch [s]."""
-        if not len(doc_tokens):
-            return self.fixed_ns * 1e-9
-        return (self.fixed_ns + float(self.document_ns(doc_tokens).sum())) * 1e-9
+    @property
+    def break_even_tokens(self) -> float:
+        """Length S* at which attention takes as long as all that is paid per token [tokens].
+
+        Calibrated where the curve is; ``inf`` where tokens always cost more, and 0 where
+        they never do.
+        """
+        low, high = 0.0, 1e12
+        if self.attention_ns(high * high / 2) < self.ns_per_token * high:
+            return float("inf")
+        for _ in range(200):
+            middle = (low + high) / 2
+            if self.attention_ns(middle * (middle + 1) / 2) < self.ns_per_token * middle:
+                low = middle
+            else:
+                high = middle
+        return low
 
 
 def counted_curve(model: ModelSpec, *, flop_per_s: float = 1e12) -> LoadCurve:
@@ -64,14 +99,35 @@ def counted_curve(model: ModelSpec, *, flop_per_s: float = 1e12) -> LoadCurve:
     It needs no measurement; ``equipoise pack`` uses it. ``flop_per_s`` scales all loads
     alike and moves no document.
     """
-    spacing = np.unique(np.geomspace(1, 1 << 20, 161).astype(np.int64))
-    pairs = causal_pairs(spacing).astype(np.float64)
     per_flop_ns = 1e9 / flop_per_s
     return LoadCurve(
         fixed_ns=0.0,
         ns_per_token=6 * model.matmul_params * per_flop_ns,
-        doc_tokens=tuple(float(value) for value in spacing),
-        doc_ns=tuple(float(value) for value in 3 * pair_flop(model) * pairs * per_flop_ns),
+        doc_tokens=(1.0,),
+        doc_ns=(3 * pair_flop(model) * per_flop_ns,),
         peak_flop_per_s=flop_per_s,
         measured=False,
     )
+
+
+def break_even_curve(break_even_tokens: float) -> LoadCurve:
+    """The curve ``tokens + 2 x pairs / S``: attention meets the linear layers at length S.
+
+    Args:
+        break_even_tokens: S, above 0; ``inf`` counts tokens alone.
+
+    Raises:
+        SpecError: S is not above 0.
+
+    >>> break_even_curve(1000).document_ns(np.array([999])).tolist()
+    [1998000000]
+    """
+    if not break_even_tokens > 0:
+        raise SpecError(
+            f"A break-even length of {break_even_tokens:g} tokens is not above 0. Published ones "
+            f"lie near 30,000 to 200,000; inf counts tokens alone."
+        )
+    # In thousandths of what a token and a pair cost together, lest a tiny S overflow.
+    of_token = 1e6 if np.isinf(break_even_tokens) else 1e6 * min(1.0, break_even_tokens / 1e3)
+    of_pair = max(1e-300, 2 * of_token / break_even_tokens)
+    return LoadCurve(0.0, of_token, (1.0,), (of_pair,), 1.0, measured=False)

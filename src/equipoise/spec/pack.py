@@ -15,17 +15,44 @@ from equipoise.base.digest import digest_bytes
 Pieces = npt.NDArray[np.int64]
 
 
+def lengths_of(pieces: Pieces) -> npt.NDArray[np.int64]:
+    """Length of each piece [tokens].
+
+    >>> lengths_of(np.array([[7, 0, 3], [9, 2, 7]])).tolist()
+    [3, 5]
+    """
+    lengths: npt.NDArray[np.int64] = pieces[:, 2] - pieces[:, 1]
+    return lengths
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Pieces that share one forward and backward; no piece attends to another."""
+    """Pieces that share one forward and backward.
+
+    A piece attends to itself and, where a document was divided, to the tokens of its document
+    from ``attends_from`` on, which lie in other micro-batches::
+
+        document 7:   |--- micro-batch 0 ---|--- micro-batch 1 ---|
+        pieces        [7, 0, 600]           [7, 600, 1000]
+        attends_from  [0]                   [0]
+    """
 
     pieces: Pieces
+    attends_from: npt.NDArray[np.int64] | None = None
+    """First token that each piece reads, int64[pieces]; None where each reads itself alone."""
+
+    @property
+    def history_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens before each piece that it attends to [tokens]."""
+        if self.attends_from is None:
+            return np.zeros(len(self.pieces), dtype=np.int64)
+        history: npt.NDArray[np.int64] = self.pieces[:, 1] - self.attends_from
+        return history
 
     @property
     def doc_tokens(self) -> npt.NDArray[np.int64]:
         """Length of each piece [tokens]."""
-        lengths: npt.NDArray[np.int64] = self.pieces[:, 2] - self.pieces[:, 1]
-        return lengths
+        return lengths_of(self.pieces)
 
     @property
     def tokens(self) -> int:
@@ -35,7 +62,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """One step's micro-batches, for every rank; each rank has the same number of them."""
+    """One step's micro-batches, for every rank, in the order in which it runs them."""
 
     policy: str
     ranks: tuple[tuple[MicroBatch, ...], ...]
@@ -46,8 +73,8 @@ class PackedStep:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of each rank."""
-        return len(self.ranks[0])
+        """Micro-batches of the rank that has most."""
+        return max(map(len, self.ranks))
 
     @property
     def rank_tokens(self) -> list[int]:
@@ -62,4 +89,6 @@ class PackedStep:
             parts.append(b"rank")
             for batch in rank:
                 parts += (b"batch", np.ascontiguousarray(batch.pieces).tobytes())
+                if batch.attends_from is not None:
+                    parts += (b"from", np.ascontiguousarray(batch.attends_from).tobytes())
         return digest_bytes(b"|".join(parts))

@@ -11,7 +11,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
-Policy = Literal["in-order", "by-tokens", "by-work"]
+Policy = Literal[
+    "in-order",
+    "fixed",
+    "fixed-exact",
+    "by-tokens",
+    "by-work",
+    "delayed",
+    "divided",
+    "divided-in-time",
+]
 Precision = Literal["fp32", "bf16"]
 Recompute = Literal["none", "full"]
 
@@ -87,10 +96,31 @@ class PackSpec:
         int | None,
         Field(
             ge=2,
-            description="most tokens in one micro-batch of by-tokens and by-work; "
+            description="most tokens in one micro-batch, of policies that do not fill windows; "
             "1.25 windows unless given",
         ),
     ] = None
+    queues: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=8,
+            description="of delayed: queues of outliers; the last holds documents from half a "
+            "window on, each one before it from half that length on",
+        ),
+    ] = 2
+    max_delay_steps: Annotated[
+        int, Field(ge=0, description="of delayed: steps that a document waits at most")
+    ] = 16
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that one micro-batch may hold under this policy."""
+        if self.policy in ("in-order", "fixed", "fixed-exact"):
+            return self.context_tokens
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return self.context_tokens + self.context_tokens // 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def all_cases(ranks: int) -> list[Case]:
     """Every ZeRO stage, packing, accumulation and recomputation on up to ``ranks`` ranks."""
     cases = []
     for zero in (0, 1, 2, 3):
-        for policy in ("in-order", "by-tokens", "by-work"):
+        for policy in ("in-order", "fixed", "by-tokens", "by-work"):
             cases += [  # with few and with many micro-batches
                 Case(ranks, zero, policy, context_tokens, "none") for context_tokens in (512, 256)
             ]

@@ -6,6 +6,7 @@ What it decides
 """
 
 import dataclasses
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 
 import equipoise
-from equipoise.balance.pack import most_tokens, pack_in_order, pack_step, rank_seconds, skew
+from equipoise.balance.pack import make_packer, rank_seconds, skew
+from equipoise.balance.windows import pack_in_order
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
     FORMAT,
@@ -53,6 +55,9 @@ from equipoise.train.step import StepResult, StepRunner
 
 CHECKPOINTS = "checkpoint"
 
+_PACKER = "packer.json"
+"""File of a checkpoint with the documents that a packer lets wait."""
+
 _CURVE_MATTERS_S = 0.1
 """Steps that compute for less are mostly overhead, of which a price curve knows nothing."""
 
@@ -84,6 +89,7 @@ class Trainer:
             self.curve: LoadCurve = obtain_curve(
                 self.spec, self.model, ranks, self.store.folder.parent
             )
+        self.packer = make_packer(self.spec.pack, ranks.world, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
         return_freed_memory()
         forget_peak()
@@ -154,7 +160,22 @@ class Trainer:
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
         self.position = Position(manifest.step, manifest.position_tokens)
+        self._resume_packer(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
+
+    def _resume_packer(self, checkpoint: Path) -> None:
+        """Take up the documents that were left waiting."""
+        file = checkpoint / _PACKER
+        if not file.exists():
+            return
+        state = json.loads(file.read_text())
+        if self.spec.pack.policy != "delayed":
+            raise CheckpointError(
+                f'{checkpoint} was packed by "delayed" and {state["waiting"]} documents still '
+                f'wait in its queues; "{self.spec.pack.policy}" would lose them. Set pack.policy '
+                f'= "delayed", or train into another folder with --out.'
+            )
+        self.packer.load_state_dict(state)
 
     def run(self, view: StepView, stop: StopRequest) -> str:
         """Train to the last step or to a stop; why it ended ("done" or "interrupted")."""
@@ -224,7 +245,7 @@ class Trainer:
         """Decide the step, on every rank alike, and journal the decision on rank 0."""
         began = time.perf_counter()
         pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
-        packed = pack_step(pieces, self.spec.pack, self.ranks.world, self.curve)
+        packed = self.packer.step(pieces)
         predicted_s = rank_seconds(packed, self.curve)
         plan_s = time.perf_counter() - began
         for batch in packed.ranks[self.ranks.rank]:
@@ -359,7 +380,7 @@ class Trainer:
             forecast_bytes=forecast.total_bytes,
             terms=forecast.terms,
             tokens=self._largest_tokens,
-            most_tokens=most_tokens(self.spec.pack),
+            most_tokens=self.spec.pack.most_tokens,
             measured_bytes=self._peak_bytes,
         )
 
@@ -369,6 +390,7 @@ class Trainer:
         Raises:
             CheckpointError: it could not be written and the run ends here.
         """
+        waiting = self.packer.state_dict()
         manifest = Manifest(
             format=FORMAT,
             version=equipoise.__version__,
@@ -390,6 +412,7 @@ class Trainer:
                     self.ranks,
                     manifest,
                     keep=self.spec.checkpoint.keep,
+                    texts={_PACKER: json.dumps(waiting)} if waiting else {},
                 )
         except CheckpointError as error:
             self.journal.write("fault", "save", step=self.position.step, message=str(error))

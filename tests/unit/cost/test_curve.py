@@ -1,12 +1,16 @@
 """Price curves: positive, growing with length, meeting what was measured."""
 
 import dataclasses
+import re
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.curve import LoadCurve, counted_curve
+from equipoise.balance.partition import partition
+from equipoise.base.errors import SpecError
+from equipoise.cost.curve import LoadCurve, break_even_curve, counted_curve
 from equipoise.cost.work import count_work
 from equipoise.spec.model import ModelSpec, preset
 
@@ -43,16 +47,29 @@ def test_loads_meet_the_measured_points(curve: LoadCurve) -> None:
     assert np.abs(found - expected).max() <= 0.5 + 1e-9 * expected.max()
 
 
-def test_beyond_the_last_point_attention_grows_with_the_square() -> None:
+def test_beyond_the_ends_attention_grows_with_pairs_and_shrinks_with_the_length() -> None:
     curve = LoadCurve(0.0, 0.0, (64.0, 1024.0), (1e6, 1e8), 1e12, True)
-    assert curve.document_ns(np.array([2048, 4096])).tolist() == [400_000_000, 1_600_000_000]
-    assert curve.document_ns(np.array([32])).tolist() == [500_000]
+    pairs = np.array([1024, 2048, 4096]) * np.array([1025, 2049, 4097])
+    expected = np.rint(1e8 * pairs / pairs[0])
+    assert np.abs(curve.document_ns(np.array([1024, 2048, 4096])) - expected).max() <= 1
+    assert abs(int(curve.document_ns(np.array([32]))[0]) - 1e6 * (32 * 33 / (64 * 65)) ** 0.5) <= 1
 
 
-def test_a_micro_batch_is_its_documents_and_a_fixed_part() -> None:
-    curve = LoadCurve(7e9, 1e9, (1.0,), (1e9,), 1e12, True)
-    assert curve.micro_batch_s(np.array([1, 1])) == 7 + 2 * (1 + 1)
-    assert curve.micro_batch_s(np.zeros(0, dtype=np.int64)) == 7
+@given(st.integers(1, 5000), st.lists(st.integers(1, 4999), max_size=5))
+def test_slices_of_a_document_add_up_where_pairs_cost_alike(tokens: int, cuts: list[int]) -> None:
+    curve = counted_curve(preset("7m"), flop_per_s=1e9)
+    bounds = np.unique([0, *(cut for cut in cuts if cut < tokens), tokens])
+    parts = curve.slice_ns(bounds[:-1], bounds[1:])
+    whole = int(curve.document_ns(np.array([tokens]))[0])
+    assert abs(int(parts.sum()) - whole) <= len(parts) + 1e-12 * whole
+
+
+def test_a_slice_costs_what_a_document_of_as_many_pairs_costs_plus_its_tokens() -> None:
+    curve = LoadCurve(0.0, 1000.0, (10.0, 100.0, 1000.0), (500.0, 9000.0, 400_000.0), 1e12, True)
+    pairs = 400 * 401 // 2 - 200 * 201 // 2
+    expected = float(curve.attention_ns(pairs)) + 200 * 1000
+    assert curve.slice_ns(np.array([200]), np.array([400])).tolist() == [round(expected)]
+    assert curve.attention_ns(0) == 0
 
 
 @given(st.lists(st.integers(1, 1 << 17), min_size=1, max_size=12))
@@ -60,7 +77,7 @@ def test_a_counted_curve_is_flop(lengths: list[int]) -> None:
     curve = counted_curve(preset("7m"), flop_per_s=1e9)  # so that a FLOP is a nanosecond
     found = int(curve.document_ns(np.array(lengths)).sum())
     exact = count_work(np.array(lengths), preset("7m")).flop
-    assert abs(found - exact) <= 2e-3 * exact + len(lengths)
+    assert abs(found - exact) <= 1e-12 * exact + len(lengths)
 
 
 def test_the_rate_of_a_counted_curve_scales_every_load_alike() -> None:
@@ -73,3 +90,44 @@ def test_the_rate_of_a_counted_curve_scales_every_load_alike() -> None:
 def test_a_curve_is_plain_data() -> None:
     curve = counted_curve(MODEL)
     assert LoadCurve(**dataclasses.asdict(curve)) == curve
+
+
+@given(st.lists(st.integers(1, 1 << 17), min_size=2, max_size=12))
+def test_an_endless_break_even_length_counts_tokens_and_one_of_nothing_squares(lengths) -> None:
+    doc_tokens = np.array(lengths)
+    tokens = break_even_curve(float("inf")).document_ns(doc_tokens)
+    assert (tokens == 1_000_000 * doc_tokens).all()
+    squares = break_even_curve(1e-9).document_ns(doc_tokens)
+    assert (squares == 1000 * doc_tokens * (doc_tokens + 1)).all()
+
+
+def test_an_endless_length_packs_by_tokens_and_one_of_nothing_by_squares() -> None:
+    lengths = np.array([6, 3, 3, 3, 3])
+    by_tokens = partition(break_even_curve(1e12).document_ns(lengths), 2)
+    assert sorted(np.bincount(by_tokens, lengths, 2).tolist()) == [9, 9]
+    by_squares = partition(break_even_curve(1e-9).document_ns(lengths), 2)
+    assert by_squares.tolist() == [0, 1, 1, 1, 0] or by_squares.tolist() == [0, 1, 1, 1, 1]
+    loads = np.bincount(by_squares, lengths * (lengths + 1), 2)
+    assert loads.max() == 48
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b"])
+def test_the_break_even_length_is_the_models(name: str) -> None:
+    model = preset(name)
+    with_head = model.matmul_params / (model.layers * model.heads * model.head_width)
+    found = counted_curve(model).break_even_tokens
+    assert abs(found + 1 - with_head) <= 1e-6 * with_head
+    assert abs(break_even_curve(28_000).break_even_tokens - 27_999) < 1e-3
+    assert break_even_curve(float("inf")).break_even_tokens == float("inf")
+
+
+@pytest.mark.parametrize("length", [0.0, -5.0, float("nan")])
+def test_a_break_even_length_must_be_above_0(length: float) -> None:
+    with pytest.raises(
+        SpecError,
+        match=re.escape(
+            f"A break-even length of {length:g} tokens is not above 0. Published ones lie near "
+            f"30,000 to 200,000; inf counts tokens alone."
+        ),
+    ):
+        break_even_curve(length)

@@ -1,0 +1,296 @@
+"""Outliers are divided instead of delayed: nobody waits, and every micro-batch comes out even.
+
+Why
+    Whole documents cannot be packed more evenly than the longest one allows: over 64
+    micro-batches of a long-tailed corpus that is 2.7 times the mean. A document that several
+    micro-batches share has no such bound.
+
+What it decides
+    Which documents are divided, into how many parts, and where each part goes. Two forms:
+
+    ``divided``          over ranks. A document gets any number of ranks, which hold it
+                         together: rank j its j-th run from the front and from the back, so
+                         that all have equal tokens and equal pairs. Parts of one document
+                         have one turn, on ranks that run it at the same time; no rank waits
+                         for any but the partners of its documents.
+    ``divided-in-time``  over the micro-batches of one pipeline. A document is cut at equal
+                         work; its slices stand in consecutive micro-batches, and each reads
+                         the keys of those before it, which stay resident. The backward of a
+                         slice needs the gradients of later ones, so ``macro_units`` says
+                         which micro-batches run forward in order and backward in reverse.
+
+    The fewest divisions that make the step even are taken: first only documents heavier than
+    a whole micro-batch, then those of half its work, and so on.
+
+Kept true (tests/unit/balance/test_divided.py, by Hypothesis)
+    Each token once; parts of a document together have its pairs; parts of one document are on
+    different ranks of one turn, or in consecutive micro-batches of one rank; the token cap
+    holds; the answer depends on the arguments alone.
+
+Sources
+    Ranks for a document by its work: ByteScale, arXiv:2502.21231, section 4. Head and tail
+    runs: Llama 3, arXiv:2407.21783, section 3.3.2.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from equipoise.balance.partition import partition
+from equipoise.base.errors import LayoutError
+from equipoise.cost.curve import LoadCurve
+from equipoise.cost.work import Ints
+from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
+from equipoise.spec.run import PackSpec
+
+_EVEN = 1.01
+"""Heaviest over mean at which no further document is divided."""
+
+_NO_ROOM = np.iinfo(np.int64).max
+
+_FINEST = 6
+"""Documents are divided down to ``2 ** -_FINEST`` of a micro-batch's work, and no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Micro-batches in the making: ``turns`` of them on each of ``ranks`` ranks, rank-major."""
+
+    ranks: int
+    turns: int
+    cap: int
+    load: Ints
+    tokens: Ints
+    rows: list[list[tuple[int, int, int, int]]]
+    """Of each cell (document, start, stop, attends_from)."""
+
+    @classmethod
+    def empty(cls, ranks: int, turns: int, cap: int) -> "_Cells":
+        count = ranks * turns
+        nothing = np.zeros(count, dtype=np.int64)
+        return cls(ranks, turns, cap, nothing, nothing.copy(), [[] for _ in range(count)])
+
+    @property
+    def skew(self) -> float:
+        return float(self.load.max() / max(1.0, self.load.mean()))
+
+    def add(
+        self, cell: int, load: int, piece: list[int], runs: tuple[tuple[int, int], ...]
+    ) -> None:
+        document, first, _ = piece
+        self.load[cell] += load
+        self.tokens[cell] += sum(stop - start for start, stop in runs)
+        self.rows[cell] += [(document, first + start, first + stop, first) for start, stop in runs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A document's parts: runs of tokens counted from its start, and what each part costs."""
+
+    runs: tuple[tuple[tuple[int, int], ...], ...]
+    """Of each part."""
+    prices: Ints
+    tokens: Ints
+
+
+def _shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[_Share]:
+    """Part j is the j-th run of 2 x parts nearly equal ones from the front, and from the back."""
+    bounds = [np.arange(2 * n + 1) * d // (2 * n) for d, n in zip(sizes, parts, strict=True)]
+    starts = np.concatenate([each[:-1] for each in bounds])
+    stops = np.concatenate([each[1:] for each in bounds])
+    ends = np.cumsum(2 * parts)[:-1]
+    shares = []
+    for start, stop, price in zip(
+        np.split(starts, ends),
+        np.split(stops, ends),
+        np.split(curve.slice_ns(starts, stops), ends),
+        strict=True,
+    ):
+        half = len(start) // 2
+        length = stop - start
+        pairs = zip(
+            zip(start[:half].tolist(), stop[:half].tolist(), strict=True),
+            zip(start[half:][::-1].tolist(), stop[half:][::-1].tolist(), strict=True),
+            strict=True,
+        )
+        runs = [
+            ((head[0], tail[1]),) if head[1] == tail[0] else (head, tail) for head, tail in pairs
+        ]
+        shares.append(
+            _Share(
+                tuple(tuple(run for run in both if run[0] < run[1]) for both in runs),
+                price[:half] + price[half:][::-1],
+                length[:half] + length[half:][::-1],
+            )
+        )
+    return shares
+
+
+def _shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[_Share]:
+    """Slices of nearly equal work, each of at least one token; all cuts are bisected at once."""
+    owner = np.repeat(np.arange(len(sizes)), parts - 1)
+    ends = np.cumsum(parts - 1)[:-1]
+    inner = np.concatenate([np.arange(1, n) for n in parts])
+    of_whole = curve.slice_ns(np.zeros_like(sizes), sizes)
+    wanted = of_whole[owner] * (inner / parts[owner])
+    low, high = np.zeros_like(owner), sizes[owner]
+    while (low < high).any():
+        middle = (low + high) // 2
+        is_short = curve.slice_ns(np.zeros_like(middle), middle) < wanted
+        low, high = np.where(is_short, middle + 1, low), np.where(is_short, high, middle)
+    cuts = np.clip(low, inner, sizes[owner] - parts[owner] + inner)
+    shares = []
+    for size, mine in zip(sizes, np.split(cuts, ends), strict=True):
+        bounds = np.concatenate(([0], np.maximum.accumulate(mine), [size]))
+        runs = tuple((run,) for run in itertools.pairwise(bounds.tolist()))
+        shares.append(_Share(runs, curve.slice_ns(bounds[:-1], bounds[1:]), np.diff(bounds)))
+    return shares
+
+
+def _put_over_ranks(cells: _Cells, piece: list[int], share: _Share) -> bool:
+    """Put a document on ranks of one turn, a part on each; False when no turn has the room."""
+    parts, largest = len(share.prices), int(share.tokens.max())
+    by_turn = cells.load.reshape(cells.ranks, cells.turns)
+    for turn in np.lexsort((np.arange(cells.turns), by_turn.sum(0))).tolist():
+        here = np.arange(cells.ranks) * cells.turns + turn
+        here = here[cells.tokens[here] + largest <= cells.cap]
+        if len(here) < parts:
+            continue
+        chosen = here[np.lexsort((here, cells.tokens[here], cells.load[here]))][:parts]
+        heaviest_first = np.lexsort((np.arange(parts), -share.prices))
+        for part, cell in zip(heaviest_first.tolist(), chosen.tolist(), strict=True):
+            cells.add(cell, int(share.prices[part]), piece, share.runs[part])
+        return True
+    return False
+
+
+def _put_in_time(cells: _Cells, piece: list[int], share: _Share) -> bool:
+    """Put a document's slices into consecutive micro-batches of one rank; False for no room."""
+    parts = len(share.prices)
+    load = sliding_window_view(cells.load.reshape(cells.ranks, cells.turns), parts, axis=1)
+    tokens = sliding_window_view(cells.tokens.reshape(cells.ranks, cells.turns), parts, axis=1)
+    peak = (load + share.prices).max(2)
+    peak[(tokens + share.tokens).max(2) > cells.cap] = _NO_ROOM
+    rank, turn = np.unravel_index(int(peak.argmin()), peak.shape)
+    if peak[rank, turn] == _NO_ROOM:
+        return False
+    for part in range(parts):
+        cell = int(rank) * cells.turns + int(turn) + part
+        cells.add(cell, int(share.prices[part]), piece, share.runs[part])
+    return True
+
+
+def _parts(loads: Ints, sizes: Ints, cells: _Cells, width: int, share: float) -> Ints:
+    """Parts of each document, so that none is heavier than ``share`` of a micro-batch."""
+    mean = loads.sum() / len(cells.load)
+    parts = np.maximum(np.ceil(loads / (share * mean)), np.ceil(sizes / cells.cap))
+    found: Ints = np.minimum(np.minimum(parts.astype(np.int64), width), sizes)
+    return found
+
+
+def _attempt(
+    pieces: Pieces, loads: Ints, parts: Ints, cells: _Cells, curve: LoadCurve, *, in_time: bool
+) -> bool:
+    """Divide documents into so many parts, then pack the others whole; False for no room."""
+    sizes = lengths_of(pieces)
+    divided = np.flatnonzero(parts > 1)
+    divided = divided[np.lexsort((divided, -loads[divided]))]
+    if len(divided):
+        cut, put = (
+            (_shares_in_time, _put_in_time) if in_time else (_shares_over_ranks, _put_over_ranks)
+        )
+        shares = cut(sizes[divided], parts[divided], curve)
+        for piece, share in zip(pieces[divided].tolist(), shares, strict=True):
+            if not put(cells, piece, share):
+                return False
+    whole = np.flatnonzero(parts <= 1)
+    filled = (cells.load, cells.tokens)
+    cell_of = partition(
+        loads[whole], len(cells.load), sizes=sizes[whole], capacity=cells.cap, filled=filled
+    )
+    if cell_of is None:
+        return False
+    for item, cell in zip(whole.tolist(), cell_of.tolist(), strict=True):
+        cells.add(cell, int(loads[item]), pieces[item].tolist(), ((0, int(sizes[item])),))
+    return True
+
+
+def _divide(
+    policy: str, pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve, *, in_time: bool
+) -> PackedStep:
+    sizes, cap = lengths_of(pieces), pack.most_tokens
+    loads = curve.document_ns(sizes)
+    turns = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
+    while turns <= int(sizes.sum()):
+        best: _Cells | None = None
+        parts = np.zeros_like(loads)
+        for finer in range(_FINEST + 1):
+            cells = _Cells.empty(ranks, turns, cap)
+            width = turns if in_time else ranks
+            before, parts = parts, _parts(loads, sizes, cells, width, 1.005 * 2.0**-finer)
+            if np.array_equal(before, parts):
+                continue
+            if not _attempt(pieces, loads, parts, cells, curve, in_time=in_time):
+                continue
+            if best is None or cells.load.max() < best.load.max():
+                best = cells
+            if best.skew <= _EVEN:
+                break
+        if best is not None:
+            return PackedStep(policy, _batches(best))
+        turns += 1
+    raise LayoutError(
+        f"A step of {int(sizes.sum()):,} tokens does not fit micro-batches of {cap:,}. Set a "
+        f"larger pack.max_tokens."
+    )
+
+
+def _batches(cells: _Cells) -> tuple[tuple[MicroBatch, ...], ...]:
+    made = []
+    for rows in cells.rows:
+        table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4)
+        made.append(MicroBatch(table[:, :3].copy(), table[:, 3].copy()))
+    return tuple(
+        tuple(made[rank * cells.turns : (rank + 1) * cells.turns]) for rank in range(cells.ranks)
+    )
+
+
+def pack_divided(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+    """Divide outliers over ranks; pack the rest whole into what is left."""
+    return _divide("divided", pieces, pack, ranks, curve, in_time=False)
+
+
+def pack_divided_in_time(
+    pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve
+) -> PackedStep:
+    """Cut outliers into slices for consecutive micro-batches; pack the rest whole."""
+    return _divide("divided-in-time", pieces, pack, ranks, curve, in_time=True)
+
+
+def macro_units(micro_batches: tuple[MicroBatch, ...]) -> list[tuple[int, int]]:
+    """Runs ``[first, stop)`` of one rank's micro-batches that share documents over time.
+
+    A pipeline runs the forwards of a unit in order and its backwards in reverse: a slice's
+    keys get gradients from every later slice of its document.
+
+    >>> whole = MicroBatch(np.array([[4, 0, 9]]))
+    >>> head = MicroBatch(np.array([[7, 0, 6]]), np.array([0]))
+    >>> tail = MicroBatch(np.array([[7, 6, 9]]), np.array([0]))
+    >>> macro_units((whole, head, tail))
+    [(0, 1), (1, 3)]
+    """
+    first_of: dict[tuple[int, int], int] = {}
+    joined = list(range(len(micro_batches)))  # earliest micro-batch that each is bound to
+    for turn, batch in enumerate(micro_batches):
+        froms = batch.pieces[:, 1] - batch.history_tokens
+        for document, start in zip(batch.pieces[:, 0].tolist(), froms.tolist(), strict=True):
+            joined[turn] = min(joined[turn], first_of.setdefault((document, start), turn))
+    units: list[tuple[int, int]] = []
+    for turn, earliest in enumerate(joined):
+        begin = turn
+        while units and units[-1][1] > earliest:
+            begin = units.pop()[0]
+        units.append((begin, turn + 1))
+    return units

@@ -1,0 +1,145 @@
+"""Packs of fixed windows: every micro-batch holds at most ``context_tokens``, and is cut to it.
+
+What it decides
+    ``in-order``     fill windows in order and cut at their edges; what most trainers do.
+    ``fixed``        whole documents first, longest first, each into the window of least work
+                     that has room; what fits nowhere is cut into the holes that are left.
+    ``fixed-exact``  the least heavy window of all packs without a cut, by CP-SAT; where there
+                     is none, or none is found, ``fixed``.
+
+Sources
+    Fixed-length packing by work: WLB-LLM, arXiv:2503.17924, sections 3 and 4.1.
+"""
+
+import numpy as np
+
+from equipoise.balance.exact import exact_partition
+from equipoise.balance.partition import partition
+from equipoise.base.errors import LayoutError
+from equipoise.cost.curve import LoadCurve
+from equipoise.cost.work import Ints
+from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
+from equipoise.spec.run import PackSpec
+
+_EXACT_EFFORT = 0.5
+"""CP-SAT's deterministic time a step; about half a second of one core."""
+
+
+def cut_at_windows(pieces: Pieces, context_tokens: int) -> Pieces:
+    """Cut pieces, laid end to end, at every multiple of ``context_tokens``.
+
+    >>> cut_at_windows(np.array([[7, 0, 3], [9, 2, 7]]), 4).tolist()
+    [[7, 0, 3], [9, 2, 3], [9, 3, 7]]
+    """
+    stops = np.cumsum(lengths_of(pieces))
+    total = int(stops[-1])
+    cuts = np.union1d(stops, np.arange(context_tokens, total, context_tokens))
+    starts = np.concatenate(([0], cuts[:-1]))
+    owner = np.searchsorted(stops, starts, side="right")
+    shift = pieces[owner, 2] - stops[owner]
+    return np.stack((pieces[owner, 0], starts + shift, cuts + shift), axis=1)
+
+
+def windows_of(pieces: Pieces, context_tokens: int, ranks: int) -> int:
+    """Windows that a step needs, a multiple of the ranks."""
+    total = int(lengths_of(pieces).sum())
+    return -(-total // (ranks * context_tokens)) * ranks
+
+
+def pack_in_order(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+    """Fill windows of ``context_tokens`` in order and cut at their edges; deal them to ranks."""
+    del curve  # a plain pack looks at tokens alone
+    cut = cut_at_windows(pieces, pack.context_tokens)
+    lengths = lengths_of(cut)
+    window_of = (np.cumsum(lengths) - lengths) // pack.context_tokens
+    windows = windows_of(pieces, pack.context_tokens, ranks)
+    batches = [MicroBatch(cut[window_of == index]) for index in range(windows)]
+    return PackedStep("in-order", tuple(tuple(batches[rank::ranks]) for rank in range(ranks)))
+
+
+def deal_to_ranks(
+    policy: str, batches: list[Pieces], ranks: int, curve: LoadCurve, *, turns: int
+) -> PackedStep:
+    """Deal finished micro-batches to ranks, ``turns`` each, so that the ranks' sums are even."""
+    loads = np.array([int(curve.document_ns(lengths_of(b)).sum()) for b in batches])
+    ones = np.ones(len(batches), dtype=np.int64)
+    rank_of = partition(loads, ranks, sizes=ones, capacity=turns)
+    if rank_of is None:
+        raise LayoutError(
+            f"{len(batches)} micro-batches are more than {ranks} ranks run in {turns} turns. Give "
+            f"{-(-len(batches) // ranks)} turns."
+        )
+    packed = []
+    for rank in range(ranks):
+        mine = np.flatnonzero(rank_of == rank)
+        mine = mine[np.lexsort((mine, -loads[mine]))]
+        row = [MicroBatch(batches[index]) for index in mine]
+        row += [MicroBatch(batches[0][:0])] * (turns - len(row))
+        packed.append(tuple(row))
+    return PackedStep(policy, tuple(packed))
+
+
+def _by_window(pieces: Pieces, window_of: Ints, windows: int) -> list[Pieces]:
+    return [pieces[window_of == index] for index in range(windows)]
+
+
+def pack_fixed(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+    """Whole documents to the window of least work that has room; cut what fits nowhere."""
+    windows = windows_of(pieces, pack.context_tokens, ranks)
+    batches = fill_windows(pieces, pack.context_tokens, windows, curve)
+    return deal_to_ranks("fixed", batches, ranks, curve, turns=windows // ranks)
+
+
+def fill_windows(
+    pieces: Pieces, context_tokens: int, windows: int, curve: LoadCurve
+) -> list[Pieces]:
+    """Fill ``windows`` windows greedily by work; the pieces of each.
+
+    Args:
+        pieces: int64 [n, 3] whose tokens fit the windows together.
+        context_tokens: Most tokens of one window.
+        windows: How many.
+        curve: Price of a document.
+    """
+    sizes = lengths_of(pieces)
+    loads = curve.document_ns(sizes)
+    work = np.zeros(windows, dtype=np.int64)
+    free = np.full(windows, context_tokens, dtype=np.int64)
+    held: list[list[list[int]]] = [[] for _ in range(windows)]
+    left = []
+    for item in np.lexsort((np.arange(len(sizes)), -sizes)).tolist():
+        room = np.flatnonzero(free >= sizes[item])
+        if not len(room):
+            left.append(item)
+            continue
+        window = int(room[work[room].argmin()])
+        work[window] += loads[item]
+        free[window] -= sizes[item]
+        held[window].append(pieces[item].tolist())
+    for item in left:
+        document, start, stop = pieces[item].tolist()
+        while start < stop:
+            window = int(free.argmax())
+            taken = min(int(free[window]), stop - start)
+            held[window].append([document, start, start + taken])
+            free[window] -= taken
+            start += taken
+    return [np.array(rows, dtype=np.int64).reshape(-1, 3) for rows in held]
+
+
+def pack_fixed_exact(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+    """The least heavy windows that cut nothing, where there are any; else ``fixed``."""
+    windows = windows_of(pieces, pack.context_tokens, ranks)
+    sizes = lengths_of(pieces)
+    try:
+        found = exact_partition(
+            curve.document_ns(sizes),
+            windows,
+            sizes=sizes,
+            capacity=pack.context_tokens,
+            effort=_EXACT_EFFORT,
+        )
+        batches = _by_window(pieces, found.bin_of, windows)
+    except LayoutError:  # full windows of whole documents are seldom possible
+        batches = fill_windows(pieces, pack.context_tokens, windows, curve)
+    return deal_to_ranks("fixed-exact", batches, ranks, curve, turns=windows // ranks)
