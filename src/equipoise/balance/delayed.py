@@ -83,7 +83,7 @@ class DelayedPacker:
             LayoutError: a document is over the cap.
         """
         require_whole(pieces, self._pack, 1, "delayed")
-        new = []
+        new: list[_Waiting] = []
         for piece in pieces.tolist():
             document = _Waiting(tuple(piece), self._step, self._count)
             self._count += 1

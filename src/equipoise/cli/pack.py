@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from equipoise.balance.evaluate import Setting
     from equipoise.cost.curve import LoadCurve
     from equipoise.spec.resolve import ResolvedRun
+    from equipoise.spec.run import Policy
     from equipoise.spec.workload import Lengths
 
 HELP = "show how evenly each policy would pack a corpus; needs no torch"
@@ -128,17 +129,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _policies(wanted: str) -> list[str]:
+def _policies(wanted: str) -> "list[Policy]":
     from equipoise.balance.pack import ALL_POLICIES
 
     if wanted == "all":
         return [name for name in ALL_POLICIES if name not in SLOW]
-    if wanted not in ALL_POLICIES:
+    named = [name for name in ALL_POLICIES if name == wanted]
+    if not named:
         raise SpecError(
             f'--policy: "{wanted}" is not one of all, {", ".join(ALL_POLICIES)}. Nearest: '
             f'"{nearest(wanted, ALL_POLICIES)}".'
         )
-    return [wanted]
+    return named
 
 
 def _judge(args: argparse.Namespace) -> None:
