@@ -54,7 +54,7 @@ PUBLISHED = {
 
 def batches(count: int) -> Iterator[Pieces]:
     """Global batches: sequences filled to the token, cut at their edges."""
-    draw = random.Random(0)  # noqa: S311
+    draw = random.Random(0)
     number, rest = 0, 0
     for _ in range(count):
         rows, filled = [], 0

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -16,9 +14,9 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return [value.dtype.str, list(value.shape), digest_bytes(value.tobytes())]
-    if isinstance(value, np.generic):
+    if hasattr(value, "dtype"):  # NumPy's, told by its looks: this module does not import it
+        if value.shape:
+            return [value.dtype.str, list(value.shape), digest_bytes(value.tobytes())]
         return value.item()
     if isinstance(value, Path):
         return str(value)

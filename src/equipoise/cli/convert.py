@@ -13,7 +13,7 @@ from equipoise.base.units import format_bytes, format_count
 from equipoise.checkpoint.manifest import MANIFEST, newest_good, read_manifest
 from equipoise.cli.console import make_progress
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.resolved import FILE, read_resolved
+from equipoise.spec.names import RESOLVED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,7 +141,7 @@ def _reader(source: Path) -> Any:
         raise SpecError(f"{source} is no .gguf file. Give a run, a checkpoint, or a .gguf file.")
     if (source / MANIFEST).exists():
         return _from_checkpoint
-    if (source / _CHECKPOINTS).is_dir() or (source / FILE).exists():
+    if (source / _CHECKPOINTS).is_dir() or (source / RESOLVED).exists():
         return _from_run
     if (source / "config.json").exists():
         raise SpecError(
@@ -178,8 +178,8 @@ def _load_checkpoint(folder: Path, manifest: Any, torn: list[str]) -> _Loaded:
     file = _corpus_tokenizer(folder.resolve().parent.parent)
     if file is None:
         remarks.append(
-            f"The tokenizer of {folder} is not to be found: its run's {FILE} or its token cache "
-            "is gone. Give it with --tokenizer."
+            f"The tokenizer of {folder} is not to be found: its run's {RESOLVED} or its token "
+            "cache is gone. Give it with --tokenizer."
         )
     return _Loaded(
         origin=folder,
@@ -218,6 +218,8 @@ def _from_gguf(file: Path) -> _Loaded:
 
 def _corpus_tokenizer(run_folder: Path) -> Path | None:
     try:
+        from equipoise.spec.resolved import read_resolved
+
         file = Path(read_resolved(run_folder).corpus) / "tokenizer.json"
     except SpecError:
         return None

@@ -14,7 +14,7 @@ from equipoise.base.units import format_bytes, format_count
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_console, make_progress
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.resolved import FILE
+from equipoise.spec.names import RESOLVED
 
 HELP = "say what a file or a folder of a run holds"
 
@@ -71,7 +71,7 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
             return _tokenizer
     elif (path / MANIFEST).exists() or path.name.startswith("step-"):
         return _checkpoint
-    elif (path / FILE).exists() or (path / _JOURNAL).is_dir() or (path / _CHECKPOINTS).is_dir():
+    elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / _CHECKPOINTS).is_dir():
         return _run
     elif (path / "config.json").exists():
         return _hugging_face

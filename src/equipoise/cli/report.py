@@ -5,9 +5,6 @@ import json
 import sys
 from pathlib import Path
 
-from equipoise.dash.report import read_runs, write_page
-from equipoise.dash.summary import compare_all, headline, labels, summarize
-
 HELP: str = "write runs as one HTML page: predicted beside measured, and each rank's timeline"
 
 EXAMPLES: str = """\
@@ -43,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
+    from equipoise.dash.report import read_runs, write_page
+    from equipoise.dash.summary import compare_all, headline, labels, summarize
+
     records = read_runs(args.runs)
     out = write_page(records, args.out or args.runs[0] / "report.html")
     names = labels(records)

@@ -4,8 +4,8 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from equipoise.balance.pack import DIVIDES
 from equipoise.base.errors import LayoutError
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
@@ -16,8 +16,10 @@ from equipoise.launch.local import (
     run_local,
 )
 from equipoise.observe.machine import usable_cores
-from equipoise.spec.resolve import ResolvedRun
-from equipoise.spec.resolved import ResolvedFile, write_resolved
+
+if TYPE_CHECKING:
+    from equipoise.spec.resolve import ResolvedRun
+    from equipoise.spec.resolved import ResolvedFile
 
 HELP = "train a model; the same command again resumes"
 
@@ -52,10 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def prepare_run(resolved: ResolvedRun, folder: Path, *, quiet: bool) -> ResolvedFile:
+def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "ResolvedFile":
     """Make the token cache and write the run's folder; what the ranks will read."""
+    from equipoise.balance.pack import DIVIDES
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.store import prepare
+    from equipoise.spec.resolved import ResolvedFile, write_resolved
 
     dp, policy = resolved.spec.layout.dp, resolved.spec.pack.policy
     if policy in DIVIDES:

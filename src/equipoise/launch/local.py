@@ -238,5 +238,9 @@ def _explain(launch: Launch, log: str, since: float) -> EquipoiseError:
             f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message[0]} "
             f"{resume}\n{str(event['traceback']).rstrip()}"
         )
+    try:
+        require_free_folder(launch.folder)  # a run that began at the same moment may hold it
+    except LayoutError as error:
+        return error
     tail = "\n".join(log.strip().splitlines()[-15:])
     return FaultError(f"The ranks ended without a word. {resume}\n{tail}")

@@ -38,8 +38,11 @@ class QuietView:
     def say(self, line: str) -> None:
         """Print the line, on the rank that talks."""
         if self._talks:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
+            except BrokenPipeError:  # the reader left (``| head``); the run is worth more
+                self._talks = False
 
     def __enter__(self) -> Self:
         return self

@@ -15,9 +15,8 @@ from pydantic import TypeAdapter
 
 from equipoise.base.errors import SpecError
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.names import RESOLVED
 from equipoise.spec.run import RunSpec
-
-FILE = "resolved.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,11 @@ def write_resolved(folder: Path, resolved: ResolvedFile) -> None:
     Raises:
         SpecError: the folder cannot be written.
     """
-    partial = folder / f".{FILE}-{os.getpid()}"
+    partial = folder / f".{RESOLVED}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(dataclasses.asdict(resolved), indent=1) + "\n")
-        partial.rename(folder / FILE)
+        partial.rename(folder / RESOLVED)
     except OSError as error:
         raise SpecError(
             f"The run's folder {folder} cannot be written ({error.strerror}). Make it "
@@ -57,10 +56,10 @@ def read_resolved(folder: Path) -> ResolvedFile:
         SpecError: there is none, or it was not written by this version.
     """
     try:
-        data: Any = json.loads((folder / FILE).read_text())
+        data: Any = json.loads((folder / RESOLVED).read_text())
         return TypeAdapter(ResolvedFile).validate_python(data)
     except (OSError, ValueError) as error:
         raise SpecError(
-            f"{folder} holds no readable {FILE}: it is not the folder of a run of this "
+            f"{folder} holds no readable {RESOLVED}: it is not the folder of a run of this "
             f"version. Start it with `equipoise train run.toml`."
         ) from error

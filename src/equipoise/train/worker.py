@@ -114,8 +114,9 @@ def _leave(code: int) -> NoReturn:
     One rank in some hundreds died so after its last step had been saved ("terminate called
     without an active exception", torch 2.13 with gloo), and its run was told as failed.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 
