@@ -1,0 +1,104 @@
+"""What ``PackedBatchSampler`` refuses before its first batch, each in one sentence.
+
+Why
+    Nothing of run.toml's checks stands between another trainer and the packer; and what is
+    wrong here comes to light on one rank in the middle of an epoch, while the others wait.
+
+Kept true (tests/unit/data/test_sampler.py)
+    Each message is read whole.
+"""
+
+import typing
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equipoise.base.errors import DataError, LayoutError, SpecError
+from equipoise.base.nearest import nearest
+from equipoise.cost.curve import LoadCurve
+from equipoise.spec.run import PackSpec, Policy
+
+_SHARED = ("divided", "divided-in-time")
+"""Policies whose pieces read keys of other micro-batches, which no plain loop brings them."""
+
+_UNPRICED = ("in-order", "by-tokens")
+"""Policies that look at tokens alone."""
+
+
+def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
+    """Lengths as int64.
+
+    Raises:
+        DataError: there is none, or one of them is no whole number.
+    """
+    given = np.asarray(doc_tokens)
+    if given.dtype.kind in "iu":
+        return given.astype(np.int64)
+    if not given.size:
+        raise DataError(
+            "There are 0 documents to pack. Give the lengths of the dataset's documents, such as "
+            '[len(each["input_ids"]) for each in dataset].'
+        )
+    if given.dtype.kind != "f":
+        raise DataError(
+            f"Lengths of documents are of type {given.dtype}. Give whole numbers of tokens, such "
+            f'as [len(each["input_ids"]) for each in dataset].'
+        )
+    bad = np.flatnonzero(~(np.isfinite(given) & (given == np.floor(given))))
+    if len(bad):
+        raise DataError(
+            f"Document {int(bad[0]):,} of {given.size:,} has {given.flat[bad[0]]} tokens, which "
+            f"is no whole number. Count its tokens again."
+        )
+    return given.astype(np.int64)
+
+
+def require_runnable(
+    pack: PackSpec, longest: int, ranks: int, rank: int, curve: LoadCurve | None
+) -> None:
+    """Refuse what a plain loop cannot run.
+
+    Args:
+        pack: What is asked for.
+        longest: Longest document [tokens].
+        ranks: Data-parallel ranks.
+        rank: Which of them this is.
+        curve: Price of a document, if one was given.
+
+    Raises:
+        SpecError: no such policy, one that a plain loop cannot run, or no curve for it.
+        LayoutError: the rank is not one of the ranks, a step has no token, or a piece cannot
+            fit a micro-batch.
+    """
+    policies = typing.get_args(Policy)
+    if pack.policy not in policies:
+        raise SpecError(
+            f'No packing policy is called "{pack.policy}". Nearest: '
+            f"{nearest(pack.policy, policies)}. All: {', '.join(policies)}."
+        )
+    if pack.policy in _SHARED:
+        raise SpecError(
+            f'Under policy "{pack.policy}" pieces read keys of other micro-batches, which a '
+            f'DataLoader does not bring them. Take policy="by-work".'
+        )
+    if curve is None and pack.policy not in _UNPRICED:
+        raise SpecError(
+            f'Policy "{pack.policy}" balances work, and what a document costs depends on the '
+            f'model. Pass curve=counted_curve(preset("llama3-8b")), or of your model\'s sizes.'
+        )
+    if not 0 <= rank < ranks:
+        raise LayoutError(
+            f"rank = {rank} is not one of {ranks} ranks. Give a rank from 0 to ranks - 1, and at "
+            f"least 1 rank."
+        )
+    if pack.step_tokens < 1:
+        raise LayoutError(
+            f"Steps of {pack.step_tokens:,} tokens train nothing. Set step_tokens to the tokens of "
+            f"one optimizer step over all ranks."
+        )
+    piece = min(longest, pack.context_tokens)
+    if piece > pack.most_tokens:
+        raise LayoutError(
+            f"Pieces of {piece:,} tokens do not fit micro-batches of {pack.most_tokens:,}. Set "
+            f"max_tokens={piece}, or a smaller context_tokens."
+        )
