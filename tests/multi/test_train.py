@@ -173,6 +173,35 @@ def test_changed_settings_of_the_optimizer_are_not_lost_in_a_resume(tmp_path, ma
     assert run(tmp_path, make_run(steps=3, weight_decay=0.4)).decay == [0.4, 0.0]
 
 
+def test_a_run_resumed_while_outliers_wait_is_the_run_that_would_have_been(
+    tmp_path, make_run
+) -> None:
+    delayed = {"policy": "delayed", "queues": 4, "max_delay_steps": 3, "lr": 1e-3}
+    straight = run(tmp_path / "straight", make_run(steps=6, **delayed))
+    folder = tmp_path / "halved"
+    first = run(folder, make_run(steps=3, **delayed))
+    waiting = json.loads((folder / "checkpoint" / "step-000003" / "packer.json").read_text())
+    assert waiting["waiting"] > 0
+    second = run(folder, make_run(steps=6, **delayed))
+    assert first.losses + second.losses == pytest.approx(straight.losses, rel=EXACT)
+    digests = [
+        [event["digest"] for event in events(each) if event["name"] == "pack"]
+        for each in (folder, tmp_path / "straight")
+    ]
+    assert digests[0] == digests[1]
+
+
+def test_documents_that_wait_are_not_lost_to_another_policy(tmp_path, make_run) -> None:
+    run(tmp_path, make_run(steps=3, policy="delayed", queues=4, max_delay_steps=3))
+    checkpoint = tmp_path / "checkpoint" / "step-000003"
+    count = json.loads((checkpoint / "packer.json").read_text())["waiting"]
+    assert fault_of(CheckpointError, tmp_path, make_run(steps=4, policy="by-work")) == (
+        f'{checkpoint} was packed by "delayed" and {count} documents still wait in its queues; '
+        f'"by-work" would lose them. Set pack.policy = "delayed", or train into another folder '
+        f"with --out."
+    )
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> Path:
     """The folder of a run of four steps, saved at steps 2 and 4."""
