@@ -73,7 +73,14 @@ def trainer_of_the_page(pack: PackSpec) -> Any:
     return names["PackedTrainer"]
 
 
-def train(folder: Path, *, resume: bool = False, pack: PackSpec = PACK, **changed: Any) -> Any:
+def train(
+    folder: Path,
+    *,
+    resume: bool = False,
+    pack: PackSpec = PACK,
+    documents: list | None = None,
+    **changed: Any,
+) -> Any:
     """A model trained by Trainer, plain gradient descent at a constant rate."""
     given: dict[str, Any] = {
         "max_steps": 3,
@@ -91,7 +98,7 @@ def train(folder: Path, *, resume: bool = False, pack: PackSpec = PACK, **change
     }
     arguments = transformers.TrainingArguments(output_dir=str(folder), **{**given, **changed})
     kind = trainer_of_the_page(pack)
-    trainer = kind(tiny_llama(), arguments, train_dataset=make_documents())
+    trainer = kind(tiny_llama(), arguments, train_dataset=documents or make_documents())
     trainer.train(resume_from_checkpoint=resume)
     return trainer.model
 
@@ -101,22 +108,25 @@ def require_same_weights(model: Any, wanted: Any, bound: float) -> None:
         assert float((weight - other).detach().abs().max()) <= bound, name
 
 
-def document_gradients(model: Any, pieces: list[PieceIndex]) -> list[Tensor]:
+def document_gradients(
+    model: Any, pieces: list[PieceIndex], documents: list | None = None
+) -> list[Tensor]:
     """Gradients of the mean loss over all labels of some pieces, one piece after the other."""
-    documents = make_documents()
+    documents = documents or make_documents()
     model.zero_grad()
     total, labels = torch.zeros((), dtype=torch.float64), 0
     for document, start, stop, *_ in pieces:
         ids = torch.tensor(documents[document]["input_ids"])
-        wanted = ids[start + 1 : stop + 1]
+        given = documents[document].get("labels", ids)
+        wanted = torch.as_tensor(given)[start + 1 : stop + 1]
         logits = model(ids[None, start:stop], use_cache=False).logits[0, : len(wanted)]
         total = total + cross_entropy(logits.double(), wanted, reduction="sum")
-        labels += len(wanted)
+        labels += int((wanted != -100).sum())
     (total / labels).backward()
     return [weight.grad.clone() for weight in model.parameters()]
 
 
-def trained_one_by_one(steps: int) -> Any:
+def trained_one_by_one(steps: int, documents: list | None = None) -> Any:
     """The model after some steps on the same pieces, with no packing and no Trainer."""
     model = tiny_llama()
     sampler = PackedBatchSampler(LENGTHS, PACK, ranks=1, rank=0, curve=curve_of(model))
@@ -127,7 +137,7 @@ def trained_one_by_one(steps: int) -> Any:
             assert turn.micro_batches == 4
             pieces.setdefault((turn.epoch, turn.step), []).extend(batch)
     for step in sorted(pieces)[:steps]:
-        gradients = document_gradients(model, pieces[step])
+        gradients = document_gradients(model, pieces[step], documents)
         with torch.no_grad():
             for weight, gradient in zip(model.parameters(), gradients, strict=True):
                 weight -= RATE * gradient
@@ -168,6 +178,25 @@ def test_the_policy_changes_no_weight(tmp_path):
     by_work = train(tmp_path, pack=PackSpec(policy="by-work", **shared))
     in_order = train(tmp_path, pack=PackSpec(policy="in-order", **shared))
     require_same_weights(by_work, in_order, 1e-6)
+
+
+def test_prompts_without_labels_are_not_trained_on(tmp_path):
+    documents = make_documents()
+    for each in documents:
+        half = len(each["input_ids"]) // 2
+        each["labels"] = [-100] * half + each["input_ids"][half:]
+    model = train(tmp_path, documents=documents)
+    require_same_weights(model, trained_one_by_one(3, documents), 1e-6)
+
+
+def test_a_rank_without_documents_has_a_gradient_of_exactly_zero():
+    model = tiny_llama()
+    sampler = PackedBatchSampler([8], PACK, ranks=2, rank=1, curve=curve_of(model))
+    (batch,) = PackedLoader(make_documents()[4:5], sampler, collate=collate_for_transformers)
+    loss = model(**batch).loss
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert all(float(weight.grad.abs().max()) == 0.0 for weight in model.parameters())
 
 
 def test_two_ranks_of_trainer_equal_one(tmp_path, three_steps):

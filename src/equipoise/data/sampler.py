@@ -214,11 +214,12 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         total = self._stream.epoch_tokens
         begin, end = total * step // self.steps, total * (step + 1) // self.steps
         pieces = self._stream.step(epoch * total + begin, end - begin)
-        cut = self._pack.cut == "windows"
-        count = len(cut_at_windows(pieces, self._pack.context_tokens) if cut else pieces)
-        if count < self._ranks and self._pack.policy != "delayed":
+        few = pieces
+        if len(few) < self._ranks and self._pack.cut == "windows":
+            few = cut_at_windows(pieces, self._pack.context_tokens)
+        if len(few) < self._ranks and self._pack.policy != "delayed":
             # Whole pieces cannot reach every rank; those left over get empty micro-batches.
-            return pack_step(pieces, self._pack, count, self._curve)
+            return pack_step(pieces, self._pack, len(few), self._curve)
         return packer.step(pieces)
 
     def _mine(self, packed: PackedStep, epoch: int, step: int) -> list[list[PieceIndex]]:
