@@ -19,6 +19,7 @@ Sources
     WLB-LLM, arXiv:2503.17924, Algorithm 1 and Table 2.
 """
 
+import heapq
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,51 @@ class _Waiting:
     @property
     def tokens(self) -> int:
         return self.piece[2] - self.piece[1]
+
+
+class _OpenBins:
+    """Micro-batches in the making; the lightest and the emptiest are found in O(log n).
+
+    Both heaps keep entries of earlier fillings, which are dropped when they come up.
+    """
+
+    def __init__(self, bins: int, cap: int) -> None:
+        self.held: list[list[_Waiting]] = []
+        self._cap = cap
+        self._filled: list[tuple[int, int]] = []
+        self._by_load: list[tuple[int, int, int]] = []
+        self._by_tokens: list[tuple[int, int, int]] = []
+        for _ in range(bins):
+            self.open()
+
+    def open(self) -> int:
+        """One bin more; its number."""
+        self.held.append([])
+        self._filled.append((0, 0))
+        self._push(len(self.held) - 1)
+        return len(self.held) - 1
+
+    def _push(self, index: int) -> None:
+        load, tokens = self._filled[index]
+        heapq.heappush(self._by_load, (load, tokens, index))
+        heapq.heappush(self._by_tokens, (tokens, index, load))
+
+    def find(self, tokens: int) -> int | None:
+        """The lightest bin if it has room, else the emptiest if it has, else None."""
+        while self._filled[(top := self._by_load[0])[2]] != top[:2]:
+            heapq.heappop(self._by_load)
+        if top[1] + tokens <= self._cap:
+            return top[2]
+        while self._filled[(least := self._by_tokens[0])[1]] != (least[2], least[0]):
+            heapq.heappop(self._by_tokens)
+        return least[1] if least[0] + tokens <= self._cap else None
+
+    def put(self, index: int, document: _Waiting, load: int) -> None:
+        """Put a document into a bin."""
+        self.held[index].append(document)
+        before, tokens = self._filled[index]
+        self._filled[index] = (before + load, tokens + document.tokens)
+        self._push(index)
 
 
 class DelayedPacker:
@@ -155,30 +201,17 @@ class DelayedPacker:
         due = [each for each in self._remained if each.arrived <= oldest]
         later = [each for each in self._remained if each.arrived > oldest]
         due.sort(key=lambda each: (-each.tokens, each.number))
-        bins: list[list[_Waiting]] = [[] for _ in range(self._bins)]
-        work, tokens = [0] * self._bins, [0] * self._bins
         documents = due + later + new
         loads = self._curve.document_ns(np.array([each.tokens for each in documents] or [0]))
-        cap, self._remained = self._pack.most_tokens, []
+        bins = _OpenBins(self._bins, self._pack.most_tokens)
+        self._remained = []
         for each, load in zip(documents, loads.tolist(), strict=False):
-            lightest = min(range(len(bins)), key=lambda b: (work[b], tokens[b], b))
-            emptiest = min(range(len(bins)), key=lambda b: (tokens[b], b))
-            if tokens[lightest] + each.tokens <= cap:
-                place = lightest
-            elif tokens[emptiest] + each.tokens <= cap:
-                place = emptiest
-            elif each.arrived > oldest:
+            place = bins.find(each.tokens)
+            if place is None and each.arrived > oldest:
                 self._remained.append(each)
-                continue
             else:
-                place = len(bins)
-                bins.append([])
-                work.append(0)
-                tokens.append(0)
-            bins[place].append(each)
-            work[place] += load
-            tokens[place] += each.tokens
+                bins.put(bins.open() if place is None else place, each, load)
         self._step += 1
-        batches = [np.array([e.piece for e in held], np.int64).reshape(-1, 3) for held in bins]
+        batches = [np.array([e.piece for e in held], np.int64).reshape(-1, 3) for held in bins.held]
         turns = -(-len(batches) // self._ranks)
         return deal_to_ranks("delayed", batches, self._ranks, self._curve, turns=turns)

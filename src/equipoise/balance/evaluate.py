@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.bound import divisible_bound, largest_bin_bound
-from equipoise.balance.context import split_context
 from equipoise.balance.pack import DIVIDES, batch_ns, make_packer, skew
+from equipoise.balance.share import share_micro_batch
 from equipoise.balance.windows import cut_at_windows
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
-from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
+from equipoise.spec.pack import MicroBatch, Pieces
 from equipoise.spec.run import PackSpec, Policy
 
 
@@ -30,6 +30,9 @@ class Setting:
     """Whose loads are compared: data-parallel ranks, or micro-batches of one step."""
     curve: LoadCurve
     """Price of a document."""
+    is_pipeline: bool = False
+    """Whether the bins are the micro-batches of one pipeline, which can hold slices in time;
+    else each is a data-parallel rank."""
     context_ranks: int = 1
     """Ranks that share each micro-batch."""
     kv_bytes_per_token: int = 0
@@ -71,34 +74,36 @@ class PackedRecord:
     """One step as it was packed."""
 
     step: int
-    packed: PackedStep
+    policy: Policy
+    bins: tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+    """What every context rank holds of every micro-batch of every bin."""
     is_flush: bool
     """Packed after the last step, from what was left waiting; not scored for skew."""
 
     @property
-    def batches(self) -> list[MicroBatch]:
-        """Micro-batches in order, all bins."""
-        return [batch for batch in self.packed if len(batch.pieces)]
+    def shares(self) -> list[MicroBatch]:
+        """What each context rank holds, of all micro-batches."""
+        return [share for micro_batches in self.bins for batch in micro_batches for share in batch]
 
+    @property
+    def micro_batches(self) -> list[tuple[MicroBatch, ...]]:
+        """Each micro-batch as its context ranks hold it, in order."""
+        return [batch for micro_batches in self.bins for batch in micro_batches]
 
-def bins_of(packed: PackedStep, bins: int) -> list[tuple[MicroBatch, ...]]:
-    """Micro-batches of each bin: of each rank, or of each turn of a single rank."""
-    if len(packed.ranks) == bins:
-        return list(packed.ranks)
-    return [(batch,) for batch in packed]
+    def bin_ns(self, curve: LoadCurve) -> list[int]:
+        """Predicted load of each bin, over all its context ranks [ns]."""
+        return [
+            sum(batch_ns(share, curve) for batch in micro_batches for share in batch)
+            for micro_batches in self.bins
+        ]
 
-
-def split_batch(batch: MicroBatch, setting: Setting) -> list[Pieces]:
-    """The pieces of a micro-batch that each context rank holds, as (document, start, stop)."""
-    if not len(batch.pieces):
-        return [batch.pieces] * setting.context_ranks
-    split = split_context(batch.doc_tokens, setting.context_ranks, curve=setting.curve)
-    shared = []
-    for part in split.pieces:
-        rows = batch.pieces[part[:, 0]]
-        offset = rows[:, 1]
-        shared.append(np.stack((rows[:, 0], offset + part[:, 1], offset + part[:, 2]), axis=1))
-    return shared
+    def cell_ns(self, curve: LoadCurve) -> list[int]:
+        """Predicted load of each context rank of each bin [ns]."""
+        return [
+            sum(batch_ns(share, curve) for share in shares)
+            for micro_batches in self.bins
+            for shares in zip(*micro_batches, strict=True)
+        ]
 
 
 def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], list[float]]:
@@ -107,120 +112,133 @@ def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], li
     Returns:
         The packed steps and the seconds that planning each took.
     """
-    # Slices in time stand in one pipeline; over ranks every bin is a rank.
-    ranks = 1 if policy == "divided-in-time" else setting.bins
-    packer = make_packer(dataclasses.replace(setting.pack, policy=policy), ranks, setting.curve)
+    pack, width = dataclasses.replace(setting.pack, policy=policy), setting.context_ranks
+    ranks = setting.bins
+    if policy == "divided-in-time" and setting.is_pipeline:
+        ranks = 1
+    elif policy == "divided":  # whatever shares a document is a rank
+        ranks *= width
+        pack = dataclasses.replace(
+            pack,
+            context_tokens=max(1, -(-pack.context_tokens // width)),
+            max_tokens=-(-pack.most_tokens // width),
+        )
+    packer = make_packer(dataclasses.replace(pack, cut="documents"), ranks, setting.curve)
     records, plan_s = [], []
-    for step, pieces in enumerate(setting.steps):
+    for step, pieces in enumerate(given_pieces(setting)):
         began = time.perf_counter()
-        packed = packer.step(pieces)
+        bins = _bins(packer.step(pieces).ranks, setting)
         plan_s.append(time.perf_counter() - began)
-        records.append(PackedRecord(step, packed, is_flush=False))
+        records.append(PackedRecord(step, policy, bins, is_flush=False))
     for packed in packer.flush():
-        records.append(PackedRecord(len(records), packed, is_flush=True))
+        bins = _bins(packed.ranks, setting)
+        records.append(PackedRecord(len(records), policy, bins, is_flush=True))
     return records, plan_s
+
+
+def given_pieces(setting: Setting) -> list[Pieces]:
+    """Pieces of each step as the packer gets them."""
+    if setting.pack.cut == "documents":
+        return list(setting.steps)
+    return [cut_at_windows(pieces, setting.pack.context_tokens) for pieces in setting.steps]
+
+
+def _bins(
+    ranks: tuple[tuple[MicroBatch, ...], ...], setting: Setting
+) -> tuple[tuple[tuple[MicroBatch, ...], ...], ...]:
+    width = setting.context_ranks
+    if len(ranks) == setting.bins * width:  # each of them a context rank
+        groups = [ranks[first : first + width] for first in range(0, len(ranks), width)]
+        return tuple(tuple(zip(*group, strict=True)) for group in groups)
+    if setting.is_pipeline and len(ranks) == 1:
+        ranks = tuple((batch,) for rank in ranks for batch in rank)
+    return tuple(
+        tuple(share_micro_batch(batch, width, setting.curve) for batch in rank) for rank in ranks
+    )
 
 
 def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[PackedRecord]]:
     """Pack every step by one policy and score it; the packs, too."""
     records, plan_s = run_policy(policy, setting)
     cap = dataclasses.replace(setting.pack, policy=policy).most_tokens
-    skews, gaps, loads, ratio, travel = [], [], [], 0.0, 0
-    for record in records:
-        ratio = max([ratio, *(batch.tokens / cap for batch in record.batches)])
-        travel += _travel_tokens(record, setting)
-        if record.is_flush:
-            continue
-        bins = bins_of(record.packed, setting.bins)
-        seconds = [sum(batch_ns(batch, setting.curve) for batch in one) * 1e-9 for one in bins]
-        skews.append(_skew(bins, seconds, setting))
-        gaps.append(max(seconds) * 1e9 / _bound(record, setting, policy) - 1)
-        loads.append(sorted(seconds, reverse=True))
+    scored = [record for record in records if not record.is_flush]
+    skews = [skew([float(ns) for ns in record.cell_ns(setting.curve)]) for record in scored]
+    loads = [record.bin_ns(setting.curve) for record in scored]
+    gaps = [max(ns) / _bound(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)]
+    fullest = max(
+        sum(share.tokens for share in batch) for record in records for batch in record.micro_batches
+    )
     waited, tokens = _delays(records, setting)
-    given = sum(len(pieces) for pieces in setting.steps)
-    if setting.pack.cut == "windows":
-        given = sum(
-            len(cut_at_windows(pieces, setting.pack.context_tokens)) for pieces in setting.steps
-        )
+    travel = 0
+    if policy != "divided-in-time" or setting.context_ranks > 1:
+        travel = sum(_missing_tokens(share) for record in records for share in record.shares)
     score = PackScore(
         policy=policy,
         skew=float(np.mean(skews)),
         p95_skew=float(np.percentile(skews, 95)),
         gap=float(np.mean(gaps)),
-        max_tokens_ratio=ratio,
+        max_tokens_ratio=fullest / cap,
         delay_mean=float((waited * tokens).sum() / tokens.sum()),
         delay_max=int(waited.max()),
         plan_s=float(np.mean(plan_s)),
         documents=sum(len(pieces) for pieces in setting.steps),
-        fragments=sum(len(b.pieces) for record in records for b in record.batches) - given,
+        fragments=sum(len(share.pieces) for record in records for share in record.shares)
+        - sum(len(pieces) for pieces in given_pieces(setting)),
         travel_bytes=travel * setting.kv_bytes_per_token / len(setting.steps),
-        bin_seconds=tuple(np.mean(loads, axis=0).tolist()),
+        bin_seconds=_mean_seconds(loads),
     )
     return score, records
 
 
-def _skew(bins: list[tuple[MicroBatch, ...]], seconds: list[float], setting: Setting) -> float:
-    if setting.context_ranks == 1:
-        return skew(seconds)
-    cells = []
-    for one in bins:
-        shares = np.zeros(setting.context_ranks)
-        for batch in one:
-            if len(batch.pieces):
-                split = split_context(batch.doc_tokens, setting.context_ranks, curve=setting.curve)
-                shares += split.load_ns
-        cells += shares.tolist()
-    return skew(cells)
+def _mean_seconds(loads: list[list[int]]) -> tuple[float, ...]:
+    """Mean over steps of the heaviest bin, of the second, and so on [s]."""
+    table = np.zeros((len(loads), max(map(len, loads))))
+    for row, ns in zip(table, loads, strict=True):
+        row[: len(ns)] = sorted(ns, reverse=True)
+    return tuple((1e-9 * table.mean(0)).tolist())
 
 
-def _bound(record: PackedRecord, setting: Setting, policy: Policy) -> int:
+def _bound(record: PackedRecord, setting: Setting) -> int:
     """Least load of the heaviest bin for these very pieces, dealt any other way."""
-    if policy in DIVIDES:
-        total = sum(batch_ns(batch, setting.curve) for batch in record.batches)
-        return divisible_bound(np.array([total]), setting.bins)
-    whole = np.concatenate([setting.curve.document_ns(b.doc_tokens) for b in record.batches])
-    return largest_bin_bound(whole, setting.bins)
+    if record.policy in DIVIDES:
+        return divisible_bound(np.array(record.bin_ns(setting.curve)), setting.bins)
+    whole = [
+        sum(batch_ns(share, setting.curve) for share in batch) for batch in record.micro_batches
+    ]
+    if setting.context_ranks == 1:
+        pieces = np.concatenate([share.doc_tokens for share in record.shares])
+        return largest_bin_bound(setting.curve.document_ns(pieces), setting.bins)
+    return largest_bin_bound(np.array(whole), setting.bins)
 
 
-def _travel_tokens(record: PackedRecord, setting: Setting) -> int:
-    """Tokens whose keys and values another rank must receive in the forward of this step."""
-    travel = 0
-    if record.packed.policy == "divided":
-        for batch in record.batches:
-            travel += _missing_tokens(batch)
-    if setting.context_ranks > 1:
-        for batch in record.batches:
-            split = split_context(batch.doc_tokens, setting.context_ranks, curve=setting.curve)
-            travel += int(np.sum(split.travel_tokens))
-    return travel
-
-
-def _missing_tokens(batch: MicroBatch) -> int:
-    """Tokens that a micro-batch's pieces read and that it does not hold."""
-    froms = batch.pieces[:, 1] - batch.history_tokens
-    keys = np.stack((batch.pieces[:, 0], froms), axis=1)
+def _missing_tokens(share: MicroBatch) -> int:
+    """Tokens that a rank's pieces read and that it does not hold."""
+    if not len(share.pieces):
+        return 0
+    froms = share.pieces[:, 1] - share.history_tokens
+    keys = np.stack((share.pieces[:, 0], froms), axis=1)
     _, owner = np.unique(keys, axis=0, return_inverse=True)
     reach = np.zeros(owner.max() + 1, dtype=np.int64)
-    np.maximum.at(reach, owner, batch.pieces[:, 2] - froms)
-    held = np.bincount(owner, batch.doc_tokens).astype(np.int64)
+    np.maximum.at(reach, owner, share.pieces[:, 2] - froms)
+    held = np.bincount(owner, share.doc_tokens).astype(np.int64)
     return int((reach - held).sum())
 
 
 def _delays(records: list[PackedRecord], setting: Setting) -> tuple[Ints, Ints]:
-    """Steps that each packed piece waited, and its tokens."""
-    if not any(record.packed.policy == "delayed" for record in records):
+    """Steps that each packed token waited: of each piece, and its tokens."""
+    if records[0].policy != "delayed":
         return np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
-    arrived: dict[tuple[int, ...], deque[int]] = defaultdict(deque)
-    for step, given in enumerate(setting.steps):
-        pieces = given
-        if setting.pack.cut == "windows":
-            pieces = cut_at_windows(given, setting.pack.context_tokens)
-        for row in pieces.tolist():
-            arrived[tuple(row)].append(step)
+    arrived: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+    for step, pieces in enumerate(given_pieces(setting)):
+        for document, start, _ in pieces.tolist():
+            arrived[document, start].append(step)
     waited, tokens = [], []
     for record in records:
-        for batch in record.batches:
-            for row in batch.pieces.tolist():
-                waited.append(record.step - arrived[tuple(row)].popleft())
-                tokens.append(row[2] - row[1])
+        for batch in record.micro_batches:
+            rows = np.concatenate([share.pieces for share in batch])
+            froms = np.concatenate([share.pieces[:, 1] - share.history_tokens for share in batch])
+            for document, begin in {*zip(rows[:, 0].tolist(), froms.tolist(), strict=True)}:
+                mine = rows[(rows[:, 0] == document) & (froms == begin)]
+                waited.append(record.step - arrived[document, begin].popleft())
+                tokens.append(int((mine[:, 2] - mine[:, 1]).sum()))
     return np.array(waited), np.array(tokens)

@@ -37,7 +37,15 @@ VERBS = {
     "systems": "list the published systems that equipoise unites, and which of them work",
 }
 
-_EXTRAS = {"torch": "train", "tokenizers": "train", "safetensors": "train", "pyarrow": "parquet"}
+_EXTRAS = {
+    "torch": "train",
+    "tokenizers": "train",
+    "safetensors": "train",
+    "pyarrow": "parquet",
+    "ortools": "exact",
+    "scipy": "exact",
+    "matplotlib": "plot",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

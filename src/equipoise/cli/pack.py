@@ -100,6 +100,9 @@ def run(args: argparse.Namespace) -> int:
     ):
         if getattr(args, flag) is not None:
             args.overrides.append((key, str(getattr(args, flag))))
+    if args.context_tokens is not None and args.micro_batches is not None:
+        step_tokens = args.context_tokens * args.micro_batches
+        args.overrides.append(("pack.step_tokens", str(step_tokens)))
     resolved = run_from(args)
     lengths, origin = _lengths(args, resolved)
     setting = _setting(args, resolved, lengths)
@@ -112,11 +115,11 @@ def run(args: argparse.Namespace) -> int:
     progress.finish()
     scores = [score for score, _ in scored]
     if args.out is not None:
-        write_packs(args.out, [(s.policy, records) for s, records in scored], setting)
+        write_packs(args.out, [records for _, records in scored])
     if args.plot is not None:
         from equipoise.dash.pack_plot import plot_packs
 
-        plot_packs(args.plot, [(s.policy, records) for s, records in scored], setting, origin)
+        plot_packs(args.plot, [records for _, records in scored], setting, origin)
     if args.json:
         import json
 
@@ -195,6 +198,7 @@ def _setting(args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Length
         pack=pack,
         bins=args.micro_batches or (len(usable_cores()) if dp == "cores" else dp),
         curve=_curve(args.cost, resolved),
+        is_pipeline=args.micro_batches is not None,
         context_ranks=args.ranks,
         kv_bytes_per_token=kv_bytes_per_token(resolved.model) * resolved.model.layers,
     )

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.balance.evaluate import PackedRecord, PackScore, Setting, split_batch
+from equipoise.balance.evaluate import PackedRecord, PackScore, Setting
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.workload import Lengths
 
-_BARS = 8
-"""Bins whose bars are shown; of more, as many spread over all of them."""
+_BARS = 24
+"""Characters for the loads of all bins; of more bins, neighbours share one."""
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def score_rows(scores: list[PackScore]) -> list[dict[str, object]]:
@@ -23,7 +25,7 @@ def score_rows(scores: list[PackScore]) -> list[dict[str, object]]:
     return [{key: getattr(score, key) for key in keys} for score in scores]
 
 
-def write_packs(file: Path, packs: list[tuple[str, list[PackedRecord]]], setting: Setting) -> None:
+def write_packs(file: Path, packs: list[list[PackedRecord]]) -> None:
     """Write every micro-batch as a JSON line, so that anyone can recompute the figures.
 
     Raises:
@@ -31,30 +33,30 @@ def write_packs(file: Path, packs: list[tuple[str, list[PackedRecord]]], setting
     """
     try:
         with file.open("w") as out:
-            for policy, records in packs:
+            for records in packs:
                 for record in records:
-                    for index, batch in enumerate(record.packed):
-                        line = _line(policy, record, index, batch, setting)
-                        out.write(json.dumps(line, separators=(",", ":")) + "\n")
+                    for index, batch in enumerate(record.micro_batches):
+                        line = json.dumps(_line(record, index, batch), separators=(",", ":"))
+                        out.write(line + "\n")
     except OSError as error:
         raise SpecError(f"--out {file} cannot be written ({error.strerror}).") from None
 
 
-def _line(
-    policy: str, record: PackedRecord, index: int, batch: MicroBatch, setting: Setting
-) -> dict[str, object]:
+def _line(record: PackedRecord, index: int, batch: tuple[MicroBatch, ...]) -> dict[str, object]:
+    pieces = np.concatenate([share.pieces for share in batch])
+    froms = np.concatenate([share.pieces[:, 1] - share.history_tokens for share in batch])
+    order = np.lexsort((pieces[:, 1], pieces[:, 0]))
     line: dict[str, object] = {
-        "policy": policy,
+        "policy": record.policy,
         "step": record.step,
         "micro_batch": index,
-        "pieces": batch.pieces.tolist(),
+        "pieces": pieces[order].tolist(),
+        "attends_from": froms[order].tolist(),
     }
-    if batch.attends_from is not None:
-        line["attends_from"] = batch.attends_from.tolist()
     if record.is_flush:
         line["flush"] = True
-    if setting.context_ranks > 1:
-        line["ranks"] = [pieces.tolist() for pieces in split_batch(batch, setting)]
+    if len(batch) > 1:
+        line["ranks"] = [share.pieces.tolist() for share in batch]
     return line
 
 
@@ -75,11 +77,11 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
         highlight=False,
     )
     table = Table()
-    for name in ("policy", "load of each bin, heaviest first"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    table.add_column("load of each bin", no_wrap=True)
     has_delay = any(score.delay_max for score in scores)
     has_travel = any(score.travel_bytes for score in scores)
-    names = ["skew", "p95", "gap", "tokens/cap", "cuts", "plan"]
+    names = ["skew", "p95", "gap", "tok/cap", "cuts", "plan"]
     names[4:4] = ["delay"] * has_delay
     names[-1:-1] = ["travels"] * has_travel
     for name in names:
@@ -89,10 +91,10 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
         row = [f"{score.skew:.3f}", f"{score.p95_skew:.3f}", f"{score.gap:+.1%}"]
         row.append(f"{score.max_tokens_ratio:.2f}")
         if has_delay:
-            row.append(f"{score.delay_mean:.2f}, most {score.delay_max}")
+            row.append(f"{score.delay_mean:.2f} / {score.delay_max}" if score.delay_max else "0")
         row.append(f"{score.fragments:,}")
         if has_travel:
-            row.append(format_bytes(score.travel_bytes) if score.travel_bytes else "0")
+            row.append(format_bytes(int(score.travel_bytes)) if score.travel_bytes else "0")
         row.append(f"{score.plan_s * 1e3:.1f} ms")
         table.add_row(score.policy, _bars(score.bin_seconds, heaviest), *row)
     console.print(table)
@@ -101,13 +103,17 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
         "same pieces allow."
     ]
     if has_delay:
-        notes.append("delay: steps that a token waits, mean and most.")
+        notes.append("delay: steps that a token waits, mean / most.")
     if has_travel:
         notes.append("travels: keys and values sent in one step's forward.")
     console.print(" ".join(notes), style="dim")
 
 
 def _bars(loads: tuple[float, ...], heaviest: float) -> str:
-    """A bar for each bin, or for some of many."""
-    shown = np.unique(np.linspace(0, len(loads) - 1, min(_BARS, len(loads))).round().astype(int))
-    return "\n".join("█" * max(1, round(24 * loads[index] / heaviest)) for index in shown)
+    """Loads side by side, heaviest first, as high as they are heavy."""
+    wide = max(1, _BARS // len(loads))
+    shown = np.array(loads)
+    if len(loads) > _BARS:
+        shown = np.array([part.max() for part in np.array_split(shown, _BARS)])
+    levels = np.clip(np.rint(8 * shown / heaviest).astype(int), 1, 8)
+    return "".join(_BLOCKS[level - 1] * wide for level in levels)

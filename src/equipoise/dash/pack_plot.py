@@ -4,16 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.balance.evaluate import PackedRecord, Setting, bins_of
-from equipoise.balance.pack import batch_ns
-from equipoise.spec.pack import MicroBatch
+from equipoise.balance.evaluate import PackedRecord, Setting
 
 _LINEAR, _ATTENTION, _INK, _PALE = "#9db8d6", "#c8553d", "#1d2733", "#e7ebef"
 
 
 def plot_packs(
     file: Path,
-    packs: list[tuple[str, list[PackedRecord]]],
+    packs: list[list[PackedRecord]],
     setting: Setting,
     origin: str,
 ) -> None:
@@ -24,7 +22,7 @@ def plot_packs(
 
     Args:
         file: Where to; the ending says whether PNG, SVG or PDF.
-        packs: Each policy and the steps that it packed.
+        packs: The steps that each policy packed.
         setting: What they were packed for.
         origin: Where the lengths come from, for the title.
     """
@@ -33,8 +31,8 @@ def plot_packs(
     mpl.use("agg")
     from matplotlib import pyplot
 
-    step = _typical_step(packs[0][1], setting)
-    loads = [(policy, _parts(records[step], setting)) for policy, records in packs]
+    step = _typical_step(packs[0], setting)
+    loads = [(records[step].policy, _parts(records[step], setting)) for records in packs]
     top = max(float(parts.sum(0).max() / parts.sum(0).mean()) for _, parts in loads)
     columns = min(4, len(loads))
     rows = -(-len(loads) // columns)
@@ -81,13 +79,13 @@ def plot_packs(
 
 def _parts(record: PackedRecord, setting: Setting) -> np.ndarray:
     """Load of the linear layers and of attention, float64 [2, bins]."""
-    return np.array([_split(one, setting) for one in bins_of(record.packed, setting.bins)]).T
-
-
-def _split(batches: tuple[MicroBatch, ...], setting: Setting) -> tuple[float, float]:
-    total = sum(batch_ns(batch, setting.curve) for batch in batches)
-    linear = sum(batch.tokens for batch in batches) * setting.curve.ns_per_token
-    return linear, max(0.0, total - linear)
+    total = np.array(record.bin_ns(setting.curve), dtype=np.float64)
+    tokens = [
+        sum(share.tokens for batch in micro_batches for share in batch)
+        for micro_batches in record.bins
+    ]
+    linear = np.array(tokens) * setting.curve.ns_per_token
+    return np.stack((linear, np.maximum(0.0, total - linear)))
 
 
 def _typical_step(records: list[PackedRecord], setting: Setting) -> int:
