@@ -1,0 +1,203 @@
+"""Mixed context sharding: light documents whole, heavy ones cut where no tile is lost.
+
+Why
+    To cut every document is to send every document's keys to every rank, and to waste a part
+    of a tile at every cut. Few cuts are enough: a rank that takes some documents whole needs
+    one part of one long document to come out even in tokens and in pairs, both.
+
+What it decides
+    Documents are laid out in a line, the light ones first and the heaviest last, in blocks of
+    one tile. Rank after rank takes a run from the left end and a run from the right end::
+
+        light documents   heavy ones
+        a b b c d d e f f g g g g g h h h h h h h h h h
+        0 0 0 0 0 0 . . . . . . . . . . . . . . . . 0 0     rank 0: 6 blocks and 2
+        / / / / / / 1 1 1 1 1 . . . . . . . . 1 1 1 / /     rank 1: 5 blocks and 3
+        / / / / / / / / / / / 2 2 2 2 2 2 2 2 / / / / /     the last rank: what is left
+
+    Blocks on the left have few keys and on the right many: one block more from the left and
+    one less from the right is as many tokens, and less work. So among the pairs of runs that
+    have the wanted tokens, one has the wanted work, but for a step between two blocks. Where
+    that step is too coarse, the last block of the right run is changed for one further down
+    its document. Where the ends of the line no longer bracket the wanted work, what is left
+    of it is laid out again.
+
+    Most documents stay whole, since a run covers many; a document is cut only where a run
+    ends, so two cuts a rank. A cut lies on a multiple of the tile, counted from the
+    document's own start, and so no rank touches more tiles than the whole document has.
+
+    Work is tile pairs, which is what a kernel computes, and over many ranks the mean of tile
+    pairs and exact pairs. Where a tile is more than a rank's slack, blocks are a half of it,
+    or less, and some tiles are lost.
+
+Kept true (tests/unit/balance/test_context.py, tests/unit/balance/test_context_mixed.py)
+    Each token once; tokens of a rank differ from the mean by at most the slack and one token;
+    where blocks are tiles, ranks together touch the tiles of whole documents and no more;
+    the answer does not depend on the order in which documents stand.
+
+Sources
+    Long documents cut and short ones whole, as a thing to do: WLB-LLM, arXiv:2503.17924,
+    section 8. The line and its two ends are this package's own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.context_line import Line, grain_of, lay_out, lay_out_again, rows_of
+from equipoise.balance.context_split import ContextRequest, Rows
+from equipoise.cost.work import Ints
+
+_EXACT = 512
+"""A rank may miss its work by one part in so many before a block is changed for another."""
+
+_OPTIONS = 6
+"""Pairs of runs that are tried for a rank, the nearest to its work first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Runs ``first:end`` and ``start:stop``, less block ``given``, plus block ``gained``."""
+
+    miss: int
+    """By how much their work is off."""
+    end: int
+    start: int
+    given: int = -1
+    gained: int = -1
+
+
+def mixed(request: ContextRequest) -> Rows:
+    """Share out by tokens and by pairs at once, with few cuts.
+
+    Cost: O(blocks + ranks x blocks of a rank).
+
+    >>> from equipoise.balance.context_split import join_rows
+    >>> request = ContextRequest(np.array([512, 128, 128, 256]), 2, token_slack=0.25)
+    >>> join_rows(mixed(request)).tolist()
+    [[0, 0, 384, 512], [0, 1, 0, 128], [0, 3, 0, 256], [1, 0, 0, 384], [1, 2, 0, 128]]
+    """
+    total = request.tokens
+    if not total:
+        return np.zeros((0, 4), dtype=np.int64)
+    grain = grain_of(request)
+    line = lay_out(request, grain)
+    for rank in range(request.ranks - 1):
+        rest = total * (request.ranks - 1 - rank) // request.ranks
+        _take(line, rank, request.ranks - rank, rest, grain)
+    left = line.owner[line.first : line.stop]
+    left[left < 0] = request.ranks - 1
+    return rows_of(line, grain)
+
+
+def _options(line: Line, tokens: int, work: int, grain: int) -> tuple[Ints, Ints]:
+    """Pairs of runs with the wanted tokens, to half a grain.
+
+    Returns:
+        Of each: where the right run starts, the left one being as many blocks as its index;
+        and by how much their work exceeds ``work``.
+    """
+    first, stop = line.first, line.stop
+    half = grain // 2
+    low, high = int(line.tokens_before[first]), int(line.tokens_before[stop])
+    most = min(int(line.tokens_before.searchsorted(low + tokens + half, side="right")), stop + 1)
+    left = line.tokens_before[first:most]
+    starts = line.tokens_before.searchsorted(left + (high - low - tokens - half))
+    starts = np.maximum(starts, np.arange(first, most))
+    besides = int(line.work_before[stop]) - int(line.work_before[first]) - work
+    excess: Ints = line.work_before[first:most] - line.work_before[starts] + besides
+    return starts, excess
+
+
+def _take(line: Line, rank: int, ranks_left: int, rest: int, grain: int) -> None:
+    """Give ``rank`` a run from either end, leaving about ``rest`` tokens and equal work."""
+    tokens = int(line.tokens_before[line.stop]) - int(line.tokens_before[line.first]) - rest
+    if tokens <= 0:
+        return
+    work = int(line.work_before[line.stop] - line.work_before[line.first]) // ranks_left
+    starts, excess = _options(line, tokens, work, grain)
+    if excess[0] < 0 or excess[-1] > 0:  # right runs alone too light, or left ones too heavy
+        lay_out_again(line)
+        starts, excess = _options(line, tokens, work, grain)
+    allowed = work // _EXACT
+    unsigned = excess.view(np.uint64)  # those below 0 come last
+    option = int(unsigned.argmin())
+    best = _choose(line, option, int(starts[option]), int(excess[option]), allowed)
+    if best.miss > allowed:
+        for option in unsigned.argsort(kind="stable")[1:_OPTIONS].tolist():
+            choice = _choose(line, option, int(starts[option]), int(excess[option]), allowed)
+            if choice.miss < best.miss:
+                best = choice
+    _give(line, rank, best)
+
+
+def _choose(line: Line, blocks: int, start: int, excess: int, allowed: int) -> _Choice:
+    """The option itself, or with one block of its right run changed for one of less work.
+
+    First the innermost block for one further down its document; where there is none, the
+    block of most work for any.
+    """
+    end, stop = line.first + blocks, line.stop
+    while start < stop and start in line.taken:
+        start += 1
+    choice = _Choice(abs(excess), end, start)
+    if excess <= allowed or start == stop:
+        return choice
+    given, gained, miss = _step_down(line, end, start, excess)
+    if miss > allowed:
+        # Blocks further down its document are at most as many as its number, and next to it.
+        low = max(end, start - int(line.row[start]))
+        given, gained, miss = _exchange(line, low, start, start, excess)
+    if miss > allowed:
+        free = line.work[start:stop] * (line.owner[start:stop] < 0)
+        other = _exchange(line, end, start, start + int(free.argmax()), excess)
+        given, gained, miss = other if other[2] < miss else (given, gained, miss)
+    return _Choice(miss, end, start, given, gained) if miss < choice.miss else choice
+
+
+def _step_down(line: Line, end: int, start: int, excess: int) -> tuple[int, int, int]:
+    """As ``_exchange``, where blocks of one document stand side by side and none was taken."""
+    step = int(line.work[start]) - int(line.work[start - 1]) if start > end else 0
+    place = start - (2 * excess + step) // (2 * step) if step > 0 else -1
+    if (
+        place < end
+        or place in line.taken
+        or line.document[place] != line.document[start]
+        or line.tokens[place] != line.tokens[start]
+    ):
+        return -1, -1, excess
+    return start, place, abs(int(line.work[start]) - int(line.work[place]) - excess)
+
+
+def _exchange(line: Line, low: int, start: int, given: int, excess: int) -> tuple[int, int, int]:
+    """Block ``given``, the one among ``low:start`` nearest to ``excess`` less, and the miss."""
+    is_fit = (line.owner[low:start] < 0) & (line.tokens[low:start] == line.tokens[given])
+    if given == start:
+        is_fit &= line.document[low:start] == line.document[given]
+    fits = is_fit.nonzero()[0]
+    if not len(fits):
+        return -1, -1, excess
+    misses = np.abs(line.work[low:start][fits] - (int(line.work[given]) - excess))
+    at = int(misses.argmin())
+    return given, low + int(fits[at]), int(misses[at])
+
+
+def _give(line: Line, rank: int, choice: _Choice) -> None:
+    """Write the rank's name on its blocks, and shorten the line."""
+    start, given, gained = choice.start, choice.given, choice.gained
+    line.owner[line.first : choice.end] = rank
+    line.owner[start : line.stop] = rank
+    for place, taker in line.taken.items():
+        line.owner[place] = taker
+    if gained >= 0:
+        line.owner[gained], line.owner[given] = rank, -1
+        line.taken[gained] = rank
+        line.tokens_before[gained + 1 : start + 1] -= line.tokens[gained]
+        line.work_before[gained + 1 : start + 1] -= line.work[gained]
+        if given != start:
+            for values in (line.document, line.row, line.tokens, line.work, line.owner):
+                values[start], values[given] = values[given], values[start]
+        line.tokens_before[start + 1] = line.tokens_before[start] + line.tokens[start]
+        line.work_before[start + 1] = line.work_before[start] + line.work[start]
+        start += 1
+    line.first, line.stop = choice.end, start
