@@ -221,7 +221,8 @@ def _missing_tokens(share: MicroBatch) -> int:
     reach = np.zeros(owner.max() + 1, dtype=np.int64)
     np.maximum.at(reach, owner, share.pieces[:, 2] - froms)
     held = np.bincount(owner, share.doc_tokens).astype(np.int64)
-    return int((reach - held).sum())
+    # A corpus shorter than a step comes twice; the second copy misses nothing of the first.
+    return int(np.maximum(reach - held, 0).sum())
 
 
 def _delays(records: list[PackedRecord], setting: Setting) -> tuple[Ints, Ints]:

@@ -1,0 +1,184 @@
+"""``equipoise pack``: the table, the JSON, the packs, the picture, and what it refuses."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli.main import main
+
+KEYS = [
+    "policy",
+    "skew",
+    "p95_skew",
+    "gap",
+    "max_tokens_ratio",
+    "delay_mean",
+    "delay_max",
+    "plan_s",
+    "documents",
+    "fragments",
+    "travel_bytes",
+]
+SMALL = (
+    "--lengths",
+    "wikipedia",
+    "--context-tokens",
+    "8192",
+    "--micro-batches",
+    "4",
+    "--steps",
+    "6",
+)
+
+
+def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict]:
+    assert main(["pack", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["pack", *argv]) == 2
+    return capsys.readouterr().err
+
+
+def test_json_has_exactly_these_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, *SMALL)
+    assert [row["policy"] for row in found] == [
+        "in-order",
+        "fixed",
+        "by-tokens",
+        "by-work",
+        "delayed",
+        "divided",
+        "divided-in-time",
+    ]
+    assert all(list(row) == KEYS for row in found)
+    assert len({row["documents"] for row in found}) == 1
+
+
+def test_the_slow_policy_runs_when_named(capsys: pytest.CaptureFixture[str]) -> None:
+    [row] = rows(capsys, *SMALL[:-1], "1", "--policy", "fixed-exact")
+    assert row["policy"] == "fixed-exact"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_anyone_can_recompute_the_skew_from_the_packs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int
+) -> None:
+    out = tmp_path / "packs.jsonl"
+    argv = (*SMALL, "--cost", "tokens+pairs:4000", "--out", str(out), "--ranks", str(ranks))
+    scores = {row["policy"]: row for row in rows(capsys, *argv)}
+    loads: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    covered: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for text in out.read_text().splitlines():
+        line = json.loads(text)
+        froms = {tuple(p): f for p, f in zip(line["pieces"], line["attends_from"], strict=True)}
+        for document, start, stop in line["pieces"]:
+            covered[line["policy"]] += [(document, at) for at in range(start, stop)]
+        if line.get("flush"):
+            continue
+        for share in line.get("ranks", [line["pieces"]]):
+            load = 0.0
+            for document, start, stop in share:
+                begin = froms[document, start, stop]
+                pairs = sum(
+                    (n - begin) * (n - begin + 1) // 2 * s for n, s in ((stop, 1), (start, -1))
+                )
+                load += (stop - start) + 2 * pairs / 4000
+            loads[line["policy"]][line["step"]].append(load)
+    for policy, steps in loads.items():
+        skews = [max(step) * len(step) / sum(step) for step in steps.values()]
+        assert sum(skews) / len(skews) == pytest.approx(scores[policy]["skew"], rel=1e-6)
+        assert len(covered[policy]) == 6 * 4 * 8192
+    tokens = {policy: sorted(found) for policy, found in covered.items()}
+    assert all(found == tokens["in-order"] for found in tokens.values())
+
+
+def test_the_table_names_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert "6 steps of 32,768 tokens over 4 bins, windows of 8,192." in " ".join(out.split())
+    for row in ("in-order", "divided-in-time", "delay", "travels", "skew: heaviest over mean"):
+        assert row in out
+    assert "…" not in out  # nothing is cut off
+
+
+def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "packs.png"
+    assert main(["pack", *SMALL, "--plot", str(file), "--model", "llama3-8b"]) == 0
+    assert capsys.readouterr().out.endswith(f"{file}\n")
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_more_context_ranks_travel_more(capsys: pytest.CaptureFixture[str]) -> None:
+    one, four = (rows(capsys, *SMALL, "--ranks", ranks, "--policy", "by-work")[0] for ranks in "14")
+    assert one["travel_bytes"] == 0
+    assert four["travel_bytes"] > 0
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "--policy", "by-wrok") == (
+        '--policy: "by-wrok" is not one of all, in-order, fixed, fixed-exact, by-tokens, by-work, '
+        'delayed, divided, divided-in-time. Nearest: "by-work".\n'
+    )
+    assert refused(capsys, "--micro-batches", "0") == (
+        "--micro-batches 0 is below 1. Give 1 or more.\n"
+    )
+    assert refused(capsys, "--ranks", "-1") == "--ranks -1 is below 1. Give 1 or more.\n"
+    assert refused(capsys, "--cost", "tokens+pairs:long") == (
+        '--cost: "tokens+pairs:long" is neither "flop" nor "tokens+pairs:S" with a length S in '
+        "tokens, as in tokens+pairs:28000.\n"
+    )
+    assert refused(capsys, *SMALL, "--cost", "tokens+pairs:0") == (
+        "A break-even length of 0 tokens is not above 0. Published ones lie near 30,000 to "
+        "200,000; inf counts tokens alone.\n"
+    )
+    assert refused(capsys, "--plot", "packs.gif") == (
+        '--plot packs.gif: a picture\'s name ends in .png, .svg or .pdf, not ".gif". Try '
+        "packs.png.\n"
+    )
+    missing = tmp_path / "no" / "packs.jsonl"
+    assert refused(capsys, "--out", str(missing)) == (
+        f"--out {missing}: there is no folder {missing.parent}. Create it first.\n"
+    )
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert refused(capsys, *SMALL, "--quiet", "--out", str(folder)) == (
+        f"--out {folder} cannot be written (Is a directory).\n"
+    )
+
+
+def test_odd_lengths_are_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--context-tokens", "64", "--micro-batches", "3", "--steps", "2")
+    for lengths in ([1000], [64] * 9, [1] * 500, [63, 64, 65, 127, 1], sorted(range(1, 60))):
+        file = tmp_path / "lengths.txt"
+        file.write_text("\n".join(map(str, lengths)))
+        found = rows(capsys, "--lengths", str(file), *argv)
+        assert len(found) == 7
+        assert all(row["max_tokens_ratio"] <= 1 for row in found)
+
+
+def test_fewer_documents_than_micro_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("300\n")
+    argv = (
+        "--lengths",
+        str(file),
+        "--context-tokens",
+        "100",
+        "--micro-batches",
+        "1",
+        "--steps",
+        "1",
+    )
+    assert rows(capsys, *argv, "--policy", "by-work")[0]["documents"] == 1
+    file.write_text("1000\n")
+    argv = ("--lengths", str(file), "--pack.context_tokens", "1000", "--pack.step_tokens", "1000")
+    assert refused(capsys, *argv, "--layout.dp", "2", "--steps", "1", "--policy", "by-work") == (
+        "A step of 1,000 tokens holds 1 documents for 2 ranks, and by-work packs whole documents. "
+        "Smallest changes that fit: layout.dp = 1, or a larger pack.step_tokens.\n"
+    )
