@@ -7,7 +7,7 @@ from pathlib import Path
 
 from equipoise.launch.local import ALLOCATOR
 
-BENCHES = ("throughput", "ranks", "start", "memory")
+BENCHES = ("throughput", "ranks", "start", "memory", "context")
 
 
 def main() -> None:

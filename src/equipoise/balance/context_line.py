@@ -91,13 +91,15 @@ def lay_out_again(line: Line) -> None:
     first, stop = line.first, line.stop
     part = slice(first, stop)
     is_free = line.owner[part] < 0
-    _, stood, core = np.unique(line.document[part], return_index=True, return_inverse=True)
-    work = np.bincount(core, line.work[part] * is_free)
-    tokens = np.bincount(core, line.tokens[part] * is_free)
+    document = line.document[part]
+    work = np.bincount(document, line.work[part] * is_free)
+    tokens = np.bincount(document, line.tokens[part] * is_free)
+    stood = np.zeros(len(work), dtype=np.int64)
+    stood[document[::-1]] = np.arange(len(document))[::-1]  # the last written is the first place
     weight = work / np.maximum(tokens, 1)
     place = np.where(weight * tokens.sum() > work.sum(), weight, 0.0)
     # Those that were taken first, where they are in nobody's way; light ones, as they stood.
-    order = first + np.lexsort((line.row[part], stood[core], place[core], is_free))
+    order = first + np.lexsort((line.row[part], stood[document], place[document], is_free))
     for values in (line.document, line.row, line.tokens, line.work, line.owner):
         values[part] = values[order]
     line.first = first = first + int((~is_free).sum())

@@ -23,8 +23,8 @@ What it decides
     of it is laid out again.
 
     Most documents stay whole, since a run covers many; a document is cut only where a run
-    ends, so two cuts a rank. A cut lies on a multiple of the tile, counted from the
-    document's own start, and so no rank touches more tiles than the whole document has.
+    ends: two cuts a rank, or four where a block is changed. A cut lies on a multiple of the
+    tile, counted from the document's own start, so the parts have the tiles of the whole.
 
     Work is tile pairs, which is what a kernel computes, and over many ranks the mean of tile
     pairs and exact pairs. Where a tile is more than a rank's slack, blocks are a half of it,
