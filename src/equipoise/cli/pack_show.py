@@ -13,7 +13,7 @@ from equipoise.cli.console import make_console
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.workload import Lengths
 
-_BARS = 24
+_BARS = 20
 """Characters for the loads of all bins; of more bins, neighbours share one."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
