@@ -112,18 +112,9 @@ def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], li
     Returns:
         The packed steps and the seconds that planning each took.
     """
-    pack, width = dataclasses.replace(setting.pack, policy=policy), setting.context_ranks
-    ranks = setting.bins
-    if policy == "divided-in-time" and setting.is_pipeline:
-        ranks = 1
-    elif policy == "divided":  # whatever shares a document is a rank
-        ranks *= width
-        pack = dataclasses.replace(
-            pack,
-            context_tokens=max(1, -(-pack.context_tokens // width)),
-            max_tokens=-(-pack.most_tokens // width),
-        )
-    packer = make_packer(dataclasses.replace(pack, cut="documents"), ranks, setting.curve)
+    pack = dataclasses.replace(setting.pack, policy=policy, cut="documents")
+    ranks = 1 if policy == "divided-in-time" and setting.is_pipeline else setting.bins
+    packer = make_packer(pack, ranks, setting.curve)
     records, plan_s = [], []
     for step, pieces in enumerate(given_pieces(setting)):
         began = time.perf_counter()
@@ -147,9 +138,6 @@ def _bins(
     ranks: tuple[tuple[MicroBatch, ...], ...], setting: Setting
 ) -> tuple[tuple[tuple[MicroBatch, ...], ...], ...]:
     width = setting.context_ranks
-    if len(ranks) == setting.bins * width:  # each of them a context rank
-        groups = [ranks[first : first + width] for first in range(0, len(ranks), width)]
-        return tuple(tuple(zip(*group, strict=True)) for group in groups)
     if setting.is_pipeline and len(ranks) == 1:
         ranks = tuple((batch,) for rank in ranks for batch in rank)
     return tuple(
@@ -200,15 +188,16 @@ def _mean_seconds(loads: list[list[int]]) -> tuple[float, ...]:
 
 def _bound(record: PackedRecord, setting: Setting) -> int:
     """Least load of the heaviest bin for these very pieces, dealt any other way."""
+    bins = len(record.bins)
     if record.policy in DIVIDES:
-        return divisible_bound(np.array(record.bin_ns(setting.curve)), setting.bins)
+        return divisible_bound(np.array(record.bin_ns(setting.curve)), bins)
+    if setting.context_ranks == 1:
+        pieces = np.concatenate([share.doc_tokens for share in record.shares])
+        return largest_bin_bound(setting.curve.document_ns(pieces), bins)
     whole = [
         sum(batch_ns(share, setting.curve) for share in batch) for batch in record.micro_batches
     ]
-    if setting.context_ranks == 1:
-        pieces = np.concatenate([share.doc_tokens for share in record.shares])
-        return largest_bin_bound(setting.curve.document_ns(pieces), setting.bins)
-    return largest_bin_bound(np.array(whole), setting.bins)
+    return largest_bin_bound(np.array(whole), bins)
 
 
 def _missing_tokens(share: MicroBatch) -> int:

@@ -10,7 +10,7 @@ from equipoise.spec.pack import MicroBatch
 def share_micro_batch(batch: MicroBatch, ranks: int, curve: LoadCurve) -> tuple[MicroBatch, ...]:
     """Share a micro-batch out over context-parallel ranks.
 
-    Documents that begin here go by ``split_context``. A later slice of a document that was
+    Documents that begin here go by ``mixed``. A later slice of a document that was
     divided over time reads what came before it as well, so it is cut into a head and a tail
     for every rank: equal tokens, and equal pairs whatever lies before.
 
@@ -28,7 +28,7 @@ def share_micro_batch(batch: MicroBatch, ranks: int, curve: LoadCurve) -> tuple[
     rows: list[list[np.ndarray]] = [[np.zeros((0, 4), dtype=np.int64)] for _ in range(ranks)]
     whole = batch.pieces[history == 0]
     if len(whole):
-        split = split_context(whole[:, 2] - whole[:, 1], ranks, curve=curve)
+        split = split_context(whole[:, 2] - whole[:, 1], ranks, "mixed", curve=curve)
         for rank, part in enumerate(split.pieces):
             owner = whole[part[:, 0]]
             begin = owner[:, 1]
