@@ -11,12 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
 import equipoise
 from equipoise.balance.pack import make_packer, rank_seconds, skew
-from equipoise.balance.windows import pack_in_order
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
     FORMAT,
@@ -27,8 +23,6 @@ from equipoise.checkpoint.manifest import (
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.memory import forecast_memory
-from equipoise.cost.work import count_work
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.store import TokenStore, open_store
 from equipoise.data.stream import DocumentStream
@@ -38,28 +32,23 @@ from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import (
-    describe_machine,
     forget_peak,
-    peak_resident_bytes,
-    resident_bytes,
 )
 from equipoise.optim.adamw import make_adamw
 from equipoise.optim.rate import learning_rate
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.spec.pack import PackedStep, Pieces
+from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
 from equipoise.train.process import StopRequest, return_freed_memory
+from equipoise.train.record import RunRecord
 from equipoise.train.sinks import TensorBoardSink
-from equipoise.train.step import StepResult, StepRunner
+from equipoise.train.step import StepRunner
 
 CHECKPOINTS = "checkpoint"
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
-
-_CURVE_MATTERS_S = 0.1
-"""Steps that compute for less are mostly overhead, of which a price curve knows nothing."""
 
 
 @dataclass
@@ -93,12 +82,8 @@ class Trainer:
         touch_libraries(ranks.device, activation_dtype(self.spec))
         return_freed_memory()
         forget_peak()
-        self._base_bytes = resident_bytes()
         self.position = Position()
-        self._overhead_s: float | None = None
-        self._largest_tokens = 0
-        self._peak_bytes = 0
-        self._busy_over_predicted: list[float] = []
+        self.record = RunRecord(resolved, ranks, journal, self.store, self.curve)
         self._build()
 
     def _build(self) -> None:
@@ -180,7 +165,7 @@ class Trainer:
     def run(self, view: StepView, stop: StopRequest) -> str:
         """Train to the last step or to a stop; why it ended ("done" or "interrupted")."""
         steps = self.spec.train.steps
-        self._write_start()
+        self.record.write_start(self.position.step)
         reason = "done"
         saved_step = self.position.step
         board = TensorBoardSink.open_if(
@@ -201,7 +186,9 @@ class Trainer:
             )
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
             loss = result.loss
-            figures = self._write_step(packed, predicted_s, result)
+            figures = self.record.write_step(
+                packed, predicted_s, result, step=step, tokens_seen=self.position.tokens
+            )
             board.write(step, figures)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], skew(predicted_s))
             if result.stop:
@@ -211,7 +198,7 @@ class Trainer:
                 saved_step = self._save(view, must=step == steps) or saved_step
         if saved_step != self.position.step:
             self._save(view, must=True)
-        self._write_memory()
+        self.record.write_memory()
         board.close()
         if self.ranks.rank == 0:
             self._stop_file.unlink(missing_ok=True)
@@ -231,7 +218,7 @@ class Trainer:
 
     def _doubt_curve(self, view: StepView) -> None:
         file = curve_file(self.spec, self.model, self.ranks, self.store.folder.parent)
-        if doubt := doubt_curve(file, self._busy_over_predicted):
+        if doubt := doubt_curve(file, self.record.busy_over_predicted):
             view.say(doubt)
 
     def _last_good(self) -> Path | None:
@@ -248,141 +235,8 @@ class Trainer:
         packed = self.packer.step(pieces)
         predicted_s = rank_seconds(packed, self.curve)
         plan_s = time.perf_counter() - began
-        for batch in packed.ranks[self.ranks.rank]:
-            self._largest_tokens = max(self._largest_tokens, batch.tokens)
-        if self.ranks.rank == 0:
-            self._write_pack(step, packed, pieces, predicted_s, plan_s)
+        self.record.write_pack(step, packed, pieces, predicted_s, plan_s)
         return packed, predicted_s
-
-    def _write_pack(
-        self,
-        step: int,
-        packed: PackedStep,
-        pieces: Pieces,
-        predicted_s: list[float],
-        plan_s: float,
-    ) -> None:
-        plain = pack_in_order(pieces, self.spec.pack, self.ranks.world, self.curve)
-        plain_s = rank_seconds(plain, self.curve)
-        flop = [
-            sum(count_work(batch.doc_tokens, self.model).flop for batch in rank)
-            for rank in packed.ranks
-        ]
-        self.journal.write(
-            "decision",
-            "pack",
-            step=step,
-            policy=packed.policy,
-            plan_s=plan_s,
-            micro_batches=packed.micro_batches,
-            rank_tokens=packed.rank_tokens,
-            rank_documents=[sum(len(b.pieces) for b in rank) for rank in packed.ranks],
-            rank_flop=flop,
-            predicted_s=predicted_s,
-            predicted_step_s=self._predict_step(predicted_s),
-            in_order_predicted_s=plain_s,
-            skew=skew(predicted_s),
-            in_order_skew=skew(plain_s),
-            digest=packed.digest,
-        )
-
-    def _predict_step(self, predicted_s: list[float]) -> float | None:
-        """Slowest rank plus the overhead that the first step of this process measured."""
-        if self._overhead_s is None:
-            return None
-        return max(predicted_s) + self._overhead_s
-
-    def _write_start(self) -> None:
-        if self.ranks.rank != 0:
-            return
-        edges = [0, *(2**power for power in range(4, 41))]
-        lengths = self.store.doc_tokens
-        edges = edges[: int(np.searchsorted(edges, lengths.max(), side="right")) + 1]
-        documents, _ = np.histogram(lengths, edges)
-        tokens, _ = np.histogram(lengths, edges, weights=lengths)
-        self.journal.write(
-            "instant",
-            "start",
-            version=equipoise.__version__,
-            spec=dataclasses.asdict(self.spec),
-            origins=self.resolved.origins,
-            model=dataclasses.asdict(self.model),
-            environment=describe_machine()
-            | {"torch": torch.__version__, "device": str(self.ranks.device)},
-            world=self.ranks.world,
-            resumed_step=self.position.step,
-            corpus={
-                "documents": self.store.documents,
-                "tokens": int(lengths.sum()),
-                "longest_tokens": int(lengths.max()),
-                "histogram": {
-                    "edges": edges,
-                    "documents": documents.tolist(),
-                    "tokens": tokens.astype(np.int64).tolist(),
-                },
-            },
-            curve=dataclasses.asdict(self.curve),
-        )
-        self.journal.flush()
-
-    def _write_step(
-        self, packed: PackedStep, predicted_s: list[float], result: StepResult
-    ) -> dict[str, float]:
-        tokens = sum(packed.rank_tokens)
-        flop = sum(count_work(batch.doc_tokens, self.model).flop for batch in packed)
-        self._peak_bytes = max(self._peak_bytes, peak_resident_bytes() - self._base_bytes)
-        figures: dict[str, float] = {
-            "loss": result.loss,
-            "grad_norm": result.grad_norm,
-            "lr": learning_rate(self.spec.train, self.position.step),
-            "tokens": tokens,
-            "tokens_seen": self.position.tokens,
-            "step_s": result.step_s,
-            "tokens_per_s": tokens / result.step_s,
-            "mfu": flop / result.step_s / (self.curve.peak_flop_per_s * self.ranks.world),
-            "busy_s": result.rank_busy_s[self.ranks.rank],
-            "wait_s": result.rank_wait_s[self.ranks.rank],
-            "memory_bytes": resident_bytes() - self._base_bytes,
-            "peak_memory_bytes": self._peak_bytes,
-        }
-        if max(result.rank_busy_s) >= _CURVE_MATTERS_S:
-            self._busy_over_predicted.append(max(result.rank_busy_s) / max(predicted_s))
-        predicted_step_s = self._predict_step(predicted_s)
-        self.journal.write(
-            "scalar",
-            "step",
-            step=self.position.step,
-            **figures,
-            predicted_s=predicted_s[self.ranks.rank],
-            predicted_step_s=predicted_step_s,
-        )
-        if self._overhead_s is None:
-            # Fitted on the first step of this process and scored on all later ones.
-            self._overhead_s = max(0.0, result.step_s - max(result.rank_busy_s))
-            self.journal.write("decision", "overhead", overhead_s=self._overhead_s)
-        self.journal.flush()
-        return figures
-
-    def _write_memory(self) -> None:
-        if not self._largest_tokens:
-            return
-        forecast = forecast_memory(
-            self.model,
-            tokens=self._largest_tokens,
-            ranks=self.ranks.world,
-            zero=self.spec.layout.zero,
-            precision=self.spec.train.precision,
-            recompute=self.spec.train.recompute,
-        )
-        self.journal.write(
-            "decision",
-            "memory",
-            forecast_bytes=forecast.total_bytes,
-            terms=forecast.terms,
-            tokens=self._largest_tokens,
-            most_tokens=self.spec.pack.most_tokens,
-            measured_bytes=self._peak_bytes,
-        )
 
     def _save(self, view: StepView, *, must: bool) -> int | None:
         """Save this position; the step that was saved, or None when the disk refused.

@@ -1,0 +1,193 @@
+"""What a run writes down: its start, each pack, each step, its memory; predicted and measured.
+
+Kept true (tests/multi/test_train.py, tests/unit/dash)
+    The overhead of a step is fitted on the first step of a process and scored on later ones.
+"""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+import equipoise
+from equipoise.balance.pack import rank_seconds, skew
+from equipoise.balance.windows import pack_in_order
+from equipoise.comm.group import Ranks
+from equipoise.cost.curve import LoadCurve
+from equipoise.cost.memory import forecast_memory
+from equipoise.cost.work import count_work
+from equipoise.data.store import TokenStore
+from equipoise.observe.journal import Journal
+from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
+from equipoise.optim.rate import learning_rate
+from equipoise.spec.pack import PackedStep, Pieces
+from equipoise.spec.resolved import ResolvedFile
+from equipoise.train.step import StepResult
+
+_CURVE_MATTERS_S = 0.1
+"""Steps that compute for less are mostly overhead, of which a price curve knows nothing."""
+
+
+class RunRecord:
+    """Journals one rank's part of a run, and keeps what one entry needs of those before it."""
+
+    def __init__(
+        self,
+        resolved: ResolvedFile,
+        ranks: Ranks,
+        journal: Journal,
+        store: TokenStore,
+        curve: LoadCurve,
+    ) -> None:
+        self.resolved, self.ranks, self.journal = resolved, ranks, journal
+        self.spec, self.model = resolved.spec, resolved.model
+        self.store, self.curve = store, curve
+        self.busy_over_predicted: list[float] = []
+        self._base_bytes = resident_bytes()
+        self._overhead_s: float | None = None
+        self._largest_tokens = 0
+        self._peak_bytes = 0
+
+    def write_start(self, resumed_step: int) -> None:
+        """What this process is about to run, on rank 0."""
+        if self.ranks.rank != 0:
+            return
+        edges = [0, *(2**power for power in range(4, 41))]
+        lengths = self.store.doc_tokens
+        edges = edges[: int(np.searchsorted(edges, lengths.max(), side="right")) + 1]
+        documents, _ = np.histogram(lengths, edges)
+        tokens, _ = np.histogram(lengths, edges, weights=lengths)
+        self.journal.write(
+            "instant",
+            "start",
+            version=equipoise.__version__,
+            spec=dataclasses.asdict(self.spec),
+            origins=self.resolved.origins,
+            model=dataclasses.asdict(self.model),
+            environment=describe_machine()
+            | {"torch": torch.__version__, "device": str(self.ranks.device)},
+            world=self.ranks.world,
+            resumed_step=resumed_step,
+            corpus={
+                "documents": self.store.documents,
+                "tokens": int(lengths.sum()),
+                "longest_tokens": int(lengths.max()),
+                "histogram": {
+                    "edges": edges,
+                    "documents": documents.tolist(),
+                    "tokens": tokens.astype(np.int64).tolist(),
+                },
+            },
+            curve=dataclasses.asdict(self.curve),
+        )
+        self.journal.flush()
+
+    def write_pack(
+        self,
+        step: int,
+        packed: PackedStep,
+        pieces: Pieces,
+        predicted_s: list[float],
+        plan_s: float,
+    ) -> None:
+        """A packing decision, on rank 0, beside what a plain pack would have been."""
+        for batch in packed.ranks[self.ranks.rank]:
+            self._largest_tokens = max(self._largest_tokens, batch.tokens)
+        if self.ranks.rank != 0:
+            return
+        plain = pack_in_order(pieces, self.spec.pack, self.ranks.world, self.curve)
+        plain_s = rank_seconds(plain, self.curve)
+        flop = [
+            sum(count_work(batch.doc_tokens, self.model).flop for batch in rank)
+            for rank in packed.ranks
+        ]
+        self.journal.write(
+            "decision",
+            "pack",
+            step=step,
+            policy=packed.policy,
+            plan_s=plan_s,
+            micro_batches=packed.micro_batches,
+            rank_tokens=packed.rank_tokens,
+            rank_documents=[sum(len(b.pieces) for b in rank) for rank in packed.ranks],
+            rank_flop=flop,
+            predicted_s=predicted_s,
+            predicted_step_s=self._predict_step(predicted_s),
+            in_order_predicted_s=plain_s,
+            skew=skew(predicted_s),
+            in_order_skew=skew(plain_s),
+            digest=packed.digest,
+        )
+
+    def write_step(
+        self,
+        packed: PackedStep,
+        predicted_s: list[float],
+        result: StepResult,
+        *,
+        step: int,
+        tokens_seen: int,
+    ) -> dict[str, float]:
+        """A finished step, predicted beside measured; its figures."""
+        tokens = sum(packed.rank_tokens)
+        flop = sum(count_work(batch.doc_tokens, self.model).flop for batch in packed)
+        self._peak_bytes = max(self._peak_bytes, peak_resident_bytes() - self._base_bytes)
+        figures: dict[str, float] = {
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": learning_rate(self.spec.train, step),
+            "tokens": tokens,
+            "tokens_seen": tokens_seen,
+            "step_s": result.step_s,
+            "tokens_per_s": tokens / result.step_s,
+            "mfu": flop / result.step_s / (self.curve.peak_flop_per_s * self.ranks.world),
+            "busy_s": result.rank_busy_s[self.ranks.rank],
+            "wait_s": result.rank_wait_s[self.ranks.rank],
+            "memory_bytes": resident_bytes() - self._base_bytes,
+            "peak_memory_bytes": self._peak_bytes,
+        }
+        if max(result.rank_busy_s) >= _CURVE_MATTERS_S:
+            self.busy_over_predicted.append(max(result.rank_busy_s) / max(predicted_s))
+        predicted_step_s = self._predict_step(predicted_s)
+        self.journal.write(
+            "scalar",
+            "step",
+            step=step,
+            **figures,
+            predicted_s=predicted_s[self.ranks.rank],
+            predicted_step_s=predicted_step_s,
+        )
+        if self._overhead_s is None:
+            # Fitted on the first step of this process and scored on all later ones.
+            self._overhead_s = max(0.0, result.step_s - max(result.rank_busy_s))
+            self.journal.write("decision", "overhead", overhead_s=self._overhead_s)
+        self.journal.flush()
+        return figures
+
+    def _predict_step(self, predicted_s: list[float]) -> float | None:
+        """Slowest rank plus the overhead that the first step of this process measured."""
+        if self._overhead_s is None:
+            return None
+        return max(predicted_s) + self._overhead_s
+
+    def write_memory(self) -> None:
+        """Forecast and measured peak of this rank's fullest micro-batch."""
+        if not self._largest_tokens:
+            return
+        forecast = forecast_memory(
+            self.model,
+            tokens=self._largest_tokens,
+            ranks=self.ranks.world,
+            zero=self.spec.layout.zero,
+            precision=self.spec.train.precision,
+            recompute=self.spec.train.recompute,
+        )
+        self.journal.write(
+            "decision",
+            "memory",
+            forecast_bytes=forecast.total_bytes,
+            terms=forecast.terms,
+            tokens=self._largest_tokens,
+            most_tokens=self.spec.pack.most_tokens,
+            measured_bytes=self._peak_bytes,
+        )
