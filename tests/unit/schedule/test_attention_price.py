@@ -1,0 +1,73 @@
+"""Predicted times: bounds, relations, and one schedule by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from placements import schedules
+
+from equipoise.balance.context import split_context
+from equipoise.base.errors import LayoutError
+from equipoise.schedule.attention_count import Wire
+from equipoise.schedule.attention_price import LinkPrice, price_attention
+from equipoise.schedule.attention_strategies import write_attention
+
+WIRE = Wire(head_width=8, element_bytes=2)
+FREE = LinkPrice(0.0, float("inf"))
+
+
+def by_pairs(pairs):
+    return pairs * 10.0
+
+
+@given(schedules(), st.floats(0, 1e-3), st.floats(1e3, 1e9))
+def test_links_only_add_to_what_tiles_take(schedule, latency_s: float, speed: float) -> None:
+    dear = price_attention(schedule, by_pairs, LinkPrice(latency_s, speed), WIRE)
+    free = price_attention(schedule, by_pairs, FREE, WIRE)
+    assert dear.total_ns >= free.total_ns * (1 - 1e-12)
+    assert free.total_ns >= free.compute_ns.max(initial=0.0) * (1 - 1e-12)
+    slower = price_attention(schedule, by_pairs, LinkPrice(latency_s * 2, speed / 2), WIRE)
+    assert slower.total_ns >= dear.total_ns * (1 - 1e-12)
+    pairs = sum(t * (t + 1) // 2 for t in schedule.doc_tokens.tolist())
+    assert dear.compute_ns.sum() == pytest.approx(3.5 * 10 * pairs)
+
+
+def test_one_schedule_by_hand() -> None:
+    home = [np.array([[0, 0, 4]]), np.array([[0, 4, 6]])]
+    schedule = write_attention("needed-kv", home, [6], heads=2, kv_heads=1)
+    # 4 tokens of 1 head: 128 bytes of keys and values there, 256 bytes of gradients back.
+    price = price_attention(schedule, by_pairs, LinkPrice(1e-7, 1e9), WIRE)
+    assert price.forward_ns.tolist() == [228.0, 228.0 + 80]  # 4 x 2 pairs after the message
+    # Backward: tiles of round 1 (200 ns on rank 1), then the gradients, over tiles of round 0.
+    assert price.backward_ns.tolist() == [200 + 356, 200 + 356]
+    assert price.exposed_ns == pytest.approx(228 + 80 + 556 - 3.5 * 110)
+
+
+def test_overlap_hides_a_ring_where_tiles_take_longer_than_messages() -> None:
+    home = split_context([4096], 4, "head-tail").pieces
+    schedule = write_attention("ring", home, [4096], heads=2, kv_heads=1)
+    hidden = price_attention(schedule, by_pairs, LinkPrice(1e-6, 1e9), WIRE)
+    assert hidden.exposed_ns < 0.03 * hidden.total_ns
+    bare = price_attention(schedule, by_pairs, LinkPrice(1.0, 1e9), WIRE)
+    assert bare.total_ns == pytest.approx(6e9, rel=0.05)  # three rounds there, three back
+
+
+def test_slow_links_between_nodes_favour_two_levels() -> None:
+    home = split_context([4096], 8, "head-tail").pieces
+    slow = LinkPrice(3e-3, 1e9)
+    exposed = {}
+    for strategy in ("ring", "double-ring"):
+        schedule = write_attention(strategy, home, [4096], heads=2, kv_heads=1, ranks_per_node=4)
+        exposed[strategy] = price_attention(
+            schedule, by_pairs, FREE, WIRE, node_link=slow, ranks_per_node=4
+        ).exposed_ns
+    assert exposed["double-ring"] < 0.5 * exposed["ring"]
+
+
+def test_a_link_that_carries_nothing() -> None:
+    with pytest.raises(LayoutError) as caught:
+        LinkPrice(0.0, 0.0)
+    assert str(caught.value) == (
+        "A link of 0 s and 0 bytes/s carries nothing. Give a latency of 0 or more and a bandwidth "
+        "above 0."
+    )
