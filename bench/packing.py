@@ -160,6 +160,7 @@ def policies() -> list[dict[str, Any]]:
                 pack=PackSpec(context_tokens=CONTEXT, step_tokens=step_tokens),
                 bins=bins,
                 curve=CURVE,
+                is_pipeline=True,
             )
             for policy in ALL_POLICIES:
                 if policy == "fixed-exact":

@@ -20,11 +20,15 @@ Sources
 """
 
 import heapq
+import itertools
 
 import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
 from equipoise.cost.work import Ints
+
+_PARTNERS = 4
+"""Lightest bins that repair offers the heaviest one's items to, before it gives up."""
 
 
 def partition(
@@ -78,10 +82,11 @@ def _place(
     limit: int,
     total: int,
 ) -> list[int] | None:
-    """Each item, in the order given, to the lightest bin, or to the emptiest if that is full.
+    """Each item, in the order given, to the lightest bin that has room for it.
 
     A bin is one integer, ``load | used | index`` from the high bits to the low, so that the
-    heap compares machine words and adding an item is an addition.
+    heap compares machine words and adding an item is an addition. Bins without room for an
+    item are set aside for it, and for good once nothing that is left would fit.
     """
     bins = len(loads)
     index_bits = bins.bit_length()
@@ -93,37 +98,34 @@ def _place(
     ]
     heapq.heapify(heap)
     placed = []
-    emptiest: list[int] | None = None  # ``used | index``, stale entries among them
-    for weight, size in zip(weights, sizes, strict=True):
-        key = heap[0]
-        used = (key >> index_bits) & used_mask
-        index = key & index_mask
+    least_left: list[int] | None = None  # smallest size from each item on
+    for item, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
         added = (weight << load_shift) + (size << index_bits)
-        if used + size <= limit:
+        key = heap[0] if heap else 0
+        if heap and ((key >> index_bits) & used_mask) + size <= limit:
             heapq.heapreplace(heap, key + added)
-        else:
-            if emptiest is None:
-                emptiest = [used_of[b] << index_bits | b for b in range(bins)]
-                heapq.heapify(emptiest)
-            while emptiest[0] >> index_bits != used_of[emptiest[0] & index_mask]:
-                heapq.heappop(emptiest)
-            used, index = emptiest[0] >> index_bits, emptiest[0] & index_mask
-            if used + size > limit:
-                return None
-            place = next(i for i, entry in enumerate(heap) if entry & index_mask == index)
-            heap[place] += added
-            heapq.heapify(heap)
-        used_of[index] = used + size
-        if emptiest is not None:
-            heapq.heappush(emptiest, used_of[index] << index_bits | index)
-        placed.append(index)
+            placed.append(key & index_mask)
+            continue
+        if least_left is None:
+            least_left = list(itertools.accumulate(reversed(sizes), min))[::-1]
+        aside = []
+        while heap and ((heap[0] >> index_bits) & used_mask) + size > limit:
+            key = heapq.heappop(heap)
+            if ((key >> index_bits) & used_mask) + least_left[item] <= limit:
+                aside.append(key)
+        if not heap:
+            return None
+        key = heapq.heapreplace(heap, heap[0] + added)
+        placed.append(key & index_mask)
+        for key in aside:
+            heapq.heappush(heap, key)
     return placed
 
 
 def repair(
     weights: Ints, sizes: Ints, bin_of: Ints, limit: int, *, filled: tuple[Ints, Ints]
 ) -> None:
-    """Move or swap items between the heaviest and the lightest bin while that helps.
+    """Move or swap items between the heaviest and one of the lightest bins while that helps.
 
     Args:
         weights: Weight of each item.
@@ -140,14 +142,25 @@ def repair(
         np.argsort(bin_of, kind="stable"), np.cumsum(np.bincount(bin_of, minlength=bins))[:-1]
     )
     for _ in range(4 * bins + 16):
-        high, low = int(loads.argmax()), int(loads.argmin())
-        spread = int(loads[high] - loads[low])
-        if loads[high] <= bound or spread <= 1:
+        high = int(loads.argmax())
+        if loads[high] <= bound:
             return
-        found = _best_exchange(
-            weights, sizes, members[high], members[low], spread,
-            take_limit=limit - int(used[low]), give_limit=limit - int(used[high]),
-        )  # fmt: skip
+        found, low = None, high
+        for partner in np.argsort(loads, kind="stable")[:_PARTNERS].tolist():
+            low, spread = partner, int(loads[high] - loads[partner])
+            if spread <= 1:
+                return
+            found = _best_exchange(
+                weights,
+                sizes,
+                members[high],
+                members[low],
+                spread,
+                take_limit=limit - int(used[low]),
+                give_limit=limit - int(used[high]),
+            )
+            if found is not None:
+                break
         if found is None:
             return
         giver, taker = found
