@@ -11,7 +11,7 @@ What it decides
 
 Kept true (tests/unit/nn/test_attention.py)
     Equal to a masked softmax in float64, forward and backward; no document sees another;
-    packs of zero tokens are legal.
+    packs and documents of zero tokens are legal.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,11 @@ def _documents(x_THE: Tensor, start: int, stop: int) -> Tensor:
     return x_THE[start:stop].transpose(0, 1).unsqueeze(0)  # [t, H, E] -> [1, H, t, E]
 
 
+def _spans(bounds: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Documents that have a token: for one without, aten's operator divides by zero."""
+    return [(start, stop) for start, stop in pairwise(bounds) if start < stop]
+
+
 class _AttendOnCpu(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -38,7 +43,7 @@ class _AttendOnCpu(torch.autograd.Function):
         lse_TH = q_THE.new_empty(q_THE.shape[:2], dtype=torch.float32)
         if q_THE.dtype == torch.float64:
             lse_TH = lse_TH.double()
-        for start, stop in pairwise(bounds):
+        for start, stop in _spans(bounds):
             out, lse = _forward_cpu(
                 _documents(q_THE, start, stop),
                 _documents(k_TGE, start, stop),
@@ -57,7 +62,7 @@ class _AttendOnCpu(torch.autograd.Function):
         q_THE, k_TGE, v_TGE, o_THE, lse_TH = ctx.saved_tensors
         grad_o_THE = grads[0].contiguous()
         grad_q, grad_k, grad_v = map(torch.empty_like, (q_THE, k_TGE, v_TGE))
-        for start, stop in pairwise(ctx.bounds):
+        for start, stop in _spans(ctx.bounds):
             parts = _backward_cpu(
                 _documents(grad_o_THE, start, stop),
                 _documents(q_THE, start, stop),

@@ -92,6 +92,15 @@ def test_zero_tokens_are_legal() -> None:
     assert [x.grad is not None and x.grad.shape == x.shape for x in qkv] == [True] * 3
 
 
+def test_documents_of_zero_tokens_change_nothing() -> None:
+    results = []
+    for lengths in ([7, 5], [0, 7, 0, 0, 5, 0]):
+        *qkv, grad = draw(lengths, 4, 2, 8, torch.float32)
+        out = attend_documents(*qkv, lengths)
+        results.append([out, *torch.autograd.grad(out, qkv, grad)])
+    assert all(map(torch.equal, *results))
+
+
 def test_wrong_lengths_are_refused() -> None:
     *qkv, _ = draw([5], 4, 2, 8, torch.float32)
     with pytest.raises(ValueError) as caught:

@@ -1,0 +1,121 @@
+"""Attention of one run of queries to one run of keys, with its log-sum-exp, and its gradients.
+
+Why
+    Attention over several ranks is computed in parts: outputs over some of the keys, which are
+    merged by their log-sum-exp. The backward pass of a part is exact by itself if it is given
+    the output and the log-sum-exp over *all* keys.
+
+What it decides
+    Which operator computes a part: on CPU the flash operator of aten. A tile is full or the
+    square of one run, so every row has a key: for a row without one that operator returns a
+    log-sum-exp of 0 where minus infinity is right, and merges would be silently wrong.
+
+Kept true (tests/unit/nn/test_tile.py)
+    Parts merged equal one masked softmax in float64, forward and backward.
+
+Sources
+    Merging by log-sum-exp: online softmax, arXiv:1805.02867; its use on parts:
+    FlashAttention-2, arXiv:2307.08691.
+"""
+
+import torch
+from torch import Tensor
+
+from equipoise.base.errors import LayoutError
+
+_forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which outputs and gradients are summed, and log-sum-exp is kept."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _lead(x_THE: Tensor) -> Tensor:
+    return x_THE.transpose(0, 1).unsqueeze(0)  # [t, H, E] -> [1, H, t, E]
+
+
+def attend_tile(
+    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, *, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of some queries to some keys.
+
+    Args:
+        q_tHE: Queries [queries, query heads, head width], at least one.
+        k_sGE: Keys; the number of key/value heads divides the number of query heads.
+        v_sGE: Values, shaped as the keys.
+        is_causal: Query i reads keys 0 to i, of as many keys as queries; otherwise all keys.
+
+    Returns:
+        ``o_tHE`` over these keys, and ``lse_tH`` [queries, query heads] of their scores, in
+        fp32 (fp64 where the queries are).
+
+    Raises:
+        LayoutError: the tensors are not on a CPU, or a causal tile is not square.
+    """
+    if q_tHE.device.type != "cpu":
+        raise LayoutError(
+            f"Attention in parts runs on CPU, the queries are on {q_tHE.device}. Train with data "
+            f"parallelism there."
+        )
+    if is_causal and len(q_tHE) != len(k_sGE):
+        raise LayoutError(
+            f"A causal tile of {len(q_tHE)} queries has {len(k_sGE)} keys. Give it as many keys "
+            f"as queries."
+        )
+    out, lse = _forward_cpu(_lead(q_tHE), _lead(k_sGE), _lead(v_sGE), 0.0, is_causal)
+    return out.squeeze(0).transpose(0, 1), lse.squeeze(0).transpose(0, 1)
+
+
+def attend_tile_backward(
+    grad_o_tHE: Tensor,
+    q_tHE: Tensor,
+    k_sGE: Tensor,
+    v_sGE: Tensor,
+    o_tHE: Tensor,
+    lse_tH: Tensor,
+    *,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """This tile's part of the gradients of attention over all keys.
+
+    Args:
+        grad_o_tHE: Gradient of the output over all keys.
+        q_tHE: Queries of the tile.
+        k_sGE: Keys of the tile.
+        v_sGE: Values of the tile.
+        o_tHE: Output over all keys, not over the tile's.
+        lse_tH: Log-sum-exp over all keys.
+        is_causal: As in the forward pass.
+
+    Returns:
+        Gradients of the queries, the keys and the values, to be summed over tiles.
+    """
+    parts = _backward_cpu(
+        _lead(grad_o_tHE),
+        _lead(q_tHE),
+        _lead(k_sGE),
+        _lead(v_sGE),
+        _lead(o_tHE),
+        lse_tH.transpose(0, 1).unsqueeze(0),
+        0.0,
+        is_causal,
+    )
+    grad_q, grad_k, grad_v = (part.squeeze(0).transpose(0, 1) for part in parts)
+    return grad_q, grad_k, grad_v
+
+
+def merge_tile_(o_tHE: Tensor, lse_tH: Tensor, part_tHE: Tensor, part_lse_tH: Tensor) -> None:
+    """Merge an output over more keys into one over others, in place.
+
+    Args:
+        o_tHE: Output so far, in the dtype of sums; zeros where there is none.
+        lse_tH: Log-sum-exp so far; minus infinity where there is no output.
+        part_tHE: Output over the further keys, of which every row has one.
+        part_lse_tH: Their log-sum-exp.
+    """
+    total = torch.logaddexp(lse_tH, part_lse_tH)
+    o_tHE.mul_(torch.exp(lse_tH - total).unsqueeze(-1))
+    o_tHE.addcmul_(part_tHE.to(o_tHE.dtype), torch.exp(part_lse_tH - total).unsqueeze(-1))
+    lse_tH.copy_(total)

@@ -1,0 +1,254 @@
+"""Packed causal attention over a process group: shard, attend, gather.
+
+Why
+    A model of one's own needs three functions, and no framework around it: one that takes its
+    share of the inputs, one that attends over all ranks' shares, and one that puts outputs
+    together again. Documents are of any lengths, and nothing is padded.
+
+What it decides
+    All ranks of the group call each function with the same lengths and names; shares and
+    schedule follow from those alone, so nothing is negotiated.
+
+Kept true (tests/multi/test_context.py)
+    Output and gradients equal one rank's for every strategy and sharding at 1 to 4 ranks.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from equipoise.base.errors import CheckError, LayoutError
+from equipoise.comm.mail import Ledger, Mail, Parcel
+from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
+from equipoise.parallel.context.plan import ContextPlan, plan_context, share_tokens
+from equipoise.parallel.context.steps import allocate, pack, unpack
+
+
+def context_attention(
+    q_tHE: Tensor,
+    k_tGE: Tensor,
+    v_tGE: Tensor,
+    doc_tokens: Sequence[int],
+    strategy: str = "needed-kv",
+    group: dist.ProcessGroup | None = None,
+    *,
+    sharding: str = "mixed",
+    ranks_per_node: int | None = None,
+    ledger: Ledger | None = None,
+) -> Tensor:
+    """Causal attention inside each document of a pack whose tokens lie on several ranks.
+
+    Args:
+        q_tHE: Queries of this rank's tokens [tokens, query heads, head width], RoPE applied.
+        k_tGE: Keys of the same tokens; the number of key/value heads divides the query heads.
+        v_tGE: Values, shaped as the keys.
+        doc_tokens: Length of each document of the whole pack, in order [tokens].
+        strategy: What moves between ranks; ``schedule.attention_strategies.STRATEGIES``.
+        group: The ranks that share the pack; all ranks unless given.
+        sharding: Who holds which tokens, as in ``shard_tokens``.
+        ranks_per_node: Ranks that share a node; for ``double-ring`` and ``usp``.
+        ledger: Counts what this rank sends and receives, in both passes.
+
+    Returns:
+        ``o_tHE`` of this rank's tokens, differentiable in all three inputs.
+
+    Raises:
+        LayoutError: the tensors do not go together, or not with this rank's share.
+        SpecError: no strategy or sharding has that name.
+    """
+    _check_shapes(q_tHE, k_tGE, v_tGE)
+    mail = Mail(group, ledger)
+    plan = plan_context(
+        doc_tokens,
+        mail.ranks,
+        strategy,
+        heads=q_tHE.shape[1],
+        kv_heads=k_tGE.shape[1],
+        sharding=sharding,
+        ranks_per_node=ranks_per_node,
+    )
+    program = plan.program(mail.rank)
+    if len(q_tHE) != program.home_tokens:
+        raise LayoutError(
+            f"Rank {mail.rank} of {mail.ranks} holds {program.home_tokens:,} tokens of this pack "
+            f"under {sharding} sharding, and its queries are of {len(q_tHE):,}. Take its share "
+            f"with shard_tokens, from the same lengths and the same sharding."
+        )
+    out: Tensor = AttendOverRanks.apply(  # type: ignore[no-untyped-call]
+        q_tHE, k_tGE, v_tGE, program, mail
+    )
+    return out
+
+
+def shard_tokens(
+    x_T: Tensor,
+    doc_tokens: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+    *,
+    sharding: str = "mixed",
+    ranks_per_node: int | None = None,
+) -> Tensor:
+    """This rank's tokens of a pack that every rank has.
+
+    Args:
+        x_T: Anything with a row a token: token ids, labels, hidden states; [tokens, ...].
+        doc_tokens: Length of each document of the pack, in order [tokens].
+        group: The ranks that share the pack; all ranks unless given.
+        sharding: Who holds which tokens: a strategy of ``balance.context``, or ``auto``.
+        ranks_per_node: Ranks that share a node; for ``hierarchical``.
+
+    Returns:
+        Rows of this rank, in its order; differentiable.
+
+    Raises:
+        LayoutError: the rows are not as many as the documents' tokens.
+        SpecError: no sharding has that name.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    shares = share_tokens(doc_tokens, ranks, sharding, ranks_per_node=ranks_per_node)
+    if len(x_T) != shares.tokens:
+        raise LayoutError(
+            f"The pack has {len(x_T):,} rows, its {len(doc_tokens)} documents have "
+            f"{shares.tokens:,} tokens. Give one row a token."
+        )
+    return x_T[torch.from_numpy(shares.rows[rank]).to(x_T.device)]
+
+
+def token_positions(
+    doc_tokens: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+    *,
+    sharding: str = "mixed",
+    ranks_per_node: int | None = None,
+) -> Tensor:
+    """Position of each of this rank's tokens in its document, int64 [tokens]; for RoPE."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    shares = share_tokens(doc_tokens, ranks, sharding, ranks_per_node=ranks_per_node)
+    return torch.from_numpy(shares.positions[rank])
+
+
+def gather_tokens(
+    x_t: Tensor,
+    doc_tokens: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+    *,
+    sharding: str = "mixed",
+    ranks_per_node: int | None = None,
+    ledger: Ledger | None = None,
+) -> Tensor:
+    """The whole pack on every rank, in the order of its documents; the reverse of sharding.
+
+    It is for looking at results and has no gradient: train on this rank's tokens, and sum the
+    loss over ranks.
+
+    Args:
+        x_t: Rows of this rank's tokens [tokens, ...]; of the same shape and dtype elsewhere.
+        doc_tokens: Length of each document of the pack, in order [tokens].
+        group: The ranks that share the pack; all ranks unless given.
+        sharding: As in ``shard_tokens``.
+        ranks_per_node: Ranks that share a node; for ``hierarchical``.
+        ledger: Counts what this rank sends and receives.
+
+    Raises:
+        LayoutError: the rows are not as many as this rank's tokens.
+        SpecError: no sharding has that name.
+    """
+    mail = Mail(group, ledger)
+    shares = share_tokens(doc_tokens, mail.ranks, sharding, ranks_per_node=ranks_per_node)
+    rows = [torch.from_numpy(each).to(x_t.device) for each in shares.rows]
+    if len(x_t) != len(rows[mail.rank]):
+        raise LayoutError(
+            f"Rank {mail.rank} of {mail.ranks} holds {len(rows[mail.rank]):,} tokens of this pack "
+            f"under {sharding} sharding, not {len(x_t):,}. Give one row a token, with the "
+            f"sharding they were taken by."
+        )
+    shape = x_t.shape[1:]
+    peers = [peer for peer in range(mail.ranks) if peer != mail.rank]
+    filled = [peer for peer in peers if len(rows[peer])]
+    sections = {peer: [((len(rows[peer]), *shape), x_t.dtype)] for peer in filled}
+    arriving = {peer: allocate(sections[peer], x_t.device) for peer in filled}
+    mine = pack([x_t.detach()])
+    sends = [Parcel(peer, 0, mine, 0) for peer in peers if len(x_t)]
+    mail.post(sends, [Parcel(peer, 0, arriving[peer], 0) for peer in filled])
+    gathered = x_t.new_empty((shares.tokens, *shape))
+    gathered[rows[mail.rank]] = x_t.detach()
+    mail.wait(0)
+    for peer in filled:
+        (gathered[rows[peer]],) = unpack(arriving[peer], sections[peer])
+    return gathered
+
+
+def attend_in_one_process(
+    q_THE: Tensor,
+    k_TGE: Tensor,
+    v_TGE: Tensor,
+    plan: ContextPlan,
+    sent_bytes: npt.NDArray[np.int64] | None = None,
+) -> Tensor:
+    """What all ranks of a plan compute together, in this process: for checks and for study.
+
+    Args:
+        q_THE: Queries of the whole pack, in the order of its documents.
+        k_TGE: Keys of the whole pack.
+        v_TGE: Values of the whole pack.
+        plan: Of ``plan_context``, for as many ranks as are to be played.
+        sent_bytes: Bytes from each rank to each, int64 [ranks, ranks]; added to, in both passes.
+
+    Returns:
+        ``o_THE`` of the whole pack, differentiable in all three inputs.
+
+    Raises:
+        LayoutError: the tensors do not go together, or not with the plan.
+    """
+    _check_shapes(q_THE, k_TGE, v_TGE)
+    schedule = plan.schedule
+    found = (len(q_THE), q_THE.shape[1], k_TGE.shape[1])
+    if found != (schedule.tokens, schedule.heads, schedule.kv_heads):
+        raise LayoutError(
+            f"The plan is of {schedule.tokens:,} tokens, {schedule.heads} query heads and "
+            f"{schedule.kv_heads} key/value heads, the tensors are of {found[0]:,}, {found[1]} and "
+            f"{found[2]}. Plan for these tensors."
+        )
+    if sent_bytes is None:
+        sent_bytes = np.zeros((schedule.ranks, schedule.ranks), dtype=np.int64)
+    order = torch.from_numpy(np.concatenate(plan.shares.rows)).to(q_THE.device)
+    programs = tuple(map(plan.program, range(schedule.ranks)))
+    parts = (x[order] for x in (q_THE, k_TGE, v_TGE))
+    out: Tensor = AttendInOneProcess.apply(  # type: ignore[no-untyped-call]
+        *parts, programs, sent_bytes
+    )
+    return out[torch.argsort(order)]
+
+
+def check_ranks_agree(plan: ContextPlan, group: dist.ProcessGroup | None = None) -> None:
+    """Refuse to go on where ranks have planned differently.
+
+    Raises:
+        CheckError: naming the first rank that differs from rank 0.
+    """
+    digests: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(digests, plan.schedule.digest, group=group)
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise CheckError(
+                f"Rank {rank} has planned schedule {digest[:8]} and rank 0 {digests[0][:8]}. Give "
+                f"all ranks the same lengths, strategy and sharding."
+            )
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape:
+        raise LayoutError(
+            f"Queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not go "
+            f"together. Give [tokens, heads, width] each, keys and values of one shape."
+        )
+    if (len(q), q.shape[2]) != (len(k), k.shape[2]) or not q.dtype == k.dtype == v.dtype:
+        raise LayoutError(
+            f"Queries of {len(q)} tokens, width {q.shape[2]} and {q.dtype} do not go with keys of "
+            f"{len(k)} tokens, width {k.shape[2]} and {k.dtype}. Give them the same tokens, width "
+            f"and dtype."
+        )

@@ -1,0 +1,146 @@
+"""The one executor, backward: the rounds in reverse order, every message the other way.
+
+What it decides
+    Gradients are summed in fp32 (fp64 where tensors are) in a fixed order: rounds from the
+    last to the first, in each the tiles, then what came back, as listed. What a rank passed on,
+    comes back through it, with its own part added. Scores are computed again from the log-sum-exp
+    over all keys, so each tile's gradients are exact by themselves.
+
+Kept true (tests/unit/parallel/test_context.py, tests/multi/test_context.py)
+    Gradients of every schedule equal those of one rank; reruns are equal bit for bit.
+
+Sources
+    The backward pass of parts by the log-sum-exp over all keys: Ring Attention,
+    arXiv:2310.01889.
+"""
+
+import torch
+from torch import Tensor
+
+from equipoise.comm.mail import Parcel
+from equipoise.nn.tile import attend_tile_backward, sum_dtype
+from equipoise.parallel.context.forward import Kept
+from equipoise.parallel.context.program import RankProgram, Transfer
+from equipoise.parallel.context.steps import (
+    Await,
+    Post,
+    Sections,
+    Steps,
+    add_rows,
+    allocate,
+    hold,
+    pack,
+    unpack,
+)
+
+
+class Backward:
+    """One rank's backward pass. ``gradients`` are there when its steps have ended."""
+
+    def __init__(self, program: RankProgram, kept: Kept, grad_o: Tensor) -> None:
+        self.program, self.kept, self.home_grad_o = program, kept, grad_o
+        self.sums, self.dtype = sum_dtype(grad_o.dtype), grad_o.dtype
+        self.o, self.lse = kept.o, kept.lse
+        if any(t.carries == "partial" for each in program.rounds for t in each.sends):
+            # Rows of other ranks' queries arrive before a tile reads them. The tensors of the
+            # forward pass stay as they are: it may be gone back over again.
+            self.o, self.lse = kept.o.clone(), kept.lse.clone()
+        self.grad_o = hold(grad_o, program.query_rows, program.held_queries, program.held_heads)
+        self.sums_of = {
+            "q": [torch.zeros_like(kept.q, dtype=self.sums)],
+            "kv": [torch.zeros_like(x, dtype=self.sums) for x in (kept.k, kept.v)],
+        }
+        width = grad_o.shape[2]
+        tokens = program.home_tokens
+        self.home_sums_of = {
+            kind: [grad_o.new_zeros(tokens, heads, width, dtype=self.sums) for _ in sums]
+            for kind, heads, is_alone in (
+                ("q", program.heads, program.holds_home_queries_alone),
+                ("kv", program.kv_heads, program.holds_home_keys_alone),
+            )
+            if not is_alone
+            for sums in [self.sums_of[kind]]
+        }
+        self.gradients: tuple[Tensor, ...]
+
+    def steps(self) -> Steps:
+        """Run all rounds."""
+        rounds = self.program.rounds
+        under_way: list[tuple[Transfer, Tensor]] = []
+        for at in reversed(range(len(rounds))):
+            # What ended with this round in the forward pass begins with it now.
+            back = [t for each in rounds[: at + 1] for t in each.receives if t.due == at]
+            awaited = [t for each in rounds[: at + 1] for t in each.sends if t.due == at]
+            data = [(t, allocate(self._sections(t), self.grad_o.device)) for t in awaited]
+            under_way += data
+            yield Post(
+                [Parcel(t.peer, t.tag, pack(self._returned(t)), t.posted) for t in back],
+                [Parcel(t.peer, t.tag, buffer, t.posted) for t, buffer in data],
+            )
+            self._compute(at)
+            yield Await(at)
+            for transfer, buffer in under_way:
+                if transfer.posted == at:
+                    self._arrive(transfer, buffer)
+            under_way = [(t, buffer) for t, buffer in under_way if t.posted < at]
+        self.gradients = self._finish()
+
+    def _sections(self, transfer: Transfer) -> Sections:
+        whole = (*transfer.shape, self.grad_o.shape[2])
+        if transfer.carries == "partial":
+            return [(transfer.shape, self.sums), (whole, self.dtype), (whole, self.dtype)]
+        if transfer.carries == "output":
+            return [(whole, self.dtype)]
+        return [(whole, self.sums)] * len(self.sums_of[transfer.carries])
+
+    def _returned(self, transfer: Transfer) -> list[Tensor]:
+        rows, heads = transfer.rows, transfer.heads
+        if transfer.carries == "partial":
+            return [x[rows, heads] for x in (self.lse, self.o, self.grad_o)]
+        if transfer.carries == "output":
+            return [self.home_grad_o[rows, heads]]
+        return [x[rows, heads] for x in self.sums_of[transfer.carries]]
+
+    def _compute(self, at: int) -> None:
+        (sum_q,), (sum_k, sum_v) = self.sums_of["q"], self.sums_of["kv"]
+        for tile in self.program.rounds[at].tiles:
+            queries, keys = tile.queries, tile.keys
+            grad_q, grad_k, grad_v = attend_tile_backward(
+                self.grad_o[queries, tile.heads],
+                self.kept.q[queries, tile.heads],
+                self.kept.k[keys, tile.kv_heads],
+                self.kept.v[keys, tile.kv_heads],
+                self.o[queries, tile.heads],
+                self.lse[queries, tile.heads],
+                is_causal=tile.is_causal,
+            )
+            add_rows(sum_q, queries, tile.heads, grad_q)
+            add_rows(sum_k, keys, tile.kv_heads, grad_k)
+            add_rows(sum_v, keys, tile.kv_heads, grad_v)
+
+    def _arrive(self, transfer: Transfer, data: Tensor) -> None:
+        parts = unpack(data, self._sections(transfer))
+        rows, heads = transfer.rows, transfer.heads
+        if transfer.carries == "partial":
+            for x, part in zip((self.lse, self.o, self.grad_o), parts, strict=True):
+                x[rows, heads] = part
+        elif transfer.carries == "output":
+            self.grad_o[rows, heads] = parts[0]
+        else:
+            found = self.sums_of if transfer.is_held else self.home_sums_of
+            for x, part in zip(found[transfer.carries], parts, strict=True):
+                add_rows(x, rows, heads, part)
+
+    def _finish(self) -> tuple[Tensor, ...]:
+        program = self.program
+        gradients = []
+        for kind, rows, heads in (
+            ("q", program.query_rows, program.held_heads),
+            ("kv", program.key_rows, program.held_kv_heads),
+        ):
+            sums = self.sums_of[kind]
+            for x, home in zip(sums, self.home_sums_of.get(kind, sums), strict=True):
+                if home is not x:
+                    home[:, heads] += x[rows]
+                gradients.append(home.to(self.dtype))
+        return tuple(gradients)

@@ -1,0 +1,139 @@
+"""The one executor, forward: a rank's part of any attention schedule.
+
+What it decides
+    Outputs are merged in fp32 (fp64 where tensors are) in the order of the schedule: rounds,
+    then tiles, then messages as listed. A rerun is equal bit for bit. Received queries, keys
+    and values are kept for the backward pass.
+
+Kept true (tests/unit/parallel/test_context.py, tests/multi/test_context.py)
+    Every schedule equals one rank; reruns are equal bit for bit.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.comm.mail import Parcel
+from equipoise.nn.tile import attend_tile, merge_tile_, sum_dtype
+from equipoise.parallel.context.program import RankProgram, Transfer
+from equipoise.parallel.context.steps import (
+    Await,
+    Post,
+    Sections,
+    Steps,
+    allocate,
+    hold,
+    pack,
+    unpack,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """Held tensors of one rank, from its forward to its backward pass."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    """Outputs over all keys, of queries at home and of those computed whole here."""
+    lse: Tensor
+
+
+class Forward:
+    """One rank's forward pass. ``output`` and ``kept`` are there when its steps have ended."""
+
+    def __init__(self, program: RankProgram, q: Tensor, k: Tensor, v: Tensor) -> None:
+        self.program, self.home = program, (q, k, v)
+        self.sums = sum_dtype(q.dtype)
+        self.q = hold(q, program.query_rows, program.held_queries, program.held_heads)
+        self.k, self.v = (
+            hold(x, program.key_rows, program.held_keys, program.held_kv_heads) for x in (k, v)
+        )
+        # A row that no tile writes has seen no key: its log-sum-exp is minus infinity.
+        self.o = torch.zeros_like(self.q, dtype=self.sums)
+        self.lse = self.o.new_full(self.o.shape[:2], float("-inf"))
+        self.output: Tensor
+        self.kept: Kept
+
+    def steps(self) -> Steps:
+        """Run all rounds."""
+        under_way: list[tuple[Transfer, Tensor]] = []
+        outputs: list[tuple[Transfer, Tensor]] = []
+        for at, each in enumerate(self.program.rounds):
+            sends = [Parcel(t.peer, t.tag, pack(self._sent(t)), t.due) for t in each.sends]
+            receives = []
+            for transfer in each.receives:
+                data = allocate(self._sections(transfer), self.q.device)
+                receives.append(Parcel(transfer.peer, transfer.tag, data, transfer.due))
+                under_way.append((transfer, data))
+            yield Post(sends, receives)
+            self._compute(at)
+            yield Await(at)
+            for transfer, data in under_way:
+                if transfer.due == at:
+                    self._arrive(transfer, data, outputs)
+            under_way = [(t, data) for t, data in under_way if t.due > at]
+        self._finish(outputs)
+
+    def _sections(self, transfer: Transfer) -> Sections:
+        shape, width = transfer.shape, self.q.shape[2]
+        whole = (*shape, width)
+        if transfer.carries == "partial":
+            return [(whole, self.sums), (shape, self.sums)]
+        return [(whole, self.q.dtype)] * (2 if transfer.carries == "kv" else 1)
+
+    def _sent(self, transfer: Transfer) -> list[Tensor]:
+        rows, heads = transfer.rows, transfer.heads
+        if transfer.carries == "partial":
+            return [self.o[rows, heads], self.lse[rows, heads]]
+        if transfer.carries == "output":
+            return [self.o[rows, heads].to(self.q.dtype)]
+        q, k, v = (self.q, self.k, self.v) if transfer.is_held else self.home
+        parts = (q,) if transfer.carries == "q" else (k, v)
+        return [part[rows, heads] for part in parts]
+
+    def _compute(self, at: int) -> None:
+        for tile in self.program.rounds[at].tiles:
+            part, lse = attend_tile(
+                self.q[tile.queries, tile.heads],
+                self.k[tile.keys, tile.kv_heads],
+                self.v[tile.keys, tile.kv_heads],
+                is_causal=tile.is_causal,
+            )
+            o_into = self.o[tile.queries, tile.heads]
+            lse_into = self.lse[tile.queries, tile.heads]
+            if tile.is_first:
+                o_into.copy_(part)
+                lse_into.copy_(lse)
+            else:
+                merge_tile_(o_into, lse_into, part, lse)
+
+    def _arrive(
+        self, transfer: Transfer, data: Tensor, outputs: list[tuple[Transfer, Tensor]]
+    ) -> None:
+        parts = unpack(data, self._sections(transfer))
+        rows, heads = transfer.rows, transfer.heads
+        if transfer.carries == "output":
+            outputs.append((transfer, parts[0]))
+        elif transfer.carries == "partial":
+            o, lse = self.o[rows, heads], self.lse[rows, heads]
+            merge_tile_(o, lse, *parts)
+            self.o[rows, heads], self.lse[rows, heads] = o, lse  # where rows are indices
+        else:
+            held = (self.q,) if transfer.carries == "q" else (self.k, self.v)
+            for into, part in zip(held, parts, strict=True):
+                into[rows, heads] = part
+
+    def _finish(self, outputs: list[tuple[Transfer, Tensor]]) -> None:
+        program, dtype = self.program, self.home[0].dtype
+        o = self.o.to(dtype)
+        if program.holds_home_queries_alone:
+            self.output = o
+        else:
+            self.output = torch.empty_like(self.home[0], memory_format=torch.contiguous_format)
+            self.output[:, program.held_heads] = o[program.query_rows]
+        for transfer, part in outputs:
+            self.output[transfer.rows, transfer.heads] = part
+        self.kept = Kept(self.q, self.k, self.v, o, self.lse)

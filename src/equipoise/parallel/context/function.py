@@ -1,0 +1,82 @@
+"""Attention by a schedule as a function that autograd knows, over a group or in one process.
+
+Kept true (tests/unit/parallel/test_context.py, tests/multi/test_context.py)
+    Output and gradients equal those of one rank for every schedule.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from equipoise.comm.mail import Mail
+from equipoise.parallel.context.backward import Backward
+from equipoise.parallel.context.drive import drive, drive_together
+from equipoise.parallel.context.forward import Forward, Kept
+from equipoise.parallel.context.program import RankProgram
+
+
+class AttendOverRanks(torch.autograd.Function):
+    """This rank's part; every rank of the group calls it, and its backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, program: RankProgram, mail: Mail
+    ) -> Tensor:
+        """Output of this rank's queries."""
+        executor = Forward(program, q, k, v)
+        drive(executor.steps(), mail)
+        kept = executor.kept
+        ctx.save_for_backward(kept.q, kept.k, kept.v, kept.o, kept.lse)
+        ctx.program, ctx.mail = program, mail
+        return executor.output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of this rank's queries, keys and values."""
+        executor = Backward(ctx.program, Kept(*ctx.saved_tensors), grad_o.contiguous())
+        drive(executor.steps(), ctx.mail)
+        return (*executor.gradients, None, None)
+
+
+class AttendInOneProcess(torch.autograd.Function):
+    """All ranks' parts; tensors are those of all ranks' home tokens, one after another."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        programs: tuple[RankProgram, ...],
+        sent_bytes: npt.NDArray[np.int64],
+    ) -> Tensor:
+        """Outputs of all ranks' queries."""
+        sizes = [program.home_tokens for program in programs]
+        parts = zip(programs, *(x.split(sizes) for x in (q, k, v)), strict=True)
+        executors = [Forward(*part) for part in parts]
+        drive_together([executor.steps() for executor in executors], sent_bytes)
+        kept = [executor.kept for executor in executors]
+        ctx.save_for_backward(*(x for each in kept for x in (each.q, each.k, each.v)))
+        ctx.outputs = [(each.o.detach(), each.lse) for each in kept]
+        ctx.programs, ctx.sent_bytes, ctx.sizes = programs, sent_bytes, sizes
+        return torch.cat([executor.output for executor in executors])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of all ranks' queries, keys and values."""
+        saved = ctx.saved_tensors
+        executors = [
+            Backward(program, Kept(*saved[3 * at : 3 * at + 3], *ctx.outputs[at]), part)
+            for at, (program, part) in enumerate(
+                zip(ctx.programs, grad_o.contiguous().split(ctx.sizes), strict=True)
+            )
+        ]
+        drive_together([executor.steps() for executor in executors], ctx.sent_bytes)
+        gradients = zip(*(executor.gradients for executor in executors), strict=True)
+        return (*(torch.cat(parts) for parts in gradients), None, None)

@@ -1,0 +1,165 @@
+"""What context parallelism decides for one pack, before any tensor: shares and schedule.
+
+Why
+    Two choices make a plan: which rank holds which tokens (``sharding``, from
+    ``balance.context``), and what moves between them (``strategy``, from ``schedule``). Any
+    sharding goes with any strategy. All ranks decide alike from the lengths alone.
+
+Kept true (tests/unit/parallel/test_context.py)
+    Shares of all ranks are a permutation of the pack; plans are equal for equal arguments.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balance.context import ContextSplit, split_context
+from equipoise.balance.tiles import TILE
+from equipoise.parallel.context.program import RankProgram, compile_rank
+from equipoise.schedule.attention import AttentionSchedule
+from equipoise.schedule.attention_check import check_attention
+from equipoise.schedule.attention_strategies import write_attention
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContextShares:
+    """Which tokens of a pack each rank holds."""
+
+    split: ContextSplit
+    rows: tuple[Ints, ...]
+    """Of each rank, the rows of the pack that it holds, in its order, int64 [tokens]."""
+    positions: tuple[Ints, ...]
+    """Of each rank, the position of each of its tokens in its document."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the pack."""
+        return int(self.split.tokens.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContextPlan:
+    """Shares, and the schedule of attention over them."""
+
+    shares: ContextShares
+    schedule: AttentionSchedule
+    programs: dict[int, RankProgram]
+
+    def program(self, rank: int) -> RankProgram:
+        """One rank's part of the schedule, compiled when first asked for."""
+        if rank not in self.programs:
+            self.programs[rank] = compile_rank(self.schedule, rank)
+        return self.programs[rank]
+
+
+def share_tokens(
+    doc_tokens: Sequence[int],
+    ranks: int,
+    sharding: str = "mixed",
+    *,
+    tile: int = TILE,
+    ranks_per_node: int | None = None,
+) -> ContextShares:
+    """Decide which rank holds which tokens of a pack.
+
+    Args:
+        doc_tokens: Length of each packed document, in order [tokens].
+        ranks: Context-parallel degree.
+        sharding: A strategy of ``balance.context``, or ``auto``.
+        tile: Queries of one attention tile [tokens]; ``mixed`` and ``by-work`` cut there.
+        ranks_per_node: Ranks that share a node, for ``hierarchical``.
+
+    Raises:
+        LayoutError: lengths, ranks or tile are none.
+        SpecError: no sharding has that name.
+
+    >>> [rows.tolist() for rows in share_tokens([4, 2], 2, "head-tail-document").rows]
+    [[0, 3, 4], [1, 2, 5]]
+    """
+    lengths = tuple(int(tokens) for tokens in doc_tokens)
+    return _share(lengths, ranks, sharding, tile, ranks_per_node)
+
+
+@functools.lru_cache(maxsize=64)
+def _share(
+    doc_tokens: tuple[int, ...], ranks: int, sharding: str, tile: int, per_node: int | None
+) -> ContextShares:
+    split = split_context(doc_tokens, ranks, sharding, tile=tile, ranks_per_node=per_node)
+    lengths = np.array(doc_tokens, dtype=np.int64)
+    begins = np.cumsum(lengths) - lengths
+    rows, positions = [], []
+    for pieces in split.pieces:
+        sizes = pieces[:, 2] - pieces[:, 1]
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        positions.append(np.repeat(pieces[:, 1], sizes) + within)
+        rows.append(positions[-1] + np.repeat(begins[pieces[:, 0]], sizes))
+    return ContextShares(split, tuple(rows), tuple(positions))
+
+
+def plan_context(
+    doc_tokens: Sequence[int],
+    ranks: int,
+    strategy: str = "needed-kv",
+    *,
+    heads: int,
+    kv_heads: int,
+    sharding: str = "mixed",
+    tile: int = TILE,
+    ranks_per_node: int | None = None,
+    is_checked: bool = False,
+) -> ContextPlan:
+    """Plan attention over one pack; the same arguments give the same plan on every rank.
+
+    Args:
+        doc_tokens: Length of each packed document, in order [tokens].
+        ranks: Context-parallel degree.
+        strategy: What moves: a name in ``schedule.attention_strategies``.
+        heads: Query heads.
+        kv_heads: Key/value heads.
+        sharding: Who holds what: a strategy of ``balance.context``, or ``auto``.
+        tile: Queries of one attention tile [tokens].
+        ranks_per_node: Ranks that share a node; for strategies in two levels.
+        is_checked: Prove the schedule right, which takes longer than to write it.
+
+    Raises:
+        LayoutError: lengths, ranks or heads do not go together.
+        SpecError: no strategy or sharding has that name.
+        CheckError: the schedule is not right.
+
+    Cost: milliseconds; the plans of the last 64 packs are kept.
+
+    >>> plan = plan_context([6, 2], 2, "ring", heads=2, kv_heads=1, sharding="contiguous")
+    >>> [pieces.tolist() for pieces in plan.schedule.home]
+    [[[0, 0, 4]], [[0, 4, 6], [1, 0, 2]]]
+    """
+    lengths = tuple(int(tokens) for tokens in doc_tokens)
+    shares = _share(lengths, ranks, sharding, tile, ranks_per_node)
+    plan = _plan(lengths, strategy, heads, kv_heads, shares, ranks_per_node)
+    if is_checked:
+        check_attention(plan.schedule)
+    return plan
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(
+    doc_tokens: tuple[int, ...],
+    strategy: str,
+    heads: int,
+    kv_heads: int,
+    shares: ContextShares,
+    ranks_per_node: int | None,
+) -> ContextPlan:
+    schedule = write_attention(
+        strategy,
+        shares.split.pieces,
+        doc_tokens,
+        heads=heads,
+        kv_heads=kv_heads,
+        ranks_per_node=ranks_per_node,
+    )
+    return ContextPlan(shares, schedule, {})

@@ -1,0 +1,236 @@
+"""One rank's part of an attention schedule, in rows of its tensors instead of tokens.
+
+Why
+    A schedule speaks of tokens of documents. A rank has tensors: those of its *home* tokens,
+    and those that it *holds*, home tokens and what others sent, in order of the documents, so
+    that the keys of a tile lie side by side wherever they came from::
+
+        home [2, 4) of document 0, and all of document 1; received [0, 2) of document 0
+
+        home   0[2:4]  1[0:3]
+        held   0[0:2]  0[2:4]  1[0:3]      a tile of keys 0:4 is one slice
+
+    Where nothing is received, held is home, and nothing is copied.
+
+What it decides
+    Rows of every message and tile. Heads that a rank neither computes nor passes on are not
+    held: under Ulysses, held tensors have all tokens and a share of the heads.
+
+Kept true (tests/unit/parallel/test_context.py, by Hypothesis)
+    Whatever the schedule, the executor that obeys these rows equals one rank.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from equipoise.schedule.attention import AttentionSchedule, Carries, Message
+from equipoise.schedule.attention_write import join_runs
+from equipoise.spec.pack import Pieces
+
+Rows = slice | torch.Tensor
+"""Rows of a tensor: side by side, or int64 indices, each once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """A message of this rank, as rows."""
+
+    peer: int
+    carries: Carries
+    is_held: bool
+    """Whether it is of held tensors, or of home tensors."""
+    rows: Rows
+    heads: slice
+    """Heads of those tensors."""
+    tokens: int
+    tag: int
+    """How many messages of its link are before it."""
+    posted: int
+    """Round in which it is posted."""
+    due: int
+    """Round at whose end it has arrived."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Tokens and heads."""
+        return self.tokens, self.heads.stop - self.heads.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileRows:
+    """A tile, as rows and heads of held tensors."""
+
+    queries: slice
+    keys: slice
+    heads: slice
+    kv_heads: slice
+    is_causal: bool
+    is_first: bool
+    """No tile before it has written to any of these queries and heads."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankRound:
+    """One round."""
+
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
+    tiles: tuple[TileRows, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankProgram:
+    """All that one rank does for one attention layer."""
+
+    rank: int
+    home_tokens: int
+    heads: int
+    kv_heads: int
+    query_rows: Rows
+    """Rows of held queries that are at home, in home order."""
+    key_rows: Rows
+    """Rows of held keys that are at home."""
+    held_queries: int
+    held_keys: int
+    held_heads: slice
+    """Query heads that are held."""
+    held_kv_heads: slice
+    rounds: tuple[RankRound, ...]
+
+    @property
+    def holds_home_queries_alone(self) -> bool:
+        """Whether held queries are the home queries, in all heads."""
+        return self.held_queries == self.home_tokens and self.held_heads == slice(0, self.heads)
+
+    @property
+    def holds_home_keys_alone(self) -> bool:
+        """Whether held keys are the home keys, in all heads."""
+        return self.held_keys == self.home_tokens and self.held_kv_heads == slice(0, self.kv_heads)
+
+
+class _Places:
+    """Where tokens lie in a tensor whose rows are runs, one after another."""
+
+    def __init__(self, runs: Pieces) -> None:
+        sizes = runs[:, 2] - runs[:, 1]
+        self.span = int(runs[:, 2].max(initial=0)) + 1
+        self.keys = runs[:, 0] * self.span + runs[:, 1]
+        self.offsets = np.cumsum(sizes) - sizes - runs[:, 1]
+        self.tokens = int(sizes.sum())
+
+    def first(self, document: int, start: int) -> int:
+        run = int(np.searchsorted(self.keys, document * self.span + start, side="right")) - 1
+        return int(self.offsets[run]) + start
+
+    def rows(self, runs: Pieces) -> Rows:
+        if not len(runs):
+            return slice(0, 0)
+        at = np.searchsorted(self.keys, runs[:, 0] * self.span + runs[:, 1], side="right") - 1
+        starts, sizes = self.offsets[at] + runs[:, 1], runs[:, 2] - runs[:, 1]
+        if (starts[1:] == starts[:-1] + sizes[:-1]).all():
+            return slice(int(starts[0]), int(starts[0] + sizes.sum()))
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return torch.from_numpy(np.repeat(starts, sizes) + within)
+
+
+def _range(ranges: list[tuple[int, int]]) -> slice:
+    """The heads from the first to the last of some ranges."""
+    if not ranges:
+        return slice(0, 0)
+    return slice(min(first for first, _ in ranges), max(stop for _, stop in ranges))
+
+
+def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
+    """Turn one rank's rounds into rows of its tensors.
+
+    Args:
+        schedule: Right, as ``check_attention`` says.
+        rank: Whose rounds.
+
+    Cost: O(messages x runs + tiles x heads).
+    """
+    compiler = _Compiler(schedule, rank)
+    home = schedule.home[rank]
+    return RankProgram(
+        rank=rank,
+        home_tokens=compiler.home.tokens,
+        heads=schedule.heads,
+        kv_heads=schedule.kv_heads,
+        query_rows=compiler.queries.rows(home),
+        key_rows=compiler.keys.rows(home),
+        held_queries=compiler.queries.tokens,
+        held_keys=compiler.keys.tokens,
+        held_heads=compiler.heads,
+        held_kv_heads=compiler.kv_heads,
+        rounds=tuple(compiler.compile(at) for at in range(len(schedule.rounds[rank]))),
+    )
+
+
+class _Compiler:
+    def __init__(self, schedule: AttentionSchedule, rank: int) -> None:
+        self.source = schedule.rounds[rank]
+        self.ratio = schedule.heads // schedule.kv_heads
+        home = schedule.home[rank]
+        received = [message for each in self.source for message in each.receives]
+        self.home = _Places(home)
+        self.queries, self.keys = (
+            _Places(join_runs(home, *(m.runs for m in received if m.carries == kind)))
+            for kind in ("q", "kv")
+        )
+        tiles = [(int(t[6]), int(t[7])) for each in self.source for t in each.tiles]
+        merged = [m.heads for m in received if m.carries in ("q", "partial")]
+        self.heads = _range(tiles + merged)
+        of_tiles = [(first // self.ratio, -(-stop // self.ratio)) for first, stop in tiles]
+        self.kv_heads = _range(of_tiles + [m.heads for m in received if m.carries == "kv"])
+        count = self.heads.stop - self.heads.start
+        self.turns: dict[tuple[bool, int], int] = {}
+        self.is_written = np.zeros((self.queries.tokens, count), dtype=bool)
+
+    def compile(self, at: int) -> RankRound:
+        each = self.source[at]
+        return RankRound(
+            tuple(self._transfer(message, at, is_sent=True) for message in each.sends),
+            tuple(self._transfer(message, at, is_sent=False) for message in each.receives),
+            tuple(self._tile(tile.tolist()) for tile in each.tiles),
+        )
+
+    def _transfer(self, message: Message, at: int, *, is_sent: bool) -> Transfer:
+        first, stop = message.heads
+        held = self.kv_heads if message.carries == "kv" else self.heads
+        is_held = held.start <= first and stop <= held.stop
+        if message.carries == "output" and not is_sent:
+            is_held = False  # an output over all keys is not merged
+        places = self.keys if message.carries == "kv" else self.queries
+        offset = held.start if is_held else 0
+        turn = self.turns.get((is_sent, message.peer), 0)
+        self.turns[is_sent, message.peer] = turn + 1
+        return Transfer(
+            message.peer,
+            message.carries,
+            is_held,
+            (places if is_held else self.home).rows(message.runs),
+            slice(first - offset, stop - offset),
+            message.tokens,
+            turn,
+            at,
+            at + message.rounds - 1,
+        )
+
+    def _tile(self, tile: list[int]) -> TileRows:
+        document, q0, q1, k0, k1, is_causal, h0, h1 = tile
+        query, key = self.queries.first(document, q0), self.keys.first(document, k0)
+        queries = slice(query, query + q1 - q0)
+        heads = slice(h0 - self.heads.start, h1 - self.heads.start)
+        kv = self.kv_heads.start
+        is_first = not self.is_written[queries, heads].any()
+        self.is_written[queries, heads] = True
+        return TileRows(
+            queries,
+            slice(key, key + k1 - k0),
+            heads,
+            slice(h0 // self.ratio - kv, -(-h1 // self.ratio) - kv),
+            bool(is_causal),
+            is_first,
+        )
