@@ -1,0 +1,218 @@
+"""What ranks run in ``test_context``. Each function's first argument is its ``Ranks``."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from equipoise.comm.group import Ranks
+from equipoise.comm.mail import Ledger, Mail
+from equipoise.nn.attention import attend_documents
+from equipoise.parallel.context.attention import (
+    attend_in_one_process,
+    check_ranks_agree,
+    context_attention,
+    gather_tokens,
+    shard_tokens,
+    token_positions,
+)
+from equipoise.parallel.context.drive import drive
+from equipoise.parallel.context.forward import Forward
+from equipoise.parallel.context.plan import plan_context
+from equipoise.schedule.attention_count import Wire, count_attention
+
+WIDTH = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention layer over one pack."""
+
+    lengths: tuple[int, ...]
+    strategy: str
+    sharding: str
+    heads: int
+    kv_heads: int
+    dtype: str = "float64"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one rank found, for one case."""
+
+    output_error: float
+    gradient_error: float
+    is_bitwise: bool
+    """A rerun, and all ranks played in one process, are equal bit for bit."""
+    sent_bytes: list[int]
+    sent_messages: list[int]
+    received_bytes: list[int]
+    scheduled_bytes: list[list[int]]
+    scheduled_messages: list[list[int]]
+
+
+def draw(case: Case) -> list[torch.Tensor]:
+    """q, k, v and the gradient of the output, of the whole pack."""
+    source = torch.Generator().manual_seed(1)
+    heads = (case.heads, case.kv_heads, case.kv_heads, case.heads)
+    return [
+        torch.randn(sum(case.lengths), each, WIDTH, dtype=torch.float64, generator=source)
+        for each in heads
+    ]
+
+
+def attend_cases(ranks: Ranks, cases: list[Case]) -> list[Told]:
+    return [attend_case(ranks, case) for case in cases]
+
+
+def attend_case(ranks: Ranks, case: Case) -> Told:
+    dtype = getattr(torch, case.dtype)
+    *reference, grad_o = draw(case)
+    for x in reference:
+        x.requires_grad_()
+    wanted = attend_documents(*reference, case.lengths)
+    wanted_grads = torch.autograd.grad(wanted, reference, grad_o)
+
+    per_node = 2 if ranks.world % 2 == 0 else 1
+    keys = {"sharding": case.sharding, "ranks_per_node": per_node}
+    found = []
+    for _ in range(2):
+        ledger = Ledger(ranks.world)
+        mine = [
+            shard_tokens(x.detach().to(dtype), case.lengths, **keys).requires_grad_()
+            for x in reference
+        ]
+        out = context_attention(*mine, case.lengths, case.strategy, ledger=ledger, **keys)
+        grads = torch.autograd.grad(out, mine, shard_tokens(grad_o.to(dtype), case.lengths, **keys))
+        found.append([out.detach(), *grads])
+    plan = plan_context(
+        case.lengths, ranks.world, case.strategy, heads=case.heads, kv_heads=case.kv_heads, **keys
+    )
+    check_ranks_agree(plan)
+    together = [x.detach().to(dtype).requires_grad_() for x in reference]
+    out = attend_in_one_process(*together, plan)
+    played = [out, *torch.autograd.grad(out, together, grad_o.to(dtype))]
+    played = [shard_tokens(x.detach(), case.lengths, **keys) for x in played]
+
+    whole = [gather_tokens(x, case.lengths, **keys).double() for x in found[0]]
+    tokens = sum(case.lengths)
+    errors = [
+        float((x - y.detach()).abs().max()) if tokens else 0.0
+        for x, y in zip(whole, (wanted, *wanted_grads), strict=True)
+    ]
+    scale = max((float(g.abs().max()) for g in wanted_grads), default=1.0) if tokens else 1.0
+    counts = count_attention(
+        plan.schedule, Wire(WIDTH, dtype.itemsize, 8 if dtype == torch.float64 else 4)
+    )
+    return Told(
+        errors[0] / (float(wanted.detach().abs().max()) if tokens else 1.0),
+        max(errors[1:]) / scale,
+        all(map(torch.equal, *found)) and all(map(torch.equal, found[0], played)),
+        ledger.sent_bytes.tolist(),
+        ledger.sent_messages.tolist(),
+        ledger.received_bytes.tolist(),
+        (counts.forward_bytes + counts.backward_bytes).tolist(),
+        (counts.messages + counts.messages.T).tolist(),
+    )
+
+
+def round_trip(ranks: Ranks, lengths: list[int], sharding: str) -> tuple[bool, list[int], int]:
+    """Shard and gather token numbers; positions; bytes sent."""
+    tokens = torch.arange(sum(lengths))
+    ledger = Ledger(ranks.world)
+    mine = shard_tokens(tokens, lengths, sharding=sharding)
+    back = gather_tokens(mine, lengths, sharding=sharding, ledger=ledger)
+    positions = token_positions(lengths, sharding=sharding)
+    starts = torch.repeat_interleave(
+        torch.tensor([0, *np.cumsum(lengths)])[:-1], torch.tensor(lengths)
+    )
+    is_right = torch.equal(back, tokens) and torch.equal(mine, starts[mine] + positions)
+    return is_right, ledger.sent_bytes.tolist(), len(mine)
+
+
+def in_a_part_of_the_ranks(ranks: Ranks, case: Case) -> float:
+    """The same over a group of all ranks but the first; the error on it."""
+    group = dist.new_group(list(range(1, ranks.world)))
+    if ranks.rank == 0:
+        return 0.0
+    q, k, v, _ = draw(case)
+    wanted = attend_documents(q, k, v, case.lengths)
+    mine = [shard_tokens(x, case.lengths, group, sharding=case.sharding) for x in (q, k, v)]
+    out = context_attention(*mine, case.lengths, case.strategy, group, sharding=case.sharding)
+    found = gather_tokens(out, case.lengths, group, sharding=case.sharding)
+    return float((found - wanted).abs().max())
+
+
+def with_plans_that_differ(ranks: Ranks) -> None:
+    strategy = "ring" if ranks.rank == 0 else "all-gather"
+    check_ranks_agree(plan_context([9, 4], ranks.world, strategy, heads=2, kv_heads=1))
+
+
+def with_the_share_of_another_sharding(ranks: Ranks) -> None:
+    x = torch.zeros(3 if ranks.rank else 9, 2, 4)
+    context_attention(x, x, x, [9, 4], "ring", sharding="contiguous")
+
+
+def with_rows_of_another_sharding(ranks: Ranks) -> None:
+    gather_tokens(torch.zeros(3), [9, 4], sharding="contiguous")
+
+
+def with_rows_of_another_pack(ranks: Ranks) -> None:
+    shard_tokens(torch.zeros(12), [9, 4])
+
+
+class SlowMail(Mail):
+    """Mail whose messages arrive some time after they were posted."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__()
+        self.delay_s = delay_s
+        self.arrival_s: dict[int, float] = {}
+        self.waited_s: list[float] = []
+
+    def post(self, sends, receives) -> None:
+        super().post(sends, receives)
+        for parcel in (*sends, *receives):
+            self.arrival_s[parcel.due] = time.perf_counter() + self.delay_s
+
+    def wait(self, due: int) -> None:
+        super().wait(due)
+        if due in self.arrival_s:
+            left_s = self.arrival_s.pop(due) - time.perf_counter()
+            self.waited_s.append(max(0.0, left_s))
+            time.sleep(self.waited_s[-1])
+
+
+def wait_with_delay(ranks: Ranks, tokens: int, delay_s: float) -> list[float]:
+    """What is left of the delay of each hop of a ring when the tiles are done [s]."""
+    plan = plan_context([tokens], ranks.world, "ring", heads=2, kv_heads=2, sharding="head-tail")
+    x = torch.randn(len(plan.shares.rows[ranks.rank]), 2, 64)
+    mail = SlowMail(delay_s)
+    drive(Forward(plan.program(ranks.rank), x, x, x).steps(), mail)
+    return mail.waited_s
+
+
+def digests_of_fresh_interpreters(seeds: list[int]) -> set[str]:
+    """Digests of all strategies' schedules, from interpreters with other hash seeds."""
+    code = (
+        "from equipoise.parallel.context.plan import plan_context\n"
+        "from equipoise.schedule.attention_strategies import STRATEGIES\n"
+        "print([plan_context([900, 7, 310], 4, s, heads=9, kv_heads=3, ranks_per_node=2)"
+        ".schedule.digest for s in STRATEGIES])"
+    )
+    return {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in seeds
+    }
