@@ -6,14 +6,16 @@ Why
     large: what travels grows with it. And a document that 5 ranks hold need not be given 8.
 
 What it decides
-    1. A document is *long* if no rank holds it alone, or if alone it would outlast a share of
-       the mean. It gets the fewest ranks for which neither is so.
+    1. A document is *long* if no rank holds it alone, or if alone it would outlast a limit. It
+       gets the fewest ranks for which neither is so.
     2. Gangs are placed widest and longest first, each on the ranks that are free earliest, or
        on the block of neighbours that is. Of blocks the widths divide the ranks, so that they
        nest and no rank waits for a wider gang.
-    3. Short documents go into the holes before gangs, then to the rank that ends first.
-    4. While the last rank ends more than 1% above the ideal, documents of half that share are
-       long, too; then the last rank's own longest document gets more ranks, while that helps.
+    3. Short documents go into the holes before gangs, then to the ranks that end first.
+    4. While the last rank ends more than 1% above the bound, other limits are tried: shares of
+       it, and more than it, for where travel is dear a wide gang keeps many ranks busy with
+       little. Then the last ranks' own longest document gets more ranks or fewer, while that
+       helps.
 
 Kept true (tests/unit/balance/test_groups.py, by Hypothesis)
     What every group plan keeps (balance.groups_plan); near brute force on small cases.
@@ -35,19 +37,24 @@ from equipoise.balance.groups_layout import Job, lay_out, make_job
 from equipoise.balance.groups_plan import (
     Gang,
     GroupPlan,
+    critical_bound,
     finish_plan,
 )
 from equipoise.balance.groups_require import require_fit, require_lengths
 from equipoise.cost.work import Ints
 
 _EVEN = 1.01
-"""Last rank over ideal at which nothing further is tried."""
+"""Last rank over bound at which nothing further is tried."""
 
-_FINEST = 6
-"""Documents are long down to ``2 ** -_FINEST`` of a rank's mean work, and no further."""
+_SHARES = (1.0, 0.5, 1.1, 1.25, 0.25, 1.5, 0.125, 2.0, 0.0625, 1 / 32, 1 / 64)
+"""Limits tried, in shares of the bound. Above 1: where travel is dear, a document that ends late
+on few ranks leaves the others free."""
 
-_WIDENINGS = 8
-"""Times that the last rank's longest document is given more ranks."""
+_PATIENCE = 8
+"""Attempts in a row without a gain after which no further limit is tried."""
+
+_MOVES = 6
+"""Times that the last ranks' longest document is given more ranks, or fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,7 @@ def plan_gangs(
         LayoutError: ranks or cap below 1.
         FitError: a document does not fit all ranks together.
 
-    Cost: O(n log n + gangs x ranks) for each of at most ``2 x 7 + 8`` attempts.
+    Cost: O(n log n + gangs x ranks) for each of at most ``22 + 12`` attempts, most often one.
 
     >>> from equipoise.cost.curve import break_even_curve
     >>> plan = plan_gangs([900, 300, 300], 5, GroupCosts(break_even_curve(float('inf'))), 400)
@@ -98,33 +105,41 @@ def plan_gangs(
     lengths = require_lengths(doc_tokens, ranks, cap_tokens)
     require_fit(lengths, ranks, ranks, cap_tokens, "gangs")
     gangs: tuple[Gang, ...] = ()
+    bound_ns = critical_bound(lengths, ranks, costs, cap_tokens)
     if len(lengths):
-        job = make_job(lengths, ranks, costs, cap_tokens, 2.0**-_FINEST)
-        gangs = _search(job, aligned).gangs
+        job = make_job(lengths, ranks, costs, cap_tokens, min(_SHARES) * bound_ns)
+        gangs = _search(job, aligned, bound_ns).gangs
     plan_s = time.perf_counter() - began
-    return finish_plan("gangs", gangs, lengths, ranks, costs, cap_tokens, plan_s=plan_s)
+    return finish_plan(
+        "gangs", gangs, lengths, ranks, costs, cap_tokens, bound_ns=bound_ns, plan_s=plan_s
+    )
 
 
-def _search(job: Job, aligned: bool) -> _Attempt:
+def _search(job: Job, aligned: bool, bound_ns: int) -> _Attempt:
     """The attempt that ends first; of equals, the one of least rank-seconds."""
-    mean = float(job.alone_ns.sum()) / job.ranks
-    best = _attempt(job, job.widths(_EVEN * mean), aligned)
-    tried = {(best.on_blocks, best.widths.tobytes())}
-    for finer in range(_FINEST + 1):
-        widths = job.widths(_EVEN * mean * 2.0**-finer)
+    even = _EVEN * bound_ns
+    best = _attempt(job, job.widths(even - job.costs.fixed_ns), aligned)
+    tried, idle = {(aligned, best.widths.tobytes())}, 0
+    # Where travel is free more ranks cost nothing: a limit above 1 is no help, a finer one may be.
+    is_free = job.costs.exchange is None
+    for share in _SHARES:
+        if is_free and share > 1:
+            continue
+        widths = job.widths(even * share)
         for on_blocks in (True,) if aligned else (False, True):
-            if best.score[0] <= _EVEN * mean:
-                return best
+            if best.score[0] <= even or (idle >= _PATIENCE and not is_free):
+                break
             chosen = _divisors_up(widths, job.ranks) if on_blocks else widths
             if (on_blocks, chosen.tobytes()) not in tried:
                 tried.add((on_blocks, chosen.tobytes()))
-                best = min(best, _attempt(job, chosen, on_blocks), key=lambda it: it.score)
-    for _ in range(_WIDENINGS):
-        wider = _widen_last(job, best)
-        if best.score[0] <= _EVEN * mean or wider is None:
+                found = _attempt(job, chosen, on_blocks)
+                best, idle = (found, 0) if found.score < best.score else (best, idle + 1)
+    for _ in range(_MOVES):
+        if best.score[0] <= even:
             break
-        found = _attempt(job, wider, best.on_blocks)
-        if found.score >= best.score:
+        moved = [_attempt(job, widths, best.on_blocks) for widths in _moves(job, best)]
+        found = min([best, *moved], key=lambda attempt: attempt.score)
+        if found is best:
             break
         best = found
     return best
@@ -149,8 +164,11 @@ def _divisors_up(widths: Ints, ranks: int) -> Ints:
     return found
 
 
-def _widen_last(job: Job, attempt: _Attempt) -> Ints | None:
-    """The widths with one rank more for the longest document of the ranks that end last."""
+def _moves(job: Job, attempt: _Attempt) -> list[Ints]:
+    """The widths with one step more, and one less, for a document of the ranks that end last.
+
+    It is the one that these ranks share with others for longest.
+    """
     last = max(attempt.gangs, key=lambda gang: gang.stop_ns)
     held: Sequence[int] = [
         document
@@ -158,10 +176,17 @@ def _widen_last(job: Job, attempt: _Attempt) -> Ints | None:
         if not set(gang.ranks).isdisjoint(last.ranks)
         for document in gang.documents
     ]
-    mine = np.flatnonzero(np.isin(job.candidates, held) & (attempt.widths < job.ranks))
+    mine = np.flatnonzero(np.isin(job.candidates, held))
     if not len(mine):
-        return None
-    share = job.times[mine, attempt.widths[mine] - 1]
-    wider = attempt.widths.copy()
-    wider[mine[int(share.argmax())]] += 1
-    return wider
+        return []
+    item = mine[int(job.times[mine, attempt.widths[mine] - 1].argmax())]
+    now = int(attempt.widths[item])
+    steps = [d for d in range(1, job.ranks + 1) if not attempt.on_blocks or job.ranks % d == 0]
+    at = steps.index(now)
+    found = []
+    for width in steps[max(0, at - 1) : at] + steps[at + 1 : at + 2]:
+        if width >= job.least[item]:
+            changed = attempt.widths.copy()
+            changed[item] = width
+            found.append(changed)
+    return found

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.groups_cost import GroupCosts
-from equipoise.balance.groups_plan import Gang, make_gang, replay
+from equipoise.balance.groups_plan import Gang, replay
 from equipoise.balance.partition import repair
 from equipoise.balance.whole import best_fit_decreasing
 from equipoise.cost.work import Ints
@@ -43,18 +43,21 @@ class Job:
     """Fewest ranks that hold each candidate."""
 
     def widths(self, limit_ns: float) -> Ints:
-        """Fewest ranks that hold each candidate and end it by the limit; else the fastest."""
+        """Fewest ranks that hold each candidate and end it by the limit.
+
+        Where none do, the fewest that are as fast as any, or nearly.
+        """
         holds = np.arange(1, self.ranks + 1)[None, :] >= self.least[:, None]
-        good = holds & (self.times <= limit_ns)
-        fastest = np.where(holds, self.times, np.iinfo(np.int64).max).argmin(1)
-        chosen: Ints = np.where(good.any(1), good.argmax(1), fastest) + 1
+        fastest = np.where(holds, self.times, np.iinfo(np.int64).max).min(1)
+        enough = np.maximum(limit_ns, fastest + fastest // 64)
+        chosen: Ints = (holds & (self.times <= enough[:, None])).argmax(1) + 1
         return chosen
 
 
-def make_job(doc_tokens: Ints, ranks: int, costs: GroupCosts, cap: int, share: float) -> Job:
-    """Look up what the documents above ``share`` of a rank's mean work cost on any ranks."""
+def make_job(doc_tokens: Ints, ranks: int, costs: GroupCosts, cap: int, least_ns: float) -> Job:
+    """Look up what documents of more than ``least_ns``, or over the cap, cost on any ranks."""
     alone = costs.document_ns(doc_tokens)
-    candidates = np.flatnonzero((alone > share * alone.sum() / ranks) | (doc_tokens > cap))
+    candidates = np.flatnonzero((alone > least_ns) | (doc_tokens > cap))
     times = costs.share_ns(doc_tokens[candidates][:, None], np.arange(1, ranks + 1)[None, :])
     least = -(-doc_tokens[candidates] // cap)
     return Job(doc_tokens, ranks, costs, cap, alone, candidates, times, least)
@@ -182,32 +185,65 @@ def _fill_holes(board: _Board, short: list[int]) -> list[int]:
 
 
 def _fill_ends(job: Job, free: Ints, rest: list[int]) -> list[Gang]:
-    """The other documents, heaviest first, each to the rank that ends first; then micro-batches."""
+    """The other documents in micro-batches on the ranks that end first."""
     if not rest:
         return []
     documents = np.array(rest, dtype=np.int64)
+    found = [_documents_first(job, free, documents)]
+    if job.costs.fixed_ns:
+        found.append(_micro_batches_first(job, free, documents))
+    return min(found, key=lambda gangs: max(gang.stop_ns for gang in gangs))
+
+
+def _documents_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
+    """Each document, heaviest first, to the rank that ends first; then micro-batches of each."""
     tokens = job.doc_tokens[documents]
     # A micro-batch's own price is paid by each token's part of a full one.
     weights = job.alone_ns[documents] + job.costs.fixed_ns * tokens // job.cap
-    heap = [(int(end), rank) for rank, end in enumerate(free)]
-    heapq.heapify(heap)
-    rank_of = np.empty(len(documents), dtype=np.int64)
-    for item, weight in enumerate(weights.tolist()):
-        end, rank = heap[0]
-        heapq.heapreplace(heap, (end + weight, rank))
-        rank_of[item] = rank
+    rank_of = _longest_first(weights, free)
     everything = int(tokens.sum())
     repair(weights, tokens, rank_of, everything, filled=(free, np.zeros_like(free)))
     gangs = []
     for rank in range(job.ranks):
-        mine = np.flatnonzero(rank_of == rank)
-        start = int(free[rank])
-        for members in _micro_batches(tokens[mine], job.cap):
-            gang = make_gang((rank,), documents[mine[members]].tolist(), job.doc_tokens, job.costs)
-            gangs.append(
-                Gang(gang.ranks, gang.documents, gang.load_ns, gang.tokens_per_rank, start)
-            )
-            start += gang.load_ns
+        mine = documents[rank_of == rank]
+        batches = [mine[members] for members in _micro_batches(job.doc_tokens[mine], job.cap)]
+        gangs += _one_after_another(job, rank, int(free[rank]), batches)
+    return gangs
+
+
+def _micro_batches_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
+    """As few micro-batches as there can be, heaviest first to the rank that ends first."""
+    batches = [documents[members] for members in _micro_batches(job.doc_tokens[documents], job.cap)]
+    loads = np.array([int(job.alone_ns[batch].sum()) for batch in batches]) + job.costs.fixed_ns
+    order = np.lexsort((np.arange(len(loads)), -loads))
+    rank_of = _longest_first(loads[order], free)
+    gangs = []
+    for rank in range(job.ranks):
+        mine = [batches[int(at)] for at in order[rank_of == rank]]
+        gangs += _one_after_another(job, rank, int(free[rank]), mine)
+    return gangs
+
+
+def _longest_first(weights: Ints, free: Ints) -> Ints:
+    """The rank of each item, in the order given, that is free first."""
+    heap = [(end, rank) for rank, end in enumerate(free.tolist())]
+    heapq.heapify(heap)
+    rank_of = np.empty(len(weights), dtype=np.int64)
+    for item, weight in enumerate(weights.tolist()):
+        end, rank = heap[0]
+        heapq.heapreplace(heap, (end + weight, rank))
+        rank_of[item] = rank
+    return rank_of
+
+
+def _one_after_another(job: Job, rank: int, start: int, batches: list[Ints]) -> list[Gang]:
+    """One rank's micro-batches from ``start`` on."""
+    gangs = []
+    for batch in batches:
+        load = job.costs.fixed_ns + int(job.alone_ns[batch].sum())
+        tokens = int(job.doc_tokens[batch].sum())
+        gangs.append(Gang((rank,), tuple(batch.tolist()), load, tokens, start))
+        start += load
     return gangs
 
 
@@ -216,6 +252,8 @@ def _micro_batches(tokens: Ints, cap: int) -> list[Ints]:
     if not len(tokens):
         return []
     count = -(-int(tokens.sum()) // cap)
+    if count == 1:
+        return [np.arange(len(tokens))]
     while True:
         batch_of = best_fit_decreasing(tokens, count, cap)
         if batch_of is not None:

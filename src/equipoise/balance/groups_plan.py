@@ -180,6 +180,7 @@ def finish_plan(
     *,
     barriers: Sequence[int] = (),
     largest_share: int | None = None,
+    bound_ns: int | None = None,
     plan_s: float = 0.0,
 ) -> GroupPlan:
     """Replay the gangs, and set the bound beside them.
@@ -194,15 +195,19 @@ def finish_plan(
         barriers: Gangs before which all ranks meet.
         largest_share: Most tokens that one rank may compute in one micro-batch, where
             offloading lifts it above the cap.
+        bound_ns: What ``critical_bound`` says, where it was asked before [ns].
         plan_s: Time that planning took [s].
     """
+    if bound_ns is None:
+        share = max(cap_tokens, largest_share or 0)
+        bound_ns = critical_bound(doc_tokens, ranks, costs, share)
     return GroupPlan(
         policy,
         ranks,
         cap_tokens,
         replay(gangs, ranks, barriers),
         int(costs.document_ns(doc_tokens).sum()) if len(doc_tokens) else 0,
-        critical_bound(doc_tokens, ranks, costs, max(cap_tokens, largest_share or 0)),
+        bound_ns,
         tuple(barriers),
         plan_s,
     )

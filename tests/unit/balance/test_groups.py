@@ -123,12 +123,12 @@ def quickest(lengths: np.ndarray, ranks: int, costs: GroupCosts, cap: int) -> in
 
 @settings(max_examples=15, deadline=None)
 @given(lengths=st.lists(st.integers(50, 3000), min_size=1, max_size=3), slack=st.integers(0, 900))
-def test_ours_is_within_a_quarter_of_brute_force(lengths: list[int], slack: int) -> None:
+def test_ours_is_within_a_twentieth_of_brute_force(lengths: list[int], slack: int) -> None:
     # Three documents on three ranks are the hardest case: nothing is short enough to fill in.
     curve = LoadCurve(0.0, 1000.0, (1.0,), (4.0,), 1.0, measured=False)
     costs, cap = GroupCosts(curve, SLOW), -(-max(lengths) // 3) + slack
     plan = plan_gangs(lengths, 3, costs, cap)
-    assert plan.critical_ns <= 1.25 * quickest(np.array(lengths), 3, costs, cap)
+    assert plan.critical_ns <= 1.05 * quickest(np.array(lengths), 3, costs, cap)
 
 
 @pytest.mark.parametrize("ranks", [8, 12, 13, 64])
