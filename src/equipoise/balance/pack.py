@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from equipoise.balance.delayed import DelayedPacker
 from equipoise.balance.divided import pack_divided, pack_divided_in_time
+from equipoise.balance.grouped import pack_bytescale, pack_flexsp, pack_gangs
 from equipoise.balance.whole import pack_by_tokens, pack_by_work
 from equipoise.balance.windows import cut_at_windows, pack_fixed, pack_fixed_exact, pack_in_order
 from equipoise.cost.curve import LoadCurve
@@ -39,6 +40,9 @@ POLICIES: dict[Policy, Packer] = {
     "by-work": pack_by_work,
     "divided": pack_divided,
     "divided-in-time": pack_divided_in_time,
+    "gangs": pack_gangs,
+    "flexsp": pack_flexsp,
+    "bytescale": pack_bytescale,
 }
 """Policies that look at one step alone; ``delayed`` looks at those before it, too."""
 
@@ -46,7 +50,7 @@ ALL_POLICIES: tuple[Policy, ...] = (*list(POLICIES)[:5], "delayed", *list(POLICI
 """Every policy, in the order in which they are shown."""
 
 
-DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time")
+DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "flexsp", "bytescale")
 """Policies whose pieces of one document attend to each other."""
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,20 +36,30 @@ def write_packs(file: Path, packs: list[list[PackedRecord]]) -> None:
         with file.open("w") as out:
             for records in packs:
                 for record in records:
-                    for index, batch in enumerate(record.micro_batches):
-                        line = json.dumps(_line(record, index, batch), separators=(",", ":"))
-                        out.write(line + "\n")
+                    for line in _lines(record):
+                        out.write(json.dumps(line, separators=(",", ":")) + "\n")
     except OSError as error:
         raise SpecError(f"--out {file} cannot be written ({error.strerror}).") from None
 
 
-def _line(record: PackedRecord, index: int, batch: tuple[MicroBatch, ...]) -> dict[str, object]:
+def _lines(record: PackedRecord) -> Iterator[dict[str, object]]:
+    index = 0
+    for place, micro_batches in enumerate(record.bins):
+        for batch in micro_batches:
+            yield _line(record, place, index, batch)
+            index += 1
+
+
+def _line(
+    record: PackedRecord, place: int, index: int, batch: tuple[MicroBatch, ...]
+) -> dict[str, object]:
     pieces = np.concatenate([share.pieces for share in batch])
     froms = np.concatenate([share.pieces[:, 1] - share.history_tokens for share in batch])
     order = np.lexsort((pieces[:, 1], pieces[:, 0]))
     line: dict[str, object] = {
         "policy": record.policy,
         "step": record.step,
+        "bin": place,
         "micro_batch": index,
         "pieces": pieces[order].tolist(),
         "attends_from": froms[order].tolist(),

@@ -20,6 +20,9 @@ Policy = Literal[
     "delayed",
     "divided",
     "divided-in-time",
+    "gangs",
+    "flexsp",
+    "bytescale",
 ]
 Precision = Literal["fp32", "bf16"]
 Recompute = Literal["none", "full"]

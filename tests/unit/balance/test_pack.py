@@ -21,7 +21,9 @@ from equipoise.spec.run import PackSpec
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=300, head_width=16)
 CURVE = counted_curve(MODEL)
 WHOLE = ("by-tokens", "by-work")
-QUICK = tuple(policy for policy in POLICIES if policy != "fixed-exact")  # see test_exact.py
+QUICK = tuple(
+    policy for policy in POLICIES if policy not in ("fixed-exact", "flexsp")
+)  # see test_exact.py
 
 
 @st.composite
@@ -63,7 +65,8 @@ def test_ranks_have_equally_many_micro_batches_none_over_the_cap(policy: str, st
     pack = dataclasses.replace(pack, policy=policy)
     packed = pack_step(pieces, pack, ranks, CURVE)
     assert len(packed.ranks) == ranks
-    assert {len(rank) for rank in packed.ranks} == {packed.micro_batches}
+    if policy not in ("gangs", "bytescale"):  # whose ranks run as many as they like
+        assert {len(rank) for rank in packed.ranks} == {packed.micro_batches}
     assert max(batch.tokens for batch in packed) <= pack.most_tokens
 
 

@@ -53,6 +53,8 @@ def test_json_has_exactly_these_keys(capsys: pytest.CaptureFixture[str]) -> None
         "delayed",
         "divided",
         "divided-in-time",
+        "gangs",
+        "bytescale",
     ]
     assert all(list(row) == KEYS for row in found)
     assert len({row["documents"] for row in found}) == 1
@@ -70,7 +72,9 @@ def test_anyone_can_recompute_the_skew_from_the_packs(
     out = tmp_path / "packs.jsonl"
     argv = (*SMALL, "--cost", "tokens+pairs:4000", "--out", str(out), "--ranks", str(ranks))
     scores = {row["policy"]: row for row in rows(capsys, *argv)}
-    loads: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    loads: dict[str, dict[int, dict[tuple[int, int], float]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(float))
+    )
     covered: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for text in out.read_text().splitlines():
         line = json.loads(text)
@@ -79,7 +83,7 @@ def test_anyone_can_recompute_the_skew_from_the_packs(
             covered[line["policy"]] += [(document, at) for at in range(start, stop)]
         if line.get("flush"):
             continue
-        for share in line.get("ranks", [line["pieces"]]):
+        for rank, share in enumerate(line.get("ranks", [line["pieces"]])):
             load = 0.0
             for document, start, stop in share:
                 begin = froms[document, start, stop]
@@ -87,9 +91,9 @@ def test_anyone_can_recompute_the_skew_from_the_packs(
                     (n - begin) * (n - begin + 1) // 2 * s for n, s in ((stop, 1), (start, -1))
                 )
                 load += (stop - start) + 2 * pairs / 4000
-            loads[line["policy"]][line["step"]].append(load)
+            loads[line["policy"]][line["step"]][line["bin"], rank] += load
     for policy, steps in loads.items():
-        skews = [max(step) * len(step) / sum(step) for step in steps.values()]
+        skews = [max(s.values()) * len(s) / sum(s.values()) for s in steps.values()]
         assert sum(skews) / len(skews) == pytest.approx(scores[policy]["skew"], rel=1e-6)
         assert len(covered[policy]) == 6 * 4 * 8192
     tokens = {policy: sorted(found) for policy, found in covered.items()}
@@ -121,7 +125,7 @@ def test_more_context_ranks_travel_more(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "--policy", "by-wrok") == (
         '--policy: "by-wrok" is not one of all, in-order, fixed, fixed-exact, by-tokens, by-work, '
-        'delayed, divided, divided-in-time. Nearest: "by-work".\n'
+        'delayed, divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "by-work".\n'
     )
     assert refused(capsys, "--micro-batches", "0") == (
         "--micro-batches 0 is below 1. Give 1 or more.\n"
@@ -156,7 +160,7 @@ def test_odd_lengths_are_packed(tmp_path: Path, capsys: pytest.CaptureFixture[st
         file = tmp_path / "lengths.txt"
         file.write_text("\n".join(map(str, lengths)))
         found = rows(capsys, "--lengths", str(file), *argv)
-        assert len(found) == 7
+        assert len(found) == 9
         assert all(row["max_tokens_ratio"] <= 1 for row in found)
 
 

@@ -1,0 +1,68 @@
+"""Dynamic groups as packs: a step's group plan, as the micro-batches that each rank runs.
+
+What it decides
+    Nothing: ``balance.groups`` decides which ranks share which document. Here each rank of a
+    gang gets a run from the document's front and one from its back, as under ``divided``, and
+    every gang is one micro-batch of its ranks. Ranks run different numbers of them.
+
+Kept true (tests/unit/balance/test_pack.py, by Hypothesis)
+    Each token once; no micro-batch over the cap; one document's parts in gangs of one plan.
+"""
+
+import numpy as np
+
+from equipoise.balance.bytescale import plan_bytescale
+from equipoise.balance.flexsp import plan_flexsp
+from equipoise.balance.groups import GroupPlanner
+from equipoise.balance.groups_cost import GroupCosts
+from equipoise.balance.groups_gangs import plan_gangs
+from equipoise.cost.curve import LoadCurve
+from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
+from equipoise.spec.run import PackSpec
+
+
+def pack_gangs(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+    """Gangs of any size, so that all ranks end together."""
+    return _pack("gangs", plan_gangs, pieces, pack, ranks, curve)
+
+
+def pack_flexsp(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+    """FlexSP: groups of powers of two in each micro-batch, by an exact search."""
+    return _pack("flexsp", plan_flexsp, pieces, pack, ranks, curve)
+
+
+def pack_bytescale(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+    """ByteScale: each document on as few ranks as hold it, balanced."""
+    return _pack("bytescale", plan_bytescale, pieces, pack, ranks, curve)
+
+
+def _pack(
+    policy: str,
+    planner: GroupPlanner,
+    pieces: Pieces,
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+) -> PackedStep:
+    plan = planner(lengths_of(pieces), ranks, GroupCosts(curve), pack.most_tokens)
+    held: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    for gang in plan.gangs:
+        rows = pieces[list(gang.documents)]
+        for place, rank in enumerate(gang.ranks):
+            held[rank].append(_share(rows, place, len(gang.ranks)))
+    return PackedStep(policy, tuple(map(tuple, held)))
+
+
+def _share(rows: Pieces, place: int, ranks: int) -> MicroBatch:
+    """What rank ``place`` of a gang holds of its documents."""
+    if ranks == 1:
+        return MicroBatch(rows)
+    document, start, stop = rows.T
+    bounds = start + np.arange(2 * ranks + 1)[:, None] * (stop - start) // (2 * ranks)
+    runs = [(place, place + 1), (2 * ranks - 1 - place, 2 * ranks - place)]
+    if place == ranks - 1:  # head and tail meet
+        runs = [(place, place + 2)]
+    parts = [np.stack((document, bounds[a], bounds[b], start), axis=1) for a, b in runs]
+    table = np.concatenate(parts)
+    table = table[table[:, 1] < table[:, 2]]
+    return MicroBatch(table[:, :3], table[:, 3])
