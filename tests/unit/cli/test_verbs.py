@@ -173,3 +173,14 @@ def test_systems_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     one = json.loads(printed(capsys, "systems", "--json", "ZeRO"))
     assert one == rows[33]
     assert one["state"] == "part"
+
+
+def test_train_refuses_what_only_pack_can_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--pack.policy", "divided")
+    assert refused(capsys, *argv) == (
+        'pack.policy = "divided" lets parts of one document attend to each other from different '
+        'micro-batches, which equipoise train cannot run; "equipoise pack" shows what it would '
+        'win. Set pack.policy = "by-work", or "delayed".\n'
+    )
