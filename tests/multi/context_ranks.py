@@ -14,6 +14,7 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger, Mail
 from equipoise.nn.attention import attend_documents
 from equipoise.parallel.context.attention import (
+    attend_by_plan,
     attend_in_one_process,
     check_ranks_agree,
     context_attention,
@@ -23,7 +24,7 @@ from equipoise.parallel.context.attention import (
 )
 from equipoise.parallel.context.drive import drive
 from equipoise.parallel.context.forward import Forward
-from equipoise.parallel.context.plan import plan_context
+from equipoise.parallel.context.plan import plan_context, plan_pieces
 from equipoise.schedule.attention_count import Wire, count_attention
 
 WIDTH = 16
@@ -146,6 +147,30 @@ def in_a_part_of_the_ranks(ranks: Ranks, case: Case) -> float:
     out = context_attention(*mine, case.lengths, case.strategy, group, sharding=case.sharding)
     found = gather_tokens(out, case.lengths, group, sharding=case.sharding)
     return float((found - wanted).abs().max())
+
+
+def with_pieces_placed_by_hand(ranks: Ranks) -> tuple[float, list[int]]:
+    """Documents on ranks {0, 1}, {1, 2} and {3}; the error, and the bytes sent to each rank."""
+    case = Case((50, 20, 7), "needed-kv", "", heads=4, kv_heads=2)
+    home = [
+        np.array([[0, 0, 30]]),
+        np.array([[0, 30, 50], [1, 0, 8]]),
+        np.array([[1, 8, 20]]),
+        np.array([[2, 0, 7]]),
+    ]
+    plan = plan_pieces(home, case.lengths, heads=case.heads, kv_heads=case.kv_heads)
+    *reference, grad_o = draw(case)
+    for x in reference:
+        x.requires_grad_()
+    wanted = attend_documents(*reference, case.lengths)
+    wanted = [wanted.detach(), *torch.autograd.grad(wanted, reference, grad_o)]
+    rows = torch.from_numpy(plan.shares.rows[ranks.rank])
+    mine = [x.detach()[rows].requires_grad_() for x in reference]
+    ledger = Ledger(ranks.world)
+    out = attend_by_plan(*mine, plan, ledger=ledger)
+    found = [out.detach(), *torch.autograd.grad(out, mine, grad_o[rows])]
+    error = max(float((x - y[rows]).abs().max()) for x, y in zip(found, wanted, strict=True))
+    return error, ledger.sent_bytes.tolist()
 
 
 def with_plans_that_differ(ranks: Ranks) -> None:

@@ -82,6 +82,19 @@ def test_plans_do_not_depend_on_hashing() -> None:
     assert len(context_ranks.digests_of_fresh_interpreters([0, 1])) == 1
 
 
+def test_documents_on_ranks_of_their_own_over_one_group() -> None:
+    """Three groups of ranks, of which one shares a rank with another: nothing crosses them."""
+    told = run_ranks(4, context_ranks.with_pieces_placed_by_hand)
+    assert all(error < 1e-13 for error, _ in told)
+    token_bytes = 2 * 2 * 16 * 8  # key and value of 2 heads of width 16, fp64; likewise gradients
+    assert [sent for _, sent in told] == [
+        [0, 30 * token_bytes, 0, 0],
+        [30 * token_bytes, 0, 8 * token_bytes, 0],
+        [0, 8 * token_bytes, 0, 0],
+        [0, 0, 0, 0],
+    ]
+
+
 def test_ranks_that_plan_differently() -> None:
     with pytest.raises(CheckError) as caught:
         run_ranks(2, context_ranks.with_plans_that_differ)
@@ -95,8 +108,9 @@ def test_shares_of_another_sharding() -> None:
     with pytest.raises(LayoutError) as caught:
         run_ranks(1, context_ranks.with_the_share_of_another_sharding)
     assert str(caught.value) == (
-        "Rank 0 of 1 holds 13 tokens of this pack under contiguous sharding, and its queries are "
-        "of 9. Take its share with shard_tokens, from the same lengths and the same sharding."
+        "Rank 0 of 1 holds 13 tokens of this pack in 2 query heads and 2 key/value heads, and its "
+        "tensors are of 9, 2 and 2. Take its share with shard_tokens, from the same lengths and "
+        "the same sharding."
     )
     with pytest.raises(LayoutError) as caught:
         run_ranks(1, context_ranks.with_rows_of_another_sharding)

@@ -13,13 +13,11 @@ import typing
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equipoise.balance.pack import DIVIDES
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.run import PackSpec, Policy
-
-_SHARED = ("divided", "divided-in-time")
-"""Policies whose pieces read keys of other micro-batches, which no plain loop brings them."""
 
 _UNPRICED = ("in-order", "by-tokens")
 """Policies that look at tokens alone."""
@@ -76,7 +74,7 @@ def require_runnable(
             f'No packing policy is called "{pack.policy}". Nearest: '
             f"{nearest(pack.policy, policies)}. All: {', '.join(policies)}."
         )
-    if pack.policy in _SHARED:
+    if pack.policy in DIVIDES:
         raise SpecError(
             f'Under policy "{pack.policy}" pieces read keys of other micro-batches, which a '
             f'DataLoader does not bring them. Take policy="by-work".'

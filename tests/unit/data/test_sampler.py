@@ -345,9 +345,17 @@ BY_WORK = PackSpec(policy="by-work", context_tokens=8, step_tokens=16)
         (
             SpecError,
             [3],
+            {"pack": PackSpec(policy="bytescale")},
+            'Under policy "bytescale" pieces read keys of other micro-batches, which a DataLoader '
+            'does not bring them. Take policy="by-work".',
+        ),
+        (
+            SpecError,
+            [3],
             {"pack": PackSpec(policy="by-wrok")},  # type: ignore[arg-type]
             'No packing policy is called "by-wrok". Nearest: by-work. All: in-order, fixed, '
-            "fixed-exact, by-tokens, by-work, delayed, divided, divided-in-time.",
+            "fixed-exact, by-tokens, by-work, delayed, divided, divided-in-time, gangs, flexsp, "
+            "bytescale.",
         ),
     ],
 )

@@ -61,22 +61,58 @@ def context_attention(
         SpecError: no strategy or sharding has that name.
     """
     _check_shapes(q_tHE, k_tGE, v_tGE)
-    mail = Mail(group, ledger)
     plan = plan_context(
         doc_tokens,
-        mail.ranks,
+        dist.get_world_size(group),
         strategy,
         heads=q_tHE.shape[1],
         kv_heads=k_tGE.shape[1],
         sharding=sharding,
         ranks_per_node=ranks_per_node,
     )
+    return attend_by_plan(q_tHE, k_tGE, v_tGE, plan, group, ledger=ledger)
+
+
+def attend_by_plan(
+    q_tHE: Tensor,
+    k_tGE: Tensor,
+    v_tGE: Tensor,
+    plan: ContextPlan,
+    group: dist.ProcessGroup | None = None,
+    *,
+    ledger: Ledger | None = None,
+) -> Tensor:
+    """``context_attention`` by a plan that has been made: every layer of a model runs the same.
+
+    Args:
+        q_tHE: Queries of this rank's tokens, ``plan.shares.rows`` of the pack.
+        k_tGE: Keys of the same tokens.
+        v_tGE: Values of the same tokens.
+        plan: Of ``plan_context`` or ``plan_pieces``; the same on every rank.
+        group: As many ranks as the plan is for; all ranks unless given.
+        ledger: Counts what this rank sends and receives, in both passes.
+
+    Returns:
+        ``o_tHE`` of this rank's tokens, differentiable in all three inputs.
+
+    Raises:
+        LayoutError: the tensors do not go together, or not with this rank's part of the plan.
+    """
+    _check_shapes(q_tHE, k_tGE, v_tGE)
+    mail, schedule = Mail(group, ledger), plan.schedule
+    if mail.ranks != schedule.ranks:
+        raise LayoutError(
+            f"The plan is for {schedule.ranks} ranks, the group has {mail.ranks}. Plan for the "
+            f"ranks of the group."
+        )
     program = plan.program(mail.rank)
-    if len(q_tHE) != program.home_tokens:
+    found = (len(q_tHE), q_tHE.shape[1], k_tGE.shape[1])
+    if found != (program.home_tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(
             f"Rank {mail.rank} of {mail.ranks} holds {program.home_tokens:,} tokens of this pack "
-            f"under {sharding} sharding, and its queries are of {len(q_tHE):,}. Take its share "
-            f"with shard_tokens, from the same lengths and the same sharding."
+            f"in {schedule.heads} query heads and {schedule.kv_heads} key/value heads, and its "
+            f"tensors are of {found[0]:,}, {found[1]} and {found[2]}. Take its share with "
+            f"shard_tokens, from the same lengths and the same sharding."
         )
     out: Tensor = AttendOverRanks.apply(  # type: ignore[no-untyped-call]
         q_tHE, k_tGE, v_tGE, program, mail

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balance.context import ContextSplit, split_context
+from equipoise.balance.context import split_context
 from equipoise.balance.tiles import TILE
 from equipoise.parallel.context.program import RankProgram, compile_rank
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_check import check_attention
 from equipoise.schedule.attention_strategies import write_attention
+from equipoise.spec.pack import Pieces, lengths_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,7 +31,8 @@ Ints = npt.NDArray[np.int64]
 class ContextShares:
     """Which tokens of a pack each rank holds."""
 
-    split: ContextSplit
+    pieces: tuple[Pieces, ...]
+    """Of each rank, its pieces in order, int64 [n, 3]: document, start, stop."""
     rows: tuple[Ints, ...]
     """Of each rank, the rows of the pack that it holds, in its order, int64 [tokens]."""
     positions: tuple[Ints, ...]
@@ -39,7 +41,7 @@ class ContextShares:
     @property
     def tokens(self) -> int:
         """Tokens of the pack."""
-        return int(self.split.tokens.sum())
+        return sum(map(len, self.rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,15 +92,19 @@ def _share(
     doc_tokens: tuple[int, ...], ranks: int, sharding: str, tile: int, per_node: int | None
 ) -> ContextShares:
     split = split_context(doc_tokens, ranks, sharding, tile=tile, ranks_per_node=per_node)
-    lengths = np.array(doc_tokens, dtype=np.int64)
+    return _shares_of(split.pieces, doc_tokens)
+
+
+def _shares_of(home: Sequence[Pieces], doc_tokens: Sequence[int]) -> ContextShares:
+    lengths = np.asarray(doc_tokens, dtype=np.int64).reshape(-1)
     begins = np.cumsum(lengths) - lengths
     rows, positions = [], []
-    for pieces in split.pieces:
-        sizes = pieces[:, 2] - pieces[:, 1]
+    for pieces in home:
+        sizes = lengths_of(pieces)
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         positions.append(np.repeat(pieces[:, 1], sizes) + within)
         rows.append(positions[-1] + np.repeat(begins[pieces[:, 0]], sizes))
-    return ContextShares(split, tuple(rows), tuple(positions))
+    return ContextShares(tuple(home), tuple(rows), tuple(positions))
 
 
 def plan_context(
@@ -156,10 +162,55 @@ def _plan(
 ) -> ContextPlan:
     schedule = write_attention(
         strategy,
-        shares.split.pieces,
+        shares.pieces,
         doc_tokens,
         heads=heads,
         kv_heads=kv_heads,
         ranks_per_node=ranks_per_node,
     )
     return ContextPlan(shares, schedule, {})
+
+
+def plan_pieces(
+    home: Sequence[Pieces],
+    doc_tokens: Sequence[int],
+    strategy: str = "needed-kv",
+    *,
+    heads: int,
+    kv_heads: int,
+    ranks_per_node: int | None = None,
+) -> ContextPlan:
+    """Plan attention over pieces that something else has placed: each document on its own ranks.
+
+    Under ``needed-kv`` a document's keys pass between its own ranks alone, whichever they are:
+    groups of ranks that differ from document to document, and from pack to pack, need no
+    communicator of their own.
+
+    Args:
+        home: Of each rank its pieces, int64 [n, 3]: document, start, stop; in order.
+        doc_tokens: Length of each packed document, in order [tokens].
+        strategy: What moves.
+        heads: Query heads.
+        kv_heads: Key/value heads.
+        ranks_per_node: Ranks that share a node; for strategies in two levels.
+
+    Raises:
+        LayoutError: ranks or heads do not go together.
+        SpecError: no strategy has that name.
+        CheckError: a token has no home, or two, or pieces are out of order.
+
+    >>> home = [np.array([[0, 0, 5]]), np.array([[0, 5, 7]]), np.array([[1, 0, 3]])]
+    >>> plan = plan_pieces(home, [7, 3], heads=2, kv_heads=1)
+    >>> [len(rounds[0].sends) for rounds in plan.schedule.rounds]
+    [1, 0, 0]
+    """
+    schedule = write_attention(
+        strategy,
+        home,
+        doc_tokens,
+        heads=heads,
+        kv_heads=kv_heads,
+        ranks_per_node=ranks_per_node,
+    )
+    check_attention(schedule)
+    return ContextPlan(_shares_of(schedule.home, doc_tokens), schedule, {})
