@@ -47,22 +47,35 @@ def _pack(
     plan = planner(lengths_of(pieces), ranks, GroupCosts(curve), pack.most_tokens)
     held: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for gang in plan.gangs:
-        rows = pieces[list(gang.documents)]
-        for place, rank in enumerate(gang.ranks):
-            held[rank].append(_share(rows, place, len(gang.ranks)))
+        for rank, batch in zip(
+            gang.ranks, _share(pieces[list(gang.documents)], len(gang.ranks)), strict=True
+        ):
+            held[rank].append(batch)
     return PackedStep(policy, tuple(map(tuple, held)))
 
 
-def _share(rows: Pieces, place: int, ranks: int) -> MicroBatch:
-    """What rank ``place`` of a gang holds of its documents."""
+def _share(rows: Pieces, ranks: int) -> list[MicroBatch]:
+    """What each rank of a gang holds of its documents: no two differ by more than one token."""
     if ranks == 1:
-        return MicroBatch(rows)
-    document, start, stop = rows.T
-    bounds = start + np.arange(2 * ranks + 1)[:, None] * (stop - start) // (2 * ranks)
-    runs = [(place, place + 1), (2 * ranks - 1 - place, 2 * ranks - place)]
-    if place == ranks - 1:  # head and tail meet
-        runs = [(place, place + 2)]
-    parts = [np.stack((document, bounds[a], bounds[b], start), axis=1) for a, b in runs]
-    table = np.concatenate(parts)
-    table = table[table[:, 1] < table[:, 2]]
-    return MicroBatch(table[:, :3], table[:, 3])
+        return [MicroBatch(rows)]
+    document, start, stop = (column[:, None] for column in rows.T)
+    least, over = divmod(stop - start, ranks)
+    # The tokens over of a document go to the ranks after those that had the ones before.
+    turn = (np.arange(ranks) - (np.cumsum(over) - over[:, 0])[:, None]) % ranks
+    tokens = least + (turn < over)
+    front = (tokens + 1) // 2
+    heads = start + np.cumsum(front, axis=1)
+    tails = stop - np.cumsum(tokens - front, axis=1)
+    held = []
+    for place in range(ranks):
+        runs = [
+            (heads[:, place] - front[:, place], heads[:, place]),
+            (tails[:, place], tails[:, place] + (tokens - front)[:, place]),
+        ]
+        if place == ranks - 1:  # head and tail meet
+            runs = [(runs[0][0], runs[1][1])]
+        parts = [np.stack((document[:, 0], a, b, start[:, 0]), axis=1) for a, b in runs]
+        table = np.concatenate(parts)
+        table = table[table[:, 1] < table[:, 2]]
+        held.append(MicroBatch(table[:, :3], table[:, 3]))
+    return held

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.base.errors import DataError
+from equipoise.data.sampler_arguments import whole_tokens
 
 
 class DocumentStream:
@@ -42,16 +43,17 @@ class DocumentStream:
         context_tokens: Longest piece [tokens], >= 1.
 
     Raises:
-        DataError: there are no documents, one is empty, or the context is below 1.
+        DataError: there are no documents, one is empty or no whole number of tokens, or the
+            context is below 1.
     """
 
     def __init__(self, doc_tokens: ArrayLike, *, seed: int, context_tokens: int) -> None:
-        self._doc_tokens = np.asarray(doc_tokens, dtype=np.int64)
-        if not len(self._doc_tokens):
+        if not np.size(doc_tokens):
             raise DataError(
                 "A stream needs at least 1 document, and there are 0. Set data.path to a corpus "
                 "with text in it."
             )
+        self._doc_tokens = whole_tokens(doc_tokens)
         if self._doc_tokens.min() < 1:
             document = int(self._doc_tokens.argmin())
             raise DataError(

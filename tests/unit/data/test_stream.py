@@ -110,6 +110,11 @@ def test_large_positions_are_reached_at_once():
             "Document 1 of 3 has 0 tokens, and each needs at least 1. Leave empty documents out.",
         ),
         (
+            [3, 2.5],
+            4,
+            "Document 1 of 2 has 2.5 tokens, which is no whole number. Count its tokens again.",
+        ),
+        (
             [3],
             0,
             "context_tokens = 0 is below 1. Set pack.context_tokens to the longest piece that the "
