@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.attention import AttentionSchedule
+from equipoise.schedule.attention import AttentionSchedule, Carries
 from equipoise.schedule.attention_count import Wire, tile_pairs
 
 BACKWARD_OVER_FORWARD = 2.5
@@ -52,14 +52,55 @@ class LinkPrice:
         return 1e9 * (self.latency_s + size_bytes / self.bytes_per_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One message under way, in one pass."""
+
+    source: int
+    target: int
+    carries: Carries
+    size_bytes: int
+    first: int
+    """The round that both its ends must have begun before it leaves."""
+    last: int
+    """The round that does not end at either end before it is there."""
+    start_ns: float
+    end_ns: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """When what happens in one pass, from the pass's start on."""
+
+    begins_ns: npt.NDArray[np.float64]
+    """When each rank begins each round, float64 [ranks, rounds] [ns]; of the backward pass the
+    schedule's last round comes first."""
+    compute_ns: npt.NDArray[np.float64]
+    """What the tiles of each round take, float64 [ranks, rounds] [ns]."""
+    ends_ns: npt.NDArray[np.float64]
+    """When each rank is through, float64 [ranks] [ns]."""
+    flights: tuple[Flight, ...]
+    """In the order in which they leave, round by round."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPrice:
     """Predicted times of each rank [ns]."""
 
-    forward_ns: npt.NDArray[np.float64]
-    backward_ns: npt.NDArray[np.float64]
+    forward: Replay
+    backward: Replay
     compute_ns: npt.NDArray[np.float64]
     """Of tiles alone, both passes [ns]."""
+
+    @property
+    def forward_ns(self) -> npt.NDArray[np.float64]:
+        """When each rank ends its forward pass [ns]."""
+        return self.forward.ends_ns
+
+    @property
+    def backward_ns(self) -> npt.NDArray[np.float64]:
+        """How long after the backward pass's start each rank ends it [ns]."""
+        return self.backward.ends_ns
 
     @property
     def total_ns(self) -> float:
@@ -111,45 +152,57 @@ def price_attention(
     for source, at, each in schedule:
         for message in each.sends:
             first, last = at, at + message.rounds - 1
-            ahead = price(wire.forward_bytes(message), source, message.peer)
-            back = price(wire.backward_bytes(message), message.peer, source)
-            forward.append(_Flight(source, message.peer, first, last, ahead))
             mirrored = longest - 1 - last, longest - 1 - first
-            backward.append(_Flight(message.peer, source, *mirrored, back))
-    forward_ns = _replay(compute, forward)
-    backward_ns = _replay(BACKWARD_OVER_FORWARD * compute[:, ::-1], backward)
+            sizes = wire.forward_bytes(message), wire.backward_bytes(message)
+            carries, target = message.carries, message.peer
+            forward.append(_Planned(source, target, carries, sizes[0], first, last))
+            backward.append(_Planned(target, source, carries, sizes[1], *mirrored))
     total: npt.NDArray[np.float64] = (1 + BACKWARD_OVER_FORWARD) * compute.sum(axis=1)
-    return AttentionPrice(forward_ns, backward_ns, total)
+    return AttentionPrice(
+        _replay(compute, forward, price),
+        _replay(BACKWARD_OVER_FORWARD * compute[:, ::-1], backward, price),
+        total,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _Planned:
     source: int
     target: int
+    carries: Carries
+    size_bytes: int
     first: int
     last: int
-    ns: float
 
 
-def _replay(compute_ns: npt.NDArray[np.float64], flights: list[_Flight]) -> npt.NDArray[np.float64]:
-    """When each rank ends, from what its rounds compute and which messages fly between them."""
+def _replay(
+    compute_ns: npt.NDArray[np.float64],
+    planned: list[_Planned],
+    price: Callable[[int, int, int], float],
+) -> Replay:
+    """When what happens, from what rounds compute and which messages fly between them."""
     ranks, rounds = compute_ns.shape
-    begin = np.zeros(ranks)
+    begin, begins = np.zeros(ranks), np.zeros((ranks, rounds))
     leaves, arrives = np.zeros(ranks), np.zeros(ranks)  # when each rank's two ports are free
-    due: list[list[tuple[int, float]]] = [[] for _ in range(rounds)]
+    due: list[list[Flight]] = [[] for _ in range(rounds)]
+    leaving: list[list[_Planned]] = [[] for _ in range(rounds)]
+    for each in planned:
+        leaving[each.first].append(each)
+    flights = []
     for at in range(rounds):
-        for flight in (f for f in flights if f.first == at):
-            start = max(
-                begin[flight.source],
-                begin[flight.target],
-                leaves[flight.source],
-                arrives[flight.target],
+        begins[:, at] = begin
+        for m in leaving[at]:
+            start = float(
+                max(begin[m.source], begin[m.target], leaves[m.source], arrives[m.target])
             )
-            end = start + flight.ns
-            leaves[flight.source] = arrives[flight.target] = end
-            due[flight.last] += [(flight.source, end), (flight.target, end)]
+            end = start + price(m.size_bytes, m.source, m.target)
+            leaves[m.source] = arrives[m.target] = end
+            flight = Flight(m.source, m.target, m.carries, m.size_bytes, at, m.last, start, end)
+            due[m.last].append(flight)
+            flights.append(flight)
         ends = begin + compute_ns[:, at]
-        for rank, end in due[at]:
-            ends[rank] = max(ends[rank], end)
+        for flight in due[at]:
+            for rank in (flight.source, flight.target):
+                ends[rank] = max(ends[rank], flight.end_ns)
         begin = ends
-    return begin
+    return Replay(begins, compute_ns, begin, tuple(flights))

@@ -8,7 +8,7 @@ from placements import schedules
 
 from equipoise.balance.context import split_context
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.attention_count import Wire
+from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.schedule.attention_price import LinkPrice, price_attention
 from equipoise.schedule.attention_strategies import write_attention
 
@@ -30,6 +30,28 @@ def test_links_only_add_to_what_tiles_take(schedule, latency_s: float, speed: fl
     assert slower.total_ns >= dear.total_ns * (1 - 1e-12)
     pairs = sum(t * (t + 1) // 2 for t in schedule.doc_tokens.tolist())
     assert dear.compute_ns.sum() == pytest.approx(3.5 * 10 * pairs)
+
+
+@given(schedules(), st.floats(0, 1e-3), st.floats(1e3, 1e9))
+def test_the_replay_is_one_that_can_happen(schedule, latency_s: float, speed: float) -> None:
+    """No port carries two messages at a time, and no round ends before what is due is there."""
+    link = LinkPrice(latency_s, speed)
+    price, counts = price_attention(schedule, by_pairs, link, WIRE), count_attention(schedule, WIRE)
+    for replay, sent in (
+        (price.forward, counts.forward_bytes),
+        (price.backward, counts.backward_bytes),
+    ):
+        assert sum(f.size_bytes for f in replay.flights) == sent.sum()
+        last_of: dict[tuple[str, int], float] = {}
+        ends = np.column_stack((replay.begins_ns[:, 1:], replay.ends_ns))
+        assert (ends >= replay.begins_ns + replay.compute_ns - 1e-6).all()
+        for f in replay.flights:
+            assert f.end_ns - f.start_ns == pytest.approx(link.message_ns(f.size_bytes), rel=1e-6)
+            for port, rank in (("out", f.source), ("in", f.target)):
+                assert f.start_ns >= replay.begins_ns[rank, f.first]
+                assert f.end_ns <= ends[rank, f.last]
+                assert f.start_ns >= last_of.get((port, rank), 0.0)
+                last_of[port, rank] = f.end_ns
 
 
 def test_one_schedule_by_hand() -> None:
