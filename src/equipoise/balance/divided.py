@@ -32,12 +32,17 @@ Sources
     runs: Llama 3, arXiv:2407.21783, section 3.3.2.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from equipoise.balance.divided_shares import (
+    Share,
+    shares_in_time,
+    shares_over_ranks,
+    wrapped_in_time,
+)
 from equipoise.balance.partition import partition
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
@@ -76,6 +81,12 @@ class _Cells:
     def skew(self) -> float:
         return float(self.load.max() / max(1.0, self.load.mean()))
 
+    def lighter(self, other: "_Cells | None") -> "_Cells":
+        """The one whose heaviest micro-batch is lighter; the other if they are equal."""
+        if other is None or self.load.max() < other.load.max():
+            return self
+        return other
+
     def add(
         self, cell: int, load: int, piece: list[int], runs: tuple[tuple[int, int], ...]
     ) -> None:
@@ -85,71 +96,7 @@ class _Cells:
         self.rows[cell] += [(document, first + start, first + stop, first) for start, stop in runs]
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """A document's parts: runs of tokens counted from its start, and what each part costs."""
-
-    runs: tuple[tuple[tuple[int, int], ...], ...]
-    """Of each part."""
-    prices: Ints
-    tokens: Ints
-
-
-def _shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[_Share]:
-    """Part j is the j-th run of 2 x parts nearly equal ones from the front, and from the back."""
-    bounds = [np.arange(2 * n + 1) * d // (2 * n) for d, n in zip(sizes, parts, strict=True)]
-    starts = np.concatenate([each[:-1] for each in bounds])
-    stops = np.concatenate([each[1:] for each in bounds])
-    ends = np.cumsum(2 * parts)[:-1]
-    shares = []
-    for start, stop, price in zip(
-        np.split(starts, ends),
-        np.split(stops, ends),
-        np.split(curve.slice_ns(starts, stops), ends),
-        strict=True,
-    ):
-        half = len(start) // 2
-        length = stop - start
-        pairs = zip(
-            zip(start[:half].tolist(), stop[:half].tolist(), strict=True),
-            zip(start[half:][::-1].tolist(), stop[half:][::-1].tolist(), strict=True),
-            strict=True,
-        )
-        runs = [
-            ((head[0], tail[1]),) if head[1] == tail[0] else (head, tail) for head, tail in pairs
-        ]
-        shares.append(
-            _Share(
-                tuple(tuple(run for run in both if run[0] < run[1]) for both in runs),
-                price[:half] + price[half:][::-1],
-                length[:half] + length[half:][::-1],
-            )
-        )
-    return shares
-
-
-def _shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[_Share]:
-    """Slices of nearly equal work, each of at least one token; all cuts are bisected at once."""
-    owner = np.repeat(np.arange(len(sizes)), parts - 1)
-    ends = np.cumsum(parts - 1)[:-1]
-    inner = np.concatenate([np.arange(1, n) for n in parts])
-    of_whole = curve.slice_ns(np.zeros_like(sizes), sizes)
-    wanted = of_whole[owner] * (inner / parts[owner])
-    low, high = np.zeros_like(owner), sizes[owner]
-    while (low < high).any():
-        middle = (low + high) // 2
-        is_short = curve.slice_ns(np.zeros_like(middle), middle) < wanted
-        low, high = np.where(is_short, middle + 1, low), np.where(is_short, high, middle)
-    cuts = np.clip(low, inner, sizes[owner] - parts[owner] + inner)
-    shares = []
-    for size, mine in zip(sizes, np.split(cuts, ends), strict=True):
-        bounds = np.concatenate(([0], np.maximum.accumulate(mine), [size]))
-        runs = tuple((run,) for run in itertools.pairwise(bounds.tolist()))
-        shares.append(_Share(runs, curve.slice_ns(bounds[:-1], bounds[1:]), np.diff(bounds)))
-    return shares
-
-
-def _put_over_ranks(cells: _Cells, piece: list[int], share: _Share) -> bool:
+def _put_over_ranks(cells: _Cells, piece: list[int], share: Share) -> bool:
     """Put a document on ranks of one turn, a part on each; False when no turn has the room."""
     parts, largest = len(share.prices), int(share.tokens.max())
     by_turn = cells.load.reshape(cells.ranks, cells.turns)
@@ -166,7 +113,7 @@ def _put_over_ranks(cells: _Cells, piece: list[int], share: _Share) -> bool:
     return False
 
 
-def _put_in_time(cells: _Cells, piece: list[int], share: _Share) -> bool:
+def _put_in_time(cells: _Cells, piece: list[int], share: Share) -> bool:
     """Put a document's slices into consecutive micro-batches of one rank; False for no room."""
     parts = len(share.prices)
     load = sliding_window_view(cells.load.reshape(cells.ranks, cells.turns), parts, axis=1)
@@ -199,13 +146,39 @@ def _attempt(
     divided = divided[np.lexsort((divided, -loads[divided]))]
     if len(divided):
         cut, put = (
-            (_shares_in_time, _put_in_time) if in_time else (_shares_over_ranks, _put_over_ranks)
+            (shares_in_time, _put_in_time) if in_time else (shares_over_ranks, _put_over_ranks)
         )
         shares = cut(sizes[divided], parts[divided], curve)
         for piece, share in zip(pieces[divided].tolist(), shares, strict=True):
             if not put(cells, piece, share):
                 return False
-    whole = np.flatnonzero(parts <= 1)
+    return _add_whole(pieces, loads, np.flatnonzero(parts <= 1), cells)
+
+
+def _wrap(pieces: Pieces, loads: Ints, parts: Ints, cells: _Cells, curve: LoadCurve) -> bool:
+    """Lay the documents to be divided end to end on a rank, and cut wherever a turn is full."""
+    sizes = lengths_of(pieces)
+    divided = np.flatnonzero(parts > 1)
+    rank_of = partition(loads[divided], cells.ranks)
+    if rank_of is None or not len(divided):
+        return False
+    for rank in range(cells.ranks):
+        mine = divided[rank_of == rank]
+        if not len(mine):
+            continue
+        wrapped = wrapped_in_time(sizes[mine], loads[mine], cells.turns, curve)
+        for piece, (turn, share) in zip(pieces[mine].tolist(), wrapped, strict=True):
+            for part, run in enumerate(share.runs):
+                cell = rank * cells.turns + turn + part
+                cells.add(cell, int(share.prices[part]), piece, run)
+    if cells.tokens.max() > cells.cap:
+        return False
+    return _add_whole(pieces, loads, np.flatnonzero(parts <= 1), cells)
+
+
+def _add_whole(pieces: Pieces, loads: Ints, whole: Ints, cells: _Cells) -> bool:
+    """Pack documents whole into what is left; False for no room."""
+    sizes = lengths_of(pieces)
     filled = (cells.load, cells.tokens)
     cell_of = partition(
         loads[whole], len(cells.load), sizes=sizes[whole], capacity=cells.cap, filled=filled
@@ -227,16 +200,18 @@ def _divide(
         best: _Cells | None = None
         parts = np.zeros_like(loads)
         for finer in range(_FINEST + 1):
-            cells = _Cells.empty(ranks, turns, cap)
             width = turns if in_time else ranks
+            cells = _Cells.empty(ranks, turns, cap)
             before, parts = parts, _parts(loads, sizes, cells, width, 1.005 * 2.0**-finer)
             if np.array_equal(before, parts):
                 continue
-            if not _attempt(pieces, loads, parts, cells, curve, in_time=in_time):
-                continue
-            if best is None or cells.load.max() < best.load.max():
-                best = cells
-            if best.skew <= _EVEN:
+            if _attempt(pieces, loads, parts, cells, curve, in_time=in_time):
+                best = cells.lighter(best)
+            if in_time and (best is None or best.skew > _EVEN):
+                cells = _Cells.empty(ranks, turns, cap)
+                if _wrap(pieces, loads, parts, cells, curve):
+                    best = cells.lighter(best)
+            if best is not None and best.skew <= _EVEN:
                 break
         if best is not None:
             return PackedStep(policy, _batches(best))
