@@ -104,7 +104,16 @@ def run(args: argparse.Namespace) -> int:
         step_tokens = args.context_tokens * args.micro_batches
         args.overrides.append(("pack.step_tokens", str(step_tokens)))
     resolved = run_from(args)
-    lengths, origin = _lengths(args, resolved)
+    pack = resolved.spec.pack
+    step_tokens = pack.step_tokens
+    if args.micro_batches is not None:
+        step_tokens = args.micro_batches * pack.context_tokens
+    lengths, origin = document_lengths(
+        args.lengths,
+        resolved,
+        least_tokens=args.steps * step_tokens,
+        is_quiet=args.quiet or args.json,
+    )
     setting = _setting(args, resolved, lengths)
     progress = make_progress(args.quiet or args.json)
     progress.start("pack", len(policies))
@@ -188,7 +197,8 @@ def _setting(args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Length
     from equipoise.data.stream import DocumentStream
     from equipoise.observe.machine import usable_cores
 
-    pack, dp = resolved.spec.pack, resolved.spec.layout.dp
+    pack, layout = resolved.spec.pack, resolved.spec.layout
+    data_ranks = layout.count_ranks(len(usable_cores())) // layout.context
     if args.micro_batches is not None:
         pack = dataclasses.replace(pack, step_tokens=args.micro_batches * pack.context_tokens)
     seed = resolved.spec.train.seed
@@ -196,7 +206,7 @@ def _setting(args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Length
     return Setting(
         steps=[stream.step(i * pack.step_tokens, pack.step_tokens) for i in range(args.steps)],
         pack=pack,
-        bins=args.micro_batches or (len(usable_cores()) if dp == "cores" else dp),
+        bins=args.micro_batches or data_ranks,
         curve=_curve(args.cost, resolved),
         is_pipeline=args.micro_batches is not None,
         context_ranks=args.ranks,
@@ -222,23 +232,31 @@ def _corpus_lengths(resolved: "ResolvedRun", quiet: bool) -> tuple["Lengths", st
     return store.doc_tokens, f"{store.source_name} (counted)"
 
 
-def _lengths(args: argparse.Namespace, resolved: "ResolvedRun") -> tuple["Lengths", str]:
+def document_lengths(
+    name: str | None, resolved: "ResolvedRun", *, least_tokens: int, is_quiet: bool
+) -> tuple["Lengths", str]:
+    """Lengths by what ``--lengths`` says, or of the run's corpus, and where they come from.
+
+    Args:
+        name: A distribution, a file, or None for the corpus.
+        resolved: The run; windows of its ``pack.context_tokens`` are to be filled.
+        least_tokens: Of a distribution, tokens to draw at least, documents cut to a window.
+        is_quiet: Show no progress.
+
+    Raises:
+        DataError: no such distribution and no such file, or a file with no lengths.
+    """
     import numpy as np
 
     from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
 
-    name: str | None = args.lengths
     if name is None:
-        return _corpus_lengths(resolved, args.quiet or args.json)
+        return _corpus_lengths(resolved, is_quiet)
     if name not in distribution_names():
         return read_lengths(Path(name)), name
-    pack = resolved.spec.pack
-    step_tokens = pack.step_tokens
-    if args.micro_batches is not None:
-        step_tokens = args.micro_batches * pack.context_tokens
     documents = 4096
     lengths = draw_lengths(name, documents)
-    while int(np.minimum(lengths, pack.context_tokens).sum()) < args.steps * step_tokens:
+    while int(np.minimum(lengths, resolved.spec.pack.context_tokens).sum()) < least_tokens:
         documents *= 2
         lengths = draw_lengths(name, documents)
     return lengths, f"{name} (embedded distribution)"
