@@ -7,14 +7,18 @@ Why
 
 What it decides
     Which operator runs: on CPU the flash operator of aten, document by document; on CUDA
-    the variable-length operator over all documents at once. Callers see one name.
+    the variable-length operator over all documents at once. Callers see one name. A decoder
+    takes a ``PackAttention``: whoever has put only some of a pack's tokens on this rank says
+    where they stand and how they attend.
 
 Kept true (tests/unit/nn/test_attention.py)
     Equal to a masked softmax in float64, forward and backward; no document sees another;
     packs and documents of zero tokens are legal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +27,19 @@ from torch import Tensor
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values of some tokens in, outputs of the same tokens out; differentiable."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackAttention:
+    """What a decoder must know of a pack: where its tokens stand, and how they attend."""
+
+    positions_T: Tensor
+    """Position of each token in its document, int64 [T]."""
+    attend: Attend
+    """Called once in the forward pass of each layer, and once more where it is recomputed."""
 
 
 def _documents(x_THE: Tensor, start: int, stop: int) -> Tensor:
@@ -129,3 +146,19 @@ def attend_documents(
         return _attend_on_cuda(q_THE, k_TGE, v_TGE, doc_tokens)
     out: Tensor = _AttendOnCpu.apply(q_THE, k_TGE, v_TGE, tuple(bounds))
     return out
+
+
+def pack_attention(doc_tokens: Sequence[int], device: torch.device) -> PackAttention:
+    """Attention inside each document of a pack that is whole on this rank.
+
+    Args:
+        doc_tokens: Length of each document, in pack order [tokens].
+        device: Of the tokens.
+
+    >>> pack_attention([3, 2], torch.device("cpu")).positions_T.tolist()
+    [0, 1, 2, 0, 1]
+    """
+    lengths = torch.tensor([0, *doc_tokens], device=device)
+    starts = torch.repeat_interleave(lengths.cumsum(0)[:-1], lengths[1:])
+    positions_T = torch.arange(len(starts), device=device) - starts
+    return PackAttention(positions_T, partial(attend_documents, doc_tokens=tuple(doc_tokens)))

@@ -1,5 +1,13 @@
 """A Llama-style decoder over packed documents, as single-device code.
 
+What it decides
+    Nothing about ranks. A pack whose tokens lie on several is a ``PackAttention`` that has their
+    positions and attends over all of them; every other layer treats each token by itself.
+
+Kept true (tests/unit/nn/test_decoder.py, tests/multi/test_check.py)
+    Documents do not see each other; however a pack is shared out, loss, logits and gradients
+    are those of one rank.
+
 Shapes: T packed tokens, D model width, H query heads, G key/value heads, E head width.
 """
 
@@ -10,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from equipoise.base.digest import digest
-from equipoise.nn.attention import attend_documents
+from equipoise.nn.attention import Attend, PackAttention, pack_attention
 from equipoise.nn.loss import head_loss
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.project import add_project, add_swiglu, project
@@ -32,9 +40,7 @@ class Attention(nn.Module):
         self.query_norm = RmsNorm(model.head_width, model.norm_eps) if model.qk_norm else None
         self.key_norm = RmsNorm(model.head_width, model.norm_eps) if model.qk_norm else None
 
-    def forward(
-        self, residual_TD: Tensor, x_TD: Tensor, table: Tensor, doc_tokens: Sequence[int]
-    ) -> Tensor:
+    def forward(self, residual_TD: Tensor, x_TD: Tensor, table: Tensor, attend: Attend) -> Tensor:
         """``residual + attention(x)`` inside each document."""
         parts = [self.query, self.key, self.value]
         projected = project(x_TD, *(part.weight for part in parts))
@@ -44,7 +50,7 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q_THE, k_TGE = self.query_norm(q_THE), self.key_norm(k_TGE)
         q_THE, k_TGE = rotate(q_THE, table), rotate(k_TGE, table)
-        o_THE = attend_documents(q_THE, k_TGE, v_TGE, doc_tokens)
+        o_THE = attend(q_THE, k_TGE, v_TGE)
         return add_project(residual_TD, o_THE.flatten(1), self.output.weight)
 
 
@@ -80,24 +86,24 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(model)
         self.recompute = False
 
-    def _run(self, x_TD: Tensor, table: Tensor, doc_tokens: Sequence[int]) -> Tensor:
-        x_TD = self.attention(x_TD, self.attention_norm(x_TD), table, doc_tokens)
+    def _run(self, x_TD: Tensor, table: Tensor, attend: Attend) -> Tensor:
+        x_TD = self.attention(x_TD, self.attention_norm(x_TD), table, attend)
         out: Tensor = self.feed_forward(x_TD, self.feed_forward_norm(x_TD))
         return out
 
-    def forward(self, x_TD: Tensor, table: Tensor, doc_tokens: Sequence[int]) -> Tensor:
+    def forward(self, x_TD: Tensor, table: Tensor, attend: Attend) -> Tensor:
         """One layer; with ``recompute`` only its input is kept for the backward."""
         if self.recompute and torch.is_grad_enabled():
             out: Tensor = checkpoint(
                 self._run,
                 x_TD,
                 table,
-                doc_tokens,
+                attend,
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
             return out
-        return self._run(x_TD, table, doc_tokens)
+        return self._run(x_TD, table, attend)
 
 
 class Decoder(nn.Module):
@@ -114,7 +120,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         tokens_T: Tensor,
-        doc_tokens: Sequence[int],
+        pack: Sequence[int] | PackAttention,
         *,
         labels_T: Tensor | None = None,
     ) -> Tensor:
@@ -122,18 +128,17 @@ class Decoder(nn.Module):
 
         Args:
             tokens_T: Packed token ids, int64 [T]; T may be 0.
-            doc_tokens: Length of each document in the pack [tokens]; positions restart at
-                each.
+            pack: Length of each document in the pack [tokens], where positions restart; or
+                where these tokens stand and how they attend, if that is known elsewhere.
             labels_T: Next token of each token, ``loss.IGNORED`` where there is none.
         """
+        if not isinstance(pack, PackAttention):
+            pack = pack_attention(pack, tokens_T.device)
         x_TD = self.embed(tokens_T)
-        lengths = torch.tensor([0, *doc_tokens], device=tokens_T.device)
-        starts = torch.repeat_interleave(lengths.cumsum(0)[:-1], lengths[1:])
-        positions_T = torch.arange(tokens_T.shape[0], device=tokens_T.device) - starts
         frequency = rotary_frequencies(self.model, device=tokens_T.device)
-        table = rotary_table(frequency, positions_T, x_TD.dtype)
+        table = rotary_table(frequency, pack.positions_T, x_TD.dtype)
         for layer in self.layers:
-            x_TD = layer(x_TD, table, doc_tokens)
+            x_TD = layer(x_TD, table, pack.attend)
         x_TD = self.norm(x_TD)
         head_VD: Tensor = self.embed.weight if self.head is None else self.head.weight
         if labels_T is None:

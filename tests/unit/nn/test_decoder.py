@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.attention import PackAttention, attend_documents, pack_attention
+from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.loss import IGNORED
 from equipoise.spec.model import ModelSpec, RopeScaling
 
@@ -43,9 +44,11 @@ def draw(model: ModelSpec, lengths: list[int], seed: int = 0) -> tuple[Tensor, T
     return tokens_T, labels_T
 
 
-def step(decoder: Decoder, tokens_T: Tensor, labels_T: Tensor, lengths: list[int]) -> list[Tensor]:
+def step(
+    decoder: Decoder, tokens_T: Tensor, labels_T: Tensor, pack: list[int] | PackAttention
+) -> list[Tensor]:
     decoder.zero_grad()
-    loss = decoder(tokens_T, lengths, labels_T=labels_T)
+    loss = decoder(tokens_T, pack, labels_T=labels_T)
     loss.backward()
     grads = [weight.grad for weight in decoder.parameters()]
     assert all(grad is not None for grad in grads)
@@ -137,3 +140,34 @@ def test_parameters_are_as_many_as_the_spec_says() -> None:
     for name, model in MODELS.items():
         found = sum(weight.numel() for weight in Decoder(model).parameters())
         assert found == model.params, name
+
+
+@each_model
+@pytest.mark.parametrize("recompute", [False, True])
+def test_tokens_that_say_where_they_stand_may_come_in_any_order(
+    model: ModelSpec, recompute: bool
+) -> None:
+    decoder = build(model).double()
+    set_recompute(decoder, recompute)
+    tokens_T, labels_T = draw(model, LENGTHS)
+    expected = step(decoder, tokens_T, labels_T, LENGTHS)
+    logits_TV = decoder(tokens_T, LENGTHS)
+
+    order = torch.randperm(sum(LENGTHS), generator=torch.Generator().manual_seed(2))
+    back, calls = torch.argsort(order), []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        calls.append(len(q))
+        return attend_documents(q[back], k[back], v[back], LENGTHS)[order]
+
+    positions_T = pack_attention(LENGTHS, tokens_T.device).positions_T[order]
+    pack = PackAttention(positions_T, attend)
+    found = step(decoder, tokens_T[order], labels_T[order], pack)
+    assert calls == [sum(LENGTHS)] * model.layers * (2 if recompute else 1)
+    for one, two in zip(found, expected, strict=True):
+        assert torch.allclose(one, two, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(decoder(tokens_T[order], pack), logits_TV[order], atol=1e-12)
+    elsewhere = PackAttention(positions_T + 1, attend)
+    assert torch.allclose(decoder(tokens_T[order], elsewhere), logits_TV[order], atol=1e-6)
+    swapped = PackAttention(positions_T.flip(0), attend)
+    assert not torch.allclose(decoder(tokens_T[order], swapped), logits_TV[order], atol=1e-6)
