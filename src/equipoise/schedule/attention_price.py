@@ -7,6 +7,11 @@ What it decides
     that lists it. A round ends when its tiles are done and what is due has arrived. The
     backward pass is replayed likewise, in reverse order.
 
+    Messages of one round take turns: each rank's to its next neighbour first, then to the one
+    after that. So the messages of an all-to-all never meet at a receiver. Links within a node
+    and between nodes, if they differ, have ports of their own, and a message between nodes
+    holds up none within.
+
     It is a model of ranks that compute and communicate at once. Two processes that share
     their cores with the threads that move bytes overlap less.
 
@@ -135,13 +140,8 @@ def price_attention(
 
     Cost: O(tiles + messages).
     """
-
-    def price(size_bytes: int, source: int, target: int) -> float:
-        if node_link is None or not ranks_per_node:
-            return link.message_ns(size_bytes)
-        is_near = source // ranks_per_node == target // ranks_per_node
-        return (link if is_near else node_link).message_ns(size_bytes)
-
+    per_node = max(1, schedule.ranks if node_link is None else ranks_per_node or schedule.ranks)
+    links = _Links(link, node_link or link, per_node)
     longest = max(map(len, schedule.rounds), default=0)
     compute = np.zeros((schedule.ranks, longest))
     for rank, at, each in schedule:
@@ -159,10 +159,20 @@ def price_attention(
             backward.append(_Planned(target, source, carries, sizes[1], *mirrored))
     total: npt.NDArray[np.float64] = (1 + BACKWARD_OVER_FORWARD) * compute.sum(axis=1)
     return AttentionPrice(
-        _replay(compute, forward, price),
-        _replay(BACKWARD_OVER_FORWARD * compute[:, ::-1], backward, price),
+        _replay(compute, forward, links),
+        _replay(BACKWARD_OVER_FORWARD * compute[:, ::-1], backward, links),
         total,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    near: LinkPrice
+    far: LinkPrice
+    per_node: int
+
+    def is_far(self, source: int, target: int) -> bool:
+        return source // self.per_node != target // self.per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +188,12 @@ class _Planned:
 def _replay(
     compute_ns: npt.NDArray[np.float64],
     planned: list[_Planned],
-    price: Callable[[int, int, int], float],
+    links: _Links,
 ) -> Replay:
     """When what happens, from what rounds compute and which messages fly between them."""
     ranks, rounds = compute_ns.shape
     begin, begins = np.zeros(ranks), np.zeros((ranks, rounds))
-    leaves, arrives = np.zeros(ranks), np.zeros(ranks)  # when each rank's two ports are free
+    leaves, arrives = np.zeros((2, ranks)), np.zeros((2, ranks))  # when ports are free
     due: list[list[Flight]] = [[] for _ in range(rounds)]
     leaving: list[list[_Planned]] = [[] for _ in range(rounds)]
     for each in planned:
@@ -191,12 +201,12 @@ def _replay(
     flights = []
     for at in range(rounds):
         begins[:, at] = begin
-        for m in leaving[at]:
-            start = float(
-                max(begin[m.source], begin[m.target], leaves[m.source], arrives[m.target])
-            )
-            end = start + price(m.size_bytes, m.source, m.target)
-            leaves[m.source] = arrives[m.target] = end
+        for m in sorted(leaving[at], key=lambda m: (m.target - m.source) % ranks):
+            far = int(links.is_far(m.source, m.target))
+            ports = leaves[far, m.source], arrives[far, m.target]
+            start = float(max(begin[m.source], begin[m.target], *ports))
+            end = start + (links.far if far else links.near).message_ns(m.size_bytes)
+            leaves[far, m.source] = arrives[far, m.target] = end
             flight = Flight(m.source, m.target, m.carries, m.size_bytes, at, m.last, start, end)
             due[m.last].append(flight)
             flights.append(flight)

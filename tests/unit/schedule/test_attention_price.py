@@ -74,6 +74,25 @@ def test_overlap_hides_a_ring_where_tiles_take_longer_than_messages() -> None:
     assert bare.total_ns == pytest.approx(6e9, rel=0.05)  # three rounds there, three back
 
 
+def test_an_all_to_all_fills_every_port() -> None:
+    home = split_context([4096], 4, "head-tail").pieces
+    schedule = write_attention("ulysses", home, [4096], heads=4, kv_heads=4)
+    price = price_attention(schedule, lambda pairs: pairs * 0.0, LinkPrice(0.0, 1e9), WIRE)
+    # Of 1,024 tokens, 3 of 4 heads leave: a query, a key and a value of 16 bytes; then an output.
+    assert price.forward_ns.tolist() == [3 * 1024 * 64.0] * 4
+
+
+def test_a_message_between_nodes_holds_up_none_within() -> None:
+    home = split_context([4096], 4, "head-tail").pieces
+    schedule = write_attention("double-ring", home, [4096], heads=2, kv_heads=1, ranks_per_node=2)
+    near, far = LinkPrice(0.0, 1e9), LinkPrice(0.0, 0.5e9)
+    price = price_attention(
+        schedule, lambda pairs: pairs * 0.0, near, WIRE, node_link=far, ranks_per_node=2
+    )
+    # 32,768 bytes of keys: 65.5 us between nodes, while 32.8 us within; then within once more.
+    assert price.forward_ns.tolist() == [32_768 * 3.0] * 4
+
+
 def test_slow_links_between_nodes_favour_two_levels() -> None:
     home = split_context([4096], 8, "head-tail").pieces
     slow = LinkPrice(3e-3, 1e9)

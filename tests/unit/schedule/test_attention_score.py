@@ -30,7 +30,7 @@ def test_the_parts_add_up_to_the_predicted_time(schedule, latency_s: float, spee
 def test_fast_links_in_a_node_expose_less() -> None:
     home = split_context([4096], 4, "head-tail").pieces
     schedule = write_attention("double-ring", home, [4096], heads=2, kv_heads=1, ranks_per_node=2)
-    slow, fast = LinkPrice(1e-4, 1e9), LinkPrice(1e-6, 1e12)
+    slow, fast = LinkPrice(1e-2, 1e9), LinkPrice(1e-6, 1e12)
     machines = (
         AssumedMachine(1e12, slow),
         AssumedMachine(1e12, slow, fast, 2),
@@ -40,7 +40,7 @@ def test_fast_links_in_a_node_expose_less() -> None:
         score_attention(schedule, Wire(64), machine, sharding="head-tail").exposed_ns
         for machine in machines
     ]
-    assert exposed[0] > exposed[1] > exposed[2]
+    assert exposed[0] > exposed[1] > exposed[2] >= 0
 
 
 def test_no_tokens_take_no_time() -> None:
