@@ -101,7 +101,7 @@ def test_ranks_that_plan_differently() -> None:
     first, rest = str(caught.value).split(" and rank 0 ")
     assert first.startswith("Rank 1 has planned schedule ")
     assert len(first.split()[-1]) == 8
-    assert rest[8:] == ". Give all ranks the same lengths, strategy and sharding."
+    assert rest[8:] == ". Give all ranks the same lengths, masks, strategy and sharding."
 
 
 def test_shares_of_another_sharding() -> None:

@@ -15,48 +15,16 @@ Kept true (tests/unit/cost/test_work.py, by Hypothesis)
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import SpecError
+from equipoise.spec.mask import CAUSAL as CAUSAL
+from equipoise.spec.mask import Mask as Mask
 from equipoise.spec.model import ModelSpec
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """Which keys of its own document a query reads; no mask reaches into another document.
-
-    ::
-
-        causal          full            window 2        prefix 2, branches 1 and 2
-        x . . . .       x x x x x       x . . . .       x . . . .
-        x x . . .       x x x x x       x x . . .       x x . . .
-        x x x . .       x x x x x       . x x . .       x x x . .
-        x x x x .       x x x x x       . . x x .       x x . x .
-        x x x x x       x x x x x       . . . x x       x x . x x
-    """
-
-    kind: Literal["causal", "full", "window", "prefix"] = "causal"
-    window_tokens: int = 0
-    """Keys that a query reads at most, itself included [tokens]; of a window."""
-    prefix_tokens: int = 0
-    """Tokens that every branch reads [tokens]; of a shared prefix."""
-    branch_tokens: tuple[int, ...] = ()
-    """Length of each branch after the prefix, in order [tokens]; of a shared prefix."""
-
-    def __post_init__(self) -> None:
-        if self.kind == "window" and self.window_tokens < 1:
-            raise SpecError(
-                f"A sliding window of {self.window_tokens} tokens reads no key. Set "
-                f"window_tokens to 1 or more."
-            )
-
-
-CAUSAL = Mask()
 
 
 def pairs_before(at: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:

@@ -6,9 +6,11 @@ Why
     the output and the log-sum-exp over *all* keys.
 
 What it decides
-    Which operator computes a part: on CPU the flash operator of aten. A tile is full or the
-    square of one run, so every row has a key: for a row without one that operator returns a
-    log-sum-exp of 0 where minus infinity is right, and merges would be silently wrong.
+    Which operator computes a part: on CPU the flash operator of aten. A tile is full, or a
+    square of which query r reads keys 0 to r (``causal``) or keys from r on (``anticausal``,
+    which is causal with queries and keys in reverse order). So every row has a key: for a row
+    without one that operator returns a log-sum-exp of 0 where minus infinity is right, and
+    merges would be silently wrong.
 
 Kept true (tests/unit/nn/test_tile.py)
     Parts merged equal one masked softmax in float64, forward and backward.
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
+from equipoise.schedule.attention import TileKind
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -36,8 +39,12 @@ def _lead(x_THE: Tensor) -> Tensor:
     return x_THE.transpose(0, 1).unsqueeze(0)  # [t, H, E] -> [1, H, t, E]
 
 
+def _order(x_t: Tensor, kind: TileKind) -> Tensor:
+    return x_t.flip(0) if kind == "anticausal" else x_t
+
+
 def attend_tile(
-    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, *, is_causal: bool
+    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, kind: TileKind
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of some queries to some keys.
 
@@ -45,27 +52,29 @@ def attend_tile(
         q_tHE: Queries [queries, query heads, head width], at least one.
         k_sGE: Keys; the number of key/value heads divides the number of query heads.
         v_sGE: Values, shaped as the keys.
-        is_causal: Query i reads keys 0 to i, of as many keys as queries; otherwise all keys.
+        kind: ``full``, or of as many keys as queries ``causal`` or ``anticausal``.
 
     Returns:
         ``o_tHE`` over these keys, and ``lse_tH`` [queries, query heads] of their scores, in
         fp32 (fp64 where the queries are).
 
     Raises:
-        LayoutError: the tensors are not on a CPU, or a causal tile is not square.
+        LayoutError: the tensors are not on a CPU, or a tile that is not full is not square.
     """
     if q_tHE.device.type != "cpu":
         raise LayoutError(
             f"Attention in parts runs on CPU, the queries are on {q_tHE.device}. Train with data "
             f"parallelism there."
         )
-    if is_causal and len(q_tHE) != len(k_sGE):
+    if kind != "full" and len(q_tHE) != len(k_sGE):
         raise LayoutError(
-            f"A causal tile of {len(q_tHE)} queries has {len(k_sGE)} keys. Give it as many keys "
-            f"as queries."
+            f"A tile of kind {kind} has {len(q_tHE)} queries and {len(k_sGE)} keys. Give it as "
+            f"many keys as queries."
         )
-    out, lse = _forward_cpu(_lead(q_tHE), _lead(k_sGE), _lead(v_sGE), 0.0, is_causal)
-    return out.squeeze(0).transpose(0, 1), lse.squeeze(0).transpose(0, 1)
+    q, k, v = (_order(x, kind) for x in (q_tHE, k_sGE, v_sGE))
+    out, lse = _forward_cpu(_lead(q), _lead(k), _lead(v), 0.0, kind != "full")
+    o_tHE, lse_tH = (x.squeeze(0).transpose(0, 1) for x in (out, lse))
+    return _order(o_tHE, kind), _order(lse_tH, kind)
 
 
 def attend_tile_backward(
@@ -75,8 +84,7 @@ def attend_tile_backward(
     v_sGE: Tensor,
     o_tHE: Tensor,
     lse_tH: Tensor,
-    *,
-    is_causal: bool,
+    kind: TileKind,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This tile's part of the gradients of attention over all keys.
 
@@ -87,22 +95,25 @@ def attend_tile_backward(
         v_sGE: Values of the tile.
         o_tHE: Output over all keys, not over the tile's.
         lse_tH: Log-sum-exp over all keys.
-        is_causal: As in the forward pass.
+        kind: As in the forward pass.
 
     Returns:
         Gradients of the queries, the keys and the values, to be summed over tiles.
     """
-    parts = _backward_cpu(
-        _lead(grad_o_tHE),
-        _lead(q_tHE),
-        _lead(k_sGE),
-        _lead(v_sGE),
-        _lead(o_tHE),
-        lse_tH.transpose(0, 1).unsqueeze(0),
-        0.0,
-        is_causal,
+    grad_o, q, k, v, o, lse = (
+        _order(x, kind) for x in (grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH)
     )
-    grad_q, grad_k, grad_v = (part.squeeze(0).transpose(0, 1) for part in parts)
+    parts = _backward_cpu(
+        _lead(grad_o),
+        _lead(q),
+        _lead(k),
+        _lead(v),
+        _lead(o),
+        lse.transpose(0, 1).unsqueeze(0),
+        0.0,
+        kind != "full",
+    )
+    grad_q, grad_k, grad_v = (_order(part.squeeze(0).transpose(0, 1), kind) for part in parts)
     return grad_q, grad_k, grad_v
 
 

@@ -26,15 +26,23 @@ What it decides
     ========= ============================== ======================================
 
     A tile is attention of a run of queries to a run of keys of one document: ``full``, where
-    every query reads every key, or ``causal``, where both are the same run. Any causal work
-    is made of these two, and no row of either is without a key::
+    every query reads every key, or a square of which query r reads keys 0 to r, ``causal``, or
+    keys from r on, ``anticausal``. Every mask is made of these three, and no row of any is
+    without a key::
 
-        home pieces of one rank: a = [2, 4) and b = [6, 8) of a document of 8 tokens
+        home pieces of one rank: a = [2, 4) and b = [6, 8) of a causal document of 8 tokens
 
         queries 2  o o d . . . . .      d  causal: a with a, b with b
                 3  o o d d . . . .      x  full: b with a
                 6  o o x x o o d .      o  full, with keys that other ranks send:
                 7  o o x x o o d d         a and b with [0, 2), b with [4, 6)
+
+        the same under a window of 3
+
+        queries 2  o o d . . . . .      o  full
+                3  . o d d . . . .      o  a square of one token
+                6  . . . . o o d .      o  full
+                7  . . . . . o d d      o  a square of one token
 
 Kept true (tests/unit/schedule/, by Hypothesis)
     What every strategy writes passes ``check_attention``; counts equal what ranks send.
@@ -46,16 +54,23 @@ Sources
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from equipoise.base.digest import digest_bytes
+from equipoise.schedule.attention_mask import write_masks
+from equipoise.spec.mask import Mask
 from equipoise.spec.pack import Pieces
 
 Tiles = Pieces
 """int64 [n, 8]: document, first query, query stop, first key, key stop (tokens of the
-document), 1 if causal, first query head, query head stop."""
+document), place of its kind in ``TILE_KINDS``, first query head, query head stop."""
+
+TileKind = Literal["full", "causal", "anticausal"]
+
+TILE_KINDS: tuple[TileKind, ...] = get_args(TileKind)
+"""What column 5 of a tile counts."""
 
 Carries = Literal["q", "kv", "partial", "output"]
 
@@ -98,11 +113,13 @@ class Round:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSchedule:
-    """Causal attention of packed documents over several ranks."""
+    """Attention of packed documents over several ranks."""
 
     strategy: str
     doc_tokens: Pieces
     """Length of each document, int64 [documents] [tokens]."""
+    masks: tuple[Mask, ...]
+    """Which keys queries read, of each document."""
     heads: int
     kv_heads: int
     home: tuple[Pieces, ...]
@@ -124,7 +141,8 @@ class AttentionSchedule:
     @property
     def digest(self) -> str:
         """Name of the whole schedule, equal on two ranks that wrote the same."""
-        parts = [f"{self.strategy}|{self.heads}|{self.kv_heads}".encode()]
+        masks = write_masks(self.masks)
+        parts = [f"{self.strategy}|{self.heads}|{self.kv_heads}|{masks}".encode()]
         parts.append(np.ascontiguousarray(self.doc_tokens).tobytes())
         for pieces in self.home:
             parts += (b"home", np.ascontiguousarray(pieces).tobytes())
@@ -148,6 +166,8 @@ class AttentionSchedule:
             f"{self.strategy}: {self.tokens:,} tokens of {len(self.doc_tokens)} documents over "
             f"{self.ranks} ranks, {self.heads} query heads, {self.kv_heads} key/value heads"
         ]
+        if any(mask.kind != "causal" for mask in self.masks):
+            lines.append(f"masks: {write_masks(self.masks)}")
         for rank, rounds in enumerate(self.rounds):
             lines.append(f"rank {rank} holds {write_runs(self.home[rank])}")
             for at, each in enumerate(rounds):
@@ -173,6 +193,6 @@ def write_tile(tile: Tiles) -> str:
     >>> write_tile(np.array([1, 4, 6, 0, 4, 0, 0, 8]))
     'document 1 queries 4:6 keys 0:4 full, heads 0:8'
     """
-    document, q0, q1, k0, k1, is_causal, h0, h1 = tile.tolist()
-    mask = "causal" if is_causal else "full"
-    return f"document {document} queries {q0}:{q1} keys {k0}:{k1} {mask}, heads {h0}:{h1}"
+    document, q0, q1, k0, k1, kind, h0, h1 = tile.tolist()
+    name = TILE_KINDS[kind] if kind in range(len(TILE_KINDS)) else f"kind {kind}"
+    return f"document {document} queries {q0}:{q1} keys {k0}:{k1} {name}, heads {h0}:{h1}"

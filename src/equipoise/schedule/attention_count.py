@@ -109,7 +109,7 @@ def tile_pairs(tiles: Ints) -> Ints:
     """
     queries = tiles[:, 2] - tiles[:, 1]
     keys = tiles[:, 4] - tiles[:, 3]
-    one_head = np.where(tiles[:, 5] == 1, queries * (queries + 1) // 2, queries * keys)
+    one_head = np.where(tiles[:, 5] != 0, queries * (queries + 1) // 2, queries * keys)
     pairs: Ints = one_head * (tiles[:, 7] - tiles[:, 6])
     return pairs
 

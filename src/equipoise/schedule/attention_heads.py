@@ -27,13 +27,8 @@ Sources
 
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_request import AttentionRequest
-from equipoise.schedule.attention_write import (
-    Writer,
-    head_blocks,
-    join_runs,
-    kv_heads_of,
-    tiles_between,
-)
+from equipoise.schedule.attention_runs import join_runs
+from equipoise.schedule.attention_write import Writer, kv_heads_of
 
 
 def _deal_heads(request: AttentionRequest, groups_of: int) -> Writer:
@@ -64,8 +59,7 @@ def _deal_heads(request: AttentionRequest, groups_of: int) -> Writer:
             if step < groups - 1:
                 target = (group + 1) % groups * groups_of + place
                 writer.send(step + 1, rank, target, "kv", keys, kv_shares[place])
-            blocks = head_blocks(*shares[place], heads, request.kv_heads)
-            writer.attend(step + 1, rank, tiles_between(tokens[group], keys, blocks))
+            writer.attend(step + 1, rank, request.tiles(tokens[group], keys, shares[place]))
     return writer
 
 

@@ -4,7 +4,8 @@ What it decides
     ``all-gather``   every rank gets all other ranks' keys at once. Few messages, few large
                      tiles, and the memory of all keys.
     ``needed-kv``    the same, but only those keys that some query of the receiver reads: a
-                     document that lies whole on one rank moves nothing.
+                     document that lies whole on one rank moves nothing, and a piece under a
+                     window of w gets the w - 1 keys before it.
     ``ring``         keys go round, one neighbour a round, while each rank attends to those
                      that it has. Also where no query of a rank reads them.
     ``double-ring``  rings within nodes while the next node's keys are on their way: a message
@@ -28,7 +29,8 @@ Sources
 
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_request import AttentionRequest
-from equipoise.schedule.attention_write import Writer, join_runs, keys_read
+from equipoise.schedule.attention_runs import join_runs
+from equipoise.schedule.attention_write import Writer
 
 
 def _exchange(request: AttentionRequest, *, is_needed_only: bool) -> Writer:
@@ -39,7 +41,7 @@ def _exchange(request: AttentionRequest, *, is_needed_only: bool) -> Writer:
             source = (target - distance) % request.ranks
             keys = request.home[source]
             if is_needed_only:
-                keys = keys_read(queries, keys)
+                keys = request.keys_read(queries, keys)
             writer.send(0, source, target, "kv", keys, request.all_kv_heads)
             received.append(keys)
         writer.attend(0, target, request.tiles(queries, queries))

@@ -1,10 +1,13 @@
-"""What an attention strategy is asked: who holds which tokens, and how many heads there are."""
+"""What an attention strategy is asked: who holds which tokens, their masks, and the heads."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from equipoise.schedule.attention import AttentionSchedule, Tiles
-from equipoise.schedule.attention_write import Writer, head_blocks, tiles_between
+from equipoise.schedule.attention_mask import Reads, reads_of
+from equipoise.schedule.attention_tiles import keys_read, tiles_between
+from equipoise.schedule.attention_write import Writer, head_blocks
+from equipoise.spec.mask import Mask
 from equipoise.spec.pack import Pieces
 
 
@@ -13,11 +16,18 @@ class AttentionRequest:
     """Packed documents whose tokens already have an owner."""
 
     doc_tokens: Pieces
+    masks: tuple[Mask, ...]
+    """One of each document."""
     home: tuple[Pieces, ...]
     heads: int
     kv_heads: int
     ranks_per_node: int
     """Ranks that share a node, for the strategies in two levels; divides the ranks."""
+    reads: Reads = field(init=False)
+    """Which keys queries read."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", reads_of(self.masks, self.doc_tokens))
 
     @property
     def ranks(self) -> int:
@@ -34,13 +44,21 @@ class AttentionRequest:
         """Every key/value head."""
         return 0, self.kv_heads
 
-    def tiles(self, queries: Pieces, keys: Pieces) -> Tiles:
-        """Tiles between runs, in all heads."""
-        return tiles_between(queries, keys, head_blocks(0, self.heads, self.heads, self.kv_heads))
+    def tiles(self, queries: Pieces, keys: Pieces, heads: tuple[int, int] | None = None) -> Tiles:
+        """Tiles between runs, in some query heads, or in all."""
+        first, stop = self.all_heads if heads is None else heads
+        blocks = head_blocks(first, stop, self.heads, self.kv_heads)
+        return tiles_between(queries, keys, blocks, self.reads)
+
+    def keys_read(self, queries: Pieces, keys: Pieces) -> Pieces:
+        """The part of some key runs that some of these queries read."""
+        return keys_read(queries, keys, self.reads)
 
     def finish(self, strategy: str, writer: Writer) -> AttentionSchedule:
         """What was written, as a schedule."""
-        return writer.finish(strategy, self.home, self.doc_tokens, self.heads, self.kv_heads)
+        return writer.finish(
+            strategy, self.home, self.doc_tokens, self.masks, self.heads, self.kv_heads
+        )
 
 
 AttentionStrategy = Callable[[AttentionRequest], AttentionSchedule]

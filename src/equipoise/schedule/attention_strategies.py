@@ -3,10 +3,11 @@
 Why
     Placing tokens (which rank holds which piece) and moving them (what is sent to whom) are
     two choices. ``balance.context`` makes the first one. Any strategy here takes any placement:
-    documents cut anywhere, ranks without a token, more ranks than tokens, any heads.
+    documents cut anywhere, ranks without a token, more ranks than tokens, any heads, and each
+    document with its own mask.
 
 Kept true (tests/unit/schedule/test_attention_strategies.py, by Hypothesis)
-    Every strategy's schedule passes ``check_attention`` for any placement.
+    Every strategy's schedule passes ``check_attention`` for any placement and masks.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ from equipoise.base.nearest import nearest
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_heads import ulysses, usp
 from equipoise.schedule.attention_kv import all_gather, double_ring, needed_kv, ring
+from equipoise.schedule.attention_mask import masks_of
 from equipoise.schedule.attention_q import pass_q, token_ring
 from equipoise.schedule.attention_request import AttentionRequest, AttentionStrategy
+from equipoise.spec.mask import CAUSAL, Mask
 from equipoise.spec.pack import Pieces
 
 STRATEGIES: dict[str, AttentionStrategy] = {
@@ -45,6 +48,7 @@ def write_attention(
     *,
     heads: int,
     kv_heads: int,
+    mask: Mask | Sequence[Mask] = CAUSAL,
     ranks_per_node: int | None = None,
 ) -> AttentionSchedule:
     """Write the schedule of one attention layer over packed documents.
@@ -57,11 +61,12 @@ def write_attention(
         doc_tokens: Length of each document [tokens]; 0 is legal, and so is none.
         heads: Query heads.
         kv_heads: Key/value heads; divides ``heads``.
+        mask: Which keys a query reads: one mask for all documents, or one for each.
         ranks_per_node: Ranks that share a node; divides the ranks. Needed by ``double-ring``
             and ``usp``.
 
     Raises:
-        SpecError: no strategy has that name.
+        SpecError: no strategy has that name, or masks do not go with the documents.
         LayoutError: heads or ranks do not divide, or the strategy needs ``ranks_per_node``.
 
     Cost: O(ranks^2 x pieces of a rank), in NumPy.
@@ -104,5 +109,6 @@ def write_attention(
         )
     lengths = np.asarray(doc_tokens, dtype=np.int64).reshape(-1)
     pieces = tuple(np.asarray(each, dtype=np.int64).reshape(-1, 3) for each in home)
-    request = AttentionRequest(lengths, pieces, heads, kv_heads, per_node)
+    masks = masks_of(mask, lengths)
+    request = AttentionRequest(lengths, masks, pieces, heads, kv_heads, per_node)
     return STRATEGIES[strategy](request)

@@ -23,12 +23,12 @@ def test_parts_are_the_whole(dtype: torch.dtype, heads: int, kv_heads: int) -> N
     o = torch.zeros(tokens, heads, 8, dtype=sum_dtype(dtype))
     lse = torch.full((tokens, heads), float("-inf"), dtype=o.dtype)
     first, second = slice(0, cut), slice(cut, tokens)
-    tiles = [(second, first, False), (first, first, True), (second, second, True)]
-    for queries, keys, is_causal in tiles:
-        part, part_lse = attend_tile(q[queries], k[keys], v[keys], is_causal=is_causal)
+    tiles = [(second, first, "full"), (first, first, "causal"), (second, second, "causal")]
+    for queries, keys, kind in tiles:
+        part, part_lse = attend_tile(q[queries], k[keys], v[keys], kind)
         merge_tile_(o[queries], lse[queries], part, part_lse)
     grads = [torch.zeros_like(x, dtype=o.dtype) for x in (q, k, v)]
-    for queries, keys, is_causal in tiles:
+    for queries, keys, kind in tiles:
         parts = attend_tile_backward(
             grad_o[queries],
             q[queries],
@@ -36,7 +36,7 @@ def test_parts_are_the_whole(dtype: torch.dtype, heads: int, kv_heads: int) -> N
             v[keys],
             o[queries].to(dtype),
             lse[queries],
-            is_causal=is_causal,
+            kind,
         )
         for grad, part, rows in zip(grads, parts, (queries, keys, keys), strict=True):
             grad[rows] += part
@@ -47,24 +47,24 @@ def test_parts_are_the_whole(dtype: torch.dtype, heads: int, kv_heads: int) -> N
 
 def test_log_sum_exp_is_that_of_the_scores() -> None:
     q, k, v = (torch.randn(n, 1, 4, dtype=torch.float64) for n in (3, 5, 5))
-    _, lse = attend_tile(q, k, v, is_causal=False)
+    _, lse = attend_tile(q, k, v, "full")
     scores = q[:, 0] @ k[:, 0].T / 2
     assert torch.allclose(lse[:, 0], scores.logsumexp(1))
 
 
-def test_a_causal_tile_that_is_not_square() -> None:
+def test_a_tile_that_is_not_square() -> None:
     q, k = torch.zeros(3, 1, 4), torch.zeros(5, 1, 4)
     with pytest.raises(LayoutError) as caught:
-        attend_tile(q, k, k, is_causal=True)
+        attend_tile(q, k, k, "anticausal")
     assert str(caught.value) == (
-        "A causal tile of 3 queries has 5 keys. Give it as many keys as queries."
+        "A tile of kind anticausal has 3 queries and 5 keys. Give it as many keys as queries."
     )
 
 
 def test_tensors_on_another_device() -> None:
     q = torch.zeros(3, 1, 4, device="meta")
     with pytest.raises(LayoutError) as caught:
-        attend_tile(q, q, q, is_causal=True)
+        attend_tile(q, q, q, "causal")
     assert str(caught.value) == (
         "Attention in parts runs on CPU, the queries are on meta. Train with data parallelism "
         "there."

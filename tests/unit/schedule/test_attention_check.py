@@ -1,18 +1,20 @@
 """The checker: what strategies write is right; a mutant is not, and the sentence says where."""
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from placements import schedules
+from placements import pairs_of, schedules, written_out
 
 from equipoise.base.errors import CheckError
 from equipoise.schedule.attention import AttentionSchedule, Message, Round
 from equipoise.schedule.attention_check import check_attention, find_faults
 from equipoise.schedule.attention_count import Wire
 from equipoise.schedule.attention_strategies import write_attention
+from equipoise.spec.mask import Mask
 
 HOME = [np.array([[0, 0, 4]]), np.array([[0, 4, 6], [1, 0, 2]])]
 LENGTHS = [6, 2]
@@ -41,19 +43,13 @@ def test_every_strategy_is_right_on_any_placement(schedule) -> None:
 
 @given(schedules(most_ranks=4))
 def test_pairs_one_by_one(schedule) -> None:
-    counts = {}
-    for _, _, each in schedule:
-        for document, q0, q1, k0, k1, is_causal, h0, h1 in each.tiles.tolist():
-            for query in range(q0, q1):
-                for key in range(k0, query + 1 if is_causal else k1):
-                    for head in range(h0, h1):
-                        at = document, query, key, head
-                        counts[at] = counts.get(at, 0) + 1
+    counts = Counter(pair for _, _, each in schedule for pair in pairs_of(each.tiles))
     wanted = {
         (document, query, key, head): 1
-        for document, tokens in enumerate(schedule.doc_tokens.tolist())
-        for query in range(tokens)
-        for key in range(query + 1)
+        for document, (mask, tokens) in enumerate(
+            zip(schedule.masks, schedule.doc_tokens.tolist(), strict=True)
+        )
+        for query, key in np.argwhere(written_out(mask, tokens)).tolist()
         for head in range(schedule.heads)
     }
     assert counts == wanted
@@ -71,15 +67,16 @@ def test_no_mutant_passes(schedule, data) -> None:
     assume(places)
     rank, at, what, index = data.draw(st.sampled_from(places))
     things = list(getattr(schedule.rounds[rank][at], what))
-    kinds = ["drop", "double", *(["keys", "queries", "heads"] if what == "tiles" else [])]
+    kinds = ["drop", "double", *(["keys", "queries", "heads", "kind"] if what == "tiles" else [])]
     kind = data.draw(st.sampled_from(kinds))
     if kind == "drop":
         del things[index]
     elif kind == "double":
         things.insert(index, things[index])
     else:
-        column = {"keys": 4, "queries": 1, "heads": 6}[kind]
+        column = {"keys": 4, "queries": 1, "heads": 6, "kind": 5}[kind]
         things[index] = things[index].copy()
+        assume(kind != "kind" or things[index][2] - things[index][1] > 1)  # of 1 all are alike
         things[index][column] += 1
     changed = np.array(things).reshape(-1, 8) if what == "tiles" else tuple(things)
     faults = list(find_faults(change(schedule, rank, at, **{what: changed})))
@@ -167,8 +164,33 @@ def test_a_tile_that_reads_the_future() -> None:
     tiles = schedule.rounds[0][0].tiles.copy()
     tiles[0, 5] = 0
     assert fault_of(change(schedule, 0, 0, tiles=tiles)) == (
-        "needed-kv: Rank 0 computes in round 0 document 0 queries 0:4 keys 0:4 full, heads 0:2: "
-        "it is neither all read nor the square of one run."
+        "needed-kv: In document 0 query 0 reads key 1 in head 0 1 times instead of never."
+    )
+
+
+def test_a_tile_that_is_no_square_and_one_of_no_kind() -> None:
+    schedule = write("needed-kv")
+    tiles = schedule.rounds[0][0].tiles.copy()
+    tiles[0, 1] = 1
+    assert fault_of(change(schedule, 0, 0, tiles=tiles)) == (
+        "needed-kv: Rank 0 computes in round 0 document 0 queries 1:4 keys 0:4 causal, heads 0:2: "
+        "it is no square."
+    )
+    tiles[0, 5] = 3
+    assert fault_of(change(schedule, 0, 0, tiles=tiles)) == (
+        "needed-kv: Rank 0 computes in round 0 document 0 queries 1:4 keys 0:4 kind 3, heads 0:2: "
+        "it is neither full, causal nor anticausal."
+    )
+
+
+def test_a_key_that_has_left_the_window() -> None:
+    schedule = write_attention("ring", HOME, LENGTHS, heads=2, kv_heads=1, mask=Mask("window", 3))
+    causal = write("ring")
+    assert fault_of(dataclasses.replace(causal, masks=schedule.masks)) == (
+        "ring: In document 0 query 3 reads key 0 in head 0 1 times instead of never."
+    )
+    assert fault_of(dataclasses.replace(schedule, masks=causal.masks)) == (
+        "ring: In document 0 query 3 reads key 0 in head 0 0 times instead of once."
     )
 
 

@@ -1,4 +1,4 @@
-"""Packed causal attention over a process group: shard, attend, gather.
+"""Packed attention over a process group: shard, attend, gather.
 
 Why
     A model of one's own needs three functions, and no framework around it: one that takes its
@@ -26,6 +26,7 @@ from equipoise.comm.mail import Ledger, Mail, Parcel
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
 from equipoise.parallel.context.plan import ContextPlan, plan_context, share_tokens
 from equipoise.parallel.context.steps import allocate, pack, unpack
+from equipoise.spec.mask import CAUSAL, Mask
 
 
 def context_attention(
@@ -36,11 +37,12 @@ def context_attention(
     strategy: str = "needed-kv",
     group: dist.ProcessGroup | None = None,
     *,
+    mask: Mask | Sequence[Mask] = CAUSAL,
     sharding: str = "mixed",
     ranks_per_node: int | None = None,
     ledger: Ledger | None = None,
 ) -> Tensor:
-    """Causal attention inside each document of a pack whose tokens lie on several ranks.
+    """Attention inside each document of a pack whose tokens lie on several ranks.
 
     Args:
         q_tHE: Queries of this rank's tokens [tokens, query heads, head width], RoPE applied.
@@ -49,6 +51,8 @@ def context_attention(
         doc_tokens: Length of each document of the whole pack, in order [tokens].
         strategy: What moves between ranks; ``schedule.attention_strategies.STRATEGIES``.
         group: The ranks that share the pack; all ranks unless given.
+        mask: Which keys of its document a query reads: one mask for all documents, or one for
+            each.
         sharding: Who holds which tokens, as in ``shard_tokens``.
         ranks_per_node: Ranks that share a node; for ``double-ring`` and ``usp``.
         ledger: Counts what this rank sends and receives, in both passes.
@@ -58,7 +62,7 @@ def context_attention(
 
     Raises:
         LayoutError: the tensors do not go together, or not with this rank's share.
-        SpecError: no strategy or sharding has that name.
+        SpecError: no strategy or sharding has that name, or masks do not go with documents.
     """
     _check_shapes(q_tHE, k_tGE, v_tGE)
     plan = plan_context(
@@ -67,6 +71,7 @@ def context_attention(
         strategy,
         heads=q_tHE.shape[1],
         kv_heads=k_tGE.shape[1],
+        mask=mask,
         sharding=sharding,
         ranks_per_node=ranks_per_node,
     )
@@ -272,7 +277,7 @@ def check_ranks_agree(plan: ContextPlan, group: dist.ProcessGroup | None = None)
         if digest != digests[0]:
             raise CheckError(
                 f"Rank {rank} has planned schedule {digest[:8]} and rank 0 {digests[0][:8]}. Give "
-                f"all ranks the same lengths, strategy and sharding."
+                f"all ranks the same lengths, masks, strategy and sharding."
             )
 
 

@@ -112,7 +112,7 @@ class Backward:
                 self.kept.v[keys, tile.kv_heads],
                 self.o[queries, tile.heads],
                 self.lse[queries, tile.heads],
-                is_causal=tile.is_causal,
+                tile.kind,
             )
             add_rows(sum_q, queries, tile.heads, grad_q)
             add_rows(sum_k, keys, tile.kv_heads, grad_k)

@@ -100,7 +100,7 @@ class Forward:
                 self.q[tile.queries, tile.heads],
                 self.k[tile.keys, tile.kv_heads],
                 self.v[tile.keys, tile.kv_heads],
-                is_causal=tile.is_causal,
+                tile.kind,
             )
             o_into = self.o[tile.queries, tile.heads]
             lse_into = self.lse[tile.queries, tile.heads]

@@ -22,6 +22,7 @@ from equipoise.parallel.context.program import RankProgram, compile_rank
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_check import check_attention
 from equipoise.schedule.attention_strategies import write_attention
+from equipoise.spec.mask import CAUSAL, Mask
 from equipoise.spec.pack import Pieces, lengths_of
 
 Ints = npt.NDArray[np.int64]
@@ -114,6 +115,7 @@ def plan_context(
     *,
     heads: int,
     kv_heads: int,
+    mask: Mask | Sequence[Mask] = CAUSAL,
     sharding: str = "mixed",
     tile: int = TILE,
     ranks_per_node: int | None = None,
@@ -127,14 +129,16 @@ def plan_context(
         strategy: What moves: a name in ``schedule.attention_strategies``.
         heads: Query heads.
         kv_heads: Key/value heads.
-        sharding: Who holds what: a strategy of ``balance.context``, or ``auto``.
+        mask: Which keys a query reads: one mask for all documents, or one for each.
+        sharding: Who holds what: a strategy of ``balance.context``, or ``auto``. It evens out
+            causal work, whatever the mask.
         tile: Queries of one attention tile [tokens].
         ranks_per_node: Ranks that share a node; for strategies in two levels.
         is_checked: Prove the schedule right, which takes longer than to write it.
 
     Raises:
         LayoutError: lengths, ranks or heads do not go together.
-        SpecError: no strategy or sharding has that name.
+        SpecError: no strategy or sharding has that name, or masks do not go with documents.
         CheckError: the schedule is not right.
 
     Cost: milliseconds; the plans of the last 64 packs are kept.
@@ -145,7 +149,8 @@ def plan_context(
     """
     lengths = tuple(int(tokens) for tokens in doc_tokens)
     shares = _share(lengths, ranks, sharding, tile, ranks_per_node)
-    plan = _plan(lengths, strategy, heads, kv_heads, shares, ranks_per_node)
+    masks = mask if isinstance(mask, Mask) else tuple(mask)
+    plan = _plan(lengths, strategy, heads, kv_heads, masks, shares, ranks_per_node)
     if is_checked:
         check_attention(plan.schedule)
     return plan
@@ -157,6 +162,7 @@ def _plan(
     strategy: str,
     heads: int,
     kv_heads: int,
+    masks: Mask | tuple[Mask, ...],
     shares: ContextShares,
     ranks_per_node: int | None,
 ) -> ContextPlan:
@@ -166,6 +172,7 @@ def _plan(
         doc_tokens,
         heads=heads,
         kv_heads=kv_heads,
+        mask=masks,
         ranks_per_node=ranks_per_node,
     )
     return ContextPlan(shares, schedule, {})
@@ -178,6 +185,7 @@ def plan_pieces(
     *,
     heads: int,
     kv_heads: int,
+    mask: Mask | Sequence[Mask] = CAUSAL,
     ranks_per_node: int | None = None,
 ) -> ContextPlan:
     """Plan attention over pieces that something else has placed: each document on its own ranks.
@@ -192,11 +200,12 @@ def plan_pieces(
         strategy: What moves.
         heads: Query heads.
         kv_heads: Key/value heads.
+        mask: Which keys a query reads: one mask for all documents, or one for each.
         ranks_per_node: Ranks that share a node; for strategies in two levels.
 
     Raises:
         LayoutError: ranks or heads do not go together.
-        SpecError: no strategy has that name.
+        SpecError: no strategy has that name, or masks do not go with the documents.
         CheckError: a token has no home, or two, or pieces are out of order.
 
     >>> home = [np.array([[0, 0, 5]]), np.array([[0, 5, 7]]), np.array([[1, 0, 3]])]
@@ -210,6 +219,7 @@ def plan_pieces(
         doc_tokens,
         heads=heads,
         kv_heads=kv_heads,
+        mask=mask,
         ranks_per_node=ranks_per_node,
     )
     check_attention(schedule)

@@ -25,8 +25,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from equipoise.schedule.attention import AttentionSchedule, Carries, Message
-from equipoise.schedule.attention_write import join_runs
+from equipoise.schedule.attention import (
+    TILE_KINDS,
+    AttentionSchedule,
+    Carries,
+    Message,
+    TileKind,
+)
+from equipoise.schedule.attention_runs import join_runs
 from equipoise.spec.pack import Pieces
 
 Rows = slice | torch.Tensor
@@ -66,7 +72,7 @@ class TileRows:
     keys: slice
     heads: slice
     kv_heads: slice
-    is_causal: bool
+    kind: TileKind
     is_first: bool
     """No tile before it has written to any of these queries and heads."""
 
@@ -219,7 +225,7 @@ class _Compiler:
         )
 
     def _tile(self, tile: list[int]) -> TileRows:
-        document, q0, q1, k0, k1, is_causal, h0, h1 = tile
+        document, q0, q1, k0, k1, kind, h0, h1 = tile
         query, key = self.queries.first(document, q0), self.keys.first(document, k0)
         queries = slice(query, query + q1 - q0)
         heads = slice(h0 - self.heads.start, h1 - self.heads.start)
@@ -231,6 +237,6 @@ class _Compiler:
             slice(key, key + k1 - k0),
             heads,
             slice(h0 // self.ratio - kv, -(-h1 // self.ratio) - kv),
-            bool(is_causal),
+            TILE_KINDS[kind],
             is_first,
         )
