@@ -66,7 +66,7 @@ class MakeRun:
             spec=spec,
             model=model,
             origins={},
-            ranks=spec.layout.dp,
+            ranks=spec.layout.count_ranks(cores=1),
             corpus=str(self._store.folder),
             init_folder=init_folder,
         )

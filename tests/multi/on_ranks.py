@@ -22,11 +22,13 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.resolved import ResolvedFile
-from equipoise.spec.run import TrainSpec
+from equipoise.spec.run import LayoutSpec, TrainSpec
 from equipoise.train import check, loop
+from equipoise.train.context import ContextGroup
+from equipoise.train.shares import ContextPlanner
 from equipoise.train.step import StepRunner
 
 Arrays = dict[str, np.ndarray]
@@ -65,6 +67,8 @@ class Script:
     norm: torch.Tensor | None = None
     file_limit_at: int = 0
     """From this step on rank 1 cannot write large files, until that is told."""
+    kill_at: int = 0
+    """After this step the last rank is ended where it stands."""
     filler: Path | None = None
     """Fills the disk until that is told."""
     losses: list[float] = dataclasses.field(default_factory=list)
@@ -74,6 +78,8 @@ class Script:
     def show(self, step: int, loss: float, *figures: float) -> None:
         self.losses.append(loss)
         self.is_asked = self.is_asked or step == self.stop_at
+        if step == self.kill_at and self.ranks.rank == self.ranks.world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         if step == self.spoil_at and self.norm is not None:
             self.norm.fill_(torch.nan)
         if step == self.file_limit_at and self.ranks.rank == 1:
@@ -170,6 +176,46 @@ def step_with_micro_batches(
             )
         found.append((done.loss, done.grad_norm, weights_of(decoder)))
     return found
+
+
+def step_in_contexts(
+    ranks: Ranks,
+    folder: Path,
+    corpus: str,
+    model: ModelSpec,
+    batches: list[list[list[int]]],
+    layouts: list[LayoutSpec],
+) -> list[tuple[float, float, Arrays]]:
+    """One step on these micro-batches in each layout: loss, norm, weights."""
+    store = open_store(Path(corpus))
+    found = []
+    for number, layout in enumerate(layouts):
+        context = ContextGroup.join(ranks, ContextPlanner(model, layout))
+        data_ranks = ranks.world // layout.context
+        each = [MicroBatch(np.array(rows, dtype=np.int64).reshape(-1, 3)) for rows in batches]
+        packed = PackedStep("by-hand", tuple(tuple(each[r::data_ranks]) for r in range(data_ranks)))
+        decoder = Decoder(model)
+        initialize(decoder, 0)
+        sharded = ShardedDecoder(decoder, ranks, zero=layout.zero, precision="fp32")
+        with Journal(folder / f"{ranks.world}-{number}", ranks.rank) as journal:
+            # An eps above rounding, lest AdamW make a whole step of it.
+            optimizer = make_adamw(decoder, TrainSpec(eps=1e-4))
+            runner = StepRunner(sharded, optimizer, store, ranks, journal, context)
+            done = runner.run(
+                packed, step=1, rate=1e-3, clip_norm=0.5, last_good=lambda: None, stop_asked=False
+            )
+        found.append((done.loss, done.grad_norm, weights_of(decoder)))
+    return found
+
+
+def join_context(ranks: Ranks, context: int, device: str) -> None:
+    ranks = dataclasses.replace(ranks, device=torch.device(device))
+    ContextGroup.join(ranks, ContextPlanner(preset("2m"), LayoutSpec(context=context)))
+
+
+def neighbours_of(ranks: Ranks, count: int) -> list[int]:
+    group = ranks.neighbours(count)
+    return torch.distributed.get_process_group_ranks(group)
 
 
 def pack_differently(ranks: Ranks, folder: Path, corpus: str, model: ModelSpec) -> None:

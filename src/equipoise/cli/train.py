@@ -57,11 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "ResolvedFile":
     """Make the token cache and write the run's folder; what the ranks will read."""
     from equipoise.balance.pack import DIVIDES
+    from equipoise.comm.group import choose_device
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.store import prepare
     from equipoise.spec.resolved import ResolvedFile, write_resolved
 
-    dp, policy = resolved.spec.layout.dp, resolved.spec.pack.policy
+    layout, policy = resolved.spec.layout, resolved.spec.pack.policy
+    ranks = layout.count_ranks(len(usable_cores()))
+    if layout.context > 1 and choose_device(0).type != "cpu":
+        raise LayoutError(
+            f"layout.context = {layout.context} shares a micro-batch between CPU ranks, and this "
+            f"machine's ranks run on CUDA devices. Set layout.context = 1."
+        )
     if policy in DIVIDES:
         raise LayoutError(
             f'pack.policy = "{policy}" lets parts of one document attend to each other from '
@@ -75,7 +82,7 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
         spec=resolved.spec,
         model=resolved.model,
         origins=resolved.origins,
-        ranks=len(usable_cores()) if dp == "cores" else dp,
+        ranks=ranks,
         corpus=str(store.folder.resolve()),
         init_folder=str((resolved.base / init.removeprefix("hf:")).resolve())
         if init != "random"

@@ -19,6 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from equipoise.base.axes import DATA_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
 
+_TIMEOUT = timedelta(minutes=10)
+"""The longest wait of one rank for another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -49,6 +52,22 @@ class Ranks:
     def barrier(self) -> None:
         """Wait for every rank."""
         dist.barrier()
+
+    def neighbours(self, count: int) -> dist.ProcessGroup | None:
+        """This rank's group of ``count`` consecutive ranks, None for all; every rank calls it.
+
+        Raises:
+            LayoutError: the ranks are no whole number of such groups.
+        """
+        if self.world % count:
+            raise LayoutError(
+                f"{self.world} ranks are no whole number of groups of {count}. Give a divisor of "
+                f"{self.world}."
+            )
+        if count == self.world:
+            return None
+        group: dist.ProcessGroup = dist.new_subgroups(count, timeout=_TIMEOUT)[0]
+        return group
 
     def data_mesh(self, zero: int) -> DeviceMesh:
         """The mesh that ``fully_shard`` shards and replicates over at this ZeRO stage."""
@@ -83,7 +102,7 @@ def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iter
         store=store,
         rank=rank,
         world_size=world,
-        timeout=timedelta(minutes=10),
+        timeout=_TIMEOUT,
     )
     try:
         yield Ranks(rank, world, device)

@@ -277,6 +277,15 @@ def _judge_together(wish: _Wish) -> None:
             )
     if wish.is_sound("layout.dp") and wish["layout.dp"] != "cores" and wish["layout.dp"] < 1:
         wish.tell("layout.dp", f"{wish['layout.dp']} is too small; the least is 1.")
+    if wish.is_sound("layout.context", "layout.ranks_per_node"):
+        context, per_node = wish["layout.context"], wish["layout.ranks_per_node"]
+        if per_node is not None and context % per_node:
+            divisors = [count for count in range(1, context + 1) if context % count == 0]
+            closest = min(divisors, key=lambda count: abs(count - per_node))
+            wish.tell(
+                "layout.ranks_per_node",
+                f"{per_node} does not divide {wish.cite('layout.context')}. Nearest: {closest}.",
+            )
 
 
 def _around(value: int, step: int) -> str:
@@ -436,6 +445,8 @@ def _effective(run: ResolvedRun, key: Key) -> Any:
     """The value that stands in for a key that was not given and has no default."""
     if key.section == "model":
         return getattr(run.model, key.field)
+    if key.section == "layout":
+        return run.spec.layout.context
     return int(1.25 * run.spec.pack.context_tokens)  # the rule that pack.max_tokens describes
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from equipoise.base.errors import LayoutError
+
 Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
 Policy = Literal[
     "in-order",
@@ -25,6 +27,12 @@ Policy = Literal[
     "bytescale",
 ]
 Precision = Literal["fp32", "bf16"]
+AttentionStrategy = Literal[
+    "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
+]
+Sharding = Literal[
+    "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
+]
 Recompute = Literal["none", "full"]
 
 
@@ -159,13 +167,63 @@ class LayoutSpec:
 
     dp: Annotated[
         int | Literal["cores"],
-        Field(description='data-parallel ranks; "cores" is one for each core of this machine'),
+        Field(
+            description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
+            "dp x context the cores of this machine"
+        ),
     ] = "cores"
+    context: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="context-parallel ranks: so many share each micro-batch, so there are "
+            "dp x context ranks",
+        ),
+    ] = 1
+    strategy: Annotated[
+        AttentionStrategy,
+        Field(description="of attention over a context's ranks: what moves between them"),
+    ] = "needed-kv"
+    sharding: Annotated[
+        Sharding, Field(description="which of a context's ranks holds which tokens")
+    ] = "mixed"
+    ranks_per_node: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="of double-ring, usp and hierarchical: ranks of a context that share a "
+            "node; all of them unless given",
+        ),
+    ] = None
     zero: Annotated[
         Literal[0, 1, 2, 3],
-        Field(description="ZeRO stage: what is sharded over dp besides the documents"),
+        Field(description="ZeRO stage: what is sharded over all ranks besides the documents"),
     ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
+
+    def count_ranks(self, cores: int) -> int:
+        """All ranks: ``dp`` times ``context``.
+
+        Args:
+            cores: Of this machine; they are the ranks where ``dp`` is ``"cores"``.
+
+        Raises:
+            LayoutError: ``context`` does not divide the cores.
+
+        >>> LayoutSpec(dp=2, context=2).count_ranks(cores=8), LayoutSpec().count_ranks(cores=8)
+        (4, 8)
+        """
+        if self.dp != "cores":
+            return self.dp * self.context
+        if cores % self.context:
+            divisors = [count for count in range(1, cores + 1) if cores % count == 0]
+            closest = min(divisors, key=lambda count: abs(count - self.context))
+            raise LayoutError(
+                f"layout.context = {self.context} does not divide the {cores} ranks of layout.dp "
+                f'= "cores", one for each core of this machine. Set layout.context = {closest}, '
+                f"or layout.dp = 1 for {self.context} ranks in all."
+            )
+        return cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import equipoise
-from equipoise.balance.pack import make_packer, rank_seconds, skew
+from equipoise.balance.pack import make_packer, skew
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.manifest import (
-    FORMAT,
-    Manifest,
-    newest_good,
-    require_same,
-)
+from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good, require_same
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
@@ -31,17 +26,17 @@ from equipoise.nn.hf import load_hf
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
-from equipoise.observe.machine import (
-    forget_peak,
-)
+from equipoise.observe.machine import forget_peak
 from equipoise.optim.adamw import make_adamw
 from equipoise.optim.rate import learning_rate
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolved import ResolvedFile
+from equipoise.train.context import ContextGroup
 from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
 from equipoise.train.process import StopRequest, return_freed_memory
 from equipoise.train.record import RunRecord
+from equipoise.train.shares import ContextPlanner
 from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.step import StepRunner
 
@@ -78,12 +73,14 @@ class Trainer:
             self.curve: LoadCurve = obtain_curve(
                 self.spec, self.model, ranks, self.store.folder.parent
             )
-        self.packer = make_packer(self.spec.pack, ranks.world, self.curve)
+        self.context = ContextGroup.join(ranks, ContextPlanner(self.model, self.spec.layout))
+        data_ranks = ranks.world // self.spec.layout.context
+        self.packer = make_packer(self.spec.pack, data_ranks, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
         return_freed_memory()
         forget_peak()
         self.position = Position()
-        self.record = RunRecord(resolved, ranks, journal, self.store, self.curve)
+        self.record = RunRecord(resolved, self.context, ranks, journal, self.store, self.curve)
         self._build()
 
     def _build(self) -> None:
@@ -105,6 +102,7 @@ class Trainer:
             self.store,
             self.ranks,
             self.journal,
+            self.context if self.spec.layout.context > 1 else None,
         )
 
     @property
@@ -233,10 +231,10 @@ class Trainer:
         began = time.perf_counter()
         pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
         packed = self.packer.step(pieces)
-        predicted_s = rank_seconds(packed, self.curve)
+        loads = self.context.planner.loads(packed, self.curve)
         plan_s = time.perf_counter() - began
-        self.record.write_pack(step, packed, pieces, predicted_s, plan_s)
-        return packed, predicted_s
+        self.record.write_pack(step, packed, pieces, loads, plan_s)
+        return packed, loads.predicted_s
 
     def _save(self, view: StepView, *, must: bool) -> int | None:
         """Save this position; the step that was saved, or None when the disk refused.

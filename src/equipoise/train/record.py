@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import equipoise
-from equipoise.balance.pack import rank_seconds, skew
+from equipoise.balance.pack import skew
 from equipoise.balance.windows import pack_in_order
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
@@ -22,6 +22,8 @@ from equipoise.observe.machine import describe_machine, peak_resident_bytes, res
 from equipoise.optim.rate import learning_rate
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.resolved import ResolvedFile
+from equipoise.train.context import ContextGroup
+from equipoise.train.shares import RankLoads
 from equipoise.train.step import StepResult
 
 _CURVE_MATTERS_S = 0.1
@@ -34,18 +36,21 @@ class RunRecord:
     def __init__(
         self,
         resolved: ResolvedFile,
+        context: ContextGroup,
         ranks: Ranks,
         journal: Journal,
         store: TokenStore,
         curve: LoadCurve,
     ) -> None:
-        self.resolved, self.ranks, self.journal = resolved, ranks, journal
+        self.resolved, self.context = resolved, context
+        self.ranks, self.journal = ranks, journal
         self.spec, self.model = resolved.spec, resolved.model
         self.store, self.curve = store, curve
         self.busy_over_predicted: list[float] = []
         self._base_bytes = resident_bytes()
         self._overhead_s: float | None = None
         self._largest_tokens = 0
+        self._received_bytes = 0
         self._peak_bytes = 0
 
     def write_start(self, resumed_step: int) -> None:
@@ -87,20 +92,18 @@ class RunRecord:
         step: int,
         packed: PackedStep,
         pieces: Pieces,
-        predicted_s: list[float],
+        loads: RankLoads,
         plan_s: float,
     ) -> None:
         """A packing decision, on rank 0, beside what a plain pack would have been."""
-        for batch in packed.ranks[self.ranks.rank]:
-            self._largest_tokens = max(self._largest_tokens, batch.tokens)
+        for batch in packed.ranks[self.context.data_rank]:
+            tokens, received_bytes = self.context.holds(batch)
+            self._largest_tokens = max(self._largest_tokens, tokens)
+            self._received_bytes = max(self._received_bytes, received_bytes)
         if self.ranks.rank != 0:
             return
-        plain = pack_in_order(pieces, self.spec.pack, self.ranks.world, self.curve)
-        plain_s = rank_seconds(plain, self.curve)
-        flop = [
-            sum(count_work(batch.doc_tokens, self.model).flop for batch in rank)
-            for rank in packed.ranks
-        ]
+        plain = pack_in_order(pieces, self.spec.pack, len(packed.ranks), self.curve)
+        plain_s = self.context.planner.loads(plain, self.curve).predicted_s
         self.journal.write(
             "decision",
             "pack",
@@ -108,13 +111,13 @@ class RunRecord:
             policy=packed.policy,
             plan_s=plan_s,
             micro_batches=packed.micro_batches,
-            rank_tokens=packed.rank_tokens,
-            rank_documents=[sum(len(b.pieces) for b in rank) for rank in packed.ranks],
-            rank_flop=flop,
-            predicted_s=predicted_s,
-            predicted_step_s=self._predict_step(predicted_s),
+            rank_tokens=loads.tokens,
+            rank_documents=loads.pieces,
+            rank_flop=loads.flop,
+            predicted_s=loads.predicted_s,
+            predicted_step_s=self._predict_step(loads.predicted_s),
             in_order_predicted_s=plain_s,
-            skew=skew(predicted_s),
+            skew=skew(loads.predicted_s),
             in_order_skew=skew(plain_s),
             digest=packed.digest,
         )
@@ -182,11 +185,16 @@ class RunRecord:
             precision=self.spec.train.precision,
             recompute=self.spec.train.recompute,
         )
+        terms = dict(forecast.terms)
+        if self.context.planner.context > 1:
+            layers = 1 if self.spec.train.recompute == "full" else self.model.layers
+            width = 2 if self.spec.train.precision == "bf16" else 4
+            terms["received keys and values"] = layers * self._received_bytes * width // 4
         self.journal.write(
             "decision",
             "memory",
-            forecast_bytes=forecast.total_bytes,
-            terms=forecast.terms,
+            forecast_bytes=sum(terms.values()),
+            terms=terms,
             tokens=self._largest_tokens,
             most_tokens=self.spec.pack.most_tokens,
             measured_bytes=self._peak_bytes,

@@ -13,6 +13,9 @@ What it decides
         rank 0  | micro-batch | micro-batch | wait | reduce | optimizer |
         rank 1  | micro-batch | micro-batch        | reduce | optimizer |
                                             ^ losses, digests and times are exchanged here
+
+    Ranks that share a micro-batch run it at the same time, each its own tokens; what they wait
+    for each other in attention is waiting, too.
 """
 
 import itertools
@@ -32,6 +35,7 @@ from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.train.context import ContextGroup, whole
 
 _NAMED_DOCUMENTS = 8
 """Most documents that a message names."""
@@ -58,6 +62,8 @@ class StepRunner:
     store: TokenStore
     ranks: Ranks
     journal: Journal
+    context: ContextGroup | None = None
+    """The ranks that share this one's micro-batches, if it does not compute them alone."""
 
     def run(
         self,
@@ -115,7 +121,7 @@ class StepRunner:
     def _compute(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float]:
         """Forward and backward of this rank's micro-batches: their losses, and busy seconds."""
         losses, busy_s = [], 0.0
-        turns: tuple[MicroBatch, ...] = packed.ranks[self.ranks.rank]
+        turns = self._turns(packed)
         for index, micro_batch in enumerate(turns):
             batch = make_batch(self.store, micro_batch, self.ranks.device)
             last = index == len(turns) - 1 and not self.model.sums_at_end
@@ -129,10 +135,13 @@ class StepRunner:
             busy_s += time.thread_time() - clock
         return losses, busy_s
 
+    def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
+        """The micro-batches that this rank computes, alone or with others."""
+        return packed.ranks[self.context.data_rank if self.context else self.ranks.rank]
+
     def _loss(self, batch: Batch) -> torch.Tensor:
-        loss: torch.Tensor = self.model.decoder(
-            batch.tokens_T, batch.doc_tokens, labels_T=batch.labels_T
-        )
+        share = whole(batch) if self.context is None else self.context.share(batch)
+        loss: torch.Tensor = self.model.decoder(share.tokens_t, share.pack, labels_T=share.labels_t)
         return loss
 
     def _meet(
@@ -175,7 +184,7 @@ class StepRunner:
     ) -> FaultError:
         bad = [
             batch
-            for batch, loss in zip(packed.ranks[self.ranks.rank], losses, strict=True)
+            for batch, loss in zip(self._turns(packed), losses, strict=True)
             if not np.isfinite(loss)
         ]
         mine = sorted({int(document) for batch in bad for document in batch.pieces[:, 0]})

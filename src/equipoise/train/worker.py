@@ -43,9 +43,11 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
 
 def _train(folder: Path, resolved: ResolvedFile, ranks: Ranks, *, quiet: bool) -> None:
     if ranks.world != resolved.ranks:
+        data_ranks, left = divmod(ranks.world, resolved.spec.layout.context)
+        other = "" if left else f", or --layout.dp {data_ranks}"
         raise LayoutError(
             f"torchrun started {ranks.world} ranks and the run wants {resolved.ranks}. Pass "
-            f"--nproc-per-node {resolved.ranks}, or --layout.dp {ranks.world}."
+            f"--nproc-per-node {resolved.ranks}{other}."
         )
     stop = StopRequest()
     with Journal(folder / "journal", ranks.rank) as journal:

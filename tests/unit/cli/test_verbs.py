@@ -184,3 +184,30 @@ def test_train_refuses_what_only_pack_can_do(
         'micro-batches, which equipoise train cannot run; "equipoise pack" shows what it would '
         'win. Set pack.policy = "by-work", or "delayed".\n'
     )
+
+
+def test_train_refuses_a_context_that_does_not_divide_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("equipoise.cli.train.usable_cores", lambda: [0, 1, 2, 3])
+    argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--layout.context", "3")
+    assert refused(capsys, *argv) == (
+        'layout.context = 3 does not divide the 4 ranks of layout.dp = "cores", one for each core '
+        "of this machine. Set layout.context = 2, or layout.dp = 1 for 3 ranks in all.\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_refuses_a_context_of_accelerators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    from equipoise.comm import group
+
+    monkeypatch.setattr(group, "choose_device", lambda _: torch.device("cuda", 0))
+    argv = ("train", "--out", str(tmp_path / "run"), "--layout.context=2", "--layout.dp=1")
+    assert refused(capsys, *argv) == (
+        "layout.context = 2 shares a micro-batch between CPU ranks, and this machine's ranks run "
+        "on CUDA devices. Set layout.context = 1.\n"
+    )

@@ -163,6 +163,17 @@ ONE_KEY: list[tuple[str, str]] = [
         'Nearest: "cores".',
     ),
     ("layout.dp = 0", "run.toml:1  layout.dp: 0 is too small; the least is 1."),
+    ("layout.context = 0", "run.toml:1  layout.context: 0 is too small; the least is 1."),
+    (
+        'layout.strategy = "rings"',
+        'run.toml:1  layout.strategy: "rings" is not one of "needed-kv", "all-gather", "ring", '
+        '"double-ring", "pass-q", "token-ring", "ulysses", "usp". Nearest: "ring".',
+    ),
+    (
+        'layout.sharding = "head-tails"',
+        'run.toml:1  layout.sharding: "head-tails" is not one of "mixed", "head-tail-document", '
+        '"head-tail", "by-work", "contiguous", "hierarchical", "auto". Nearest: "head-tail".',
+    ),
     ("extends = 3", "run.toml:1  extends: needs text, got 3 (a whole number)."),
     (
         'extends = "no.toml"',
@@ -202,6 +213,16 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
         f"run.toml:1  pack.context_tokens: pack.step_tokens, {PACK.step_tokens} (default), is not "
         f"a multiple of 3000. Set pack.step_tokens to {PACK.step_tokens // 3000 * 3000} or "
         f"{PACK.step_tokens // 3000 * 3000 + 3000}.",
+    ),
+    (
+        "layout.ranks_per_node = 3\nlayout.context = 4",
+        "run.toml:1  layout.ranks_per_node: 3 does not divide layout.context, 4 (run.toml:2). "
+        "Nearest: 2.",
+    ),
+    (
+        "layout.ranks_per_node = 2",
+        "run.toml:1  layout.ranks_per_node: 2 does not divide layout.context, 1 (default). "
+        "Nearest: 1.",
     ),
     (
         "pack.max_tokens = 1000",

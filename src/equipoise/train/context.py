@@ -1,0 +1,136 @@
+"""The ranks that share each micro-batch: a rank's tokens, labels and positions of it.
+
+What it decides
+    Rank ``r`` is data-parallel rank ``r // context`` and number ``r % context`` of those that
+    share its micro-batches; they are neighbours, so that they lie on one node where they fit.
+    Tokens, labels and positions are taken by the same rows; attention runs over all rows.
+
+Kept true (tests/multi/test_check.py, tests/multi/test_train.py)
+    Loss, logits and every gradient equal one rank's, also where a rank has no token or no label.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from equipoise.base.errors import LayoutError
+from equipoise.comm.group import Ranks
+from equipoise.comm.mail import Ledger
+from equipoise.data.batch import Batch
+from equipoise.nn.attention import PackAttention
+from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
+from equipoise.parallel.context.plan import ContextPlan
+from equipoise.schedule.attention_count import Wire, count_attention
+from equipoise.spec.pack import MicroBatch
+from equipoise.train.shares import ContextPlanner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """What one rank computes of a micro-batch, as the decoder takes it."""
+
+    tokens_t: Tensor
+    labels_t: Tensor
+    pack: tuple[int, ...] | PackAttention
+
+
+def whole(batch: Batch) -> Share:
+    """All of a micro-batch, for a rank that computes it alone."""
+    return Share(batch.tokens_T, batch.labels_T, batch.doc_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContextGroup:
+    """This rank among those that share its micro-batches."""
+
+    planner: ContextPlanner
+    data_rank: int
+    """Whose micro-batches of a ``PackedStep`` it computes with the others."""
+    rank: int
+    """Its number among them."""
+    group: dist.ProcessGroup | None
+    ledger: Ledger
+    """What it has sent to them and received."""
+
+    @classmethod
+    def join(cls, ranks: Ranks, planner: ContextPlanner) -> "ContextGroup":
+        """Find the ranks that share with this one; every rank calls it.
+
+        Raises:
+            LayoutError: the ranks are no whole number of groups, or not on a CPU.
+        """
+        context = planner.context
+        require_context(context, ranks)
+        group = ranks.neighbours(context) if context > 1 else None
+        data_rank, rank = divmod(ranks.rank, context)
+        return cls(planner, data_rank, rank, group, Ledger(context))
+
+    def share(self, batch: Batch) -> Share:
+        """This rank's part of a micro-batch."""
+        if self.planner.context == 1:
+            return whole(batch)
+        plan = self.planner.plan(batch.doc_tokens)
+        attend = partial(attend_by_plan, plan=plan, group=self.group, ledger=self.ledger)
+        device = batch.tokens_T.device
+        rows = torch.from_numpy(plan.shares.rows[self.rank]).to(device)
+        positions = torch.from_numpy(plan.shares.positions[self.rank]).to(device)
+        return Share(batch.tokens_T[rows], batch.labels_T[rows], PackAttention(positions, attend))
+
+    def holds(self, micro_batch: MicroBatch) -> tuple[int, int]:
+        """Tokens of this rank's share, and bytes that a layer keeps of what it receives.
+
+        Of fp32 activations; half of that in bf16.
+        """
+        if self.planner.context == 1:
+            return micro_batch.tokens, 0
+        plan = self.planner.plan(micro_batch.doc_tokens.tolist())
+        wire = Wire(self.planner.model.head_width, element_bytes=4)
+        kept = count_attention(plan.schedule, wire).kept_bytes
+        return len(plan.shares.rows[self.rank]), int(kept[self.rank])
+
+
+def require_context(context: int, ranks: Ranks) -> None:
+    """Refuse what ranks cannot share.
+
+    Raises:
+        LayoutError: the ranks are no whole number of groups, or not on a CPU.
+    """
+    if ranks.world % context:
+        raise LayoutError(
+            f"layout.context = {context} does not divide {ranks.world} ranks. Set layout.context "
+            f"to a divisor of {ranks.world}."
+        )
+    if context > 1 and ranks.device.type != "cpu":
+        raise LayoutError(
+            f"layout.context = {context} shares a micro-batch between CPU ranks, and this rank is "
+            f"on {ranks.device}. Set layout.context = 1."
+        )
+
+
+def play_share(
+    batch: Batch, plan: ContextPlan, sent_bytes: npt.NDArray[np.int64]
+) -> tuple[Share, Tensor]:
+    """All ranks' shares, one after another, with attention played in this process.
+
+    Args:
+        batch: A micro-batch.
+        plan: Of its documents, for as many ranks as are played.
+        sent_bytes: Bytes from each rank to each, added to in both passes.
+
+    Returns:
+        The share, and which row of the micro-batch each of its rows is.
+    """
+    order = torch.from_numpy(np.concatenate(plan.shares.rows))
+    positions = torch.from_numpy(np.concatenate(plan.shares.positions))
+    back = torch.argsort(order)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_in_one_process(q[back], k[back], v[back], plan, sent_bytes)[order]
+
+    pack = PackAttention(positions, attend)
+    return Share(batch.tokens_T[order], batch.labels_T[order], pack), order

@@ -1,0 +1,126 @@
+"""What context parallelism makes of a packed step: each micro-batch's plan, each rank's load.
+
+Why
+    A packer gives micro-batches to data-parallel ranks. Where ``layout.context`` ranks share
+    each micro-batch, a rank's time is that of its tokens and of the attention that it computes,
+    which its strategy decides: under ``needed-kv`` that of its own queries, under ``pass-q`` that
+    of its own keys, under ``ulysses`` that of its heads.
+
+    ::
+
+        rank             0        1        2        3          dp = 2, context = 2
+        micro-batches    data rank 0's     data rank 1's
+        tokens of each   first    second   first    second     share
+
+What it decides
+    Every rank plans every micro-batch of the step from the pack alone, so that all know the
+    longest rank before the step. A tile is priced as a document of as many pairs.
+
+Kept true (tests/unit/train/test_shares.py)
+    Tokens, pairs and FLOP of all ranks add up to those of the pack; a context of one rank is
+    priced as before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.pack import rank_seconds
+from equipoise.cost.curve import LoadCurve
+from equipoise.cost.work import count_work, useful_flop
+from equipoise.parallel.context.plan import ContextPlan, plan_context
+from equipoise.schedule.attention_count import Ints, tile_pairs
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.spec.run import LayoutSpec
+
+_NO_TILES = np.zeros((0, 8), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoads:
+    """What each rank of the world has to do in one step."""
+
+    predicted_s: list[float]
+    """Forward and backward, without waiting [s]."""
+    tokens: list[int]
+    pieces: list[int]
+    flop: list[int]
+    """Useful ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPlanner:
+    """Plans the micro-batches of one model in one layout; the same on every rank."""
+
+    model: ModelSpec
+    layout: LayoutSpec
+
+    @property
+    def context(self) -> int:
+        """Ranks that share each micro-batch."""
+        return self.layout.context
+
+    def plan(self, doc_tokens: Sequence[int]) -> ContextPlan:
+        """Who holds which tokens of a micro-batch, and what moves between them."""
+        return plan_context(
+            doc_tokens,
+            self.context,
+            self.layout.strategy,
+            heads=self.model.heads,
+            kv_heads=self.model.kv_heads,
+            sharding=self.layout.sharding,
+            ranks_per_node=self.layout.ranks_per_node or self.context,
+        )
+
+    def loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
+        """Load of each rank of the world.
+
+        Args:
+            packed: Micro-batches of each data-parallel rank.
+            curve: Price of a document.
+
+        Cost: a plan for each micro-batch, milliseconds each; those that are not kept are made
+            again when the micro-batch runs.
+        """
+        if self.context == 1:
+            return RankLoads(
+                rank_seconds(packed, curve),
+                packed.rank_tokens,
+                [sum(len(batch.pieces) for batch in rank) for rank in packed.ranks],
+                [
+                    sum(count_work(batch.doc_tokens, self.model).flop for batch in rank)
+                    for rank in packed.ranks
+                ],
+            )
+        rows = []
+        for turns in packed.ranks:
+            columns = np.zeros((4, self.context))
+            for batch in turns:
+                columns += self._batch_loads(batch, curve)
+            rows += columns.T.tolist()
+        predicted_ns, tokens, pieces, flop = zip(*rows, strict=True)
+        whole = [list(map(int, column)) for column in (tokens, pieces, flop)]
+        return RankLoads([ns * 1e-9 for ns in predicted_ns], *whole)
+
+    def _batch_loads(self, batch: MicroBatch, curve: LoadCurve) -> np.ndarray[tuple[int, int]]:
+        """Nanoseconds, tokens, pieces and FLOP of each rank of one context, [4, ranks]."""
+        plan = self.plan(batch.doc_tokens.tolist())
+        rows = []
+        for home, rounds in zip(plan.schedule.home, plan.schedule.rounds, strict=True):
+            tokens = int((home[:, 2] - home[:, 1]).sum())
+            tiles = np.concatenate([_NO_TILES, *(each.tiles for each in rounds)])
+            heads = tiles[:, 7] - tiles[:, 6]
+            of_all_heads = tile_pairs(tiles)
+            share = heads / self.model.heads
+            attention_ns = curve.attention_ns(of_all_heads // heads) * share
+            load_ns = curve.fixed_ns + float(attention_ns.sum()) + curve.ns_per_token * tokens
+            flop = self._flop(tokens, of_all_heads)
+            rows.append((load_ns, tokens, len(home), flop))
+        return np.array(rows).T
+
+    def _flop(self, tokens: int, of_all_heads: Ints) -> int:
+        linear = useful_flop(self.model, tokens, 0)
+        attention = useful_flop(self.model, 0, int(of_all_heads.sum()))
+        return linear + attention // self.model.heads

@@ -1,0 +1,91 @@
+"""Loads of ranks that share micro-batches, against the pack's own."""
+
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.balance.context import AUTO
+from equipoise.balance.context import STRATEGIES as SHARDINGS
+from equipoise.cost.curve import LoadCurve, counted_curve
+from equipoise.schedule.attention_strategies import STRATEGIES
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.spec.run import AttentionStrategy, LayoutSpec, Sharding
+from equipoise.train.shares import ContextPlanner
+
+MODEL = ModelSpec(layers=2, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)
+CURVE = LoadCurve(1000.0, 7.0, (1.0, 64.0), (5.0, 900.0), 1e9, measured=True)
+
+packs = st.lists(
+    st.lists(st.lists(st.integers(1, 400), max_size=5), min_size=1, max_size=2),
+    min_size=1,
+    max_size=3,
+)
+
+
+def packed_of(ranks: list[list[list[int]]]) -> PackedStep:
+    def batch(lengths: list[int]) -> MicroBatch:
+        rows = [[document, 0, stop] for document, stop in enumerate(lengths)]
+        return MicroBatch(np.array(rows, dtype=np.int64).reshape(-1, 3))
+
+    return PackedStep("by-hand", tuple(tuple(map(batch, batches)) for batches in ranks))
+
+
+def test_the_names_of_run_toml_are_those_that_there_are() -> None:
+    assert set(get_args(AttentionStrategy)) == set(STRATEGIES)
+    assert set(get_args(Sharding)) == {*SHARDINGS, AUTO}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranks=packs,
+    context=st.integers(2, 4),
+    strategy=st.sampled_from(get_args(AttentionStrategy)),
+    sharding=st.sampled_from(get_args(Sharding)),
+)
+def test_loads_add_up_to_those_of_the_pack(ranks, context, strategy, sharding) -> None:
+    packed = packed_of(ranks)
+    alone = ContextPlanner(MODEL, LayoutSpec()).loads(packed, counted_curve(MODEL))
+    layout = LayoutSpec(context=context, strategy=strategy, sharding=sharding)
+    shared = ContextPlanner(MODEL, layout).loads(packed, counted_curve(MODEL))
+    assert len(shared.predicted_s) == context * len(ranks)
+    for rank in range(len(ranks)):
+        mine = slice(context * rank, context * (rank + 1))
+        assert sum(shared.tokens[mine]) == alone.tokens[rank]
+        assert sum(shared.flop[mine]) == pytest.approx(alone.flop[rank], rel=1e-9)
+        assert sum(shared.predicted_s[mine]) == pytest.approx(
+            alone.predicted_s[rank], rel=1e-3, abs=1e-6
+        )
+
+
+def test_a_rank_is_priced_by_the_pairs_that_it_computes() -> None:
+    packed = packed_of([[[256, 256]]])
+
+    def predicted_s(strategy: AttentionStrategy, sharding: Sharding) -> list[float]:
+        layout = LayoutSpec(context=2, strategy=strategy, sharding=sharding)
+        return ContextPlanner(MODEL, layout).loads(packed_of([[[512]]]), CURVE).predicted_s
+
+    first, second = predicted_s("needed-kv", "contiguous")
+    assert second > 2 * first
+    assert predicted_s("pass-q", "contiguous") == pytest.approx([second, first])
+    ulysses = predicted_s("ulysses", "contiguous")
+    assert ulysses[0] == pytest.approx(ulysses[1])
+    layout = LayoutSpec(context=2)
+    evenly = ContextPlanner(MODEL, layout).loads(packed, CURVE)
+    assert evenly.tokens == [256, 256]
+    assert evenly.pieces == [1, 1]
+    of_document_s = (1000 + CURVE.attention_ns(np.array([256 * 257 // 2]))[0] + 7 * 256) * 1e-9
+    assert evenly.predicted_s == pytest.approx([of_document_s] * 2)
+
+
+def test_alone_is_priced_as_ever() -> None:
+    packed = packed_of([[[64, 8], []], [[100]]])
+    loads = ContextPlanner(MODEL, LayoutSpec()).loads(packed, CURVE)
+    assert loads.tokens == [72, 100]
+    assert loads.pieces == [2, 1]
+    assert loads.predicted_s[0] == pytest.approx(
+        (2000 + CURVE.document_ns(np.array([64, 8])).sum()) * 1e-9
+    )
