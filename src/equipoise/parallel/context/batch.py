@@ -1,0 +1,192 @@
+"""One rank's share of a pack of documents, as the arguments of a model of ``transformers``.
+
+Why
+    A model that runs on a share of the tokens needs more than the tokens: their positions in
+    their documents, their labels, shifted before the tokens were parted from their successors,
+    the number of labels of all ranks, and in every layer who holds what.
+
+What it decides
+    The names that ``transformers`` gave these things. ``labels`` hold nothing, and
+    ``shift_labels`` everything: of a model that shifts labels by itself the loss is then zero,
+    and not one that compares tokens with strangers.
+
+Kept true (tests/oracle/test_hf_context.py)
+    Loss and gradients of a model over ranks equal those of its documents one by one.
+
+Sources
+    Names: transformers 5.23, ``loss/loss_utils.py`` ForCausalLMLoss.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from equipoise.base.errors import LayoutError
+from equipoise.parallel.context.plan import ContextPlan, plan_context, share_tokens
+
+IGNORED = -100
+"""Label of a token that has nothing to predict, as ``torch.nn.functional.cross_entropy`` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPack:
+    """What attention over ranks must know of a pack; the same on every rank."""
+
+    doc_tokens: tuple[int, ...]
+    """Length of each packed document, in order [tokens]."""
+    strategy: str = "needed-kv"
+    """What moves: a name in ``schedule.attention_strategies``."""
+    sharding: str = "mixed"
+    """Who holds what: a strategy of ``balance.context``, or ``auto``."""
+    ranks_per_node: int | None = None
+    group: dist.ProcessGroup | None = None
+    """The ranks that share the pack; all ranks unless given."""
+
+    def plan(self, heads: int, kv_heads: int) -> ContextPlan:
+        """The plan of a layer with so many heads; kept, so that asking in each layer is cheap."""
+        return plan_context(
+            self.doc_tokens,
+            dist.get_world_size(self.group),
+            self.strategy,
+            heads=heads,
+            kv_heads=kv_heads,
+            sharding=self.sharding,
+            ranks_per_node=self.ranks_per_node,
+        )
+
+
+def shard_batch(
+    input_ids_T: Tensor,
+    doc_tokens: Sequence[int],
+    strategy: str = "needed-kv",
+    group: dist.ProcessGroup | None = None,
+    *,
+    labels_T: Tensor | None = None,
+    sharding: str = "mixed",
+    ranks_per_node: int | None = None,
+    step_labels: int | None = None,
+) -> dict[str, Any]:
+    """This rank's share of a pack that every rank has: all arguments of ``model(**batch)``.
+
+    The model is one that ``use_context_parallelism`` has prepared. Its ``loss`` is this rank's
+    part of the mean over all labels, so *sum* losses and gradients over ranks.
+
+    Args:
+        input_ids_T: Tokens of the documents, one after another, int64 [tokens].
+        doc_tokens: Length of each document, in order [tokens].
+        strategy: What moves between ranks; ``schedule.attention_strategies.STRATEGIES``.
+        group: The ranks that share the pack; all ranks unless given.
+        labels_T: Label of each token, as ``transformers`` has it: the token itself (it is
+            compared with what the token before it predicts), or -100 where none is wanted.
+            All tokens are wanted unless given.
+        sharding: Who holds which tokens: a strategy of ``balance.context``, or ``auto``.
+        ranks_per_node: Ranks that share a node; for strategies in two levels.
+        step_labels: Labels of the whole step, where it has more packs than this one: several
+            micro-batches, or several groups of ranks.
+
+    Returns:
+        ``input_ids``, ``shift_labels``, ``position_ids``: int64 [1, tokens of this rank].
+        ``labels``: the same shape, -100 everywhere, for they have been shifted.
+        ``attention_mask``: ones, by which transformers does not look for documents itself.
+        ``num_items_in_batch``: labels of the step; 1 where it has none.
+        ``use_cache``: False.
+        ``context_pack``: for the attention of every layer.
+        A rank that holds no token gets one spare token, without a label: transformers cannot
+        run on none.
+
+    Raises:
+        LayoutError: tokens or labels are not as many as the documents' tokens.
+        SpecError: no sharding has that name.
+    """
+    pack = ContextPack(
+        tuple(int(tokens) for tokens in doc_tokens), strategy, sharding, ranks_per_node, group
+    )
+    labels = input_ids_T if labels_T is None else labels_T
+    for name, values in (("input_ids_T", input_ids_T), ("labels_T", labels)):
+        if values.shape != (sum(pack.doc_tokens),):
+            raise LayoutError(
+                f"{name} is of shape {list(values.shape)}, and the {len(pack.doc_tokens)} "
+                f"documents have {sum(pack.doc_tokens):,} tokens. Lay them end to end in one "
+                f"dimension."
+            )
+    return _shard(input_ids_T, _shift(labels, pack.doc_tokens), pack, step_labels)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCollator:
+    """``shard_batch`` as the ``collate_fn`` of a loader that gives all ranks the same documents.
+
+    Args:
+        strategy: As in ``shard_batch``.
+        group: The ranks that share the pack; all ranks unless given.
+        sharding: As in ``shard_batch``.
+        ranks_per_node: Ranks that share a node; for strategies in two levels.
+    """
+
+    strategy: str = "needed-kv"
+    group: dist.ProcessGroup | None = None
+    sharding: str = "mixed"
+    ranks_per_node: int | None = None
+
+    def __call__(self, documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The share of this rank.
+
+        Args:
+            documents: ``input_ids`` of each, and ``labels`` where not all tokens are wanted; or
+                pieces as ``data.loader.PackedDataset`` gives them, whose ``shift_labels`` and
+                count of the step's labels are taken as they are.
+        """
+        ids = [torch.as_tensor(each["input_ids"], dtype=torch.int64) for each in documents]
+        shifted, step_labels = [], None
+        for document, tokens in zip(documents, ids, strict=True):
+            given = document.get("shift_labels")
+            if given is None:
+                labels = torch.as_tensor(document.get("labels", tokens), dtype=torch.int64)
+                given = _shift(labels, (len(tokens),))
+            shifted.append(given)
+        if all(document.get("is_counted", False) for document in documents):
+            step_labels = documents[0]["turn"].step_labels
+        lengths = tuple(map(len, ids))
+        pack = ContextPack(lengths, self.strategy, self.sharding, self.ranks_per_node, self.group)
+        return _shard(torch.cat(ids), torch.cat(shifted), pack, step_labels)
+
+
+def _shift(labels_T: Tensor, doc_tokens: Sequence[int]) -> Tensor:
+    """The label that each token predicts: the next one of its document."""
+    lengths = np.asarray(doc_tokens, dtype=np.int64).reshape(-1)
+    shifted = labels_T.roll(-1)
+    shifted[torch.from_numpy(np.cumsum(lengths)[lengths > 0] - 1)] = IGNORED
+    return shifted
+
+
+def _shard(
+    input_ids_T: Tensor, shifted_T: Tensor, pack: ContextPack, step_labels: int | None
+) -> dict[str, Any]:
+    group, device = pack.group, input_ids_T.device
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    shares = share_tokens(pack.doc_tokens, ranks, pack.sharding, ranks_per_node=pack.ranks_per_node)
+    rows = torch.from_numpy(shares.rows[rank]).to(device)
+    ids_t, shifted_t = input_ids_T[rows], shifted_T[rows]
+    positions_t = torch.from_numpy(shares.positions[rank]).to(device)
+    if not len(rows):
+        ids_t, shifted_t, positions_t = (
+            x.new_full((1,), fill)
+            for x, fill in ((ids_t, 0), (shifted_t, IGNORED), (positions_t, 0))
+        )
+    if step_labels is None:
+        step_labels = int((shifted_T != IGNORED).sum())
+    return {
+        "input_ids": ids_t.unsqueeze(0),
+        "labels": torch.full_like(shifted_t, IGNORED).unsqueeze(0),
+        "shift_labels": shifted_t.unsqueeze(0),
+        "position_ids": positions_t.unsqueeze(0),
+        "attention_mask": torch.ones_like(ids_t).unsqueeze(0),
+        "num_items_in_batch": max(step_labels, 1),
+        "use_cache": False,
+        "context_pack": pack,
+    }

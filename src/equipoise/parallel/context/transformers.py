@@ -1,0 +1,236 @@
+"""Models of ``transformers`` over several ranks: one call, and their own code stays as it is.
+
+Why
+    ``transformers`` asks a registry which function computes attention, and hands that function
+    whatever the model was called with. So a model that asks the registry needs no other code
+    to train on a share of the tokens: its other layers look at one token at a time.
+
+What it decides
+    What is exact is computed, everything else is refused: masks other than causal within
+    documents, windows that some document is longer than, capped scores, sinks, dropout of
+    attention weights, caches, and layers other than attention that mix tokens.
+
+Kept true (tests/oracle/test_hf_context.py)
+    Loss, logits and all gradients equal those of the model's documents one by one; each
+    refusal is read whole.
+
+Sources
+    The registry: transformers 5.23, ``modeling_utils.py`` AttentionInterface,
+    ``masking_utils.py`` AttentionMaskInterface.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+
+from equipoise.base.errors import LayoutError, ModelError
+from equipoise.parallel.context.attention import attend_by_plan
+from equipoise.parallel.context.batch import ContextPack
+
+NAME = "equipoise"
+"""Of this attention in the registry."""
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+_REFUSED = {
+    "softcap": "caps its scores",
+    "s_aux": "has attention sinks",
+    "sinks": "has attention sinks",
+    "position_bias": "adds a bias to its scores",
+    "head_mask": "masks heads",
+    "indices": "chooses its keys",
+    "block_indices": "chooses its keys",
+}
+"""Arguments that models of transformers 5.23 give to attention functions and that change it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimit:
+    """A mask that is causal, but for keys further away than a window or chunk is long."""
+
+    tokens: int
+
+
+def use_context_parallelism(model: PreTrainedModel) -> None:
+    """Let a decoder of ``transformers`` attend over the ranks that share a pack.
+
+    From now on its batches come from ``shard_batch`` or ``ContextCollator``. Nothing else of the
+    model changes, and ``model.set_attn_implementation("sdpa")`` undoes it.
+
+    Args:
+        model: A causal language model that takes its attention from the registry.
+
+    Raises:
+        ModelError: it would not be exact: the model does not use the registry, has layers other
+            than attention that mix tokens, or has a loss of its experts' balance.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
+    if others or getattr(model, "_is_stateful", False):
+        kinds = ", ".join(others) or "recurrent"
+        raise ModelError(
+            f"{name} mixes tokens in {kinds} layers, which see only the tokens of one rank. "
+            f"Choose a model whose tokens meet in causal attention alone."
+        )
+    if getattr(config, "output_router_logits", False):
+        raise ModelError(
+            f"{name} adds a loss of its experts' balance, which is not a sum over tokens. Set "
+            f"config.output_router_logits = False."
+        )
+    AttentionInterface.register(NAME, attend_pack)
+    AttentionMaskInterface.register(NAME, limit_keys)
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise ModelError(
+            f"{name} does not take its attention from the registry of transformers. Call "
+            f"context_attention in its code, or choose a model that uses the registry."
+        )
+
+
+def attend_pack(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | KeyLimit | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    context_pack: ContextPack | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as the registry of ``transformers`` calls it; over the ranks of a pack.
+
+    Args:
+        module: The attention layer.
+        query: Queries of this rank's tokens [1, query heads, tokens, head width], RoPE applied.
+        key: Keys of the same tokens [1, key/value heads, tokens, head width].
+        value: Values, shaped as the keys.
+        attention_mask: What ``limit_keys`` made.
+        scaling: What scores are multiplied by; 1 / sqrt(head width) unless given.
+        dropout: Must be 0.
+        context_pack: Of ``shard_batch``.
+        options: What else the layer says; refused where it changes attention.
+
+    Returns:
+        Output [1, tokens, query heads, head width], and no attention weights.
+
+    Raises:
+        LayoutError: what the layer asks for is not what is computed, or tensors and pack do not
+            go together.
+    """
+    layer = type(module).__name__
+    if context_pack is None:
+        raise LayoutError(
+            f"{layer} was called without a pack. Give the model all that shard_batch returns, or "
+            f'choose another attention: model.set_attn_implementation("sdpa").'
+        )
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise LayoutError(
+            f"{layer} has {query.shape[0]} rows of {query.shape[2]} queries and {key.shape[2]} "
+            f"keys, and a pack is one row of tokens with a query and a key each. Give the model "
+            f"what shard_batch returns, and no cache."
+        )
+    _refuse(layer, getattr(module, "is_causal", True), dropout, options)
+    _refuse_mask(layer, attention_mask, options.get("sliding_window"), context_pack)
+    q_tHE, k_tGE, v_tGE = (x[0].transpose(0, 1) for x in (query, key, value))
+    usual = 1 / math.sqrt(query.shape[3])
+    if scaling is not None and scaling != usual:
+        q_tHE = q_tHE * (scaling / usual)
+    plan, group = context_pack.plan(q_tHE.shape[1], k_tGE.shape[1]), context_pack.group
+    is_spare = len(q_tHE) == 1 and not len(plan.shares.rows[dist.get_rank(group)])
+    if is_spare:  # shard_batch's, on a rank without tokens, which still passes on others' keys
+        q_tHE, k_tGE, v_tGE = (x[:0] for x in (q_tHE, k_tGE, v_tGE))
+    o_tHE = attend_by_plan(q_tHE, k_tGE, v_tGE, plan, group)
+    if is_spare:
+        o_tHE = torch.cat([o_tHE, o_tHE.new_zeros(1, *o_tHE.shape[1:])])
+    return o_tHE.unsqueeze(0), None
+
+
+def _refuse(layer: str, is_causal: bool, dropout: float, options: dict[str, Any]) -> None:
+    if dropout:
+        raise LayoutError(
+            f"{layer} drops attention weights with probability {dropout:g}, which attention over "
+            f"ranks does not. Build the model with attention_dropout=0."
+        )
+    said = options.get("is_causal")
+    if not (is_causal if said is None else said):
+        raise LayoutError(
+            f"{layer} is not causal, and attention over ranks is. Use it for decoders alone."
+        )
+    for name, what in _REFUSED.items():
+        if options.get(name) is not None:
+            raise LayoutError(
+                f"{layer} {what} ({name}), which attention over ranks does not. Train this model "
+                f"with another attention."
+            )
+
+
+def _refuse_mask(
+    layer: str, mask: Tensor | KeyLimit | None, window: int | None, pack: ContextPack
+) -> None:
+    if isinstance(mask, Tensor):
+        raise LayoutError(
+            f"{layer} was given a mask of shape {list(mask.shape)}, and attention over ranks takes "
+            f"documents from the pack. Give the model what shard_batch returns, and no mask of "
+            f"your own."
+        )
+    limits = [mask.tokens] if mask is not None else []
+    limits += [window] if window is not None else []
+    longest = max(pack.doc_tokens, default=0)
+    if limits and longest > min(limits):
+        raise LayoutError(
+            f"{layer} attends within {min(limits):,} tokens, and a document has {longest:,}. Cut "
+            f"documents to {min(limits):,} tokens, or train this model with another attention."
+        )
+
+
+def limit_keys(
+    *,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    q_length: int = 0,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_others: Any,
+) -> KeyLimit | None:
+    """The mask as the mask registry of ``transformers`` asks for it: none is ever built.
+
+    Args:
+        mask_function: Whether a query reads a key, as a function of batch, head and indices.
+        attention_mask: Which tokens are there [1, tokens]; must be all.
+        local_size: The window or chunk in which keys are read [tokens], where there is one.
+        q_length: Tokens of this rank.
+        use_vmap: Whether the model has changed ``mask_function``.
+        device: Where the model is.
+
+    Returns:
+        Nothing where the mask is causal; the window where it is causal within one.
+
+    Raises:
+        LayoutError: the mask is another one, or tokens are masked.
+    """
+    if attention_mask is not None and not bool(attention_mask.all()):
+        raise LayoutError(
+            f"The attention mask leaves out {int((~attention_mask.bool()).sum()):,} of "
+            f"{attention_mask.numel():,} tokens, and a pack has no padding. Give the model the "
+            f"attention_mask that shard_batch returns."
+        )
+    if local_size is None and mask_function is causal_mask_function:
+        return None
+    if local_size is not None and not use_vmap:
+        here = torch.arange(max(q_length - 1, 0), device=device)
+        if not bool(torch.as_tensor(mask_function(0, 0, here, here + 1)).any()):
+            return KeyLimit(int(local_size))
+    raise LayoutError(
+        "The model's mask is not the causal one, and attention over ranks computes no other. Give "
+        "the model all that shard_batch returns, its attention_mask too, or train this model with "
+        "another attention."
+    )

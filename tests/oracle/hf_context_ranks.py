@@ -1,0 +1,350 @@
+"""What ranks run in ``test_hf_context``. Each function's first argument is its ``Ranks``."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.comm.group import Ranks
+from equipoise.cost.curve import counted_curve
+from equipoise.parallel.context.attention import gather_tokens, token_positions
+from equipoise.parallel.context.batch import shard_batch
+from equipoise.parallel.context.transformers import use_context_parallelism
+from equipoise.spec.hf_config import model_from_hf_config
+from equipoise.spec.run import PackSpec
+
+VOCAB = 61
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {}),
+    "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
+    # Scores are multiplied by something else than 1 / sqrt(head width).
+    "granite": (transformers.GraniteConfig, {"attention_multiplier": 0.31}),
+    # A window that no document is longer than.
+    "mistral": (transformers.MistralConfig, {"sliding_window": 97}),
+    "gemma3": (transformers.Gemma3TextConfig, {"head_dim": 8, "sliding_window": 97}),
+    # Experts, which see one token at a time.
+    "mixtral": (
+        transformers.MixtralConfig,
+        {"num_local_experts": 4, "experts_implementation": "eager"},
+    ),
+    # Learned positions.
+    "gpt2": (transformers.GPT2Config, {"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}),
+}
+
+
+def build(kind: str, dtype: torch.dtype = torch.float64, **changed: Any) -> Any:
+    """A tiny model, the same on every rank."""
+    config, options = CONFIGS[kind]
+    torch.manual_seed(1)
+    given = {**SIZES, "attn_implementation": "sdpa", **options, **changed}
+    model = transformers.AutoModelForCausalLM.from_config(config(**given)).to(dtype)
+    with torch.no_grad():
+        for weight in model.parameters():  # biases begin as zeros, norms as ones
+            weight += 0.02 * torch.randn_like(weight)
+    return model.train()
+
+
+def draw(lengths: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Tokens of some documents, and labels of which a fifth is not wanted."""
+    source = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCAB, (sum(lengths),), generator=source)
+    is_left_out = torch.rand(sum(lengths), generator=source) < 0.2
+    return ids, ids.masked_fill(is_left_out, -100)
+
+
+def one_by_one(model: Any, ids: Tensor, labels: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
+    """Logits, the mean loss and all gradients of the documents, each run alone."""
+    model.zero_grad()
+    total, count, logits = 0.0, 0, []
+    for tokens, wanted in zip(ids.split(lengths), labels.split(lengths), strict=True):
+        if not len(tokens):
+            continue
+        logits.append(model(tokens[None], use_cache=False).logits[0])
+        found, targets = logits[-1][:-1], wanted[1:]
+        found = found if found.dtype == torch.float64 else found.float()
+        total = total + cross_entropy(found, targets, reduction="sum")
+        count += int((targets != -100).sum())
+    loss = total / max(count, 1)
+    loss.backward()
+    return [torch.cat(logits).detach(), loss.detach(), *gradients(model)]
+
+
+def gradients(model: Any) -> list[Tensor]:
+    return [weight.grad.clone() for weight in model.parameters()]
+
+
+def share_of_loss(logits: Tensor, batch: dict[str, Any]) -> Tensor:
+    """What transformers computes in float32, in the dtype of the logits."""
+    sums = cross_entropy(logits[0], batch["shift_labels"][0], reduction="sum")
+    return sums / batch["num_items_in_batch"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model over ranks."""
+
+    kind: str
+    lengths: tuple[int, ...]
+    strategy: str = "needed-kv"
+    sharding: str = "mixed"
+    recompute: str = "none"
+    """``none``, or the value of ``use_reentrant``."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one rank found: the largest errors, relative to the largest number."""
+
+    logits: float
+    loss: float
+    loss_of_transformers: float
+    gradient: float
+    worst_parameter: str
+    attention_calls: int
+    masks_built: int
+
+
+def compare_cases(ranks: Ranks, cases: list[Case]) -> list[Told]:
+    return [compare(ranks, case) for case in cases]
+
+
+def compare(ranks: Ranks, case: Case) -> Told:
+    model = build(case.kind)
+    ids, labels = draw(case.lengths)
+    wanted = one_by_one(model, ids, labels, case.lengths)
+    if case.recompute != "none":
+        model.activation_checkpointing_enable({"use_reentrant": case.recompute == "True"})
+    use_context_parallelism(model)
+    masks = count_masks(model)
+    places = {"sharding": case.sharding, "ranks_per_node": ranks.world}
+    batch = shard_batch(ids, case.lengths, case.strategy, labels_T=labels, **places)
+    model.zero_grad()
+    out = model(**batch)
+    loss = share_of_loss(out.logits, batch)
+    loss.backward()
+    found = [loss.detach(), *gradients(model)]
+    theirs = out.loss.detach().double()
+    for each in (*found, theirs):
+        dist.all_reduce(each)
+    held = len(token_positions(case.lengths, **places))  # none is spare
+    whole = gather_tokens(out.logits[0, :held].detach(), case.lengths, **places)
+    errors = [error(a, b) for a, b in zip([whole, *found], wanted, strict=True)]
+    worst = max(range(2, len(errors)), key=errors.__getitem__)
+    return Told(
+        errors[0],
+        errors[1],
+        error(theirs, wanted[1]),
+        errors[worst],
+        [name for name, _ in model.named_parameters()][worst - 2],
+        len(masks),
+        sum(masks),
+    )
+
+
+def count_masks(model: Any) -> list[bool]:
+    """Whether each call of a layer was given a mask of numbers."""
+    masks: list[bool] = []
+    for name, module in model.named_modules():
+        if name.endswith(("self_attn", ".attn")):
+            module.register_forward_pre_hook(
+                lambda _, args, given: masks.append(
+                    isinstance(given.get("attention_mask"), Tensor)
+                    or any(isinstance(x, Tensor) and x.dim() == 4 for x in args)
+                ),
+                with_kwargs=True,
+            )
+    return masks
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    scale = float(wanted.abs().max()) if wanted.numel() else 1.0
+    return float((found - wanted).abs().max()) / max(scale, 1e-3) if wanted.numel() else 0.0
+
+
+def averaged(ranks: Ranks, how: str) -> float:
+    """The largest error of a gradient that DDP or FSDP averages, of losses times the ranks."""
+    lengths = (30, 41)
+    model = build("llama")
+    ids, labels = draw(lengths)
+    _, _, *wanted = one_by_one(model, ids, labels, lengths)
+    model.zero_grad()
+    use_context_parallelism(model)
+    wrapped = model
+    if how == "ddp":
+        wrapped = DistributedDataParallel(model)
+    else:
+        mesh = DeviceMesh("cpu", torch.arange(ranks.world))
+        for layer in (*model.model.layers, model):
+            fully_shard(layer, mesh=mesh)
+    batch = shard_batch(ids, lengths, labels_T=labels, sharding="head-tail-document")
+    (share_of_loss(wrapped(**batch).logits, batch) * ranks.world).backward()
+    found = [
+        weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+        for weight in model.parameters()
+    ]
+    return max(error(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def change_a_document(ranks: Ranks, kind: str, strategy: str) -> tuple[bool, bool, bool]:
+    """Documents 0 and 2 change: whether 1's logits and gradients stay, and whether 0's do."""
+    lengths = (33, 40, 17)
+    ids, _ = draw(lengths)
+    others = torch.cat([(ids[:33] + 1) % VOCAB, ids[33:73], (ids[73:] + 7) % VOCAB])
+    nothing = torch.full_like(ids, -100)
+    labels = torch.cat([nothing[:33], ids[33:73], nothing[73:]])
+    model = build(kind)
+    use_context_parallelism(model)
+    seen = []
+    for each in (ids, others):
+        model.zero_grad()
+        batch = shard_batch(each, lengths, strategy, labels_T=labels, sharding="head-tail-document")
+        logits = model(**batch).logits
+        share_of_loss(logits, batch).backward()
+        whole = gather_tokens(logits[0].detach(), lengths, sharding="head-tail-document")
+        seen.append((whole[33:73], gradients(model), whole[:33]))
+    (mine, grads, other), (mine_then, grads_then, other_then) = seen
+    return (
+        torch.equal(mine, mine_then),
+        all(map(torch.equal, grads, grads_then)),
+        torch.equal(other, other_then),
+    )
+
+
+def train(ranks: Ranks, steps: int) -> list[float]:
+    """The loop of docs/transformers.md; the losses of all steps."""
+    model = build("qwen3", torch.float32)
+    use_context_parallelism(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    losses = []
+    for step in range(steps):
+        lengths = STEP_LENGTHS[step % 2]
+        ids, labels = draw(lengths, seed=step)
+        batch = shard_batch(ids, lengths, labels_T=labels, sharding="head-tail-document")
+        loss = model(**batch).loss
+        loss.backward()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach()
+        dist.all_reduce(total)
+        losses.append(float(total))
+    return losses
+
+
+RATE = 3e-3
+STEP_LENGTHS = [(50, 3, 21), (9, 64, 1, 12)]
+
+
+def train_alone(steps: int) -> list[float]:
+    """The same documents one by one, with no ranks."""
+    model = build("qwen3", torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    losses = []
+    for step in range(steps):
+        lengths = STEP_LENGTHS[step % 2]
+        losses.append(float(one_by_one(model, *draw(lengths, seed=step), lengths)[1]))
+        optimizer.step()
+    return losses
+
+
+def smollm2(ranks: Ranks, folder: str, tokens: list[list[int]], strategy: str) -> Told:
+    """SmolLM2 over ranks, in fp32; rank 0 compares."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    lengths = tuple(map(len, tokens))
+    ids = torch.tensor([token for each in tokens for token in each])
+    use_context_parallelism(model)
+    places = {"sharding": "head-tail-document"}
+    out = model(**shard_batch(ids, lengths, strategy, **places))
+    out.loss.backward()
+    loss = out.loss.detach().clone()
+    for each in (loss, *(weight.grad for weight in model.parameters())):
+        dist.all_reduce(each)
+    logits = gather_tokens(out.logits[0].detach(), lengths, **places)
+    if ranks.rank:
+        return Told(0.0, 0.0, 0.0, 0.0, "", 0, 0)
+    found = gradients(model)
+    model.set_attn_implementation("sdpa")
+    wanted_logits, wanted_loss, *wanted = one_by_one(model, ids, ids, lengths)
+    errors = [error(a, b) for a, b in zip(found, wanted, strict=True)]
+    worst = max(range(len(errors)), key=errors.__getitem__)
+    return Told(
+        error(logits, wanted_logits),
+        error(loss, wanted_loss),
+        error(loss, wanted_loss),
+        errors[worst],
+        [name for name, _ in model.named_parameters()][worst],
+        0,
+        0,
+    )
+
+
+TRAINER_LENGTHS = [50, 1, 97, 33, 8, 8, 120, 64, 5, 18, 2, 41, 77, 30, 1, 90]
+
+
+def train_with_trainer(
+    ranks: Ranks, folder: str, code: str, is_over_ranks: bool
+) -> tuple[list[float], list[Tensor]]:
+    """Losses, and weights after three steps, of the Trainer whose class ``code`` defines."""
+    os.environ |= {
+        "RANK": str(ranks.rank),
+        "LOCAL_RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world),
+        "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks have found each other
+        "MASTER_PORT": "1",
+    }
+    source = torch.Generator().manual_seed(0)
+    documents = [
+        {"input_ids": torch.randint(VOCAB, (length,), generator=source).tolist()}
+        for length in TRAINER_LENGTHS
+    ]
+    model = build("llama", torch.float32)
+    sizes = model_from_hf_config(model.config.to_dict())
+    names: dict[str, Any] = {
+        "pack": PackSpec(policy="by-work", context_tokens=128, step_tokens=256),
+        "curve": counted_curve(sizes),
+    }
+    exec(code, names)
+    if is_over_ranks:
+        use_context_parallelism(model)
+    arguments = transformers.TrainingArguments(
+        output_dir=f"{folder}/{ranks.rank}",
+        max_steps=3,
+        gradient_accumulation_steps=2,
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=1e9,
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = names["ContextTrainer"](model, arguments, train_dataset=documents)
+    trainer.train()
+    losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    return losses, [weight.detach() for weight in trainer.model.parameters()]
