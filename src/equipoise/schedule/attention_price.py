@@ -7,10 +7,10 @@ What it decides
     that lists it. A round ends when its tiles are done and what is due has arrived. The
     backward pass is replayed likewise, in reverse order.
 
-    Messages of one round take turns: each rank's to its next neighbour first, then to the one
-    after that. So the messages of an all-to-all never meet at a receiver. Links within a node
-    and between nodes, if they differ, have ports of their own, and a message between nodes
-    holds up none within.
+    Messages of one round take turns: what is due first goes first; then each rank's to its next
+    neighbour, then to the one after that. So the messages of an all-to-all never meet at a
+    receiver. Links within a node and between nodes, if they differ, have ports of their own,
+    and a message between nodes holds up none within.
 
     It is a model of ranks that compute and communicate at once. Two processes that share
     their cores with the threads that move bytes overlap less.
@@ -201,7 +201,7 @@ def _replay(
     flights = []
     for at in range(rounds):
         begins[:, at] = begin
-        for m in sorted(leaving[at], key=lambda m: (m.target - m.source) % ranks):
+        for m in sorted(leaving[at], key=lambda m: (m.last, (m.target - m.source) % ranks)):
             far = int(links.is_far(m.source, m.target))
             ports = leaves[far, m.source], arrives[far, m.target]
             start = float(max(begin[m.source], begin[m.target], *ports))

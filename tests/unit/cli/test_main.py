@@ -80,8 +80,8 @@ def test_no_verb_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ["trian"],
-            'equipoise: there is no verb "trian". Nearest: train. All: init, config, pack, train, '
-            "report, check, convert, inspect, systems.",
+            'equipoise: there is no verb "trian". Nearest: train. All: init, config, pack, '
+            "explain, train, report, check, convert, inspect, systems.",
         ),
         (["--versoin"], "equipoise: --versoin: no such flag. Nearest: --version"),
         (["systems", "--jsn"], "equipoise systems: --jsn: no such flag. Nearest: --json"),

@@ -1,0 +1,151 @@
+"""What ``equipoise explain --attention`` is asked: documents, ranks, model, assumed machine."""
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import SpecError
+from equipoise.cli.pack import document_lengths
+from equipoise.cli.run_arguments import run_from
+
+if TYPE_CHECKING:
+    from equipoise.schedule.attention_price import LinkPrice
+    from equipoise.schedule.attention_score import AssumedMachine, AttentionScore
+    from equipoise.spec.model import ModelSpec
+    from equipoise.spec.resolve import ResolvedRun
+
+RSA = "rsa"
+"""The original ring self-attention: the strategy ``ring``, tokens dealt in one run each."""
+
+EXAMPLE_DOCUMENTS = (24_000, 320, 7_200, 1_024, 224)
+EXAMPLE_TOKENS = sum(EXAMPLE_DOCUMENTS)
+EXAMPLE_MODEL = "llama3-8b"
+
+BYTES = {"bf16": (2, 4), "fp32": (4, 4), "fp64": (8, 8)}
+"""Of an element and of a sum, by dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What every strategy is explained for."""
+
+    doc_tokens: tuple[int, ...]
+    origin: str
+    ranks: int
+    ranks_per_node: int
+    """Of the strategies in two levels."""
+    model: "ModelSpec"
+    model_name: str
+    dtype: str
+    machine: "AssumedMachine"
+
+
+def setting_from(args: argparse.Namespace) -> Setting:
+    """What the parsed arguments ask for.
+
+    Raises:
+        SpecError: a flag, or a key of the run, that is wrong.
+        DataError: lengths that cannot be read.
+    """
+    from equipoise.schedule.attention_score import AssumedMachine
+
+    keys = {key for key, _ in args.overrides}
+    has_model = args.run_toml is not None or any(key.startswith("model.") for key in keys)
+    model = args.model or (None if has_model else EXAMPLE_MODEL)
+    if model is not None:
+        args.overrides.append(("model.preset", model))
+    window = args.context_tokens
+    if window is None and args.run_toml is None and "pack.context_tokens" not in keys:
+        window = EXAMPLE_TOKENS
+    if window is not None:
+        args.overrides += [("pack.context_tokens", str(window))]
+        if "pack.step_tokens" not in keys:
+            args.overrides += [("pack.step_tokens", str(window))]
+    resolved = run_from(args)
+    doc_tokens, origin = _documents(args, resolved)
+    in_node = None if args.ranks_per_node is None else _link("--link-in-node", args.link_in_node)
+    link = _link("--link", args.link)
+    return Setting(
+        doc_tokens=doc_tokens,
+        origin=origin,
+        ranks=args.ranks,
+        ranks_per_node=args.ranks_per_node or _nodes_of(args.ranks),
+        model=resolved.model,
+        model_name=resolved.spec.model.preset,
+        dtype=args.dtype,
+        machine=AssumedMachine(1e12 * args.tflop_per_s, link, in_node, args.ranks_per_node),
+    )
+
+
+def _nodes_of(ranks: int) -> int:
+    """Ranks on a node where nobody said: the largest divisor that leaves at least as many nodes."""
+    return max(n for n in range(1, ranks + 1) if ranks % n == 0 and n * n <= ranks)
+
+
+def _link(flag: str, text: str) -> "LinkPrice":
+    from equipoise.schedule.attention_price import LinkPrice
+
+    latency, _, bandwidth = text.partition(":")
+    try:
+        return LinkPrice(float(latency) / 1e6, 1e9 * float(bandwidth))
+    except ValueError:
+        raise SpecError(
+            f'{flag}: "{text}" is no latency in us and bandwidth in GB/s, as in 10:50.'
+        ) from None
+
+
+def _documents(args: argparse.Namespace, resolved: "ResolvedRun") -> tuple[tuple[int, ...], str]:
+    text: str | None = args.lengths
+    has_corpus = args.run_toml is not None or any(k.startswith("data.") for k, _ in args.overrides)
+    if text is None and not has_corpus:
+        return EXAMPLE_DOCUMENTS, "an example"
+    if text is not None and ("," in text or text.isdigit()):
+        words = [word.strip() for word in text.rstrip(",").split(",")]
+        wrong = [word for word in words if not re.fullmatch(r"\d+(_\d+)*", word)]
+        if not wrong:
+            return tuple(int(word) for word in words), "--lengths"
+        if not Path(text).is_file():
+            raise SpecError(
+                f'--lengths {text}: "{wrong[0]}" is no length. Give whole numbers of tokens, as '
+                f"in 3000,40,900."
+            )
+    from equipoise.data.stream import DocumentStream
+
+    window = resolved.spec.pack.context_tokens
+    lengths, origin = document_lengths(
+        text, resolved, least_tokens=window, is_quiet=args.quiet or args.json
+    )
+    stream = DocumentStream(lengths, seed=resolved.spec.train.seed, context_tokens=window)
+    pieces = stream.step(0, window)
+    source = origin.partition(" (")[0]
+    return tuple((pieces[:, 2] - pieces[:, 1]).tolist()), f"first window of {source}"
+
+
+def score_strategy(name: str, sharding: str | None, setting: Setting) -> "AttentionScore":
+    """One strategy by name, over the sharding that is asked for.
+
+    Raises:
+        LayoutError: ranks, documents or heads do not go together.
+        SpecError: no sharding has that name.
+    """
+    from equipoise.balance.context import split_context
+    from equipoise.schedule.attention_count import Wire
+    from equipoise.schedule.attention_score import score_attention
+    from equipoise.schedule.attention_strategies import write_attention
+
+    shares = "contiguous" if name == RSA else sharding or "mixed"
+    split = split_context(
+        setting.doc_tokens, setting.ranks, shares, ranks_per_node=setting.ranks_per_node
+    )
+    schedule = write_attention(
+        "ring" if name == RSA else name,
+        split.pieces,
+        setting.doc_tokens,
+        heads=setting.model.heads,
+        kv_heads=setting.model.kv_heads,
+        ranks_per_node=setting.ranks_per_node,
+    )
+    wire = Wire(setting.model.head_width, *BYTES[setting.dtype])
+    return score_attention(schedule, wire, setting.machine, sharding=split.strategy, name=name)
