@@ -45,6 +45,82 @@ def test_parts_are_the_whole(dtype: torch.dtype, heads: int, kv_heads: int) -> N
         assert (found.double() - right).abs().max() <= bound * right.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_window_is_causal_and_anticausal_squares(dtype: torch.dtype) -> None:
+    """Queries 4:8 of a window of 4 read keys 4:8 from below, and 1:4 from above."""
+    q, grad_o = (torch.randn(4, 6, 8, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(7, 2, 8, dtype=torch.float64) for _ in range(2))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    query, key = torch.arange(4, 8)[:, None], torch.arange(1, 8)
+    scores = torch.einsum("qhe,khe->hqk", leaves[0], leaves[1].repeat_interleave(3, 1)) / 8**0.5
+    scores = scores.masked_fill((key > query) | (key <= query - 4), float("-inf"))
+    wanted = torch.einsum("hqk,khe->qhe", scores.softmax(2), leaves[2].repeat_interleave(3, 1))
+    wanted_grads = torch.autograd.grad(wanted, leaves, grad_o)
+
+    q, k, v, grad_o = (x.to(dtype) for x in (q, k, v, grad_o))
+    tiles = [(slice(0, 4), slice(3, 7), "causal"), (slice(0, 3), slice(0, 3), "anticausal")]
+    o = torch.zeros(4, 6, 8, dtype=dtype)
+    lse = torch.full((4, 6), float("-inf"), dtype=dtype)
+    for queries, keys, kind in tiles:
+        merge_tile_(o[queries], lse[queries], *attend_tile(q[queries], k[keys], v[keys], kind))
+    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    for queries, keys, kind in tiles:
+        given = (x[rows] for x, rows in ((grad_o, queries), (q, queries), (k, keys), (v, keys)))
+        parts = attend_tile_backward(*given, o[queries], lse[queries], kind)
+        for grad, part, rows in zip(grads, parts, (queries, keys, keys), strict=True):
+            grad[rows] += part
+    bound = 1e-13 if dtype == torch.float64 else 2e-6
+    for found, right in zip((o, *grads), (wanted, *wanted_grads), strict=True):
+        assert (found.double() - right).abs().max() <= bound * right.abs().max()
+
+
+def test_why_no_row_of_a_tile_may_be_without_a_key() -> None:
+    """The trap: aten's log-sum-exp of such a row is 0, as if there were a key of score 0."""
+    q, k = (torch.randn(1, 1, 3, 4) for _ in range(2))
+    mask = torch.zeros(3, 3).index_fill(0, torch.tensor(1), float("-inf"))
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = operator(q, k, k, 0.0, False, attn_mask=mask)
+    assert lse[0, 0, 1] == 0.0
+    # Merged into what another tile found, it takes weight from it.
+    o, found = torch.ones(1, 1, 4), torch.zeros(1, 1)
+    merge_tile_(o, found, out[0, :, 1:2], lse[0, :, 1:2])
+    assert torch.equal(o, torch.full((1, 1, 4), 0.5))
+
+
+def test_a_row_that_no_tile_has_written_takes_the_first_whole() -> None:
+    q, k, v = (torch.randn(3, 2, 4) for _ in range(3))
+    part, part_lse = attend_tile(q, k, v, "causal")
+    o, lse = torch.zeros(3, 2, 4), torch.full((3, 2), float("-inf"))
+    merge_tile_(o, lse, part, part_lse)
+    assert torch.equal(o, part)
+    assert torch.equal(lse, part_lse)
+
+
+def test_a_backward_pass_by_the_tiles_own_log_sum_exp_is_wrong() -> None:
+    """The trap: output and log-sum-exp must be over all keys, not over the tile's."""
+    q, grad_o = (torch.randn(5, 1, 8, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(9, 1, 8, dtype=torch.float64) for _ in range(2))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    scores = leaves[0][:, 0] @ leaves[1][:, 0].T / 8**0.5
+    whole, lse = (scores.softmax(1) @ leaves[2][:, 0])[:, None], scores.logsumexp(1)[:, None]
+    wanted = torch.autograd.grad(whole, leaves, grad_o)
+    tiles = [slice(0, 4), slice(4, 9)]
+    local = [attend_tile(q, k[keys], v[keys], "full") for keys in tiles]
+    for by_tile, is_right in (
+        ([(whole.detach(), lse.detach())] * 2, True),
+        (local, False),
+        ([(whole.detach(), part_lse) for _, part_lse in local], False),
+        ([(part, lse.detach()) for part, _ in local], False),
+    ):
+        grads = [torch.zeros_like(x) for x in (q, k, v)]
+        for keys, (o, tile_lse) in zip(tiles, by_tile, strict=True):
+            parts = attend_tile_backward(grad_o, q, k[keys], v[keys], o, tile_lse, "full")
+            for grad, part, rows in zip(grads, parts, (slice(None), keys, keys), strict=True):
+                grad[rows] += part
+        error = max(float((x - y).abs().max()) for x, y in zip(grads, wanted, strict=True))
+        assert error < 1e-13 if is_right else error > 1e-2
+
+
 def test_log_sum_exp_is_that_of_the_scores() -> None:
     q, k, v = (torch.randn(n, 1, 4, dtype=torch.float64) for n in (3, 5, 5))
     _, lse = attend_tile(q, k, v, "full")
