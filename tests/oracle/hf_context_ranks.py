@@ -40,9 +40,37 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
     # Scores are multiplied by something else than 1 / sqrt(head width).
     "granite": (transformers.GraniteConfig, {"attention_multiplier": 0.31}),
+    # Windows in all layers, and in some.
+    "mistral": (transformers.MistralConfig, {"sliding_window": 8}),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {
+            "head_dim": 8,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     # A window that no document is longer than.
-    "mistral": (transformers.MistralConfig, {"sliding_window": 97}),
-    "gemma3": (transformers.Gemma3TextConfig, {"head_dim": 8, "sliding_window": 97}),
+    "starcoder2": (transformers.Starcoder2Config, {"sliding_window": 300}),
+    # Latent attention: values narrower than keys.
+    "deepseek3": (
+        transformers.DeepseekV3Config,
+        {
+            "q_lora_rank": 12,
+            "kv_lora_rank": 12,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "experts_implementation": "eager",
+        },
+    ),
     # Experts, which see one token at a time.
     "mixtral": (
         transformers.MixtralConfig,

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from equipoise.base.errors import LayoutError
 from equipoise.parallel.context.plan import ContextPlan, plan_context, share_tokens
+from equipoise.spec.mask import CAUSAL, Mask
 
 IGNORED = -100
 """Label of a token that has nothing to predict, as ``torch.nn.functional.cross_entropy`` has it."""
@@ -47,7 +48,7 @@ class ContextPack:
     group: dist.ProcessGroup | None = None
     """The ranks that share the pack; all ranks unless given."""
 
-    def plan(self, heads: int, kv_heads: int) -> ContextPlan:
+    def plan(self, heads: int, kv_heads: int, mask: Mask = CAUSAL) -> ContextPlan:
         """The plan of a layer with so many heads; kept, so that asking in each layer is cheap."""
         return plan_context(
             self.doc_tokens,
@@ -55,6 +56,7 @@ class ContextPack:
             self.strategy,
             heads=heads,
             kv_heads=kv_heads,
+            mask=mask,
             sharding=self.sharding,
             ranks_per_node=self.ranks_per_node,
         )

@@ -7,8 +7,8 @@ Why
 
 What it decides
     What is exact is computed, everything else is refused: masks other than causal within
-    documents, windows that some document is longer than, capped scores, sinks, dropout of
-    attention weights, caches, and layers other than attention that mix tokens.
+    documents and sliding windows, capped scores, sinks, dropout of attention weights, caches,
+    and layers other than attention that mix tokens.
 
 Kept true (tests/oracle/test_hf_context.py)
     Loss, logits and all gradients equal those of the model's documents one by one; each
@@ -27,17 +27,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from equipoise.base.errors import LayoutError, ModelError
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.batch import ContextPack
+from equipoise.spec.mask import CAUSAL, Mask
 
 NAME = "equipoise"
 """Of this attention in the registry."""
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+_MIXERS = (nn.Conv1d, nn.RNNBase)
+"""Modules that read several tokens for one."""
 
 _REFUSED = {
     "softcap": "caps its scores",
@@ -72,12 +77,20 @@ def use_context_parallelism(model: PreTrainedModel) -> None:
             than attention that mix tokens, or has a loss of its experts' balance.
     """
     name, config = type(model).__name__, model.config.get_text_config()
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
-    if others or getattr(model, "_is_stateful", False):
-        kinds = ", ".join(others) or "recurrent"
+    others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    others |= {type(each).__name__ for each in model.modules() if isinstance(each, _MIXERS)}
+    if getattr(model, "_is_stateful", False) and not others:
+        others = {"recurrent"}
+    if others:
         raise ModelError(
-            f"{name} mixes tokens in {kinds} layers, which see only the tokens of one rank. "
-            f"Choose a model whose tokens meet in causal attention alone."
+            f"{name} mixes tokens in layers that see only the tokens of one rank: "
+            f"{', '.join(sorted(others))}. Choose a model whose tokens meet in causal attention "
+            f"alone."
+        )
+    if getattr(config, "attn_temperature_tuning", False):
+        raise ModelError(
+            f"{name} scales queries by where they lie in the batch, and not by their position. Set "
+            f"config.attn_temperature_tuning = False before you build it."
         )
     if getattr(config, "output_router_logits", False):
         raise ModelError(
@@ -111,7 +124,7 @@ def attend_pack(
         module: The attention layer.
         query: Queries of this rank's tokens [1, query heads, tokens, head width], RoPE applied.
         key: Keys of the same tokens [1, key/value heads, tokens, head width].
-        value: Values, shaped as the keys.
+        value: Values of the same tokens and heads, of the same width or less.
         attention_mask: What ``limit_keys`` made.
         scaling: What scores are multiplied by; 1 / sqrt(head width) unless given.
         dropout: Must be 0.
@@ -119,7 +132,7 @@ def attend_pack(
         options: What else the layer says; refused where it changes attention.
 
     Returns:
-        Output [1, tokens, query heads, head width], and no attention weights.
+        Output [1, tokens, query heads, width of values], and no attention weights.
 
     Raises:
         LayoutError: what the layer asks for is not what is computed, or tensors and pack do not
@@ -138,19 +151,21 @@ def attend_pack(
             f"what shard_batch returns, and no cache."
         )
     _refuse(layer, getattr(module, "is_causal", True), dropout, options)
-    _refuse_mask(layer, attention_mask, options.get("sliding_window"), context_pack)
+    mask = _mask(layer, attention_mask, options.get("sliding_window"), context_pack)
     q_tHE, k_tGE, v_tGE = (x[0].transpose(0, 1) for x in (query, key, value))
-    usual = 1 / math.sqrt(query.shape[3])
-    if scaling is not None and scaling != usual:
-        q_tHE = q_tHE * (scaling / usual)
-    plan, group = context_pack.plan(q_tHE.shape[1], k_tGE.shape[1]), context_pack.group
+    width, value_width = q_tHE.shape[2], v_tGE.shape[2]
+    if scaling is not None and scaling != 1 / math.sqrt(width):
+        q_tHE = q_tHE * (scaling * math.sqrt(width))
+    if value_width < width:  # latent attention; zeros come out as zeros
+        v_tGE = pad(v_tGE, (0, width - value_width))
+    plan, group = context_pack.plan(q_tHE.shape[1], k_tGE.shape[1], mask), context_pack.group
     is_spare = len(q_tHE) == 1 and not len(plan.shares.rows[dist.get_rank(group)])
     if is_spare:  # shard_batch's, on a rank without tokens, which still passes on others' keys
         q_tHE, k_tGE, v_tGE = (x[:0] for x in (q_tHE, k_tGE, v_tGE))
     o_tHE = attend_by_plan(q_tHE, k_tGE, v_tGE, plan, group)
     if is_spare:
         o_tHE = torch.cat([o_tHE, o_tHE.new_zeros(1, *o_tHE.shape[1:])])
-    return o_tHE.unsqueeze(0), None
+    return o_tHE[..., :value_width].unsqueeze(0), None
 
 
 def _refuse(layer: str, is_causal: bool, dropout: float, options: dict[str, Any]) -> None:
@@ -172,9 +187,9 @@ def _refuse(layer: str, is_causal: bool, dropout: float, options: dict[str, Any]
             )
 
 
-def _refuse_mask(
+def _mask(
     layer: str, mask: Tensor | KeyLimit | None, window: int | None, pack: ContextPack
-) -> None:
+) -> Mask:
     if isinstance(mask, Tensor):
         raise LayoutError(
             f"{layer} was given a mask of shape {list(mask.shape)}, and attention over ranks takes "
@@ -184,11 +199,16 @@ def _refuse_mask(
     limits = [mask.tokens] if mask is not None else []
     limits += [window] if window is not None else []
     longest = max(pack.doc_tokens, default=0)
-    if limits and longest > min(limits):
-        raise LayoutError(
-            f"{layer} attends within {min(limits):,} tokens, and a document has {longest:,}. Cut "
-            f"documents to {min(limits):,} tokens, or train this model with another attention."
-        )
+    if not limits or longest <= min(limits):
+        return CAUSAL
+    if limits == [window, window]:
+        return Mask("window", window_tokens=min(limits))
+    # Chunks, for one: transformers gives their length, and not that they are chunks.
+    raise LayoutError(
+        f"{layer} attends within {min(limits):,} tokens, and not by a sliding window, and a "
+        f"document has {longest:,}. Cut documents to {min(limits):,} tokens, or train this model "
+        f"with another attention."
+    )
 
 
 def limit_keys(
