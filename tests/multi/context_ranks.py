@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.functional import scaled_dot_product_attention
 
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger, Mail
@@ -26,6 +27,8 @@ from equipoise.parallel.context.drive import drive
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.plan import plan_context, plan_pieces
 from equipoise.schedule.attention_count import Wire, count_attention
+from equipoise.schedule.attention_mask import masks_of
+from equipoise.spec.mask import CAUSAL, Mask
 
 WIDTH = 16
 
@@ -40,6 +43,7 @@ class Case:
     heads: int
     kv_heads: int
     dtype: str = "float64"
+    mask: Mask | tuple[Mask, ...] = CAUSAL
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,31 @@ def draw(case: Case) -> list[torch.Tensor]:
     ]
 
 
+def attend_densely(case: Case, q, k, v) -> torch.Tensor:
+    """Softmax over scores in one process, those outside the mask minus infinity."""
+    if case.mask == CAUSAL:
+        return attend_documents(q, k, v, case.lengths)
+    masks = masks_of(case.mask, np.array(case.lengths))
+    outs = []
+    for mask, *parts in zip(masks, *(x.split(case.lengths) for x in (q, k, v)), strict=True):
+        query, key = torch.meshgrid(*[torch.arange(len(parts[0]))] * 2, indexing="ij")
+        allowed = key <= query
+        if mask.kind == "full":
+            allowed = allowed | ~allowed
+        elif mask.kind == "window":
+            allowed &= query - key < mask.window_tokens
+        elif mask.kind == "prefix":
+            starts = np.cumsum([mask.prefix_tokens, *mask.branch_tokens])
+            branch = torch.searchsorted(torch.from_numpy(starts), query[:, 0], side="right")
+            allowed &= (key < mask.prefix_tokens) | (branch[key] == branch[query])
+        q_HtE, k_HtE, v_HtE = (x.transpose(0, 1) for x in parts)
+        out = scaled_dot_product_attention(
+            q_HtE[None], k_HtE[None], v_HtE[None], allowed, enable_gqa=True
+        )
+        outs.append(out[0].transpose(0, 1))
+    return torch.cat(outs)
+
+
 def attend_cases(ranks: Ranks, cases: list[Case]) -> list[Told]:
     return [attend_case(ranks, case) for case in cases]
 
@@ -76,7 +105,7 @@ def attend_case(ranks: Ranks, case: Case) -> Told:
     *reference, grad_o = draw(case)
     for x in reference:
         x.requires_grad_()
-    wanted = attend_documents(*reference, case.lengths)
+    wanted = attend_densely(case, *reference)
     wanted_grads = torch.autograd.grad(wanted, reference, grad_o)
 
     per_node = 2 if ranks.world % 2 == 0 else 1
@@ -88,11 +117,19 @@ def attend_case(ranks: Ranks, case: Case) -> Told:
             shard_tokens(x.detach().to(dtype), case.lengths, **keys).requires_grad_()
             for x in reference
         ]
-        out = context_attention(*mine, case.lengths, case.strategy, ledger=ledger, **keys)
+        out = context_attention(
+            *mine, case.lengths, case.strategy, mask=case.mask, ledger=ledger, **keys
+        )
         grads = torch.autograd.grad(out, mine, shard_tokens(grad_o.to(dtype), case.lengths, **keys))
         found.append([out.detach(), *grads])
     plan = plan_context(
-        case.lengths, ranks.world, case.strategy, heads=case.heads, kv_heads=case.kv_heads, **keys
+        case.lengths,
+        ranks.world,
+        case.strategy,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        mask=case.mask,
+        **keys,
     )
     check_ranks_agree(plan)
     together = [x.detach().to(dtype).requires_grad_() for x in reference]
@@ -227,8 +264,10 @@ def digests_of_fresh_interpreters(seeds: list[int]) -> set[str]:
     code = (
         "from equipoise.parallel.context.plan import plan_context\n"
         "from equipoise.schedule.attention_strategies import STRATEGIES\n"
-        "print([plan_context([900, 7, 310], 4, s, heads=9, kv_heads=3, ranks_per_node=2)"
-        ".schedule.digest for s in STRATEGIES])"
+        "from equipoise.spec.mask import Mask\n"
+        "masks = [Mask('window', 70), Mask('full'), Mask('prefix', 0, 10, (100, 200))]\n"
+        "print([plan_context([900, 7, 310], 4, s, heads=9, kv_heads=3, mask=masks,"
+        " ranks_per_node=2).schedule.digest for s in STRATEGIES])"
     )
     return {
         subprocess.run(

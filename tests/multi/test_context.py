@@ -9,6 +9,7 @@ from context_ranks import Case
 from equipoise.base.errors import CheckError, LayoutError
 from equipoise.comm.local import run_ranks
 from equipoise.schedule.attention_strategies import STRATEGIES
+from equipoise.spec.mask import Mask
 
 SHARDINGS = ["contiguous", "head-tail", "head-tail-document", "mixed"]
 GROUPS = [(2, 2), (4, 2), (6, 2), (9, 3), (7, 1)]
@@ -36,9 +37,32 @@ def cases_of(ranks: int, strategy: str) -> list[Case]:
     ]
 
 
+MASKS = (
+    Mask("window", 7),
+    Mask("full"),
+    Mask("prefix", prefix_tokens=11, branch_tokens=(20, 1, 14)),
+    Mask(),
+    Mask("window", 500),
+)
+
+
+def masked_cases() -> list[Case]:
+    """Every strategy under every mask, fp64 and fp32; most ranks without a token in some."""
+    heads, shardings = itertools.cycle(GROUPS), itertools.cycle(SHARDINGS)
+    packs = [((61, 33, 46, 25, 90), MASKS), ((2, 1), Mask("full")), ((3,), Mask("window", 2))]
+    return [
+        Case(lengths, strategy, next(shardings), *next(heads), dtype=dtype, mask=mask)
+        for strategy in STRATEGIES
+        for dtype in ("float64", "float32")
+        for lengths, mask in packs
+    ]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_strategy_equals_one_rank_and_sends_what_it_says(ranks: int) -> None:
-    cases = [case for strategy in STRATEGIES for case in cases_of(ranks, strategy)]
+@pytest.mark.parametrize("is_masked", [False, True], ids=["causal", "masked"])
+def test_every_strategy_equals_one_rank_and_sends_what_it_says(ranks: int, is_masked) -> None:
+    causal = [case for strategy in STRATEGIES for case in cases_of(ranks, strategy)]
+    cases = masked_cases() if is_masked else causal
     told = run_ranks(ranks, context_ranks.attend_cases, cases)
     for rank, answers in enumerate(told):  # each rank: an error only at rank > 0 is one, too
         for case, answer in zip(cases, answers, strict=True):
@@ -49,6 +73,33 @@ def test_every_strategy_equals_one_rank_and_sends_what_it_says(ranks: int) -> No
             assert answer.sent_bytes == answer.scheduled_bytes[rank], case
             assert answer.sent_messages == answer.scheduled_messages[rank], case
             assert answer.received_bytes == [row[rank] for row in answer.scheduled_bytes], case
+
+
+def test_short_documents_cross_no_rank() -> None:
+    case = Case((100,) * 8, "needed-kv", "mixed", 4, 2)
+    for (answer,) in run_ranks(4, context_ranks.attend_cases, [case]):
+        assert answer.sent_bytes == answer.received_bytes == [0] * 4
+        assert answer.output_error <= 1e-12
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bytes_sent_are_those_of_the_papers_formulas(ranks: int) -> None:
+    """Both passes, fp64, so that sums are as wide as elements: 8 bytes."""
+    heads, kv_heads, width, mine = 8, 4, context_ranks.WIDTH, 12
+    lengths = (mine * ranks,)
+    cases = [
+        Case(lengths, strategy, "head-tail", heads, kv_heads, mask=Mask("full"))
+        for strategy in ("ring", "pass-q", "ulysses")
+    ]
+    # Keys there and their gradients back; arXiv:2411.01783.
+    pass_kv = 2 * (ranks - 1) * mine * 2 * kv_heads * width * 8
+    # Queries there and back; partial outputs with one log-sum-exp, and for their gradients
+    # the output, its gradient and one log-sum-exp.
+    pass_q = (ranks - 1) * mine * heads * (2 * width + (width + 1) + (2 * width + 1)) * 8
+    # Of queries, outputs, keys and values all but a rank's share; arXiv:2309.14509.
+    ulysses = 2 * mine * (2 * heads + 2 * kv_heads) * width * 8 * (ranks - 1) // ranks
+    for answers in run_ranks(ranks, context_ranks.attend_cases, cases):
+        assert [sum(each.sent_bytes) for each in answers] == [pass_kv, pass_q, ulysses]
 
 
 def test_a_group_that_is_a_part_of_all_ranks() -> None:
