@@ -9,6 +9,7 @@ from equipoise.base.nearest import nearest
 from equipoise.cli.explain_setting import (
     BYTES,
     EXAMPLE_MODEL,
+    EXAMPLE_RANKS,
     EXAMPLE_TOKENS,
     RSA,
     score_strategy,
@@ -25,6 +26,7 @@ examples:
   equipoise explain --attention --strategy ring --lengths 3000,40,900 --ranks 3 --text
   equipoise explain --attention --strategy all --ranks 16 --ranks-per-node 8 \\
       --lengths pretrain-128k --context-tokens 131072 --model llama3-70b
+  equipoise explain --attention run.toml             what the run's own layout does
   equipoise explain --attention run.toml --strategy all --json
   equipoise explain --attention --strategy token-ring --plot token-ring.svg
 """
@@ -38,16 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument(
         "--strategy",
-        default="needed-kv",
         metavar="NAME",
         help="what moves: all-gather, needed-kv, ring, double-ring, pass-q, token-ring, ulysses, "
-        "usp, rsa (a ring over contiguous shares), or all (default: needed-kv)",
+        "usp, rsa (a ring over contiguous shares), or all (default: the run's, else needed-kv)",
     )
     parser.add_argument(
         "--sharding",
         metavar="NAME",
         help="who holds what: contiguous, head-tail, head-tail-document, by-work, mixed, "
-        "hierarchical, auto (default: mixed)",
+        "hierarchical, auto (default: the run's, else mixed)",
     )
     parser.add_argument(
         "--lengths",
@@ -63,13 +64,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"pack.context_tokens (default: the run's, else {EXAMPLE_TOKENS})",
     )
     parser.add_argument(
-        "--ranks", type=int, default=4, metavar="N", help="ranks that share the pack (default: 4)"
+        "--mask",
+        default="causal",
+        metavar="MASK",
+        help="causal, full, or a sliding window as in window:4096 (default: causal)",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help=f"ranks that share the pack (default: the run's layout.context, else {EXAMPLE_RANKS})",
     )
     parser.add_argument(
         "--ranks-per-node",
         type=int,
         metavar="N",
-        help="ranks on a node, with faster links (default: all links alike)",
+        help="ranks on a node, with faster links (default: the run's, else all links alike)",
     )
     parser.add_argument(
         "--model", metavar="NAME", help=f"model.preset (default: the run's, else {EXAMPLE_MODEL})"
@@ -113,10 +123,10 @@ def run(args: argparse.Namespace) -> int:
             "equipoise explain: say what to explain. --attention explains the schedule of "
             "attention over several ranks."
         )
-    names = _names(args.strategy)
     _judge(args)
     setting = setting_from(args)
-    scores = [score_strategy(name, args.sharding, setting) for name in names]
+    names = _names(setting.strategy)
+    scores = [score_strategy(name, setting) for name in names]
     if args.plot is not None:
         from equipoise.dash.attention_plot import plot_attention
 
@@ -154,15 +164,12 @@ def _names(wanted: str) -> list[str]:
 
 
 def _judge(args: argparse.Namespace) -> None:
+    if args.strategy is not None:
+        _names(args.strategy)
     for flag in ("ranks", "ranks_per_node", "context_tokens"):
         value = getattr(args, flag)
         if value is not None and value < 1:
             raise SpecError(f"--{flag.replace('_', '-')} {value} is below 1. Give 1 or more.")
-    if args.ranks_per_node is not None and args.ranks % args.ranks_per_node:
-        raise SpecError(
-            f"--ranks-per-node {args.ranks_per_node} does not divide {args.ranks} ranks. Give a "
-            f"number of ranks that is whole nodes."
-        )
     if args.strategy == RSA and args.sharding not in (None, "contiguous"):
         raise SpecError(
             f"--strategy {RSA} is the ring over contiguous shares, and --sharding says "

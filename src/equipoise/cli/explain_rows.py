@@ -20,6 +20,7 @@ def explain_rows(scores: list[AttentionScore], setting: "Setting") -> Row:
     return {
         "documents": list(setting.doc_tokens),
         "origin": setting.origin,
+        "mask": str(setting.mask),
         "ranks": setting.ranks,
         "ranks_per_node": setting.ranks_per_node,
         "model": {

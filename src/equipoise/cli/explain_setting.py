@@ -13,6 +13,7 @@ from equipoise.cli.run_arguments import run_from
 if TYPE_CHECKING:
     from equipoise.schedule.attention_price import LinkPrice
     from equipoise.schedule.attention_score import AssumedMachine, AttentionScore
+    from equipoise.spec.mask import Mask
     from equipoise.spec.model import ModelSpec
     from equipoise.spec.resolve import ResolvedRun
 
@@ -22,6 +23,7 @@ RSA = "rsa"
 EXAMPLE_DOCUMENTS = (24_000, 320, 7_200, 1_024, 224)
 EXAMPLE_TOKENS = sum(EXAMPLE_DOCUMENTS)
 EXAMPLE_MODEL = "llama3-8b"
+EXAMPLE_RANKS = 4
 
 BYTES = {"bf16": (2, 4), "fp32": (4, 4), "fp64": (8, 8)}
 """Of an element and of a sum, by dtype."""
@@ -31,8 +33,11 @@ BYTES = {"bf16": (2, 4), "fp32": (4, 4), "fp64": (8, 8)}
 class Setting:
     """What every strategy is explained for."""
 
+    strategy: str
+    sharding: str
     doc_tokens: tuple[int, ...]
     origin: str
+    mask: "Mask"
     ranks: int
     ranks_per_node: int
     """Of the strategies in two levels."""
@@ -63,25 +68,56 @@ def setting_from(args: argparse.Namespace) -> Setting:
         args.overrides += [("pack.context_tokens", str(window))]
         if "pack.step_tokens" not in keys:
             args.overrides += [("pack.step_tokens", str(window))]
+    for flag, key in (
+        ("ranks", "layout.context"),
+        ("sharding", "layout.sharding"),
+        ("ranks_per_node", "layout.ranks_per_node"),
+    ):
+        if getattr(args, flag) is not None:
+            args.overrides.append((key, str(getattr(args, flag))))
+    if args.strategy not in (None, "all", RSA):
+        args.overrides.append(("layout.strategy", args.strategy))
+    if args.ranks is None and args.run_toml is None and "layout.context" not in keys:
+        args.overrides.append(("layout.context", str(EXAMPLE_RANKS)))
+    if "layout.dp" not in keys:
+        args.overrides.append(("layout.dp", "1"))
     resolved = run_from(args)
+    layout = resolved.spec.layout
     doc_tokens, origin = _documents(args, resolved)
-    in_node = None if args.ranks_per_node is None else _link("--link-in-node", args.link_in_node)
+    per_node = layout.ranks_per_node
+    in_node = None if per_node is None else _link("--link-in-node", args.link_in_node)
     link = _link("--link", args.link)
     return Setting(
+        strategy=args.strategy or layout.strategy,
+        sharding=layout.sharding,
         doc_tokens=doc_tokens,
         origin=origin,
-        ranks=args.ranks,
-        ranks_per_node=args.ranks_per_node or _nodes_of(args.ranks),
+        mask=_mask(args.mask),
+        ranks=layout.context,
+        ranks_per_node=per_node or _nodes_of(layout.context),
         model=resolved.model,
         model_name=resolved.spec.model.preset,
         dtype=args.dtype,
-        machine=AssumedMachine(1e12 * args.tflop_per_s, link, in_node, args.ranks_per_node),
+        machine=AssumedMachine(1e12 * args.tflop_per_s, link, in_node, per_node),
     )
 
 
 def _nodes_of(ranks: int) -> int:
     """Ranks on a node where nobody said: the largest divisor that leaves at least as many nodes."""
     return max(n for n in range(1, ranks + 1) if ranks % n == 0 and n * n <= ranks)
+
+
+def _mask(text: str) -> "Mask":
+    from equipoise.spec.mask import Mask
+
+    kind, _, tokens = text.partition(":")
+    if text == "causal":
+        return Mask()
+    if text == "full":
+        return Mask("full")
+    if kind == "window" and tokens.isdigit():
+        return Mask("window", int(tokens))
+    raise SpecError(f'--mask: "{text}" is not causal, full, or a window as in window:4096.')
 
 
 def _link(flag: str, text: str) -> "LinkPrice":
@@ -123,7 +159,7 @@ def _documents(args: argparse.Namespace, resolved: "ResolvedRun") -> tuple[tuple
     return tuple((pieces[:, 2] - pieces[:, 1]).tolist()), f"first window of {source}"
 
 
-def score_strategy(name: str, sharding: str | None, setting: Setting) -> "AttentionScore":
+def score_strategy(name: str, setting: Setting) -> "AttentionScore":
     """One strategy by name, over the sharding that is asked for.
 
     Raises:
@@ -135,9 +171,12 @@ def score_strategy(name: str, sharding: str | None, setting: Setting) -> "Attent
     from equipoise.schedule.attention_score import score_attention
     from equipoise.schedule.attention_strategies import write_attention
 
-    shares = "contiguous" if name == RSA else sharding or "mixed"
     split = split_context(
-        setting.doc_tokens, setting.ranks, shares, ranks_per_node=setting.ranks_per_node
+        setting.doc_tokens,
+        setting.ranks,
+        "contiguous" if name == RSA else setting.sharding,
+        ranks_per_node=setting.ranks_per_node,
+        mask=setting.mask,
     )
     schedule = write_attention(
         "ring" if name == RSA else name,
@@ -145,6 +184,7 @@ def score_strategy(name: str, sharding: str | None, setting: Setting) -> "Attent
         setting.doc_tokens,
         heads=setting.model.heads,
         kv_heads=setting.model.kv_heads,
+        mask=setting.mask,
         ranks_per_node=setting.ranks_per_node,
     )
     wire = Wire(setting.model.head_width, *BYTES[setting.dtype])

@@ -102,7 +102,7 @@ def _asked(setting: "Setting") -> str:
         f"{sum(setting.doc_tokens):,} tokens of {documents} document{'s' * (documents != 1)} "
         f"({setting.origin}) over {setting.ranks} ranks; one layer of {setting.model_name}: "
         f"{model.heads} query heads, {model.kv_heads} key/value heads of width "
-        f"{model.head_width}, {setting.dtype}."
+        f"{model.head_width}, {setting.mask} mask, {setting.dtype}."
     )
 
 

@@ -41,8 +41,8 @@ def test_the_defaults_show_who_holds_moves_and_computes_what(
     words = " ".join(out.split())
     assert words.startswith(
         "needed-kv, mixed sharding. 32,768 tokens of 5 documents (an example) over 4 ranks; one "
-        "layer of llama3-8b: 32 query heads, 8 key/value heads of width 128, bf16. document tokens "
-        "who holds them, a character for 333 tokens 0 24,000 1111"
+        "layer of llama3-8b: 32 query heads, 8 key/value heads of width 128, causal mask, bf16. "
+        "document tokens who holds them, a character for 333 tokens 0 24,000 1111"
     )
     assert (
         "218.5 MiB sent forward, 437.0 MiB backward, in 24 messages; skew of pairs 1.007" in words
@@ -158,8 +158,32 @@ def test_the_documents_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert sum(answer["documents"]) == 64
     assert answer["model"]["name"] == "7m"
     assert answer["origin"] == f"first window of {lengths}"
+    assert (answer["ranks"], answer["strategies"][0]["name"]) == (1, "needed-kv")
+    run.write_text(
+        run.read_text() + '[layout]\ncontext = 4\nstrategy = "usp"\nsharding = "head-tail"\n'
+        "ranks_per_node = 2\n"
+    )
+    answer = told(capsys, str(run), "--lengths", "50,70")
+    [usp] = answer["strategies"]
+    assert (usp["name"], usp["sharding"]) == ("usp", "head-tail")
+    assert (answer["ranks"], answer["ranks_per_node"]) == (4, 2)
+    assert answer["assumed"]["link_in_node"] == {"latency_s": 1e-5, "bytes_per_s": 4.5e11}
+    [ring] = told(capsys, str(run), "--lengths", "50,70", "--strategy", "ring")["strategies"]
+    assert (ring["name"], ring["sharding"]) == ("ring", "head-tail")
     answer = told(capsys, "--model.heads", "2", "--model.kv_heads", "1", "--layout.dp", "8")
-    assert answer["model"]["heads"] == 2
+    assert (answer["model"]["heads"], answer["ranks"]) == (2, 4)
+
+
+def test_a_window_sends_and_computes_less(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [told(capsys, *SMALL, "--mask", mask) for mask in ("full", "causal", "window:50")]
+    assert [each["mask"] for each in asked] == ["full", "causal", "window 50"]
+    pairs = [sum(rank["pairs"] for rank in each["strategies"][0]["by_rank"]) for each in asked]
+    heads = 4
+    assert pairs[0] == heads * (300**2 + 40**2 + 90**2)
+    assert pairs[1] == heads * (300 * 301 + 40 * 41 + 90 * 91) // 2
+    assert pairs[2] == heads * (50 * 51 // 2 * 2 + 50 * (250 + 40) + 40 * 41 // 2)
+    sent = [each["strategies"][0]["forward_bytes"] for each in asked]
+    assert sent[0] > sent[1] > sent[2] > 0
 
 
 def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +216,11 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "--ranks 0 is below 1. Give 1 or more.\n"
     )
     assert refused(capsys, "--attention", "--ranks-per-node", "3") == (
-        "--ranks-per-node 3 does not divide 4 ranks. Give a number of ranks that is whole nodes.\n"
+        "--layout.ranks_per_node: 3 does not divide layout.context, 4 (--layout.context). "
+        "Nearest: 2.\n"
+    )
+    assert refused(capsys, "--attention", "--mask", "window") == (
+        '--mask: "window" is not causal, full, or a window as in window:4096.\n'
     )
     assert refused(capsys, "--attention", "--strategy", "rsa", "--sharding", "mixed") == (
         '--strategy rsa is the ring over contiguous shares, and --sharding says "mixed". Say '
