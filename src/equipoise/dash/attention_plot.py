@@ -96,21 +96,20 @@ def plot_attention(
 
     mpl.rcParams["svg.hashsalt"] = "equipoise"  # the same picture, the same file
     lanes_in = _LANE_IN * min(scores[0].schedule.ranks, _LANES) + 0.5
-    about = _wrap(_about(scores[0], origin), f"simulated: {machine}")
+    about = _wrap(_about(scores[0], origin), f"simulated: {machine}", "; ".join(_NOTES))
     about_in = _LINE_IN * (about.count("\n") + 1)
     if len(scores) == 1:
         figure = pyplot.figure(figsize=(6.0, 5.65 + lanes_in + about_in))
         _draw_large(figure, scores[0], about, (about_in, lanes_in))
     else:
-        notes = _wrap("; ".join(_NOTES))
-        head_in = about_in + _LINE_IN * (notes.count("\n") + 1) + 0.3
+        head_in = about_in + 0.3
         row_in = lanes_in + 1.2
         heights = (head_in, *(row_in for _ in scores))
         figure = pyplot.figure(figsize=(6.4, sum(heights)))
         made = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
         head, *rows = made[:, 0].tolist()
         at = 1 - 0.1 / head_in
-        head.text(0.02, at, f"{about}\n{notes}", color=_SOFT, va="top", **_TEXT)
+        head.text(0.02, at, about, color=_SOFT, va="top", **_TEXT)
         longest_ns = max(score.price.total_ns for score in scores)
         for row, score in zip(rows, scores, strict=True):
             _draw_row(row, score, longest_ns, row_in)
@@ -130,7 +129,6 @@ def _draw_large(
     figure.text(0.02, 1 - 0.4 * inch, about, color=_SOFT, va="top", **_TEXT)
     figure.text(0.02, 0.12 * inch, _caption(score), color=_INK, **_TEXT)
     _draw_plane(plane, score.schedule, _PIXELS)
-    plane.text(0.99, 0.0, "\n".join(_NOTES), ha="right", va="top", color=_SOFT, **_TEXT)
     _draw_lanes(lanes, score, score.price.total_ns)
 
 
@@ -266,9 +264,12 @@ def _title(score: AttentionScore) -> str:
 
 def _about(score: AttentionScore, origin: str) -> str:
     schedule = score.schedule
+    masks = {str(mask) for mask in schedule.masks} or {"causal"}
+    mask = masks.pop() if len(masks) == 1 else "several"
     return (
-        f"{schedule.tokens:,} tokens of {len(schedule.doc_tokens):,} documents ({origin}), "
-        f"{schedule.ranks} ranks"
+        f"{schedule.tokens:,} tokens of {len(schedule.doc_tokens):,} documents ({origin}) over "
+        f"{schedule.ranks} ranks; one layer, {schedule.heads} query and {schedule.kv_heads} "
+        f"key/value heads of width {score.wire.head_width}; mask: {mask}"
     )
 
 

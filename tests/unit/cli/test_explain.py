@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from equipoise.balance.context import split_context
+from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.main import main
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.schedule.attention_strategies import STRATEGIES, write_attention
 
+PAGE = Path(__file__).parents[3] / "docs" / "context-parallelism.md"
 SMALL = ("--lengths", "300,40,90", "--ranks", "2", "--model", "2m")
 
 
@@ -67,6 +69,37 @@ def test_a_row_for_each_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     assert "…" not in out  # nothing is cut off
     quiet = shown(capsys, "--strategy", "all", "--quiet").splitlines()
     assert [line.partition(",")[0] for line in quiet] == [*STRATEGIES, "rsa"]
+
+
+def test_the_page_shows_what_the_tool_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    shown_rows = [line for line in page.splitlines() if line.endswith("% |")]
+    answer = told(capsys, "--strategy", "all")
+    for row, each in zip(shown_rows, answer["strategies"], strict=True):
+        forward, backward = (
+            format_bytes(each[f"{name}_bytes"]) for name in ("forward", "backward")
+        )
+        skew = f"{each['pair_skew']:.3f}"
+        time = format_seconds(each["predicted_s"])
+        share = f"{each['predicted_exposed_s'] / each['predicted_s']:.0%}"
+        way = format_bytes(each["in_flight_bytes"])
+        cells = (f"`{each['name']}`", f"`{each['sharding']}`", forward, backward)
+        cells += (f"{each['messages']}", skew, way, time, share)
+        assert row == f"| {' | '.join(cells)} |"
+        beside = f"Sent: {forward} forward, {backward} backward, {each['messages']} messages. "
+        assert f"{beside}Skew of pairs: {skew}." in page
+        picture = f"attention-{each['name']}.svg"
+        assert f"(images/{picture})" in page
+        assert (PAGE.parent / "images" / picture).is_file()
+    homes = [rank["home"] for rank in answer["strategies"][1]["by_rank"]]
+    assert {d for home in homes[1:] for d, *_ in home}.isdisjoint({1, 3, 4})
+    for flags, said in (
+        (("--strategy", "ring", "--sharding", "head-tail-document"), "is hidden (11.3 ms)"),
+        (("--strategy", "double-ring", "--ranks-per-node", "2"), "and 11.5 ms are predicted"),
+    ):
+        [each] = told(capsys, *flags)["strategies"]
+        assert said in page
+        assert format_seconds(each["predicted_s"]) in said
 
 
 def test_many_ranks_are_told_together(capsys: pytest.CaptureFixture[str]) -> None:
