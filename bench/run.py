@@ -7,7 +7,7 @@ from pathlib import Path
 
 from equipoise.launch.local import ALLOCATOR
 
-BENCHES = ("throughput", "ranks", "start", "memory", "context", "groups")
+BENCHES = ("throughput", "ranks", "start", "memory", "context", "groups", "attention")
 
 
 def main() -> None:
