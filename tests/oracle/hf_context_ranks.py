@@ -234,6 +234,39 @@ def averaged(ranks: Ranks, how: str) -> float:
     return max(error(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+def in_two_groups(ranks: Ranks) -> float:
+    """Two pairs of ranks, each with a pack of its own; the largest error of a gradient."""
+    packs = [(30, 41), (9, 5, 26)]
+    model = build("llama")
+    drawn = [draw(lengths, seed) for seed, lengths in enumerate(packs)]
+    ids, labels = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    _, loss, *wanted = one_by_one(model, ids, labels, (*packs[0], *packs[1]))
+    step_labels = sum(
+        int((each[1:] != -100).sum())
+        for lengths, (_, mine) in zip(packs, drawn, strict=True)
+        for each in mine.split(lengths)
+    )
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    which = ranks.rank // 2
+    use_context_parallelism(model)
+    model.zero_grad()
+    batch = shard_batch(
+        drawn[which][0],
+        packs[which],
+        "ring",
+        groups[which],
+        labels_T=drawn[which][1],
+        sharding="head-tail-document",
+        step_labels=step_labels,
+    )
+    share = share_of_loss(model(**batch).logits, batch)
+    share.backward()
+    found = [share.detach(), *gradients(model)]
+    for each in found:
+        dist.all_reduce(each)
+    return max(error(a, b) for a, b in zip(found, [loss, *wanted], strict=True))
+
+
 def change_a_document(ranks: Ranks, kind: str, strategy: str) -> tuple[bool, bool, bool]:
     """Documents 0 and 2 change: whether 1's logits and gradients stay, and whether 0's do."""
     lengths = (33, 40, 17)

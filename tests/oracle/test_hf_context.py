@@ -25,6 +25,7 @@ from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.parallel.context.batch import ContextCollator, ContextPack, shard_batch
 from equipoise.parallel.context.transformers import attend_pack, limit_keys, use_context_parallelism
+from equipoise.parallel.context.transformers_check import check_context_parallelism
 from equipoise.schedule.attention_strategies import STRATEGIES
 
 LENGTHS = (1, 40, 7, 97, 2)
@@ -80,6 +81,10 @@ def test_models_over_ranks_equal_their_documents_one_by_one(ranks: int) -> None:
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_gradients_that_are_averaged_of_losses_times_the_ranks(how: str) -> None:
     assert max(run_ranks(2, hf_context_ranks.averaged, how)) <= 1e-10
+
+
+def test_groups_with_packs_of_their_own() -> None:
+    assert max(run_ranks(4, hf_context_ranks.in_two_groups)) <= 1e-10
 
 
 @pytest.mark.parametrize(("kind", "strategy"), [("llama", "needed-kv"), ("qwen3", "ulysses")])
@@ -142,6 +147,37 @@ def test_smollm2_over_ranks(smollm2: Path, ranks: int, strategy: str) -> None:
     assert told.logits <= 1e-4
     assert told.loss <= 1e-5
     assert told.gradient <= 1e-4, told.worst_parameter
+
+
+# Tried out. -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_model_is_tried_out_in_one_process(kind: str) -> None:
+    model = build(kind)
+    assert check_context_parallelism(model) <= 1e-6  # eager softmax computes in fp32
+    assert model.training
+    assert model.config._attn_implementation == "equipoise"
+
+
+class ReadsNeighbours(nn.Module):
+    def forward(self, x_1TD: Any) -> Any:
+        return x_1TD + x_1TD.roll(1, 1)
+
+
+def test_a_model_whose_layer_reads_neighbours() -> None:
+    model = build("llama")
+    model.model.layers[0].mlp = ReadsNeighbours()
+    message = refusal(check_context_parallelism, model)
+    number = r"\d\.\de[+-]\d\d"
+    assert re.fullmatch(
+        rf"CheckError: LlamaForCausalLM over 2 ranks differs from its documents one by one by "
+        rf"{number} of the largest logit, and 1\.0e-03 is allowed\. Some layer reads other tokens, "
+        rf"or goes by where a token lies: train it without context parallelism\.",
+        message,
+    )
+    assert model.training
+    assert model.config._attn_implementation == "equipoise"
 
 
 # Batches. ---------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
-from equipoise.parallel.context.plan import ContextPlan, plan_context, share_tokens
-from equipoise.spec.mask import CAUSAL, Mask
+from equipoise.parallel.context.attention import attend_by_plan
+from equipoise.parallel.context.plan import plan_context, share_tokens
+from equipoise.spec.mask import Mask
 
 IGNORED = -100
 """Label of a token that has nothing to predict, as ``torch.nn.functional.cross_entropy`` has it."""
@@ -48,18 +49,23 @@ class ContextPack:
     group: dist.ProcessGroup | None = None
     """The ranks that share the pack; all ranks unless given."""
 
-    def plan(self, heads: int, kv_heads: int, mask: Mask = CAUSAL) -> ContextPlan:
-        """The plan of a layer with so many heads; kept, so that asking in each layer is cheap."""
-        return plan_context(
+    def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, mask: Mask) -> Tensor:
+        """One layer's attention. Plans are kept, so planning in each layer is cheap."""
+        plan = plan_context(
             self.doc_tokens,
             dist.get_world_size(self.group),
             self.strategy,
-            heads=heads,
-            kv_heads=kv_heads,
+            heads=q_tHE.shape[1],
+            kv_heads=k_tGE.shape[1],
             mask=mask,
             sharding=self.sharding,
             ranks_per_node=self.ranks_per_node,
         )
+        if len(q_tHE) != 1 or len(plan.shares.rows[dist.get_rank(self.group)]):
+            return attend_by_plan(q_tHE, k_tGE, v_tGE, plan, self.group)
+        # The spare token of a rank without tokens, which may still pass on others' keys.
+        none_tHE = attend_by_plan(q_tHE[:0], k_tGE[:0], v_tGE[:0], plan, self.group)
+        return torch.cat([none_tHE, torch.zeros_like(q_tHE)])
 
 
 def shard_batch(

@@ -25,14 +25,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from equipoise.base.errors import LayoutError, ModelError
-from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.batch import ContextPack
 from equipoise.spec.mask import CAUSAL, Mask
 
@@ -158,13 +156,7 @@ def attend_pack(
         q_tHE = q_tHE * (scaling * math.sqrt(width))
     if value_width < width:  # latent attention; zeros come out as zeros
         v_tGE = pad(v_tGE, (0, width - value_width))
-    plan, group = context_pack.plan(q_tHE.shape[1], k_tGE.shape[1], mask), context_pack.group
-    is_spare = len(q_tHE) == 1 and not len(plan.shares.rows[dist.get_rank(group)])
-    if is_spare:  # shard_batch's, on a rank without tokens, which still passes on others' keys
-        q_tHE, k_tGE, v_tGE = (x[:0] for x in (q_tHE, k_tGE, v_tGE))
-    o_tHE = attend_by_plan(q_tHE, k_tGE, v_tGE, plan, group)
-    if is_spare:
-        o_tHE = torch.cat([o_tHE, o_tHE.new_zeros(1, *o_tHE.shape[1:])])
+    o_tHE = context_pack.attend(q_tHE, k_tGE, v_tGE, mask)
     return o_tHE[..., :value_width].unsqueeze(0), None
 
 
