@@ -11,8 +11,8 @@ What it decides
     - every send has its receive, in the same order for each pair of ranks, and no rank waits
       for one that waits for it (also where no message can leave before it is asked for);
     - what is sent or computed with is there at the round's start, and arrives once;
-    - every tile is one that a kernel computes, and every causal pair of every head is in
-      exactly one tile;
+    - every tile is one that a kernel computes, and every pair of the mask, in every head,
+      is in exactly one tile, and no other pair in any;
     - what a rank computes for another's queries goes home once, when it is complete.
 
 Kept true (tests/unit/schedule/test_attention_check.py)
@@ -70,7 +70,7 @@ def check_attention(
     Raises:
         CheckError: the first fault, in one sentence.
 
-    Cost: O(ranks x tokens x heads), and of each document O(cuts^2).
+    Cost: O(messages x runs + tiles x cuts in their runs), and one pass over tokens.
     """
     for fault in find_faults(schedule):
         raise CheckError(f"{schedule.strategy}: {fault}")

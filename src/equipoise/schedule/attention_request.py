@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from equipoise.schedule.attention import AttentionSchedule, Tiles
-from equipoise.schedule.attention_mask import Reads, reads_of
+from equipoise.schedule.attention_mask import Reads, masks_of, reads_of
 from equipoise.schedule.attention_tiles import keys_read, tiles_between
 from equipoise.schedule.attention_write import Writer, head_blocks
 from equipoise.spec.mask import Mask
@@ -27,7 +27,8 @@ class AttentionRequest:
     """Which keys queries read."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reads", reads_of(self.masks, self.doc_tokens))
+        masks = masks_of(self.masks, self.doc_tokens)
+        object.__setattr__(self, "reads", reads_of(masks, self.doc_tokens))
 
     @property
     def ranks(self) -> int:

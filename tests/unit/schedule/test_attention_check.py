@@ -260,8 +260,8 @@ def test_half_an_output_that_is_called_whole() -> None:
         whole = dataclasses.replace(message, carries="output")
         schedule = change(schedule, rank, 2, **{what: (whole,)})
     assert fault_of(schedule) == (
-        "pass-q: Rank 1 receives as whole the output of token 4 of the pack in head 0, which 2 "
-        "ranks compute."
+        "pass-q: Rank 1 receives as whole the output of token 4 of document 0 in head 0, "
+        "which 2 ranks compute."
     )
 
 

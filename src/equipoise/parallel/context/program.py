@@ -35,6 +35,7 @@ from equipoise.schedule.attention import (
 from equipoise.schedule.attention_runs import join_runs
 from equipoise.spec.pack import Pieces
 
+Ints = Pieces
 Rows = slice | torch.Tensor
 """Rows of a tensor: side by side, or int64 indices, each once."""
 
@@ -126,9 +127,13 @@ class _Places:
         self.offsets = np.cumsum(sizes) - sizes - runs[:, 1]
         self.tokens = int(sizes.sum())
 
-    def first(self, document: int, start: int) -> int:
-        run = int(np.searchsorted(self.keys, document * self.span + start, side="right")) - 1
-        return int(self.offsets[run]) + start
+    def first(self, documents: Ints, starts: Ints) -> list[int]:
+        """Rows of some tokens."""
+        if not len(starts):
+            return []
+        runs = np.searchsorted(self.keys, documents * self.span + starts, side="right") - 1
+        rows: list[int] = (self.offsets[runs] + starts).tolist()
+        return rows
 
     def rows(self, runs: Pieces) -> Rows:
         if not len(runs):
@@ -185,7 +190,11 @@ class _Compiler:
             _Places(join_runs(home, *(m.runs for m in received if m.carries == kind)))
             for kind in ("q", "kv")
         )
-        tiles = [(int(t[6]), int(t[7])) for each in self.source for t in each.tiles]
+        tiles = [
+            (first, stop)
+            for each in self.source
+            for first, stop in np.unique(each.tiles[:, 6:8], axis=0).tolist()
+        ]
         merged = [m.heads for m in received if m.carries in ("q", "partial")]
         self.heads = _range(tiles + merged)
         of_tiles = [(first // self.ratio, -(-stop // self.ratio)) for first, stop in tiles]
@@ -196,10 +205,13 @@ class _Compiler:
 
     def compile(self, at: int) -> RankRound:
         each = self.source[at]
+        tiles = each.tiles
+        queries = self.queries.first(tiles[:, 0], tiles[:, 1])
+        keys = self.keys.first(tiles[:, 0], tiles[:, 3])
         return RankRound(
             tuple(self._transfer(message, at, is_sent=True) for message in each.sends),
             tuple(self._transfer(message, at, is_sent=False) for message in each.receives),
-            tuple(self._tile(tile.tolist()) for tile in each.tiles),
+            tuple(map(self._tile, tiles.tolist(), queries, keys)),
         )
 
     def _transfer(self, message: Message, at: int, *, is_sent: bool) -> Transfer:
@@ -224,9 +236,8 @@ class _Compiler:
             at + message.rounds - 1,
         )
 
-    def _tile(self, tile: list[int]) -> TileRows:
-        document, q0, q1, k0, k1, kind, h0, h1 = tile
-        query, key = self.queries.first(document, q0), self.keys.first(document, k0)
+    def _tile(self, tile: list[int], query: int, key: int) -> TileRows:
+        _, q0, q1, k0, k1, kind, h0, h1 = tile
         queries = slice(query, query + q1 - q0)
         heads = slice(h0 - self.heads.start, h1 - self.heads.start)
         kv = self.kv_heads.start
