@@ -16,7 +16,9 @@ from equipoise.base.errors import LayoutError
 from equipoise.checkpoint import store as checkpoint_store
 from equipoise.checkpoint.manifest import FORMAT, Manifest, read_manifest
 from equipoise.comm.group import Ranks
+from equipoise.comm.mail import Ledger
 from equipoise.cost.curve import counted_curve
+from equipoise.data.batch import Batch
 from equipoise.data.store import open_store
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
@@ -27,7 +29,8 @@ from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.spec.run import LayoutSpec, TrainSpec
 from equipoise.train import check, loop
-from equipoise.train.context import ContextGroup
+from equipoise.train.check_case import Case, Verdict
+from equipoise.train.context import ContextGroup, Share
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.step import StepRunner
 
@@ -347,8 +350,8 @@ def save_limited(
 
 
 def check_with_wrong_gradient(
-    ranks: Ranks, model: ModelSpec, zero: int, parameter: str, bad_rank: int
-) -> list[check.Verdict]:
+    ranks: Ranks, model: ModelSpec, case: Case, parameter: str, bad_rank: int
+) -> list[Verdict]:
     """A case in which one rank's part of one gradient is doubled after the sum."""
 
     class Wrong(ShardedDecoder):
@@ -366,7 +369,35 @@ def check_with_wrong_gradient(
             return True  # so that there is a moment after the sum
 
     check.ShardedDecoder = Wrong
-    case = check.Case(ranks.world, zero, "by-work", 512, "none")
+    return check.check_cases(ranks, [case], model)
+
+
+def check_with_wrong_shares(ranks: Ranks, model: ModelSpec, case: Case, what: str) -> list[Verdict]:
+    """A case in which the last rank's share has positions or labels of other tokens."""
+    share = ContextGroup.share
+
+    def wrong(self: ContextGroup, batch: Batch) -> Share:
+        right = share(self, batch)
+        if ranks.rank < ranks.world - 1:
+            return right
+        if what == "labels":
+            return dataclasses.replace(right, labels_t=right.labels_t.roll(1))
+        pack = dataclasses.replace(right.pack, positions_T=torch.arange(len(right.tokens_t)))
+        return dataclasses.replace(right, pack=pack)
+
+    ContextGroup.share = wrong
+    return check.check_cases(ranks, [case], model)
+
+
+def check_with_a_byte_too_many(ranks: Ranks, model: ModelSpec, case: Case) -> list[Verdict]:
+    """A case in which the last rank counts more than it should."""
+
+    class Wrong(Ledger):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.sent_bytes[0] = ranks.rank == ranks.world - 1
+
+    check.Ledger = Wrong
     return check.check_cases(ranks, [case], model)
 
 

@@ -4,22 +4,32 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from equipoise.base.errors import CheckError
-from equipoise.cli.console import make_console
+from equipoise.base.errors import CheckError, SpecError
+from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from equipoise.spec.model import ModelSpec
+    from equipoise.train.check_case import Verdict
 
 HELP = "prove that every layout and packing gives one rank's loss and gradients"
 
 EXAMPLES = """\
 examples:
-  equipoise check run.toml                 on 1, 2 and 3 ranks, the model scaled down
-  equipoise check run.toml --ranks 4
+  equipoise check run.toml                 on 1, 2, 3 and 4 ranks, the model scaled down
+  equipoise check run.toml --ranks 8       data, ZeRO and context parallelism on 8 ranks
+  equipoise check run.toml --in-process    the attention strategies alone, in seconds
   equipoise check run.toml --full-size     the model as it is
   equipoise check --json
 """
 
-_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute")
+_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", "context")
+_ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,75 +39,154 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         nargs="+",
-        default=[1, 2, 3],
+        default=[1, 2, 3, 4],
         metavar="N",
-        help="numbers of ranks to prove (default: 1 2 3)",
+        help="numbers of ranks to prove (default: 1 2 3 4)",
     )
     parser.add_argument(
         "--full-size",
         action="store_true",
         help="do not scale the model down to 2 layers, a narrow width and 512 words",
     )
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--in-process",
+        action="store_true",
+        help="only play all ranks in this process: every attention strategy, no data parallelism",
+    )
+    either.add_argument(
+        "--processes", action="store_true", help="only start real ranks: every layout"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each case; exit code 5 when one fails."""
-    from equipoise.train.check import TOLERANCE, check_layouts
+    """Print what was proven; exit code 5 when a case fails."""
+    from equipoise.train.check import play_cases, run_cases
+    from equipoise.train.check_case import all_cases, context_cases, played_cases
 
-    model = run_from(args).model
-    if not args.full_size:
-        narrow = 2 * model.heads * max(4, -(-64 // (2 * model.heads)))
-        model = model.scaled(layers=min(2, model.layers), hidden=min(narrow, model.hidden))
-        model = dataclasses.replace(model, vocab=min(512, model.vocab))
-    verdicts = check_layouts(model, args.ranks)
+    if min(args.ranks) < 1:
+        raise SpecError(f"--ranks {min(args.ranks)} is no number of ranks. Give 1 or more.")
+    resolved = run_from(args)
+    layout = resolved.spec.layout
+    model = resolved.model if args.full_size else _scaled_down(resolved.model)
+    progress = make_progress(args.quiet or args.json)
+    worlds = sorted(set(args.ranks))
+    verdicts: list[Verdict] = []
+    if not args.processes:
+        played = [case for world in worlds for case in played_cases(world)]
+        verdicts += play_cases(played, model, progress) if played else []
+    if not args.in_process:
+        real = [
+            case
+            for world in worlds
+            for case in all_cases(world) + context_cases(world, layout.strategy, layout.sharding)
+        ]
+        verdicts += run_cases(real, model, progress)
+    _show(args, verdicts)
+    return 0
+
+
+def _scaled_down(model: "ModelSpec") -> "ModelSpec":
+    narrow = 2 * model.heads * max(4, -(-64 // (2 * model.heads)))
+    model = model.scaled(layers=min(2, model.layers), hidden=min(narrow, model.hidden))
+    return dataclasses.replace(model, vocab=min(512, model.vocab))
+
+
+def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]") -> None:
+    from equipoise.train.check_case import TOLERANCE
+
     failed = [verdict for verdict in verdicts if not verdict.is_exact]
     if args.json:
-        rows = [
-            {key: getattr(verdict.case, key) for key in _KEYS}
-            | {
-                "micro_batches": verdict.micro_batches,
-                "loss_error": verdict.loss_error,
-                "gradient_error": verdict.gradient_error,
-                "worst_parameter": verdict.worst_parameter,
-                "skew": verdict.skew,
-                "is_exact": verdict.is_exact,
-            }
-            for verdict in verdicts
-        ]
+        rows = [_row(verdict) for verdict in verdicts]
         sys.stdout.write(json.dumps({"tolerance": TOLERANCE, "cases": rows}, indent=1) + "\n")
     elif not args.quiet:
-        from rich.table import Table
-
-        table = Table(title="Loss and every gradient against one rank")
-        for name in ("ranks", "zero", "packing", "window", "recompute", "micro-batches"):
-            table.add_column(name, justify="right" if name != "packing" else "left")
-        for name in ("loss error", "gradient error", "worst parameter", ""):
-            table.add_column(name)
-        for verdict in verdicts:
-            case = verdict.case
-            table.add_row(
-                str(case.ranks),
-                str(case.zero),
-                case.policy,
-                str(case.context_tokens),
-                case.recompute,
-                str(verdict.micro_batches),
-                f"{verdict.loss_error:.1e}",
-                f"{verdict.gradient_error:.1e}",
-                verdict.worst_parameter,
-                "exact" if verdict.is_exact else "WRONG",
-            )
-        make_console(args.quiet).print(table)
+        _print_table(verdicts)
     if failed:
-        worst = max(failed, key=lambda verdict: verdict.gradient_error)
-        raise CheckError(
-            f"{len(failed)} of {len(verdicts)} cases differ from one rank by more than "
-            f"{TOLERANCE:g}; the worst is {worst.worst_parameter} with zero = "
-            f"{worst.case.zero} on {worst.case.ranks} ranks ({worst.gradient_error:.1e}). "
-            f"Please report it with the output of `equipoise check --json`."
-        )
-    if not args.json:
+        raise CheckError(_blame(failed, len(verdicts), TOLERANCE))
+    if not args.json and not args.quiet:
         sys.stdout.write(
             f"{len(verdicts)} cases equal one rank to {TOLERANCE:g} of each gradient's scale.\n"
         )
-    return 0
+
+
+def _blame(failed: "Sequence[Verdict]", count: int, tolerance: float) -> str:
+    report = "Please report it with the output of `equipoise check --json`."
+    worst = max(failed, key=lambda verdict: verdict.error)
+    if worst.error <= tolerance:
+        return (
+            f"{len(failed)} of {count} cases equal one rank and sent other bytes than their "
+            f"schedules say: {worst.bytes:,} in {worst.messages} messages instead of "
+            f"{worst.scheduled_bytes:,} in {worst.scheduled_messages} on {worst.case}. {report}"
+        )
+    return (
+        f"{len(failed)} of {count} cases differ from one rank by more than {tolerance:g}; the "
+        f"worst is {worst.worst_parameter} on {worst.case}: gradient {worst.gradient_error:.1e}, "
+        f"logits {worst.forward_error:.1e}, loss {worst.loss_error:.1e}. {report}"
+    )
+
+
+def _row(verdict: "Verdict") -> dict[str, Any]:
+    case, is_shared = verdict.case, verdict.case.context > 1
+    return (
+        {key: getattr(case, key) for key in _KEYS}
+        | {
+            "strategy": case.strategy if is_shared else None,
+            "sharding": case.sharding if is_shared else None,
+            "in_process": case.played,
+            "micro_batches": verdict.micro_batches,
+        }
+        | {key: getattr(verdict, key) for key in _ERRORS}
+        | {
+            "bytes": verdict.bytes,
+            "messages": verdict.messages,
+            "skew": verdict.skew,
+            "is_exact": verdict.is_exact,
+        }
+    )
+
+
+def _print_table(verdicts: "Sequence[Verdict]") -> None:
+    """A row for each kind of case, of its worst one; and one for each case that is wrong."""
+    from rich.table import Table
+
+    table = Table(title="Loss, logits and every gradient against one rank")
+    for name in ("ranks", "layout", "cases", "KiB sent", "logits", "gradient"):
+        table.add_column(name, justify="left" if name == "layout" else "right")
+    for name in ("worst parameter", ""):
+        table.add_column(name, no_wrap=True)
+    kinds: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        kinds.setdefault(_kind(verdict), []).append(verdict)
+    for kind, alike in kinds.items():
+        _add_row(table, kind, [verdict for verdict in alike if verdict.is_exact])
+        for verdict in alike:
+            if not verdict.is_exact:
+                case = verdict.case
+                how = f"{case.policy} {case.context_tokens}, zero {case.zero}, {case.sharding}"
+                _add_row(table, (kind[0], f"{kind[1]}, {how}"), [verdict])
+    make_console().print(table)
+
+
+def _kind(verdict: "Verdict") -> tuple[str, str]:
+    case = verdict.case
+    if case.played:
+        return f"{case.ranks} played", case.strategy
+    if case.context > 1:
+        return str(case.ranks), f"{case.ranks // case.context} x context {case.context}"
+    return str(case.ranks), f"data {case.ranks}"
+
+
+def _add_row(table: "Table", kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> None:
+    if not verdicts:
+        return
+    worst = max(verdicts, key=lambda verdict: verdict.gradient_error)
+    sent = sorted({round(verdict.bytes / 1024) for verdict in verdicts})
+    table.add_row(
+        *kind,
+        str(len(verdicts)),
+        "" if sent == [0] else " to ".join(map(str, dict.fromkeys((sent[0], sent[-1])))),
+        f"{max(verdict.forward_error for verdict in verdicts):.1e}",
+        f"{worst.gradient_error:.1e}",
+        worst.worst_parameter,
+        "exact" if worst.is_exact else "WRONG",
+    )

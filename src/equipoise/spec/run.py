@@ -27,7 +27,7 @@ Policy = Literal[
     "bytescale",
 ]
 Precision = Literal["fp32", "bf16"]
-AttentionStrategy = Literal[
+StrategyName = Literal[
     "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
 ]
 Sharding = Literal[
@@ -181,7 +181,7 @@ class LayoutSpec:
         ),
     ] = 1
     strategy: Annotated[
-        AttentionStrategy,
+        StrategyName,
         Field(description="of attention over a context's ranks: what moves between them"),
     ] = "needed-kv"
     sharding: Annotated[

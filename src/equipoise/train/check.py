@@ -1,212 +1,278 @@
-"""Prove that a layout equals one rank: the loss and every gradient, on uneven documents.
+"""Prove that a layout equals one rank: loss, logits and every gradient, on uneven documents.
 
 What it decides
-    A *case* is a layout (ranks, ZeRO stage), a packing, a window and a recomputation. Its
-    loss and gradients are held against the plain model, in one process, in fp32, one document
-    at a time, in the order of the stream, with autograd's accumulation alone: no mesh, no
-    packer, no sharding in it. Under ``in-order`` documents are cut at window edges, so that
-    baseline is given the same cut pieces. Every rank compares what it holds itself: copies of
-    a gradient that ZeRO 0 keeps may differ.
+    Cases on real ranks run over gloo, one after another on the same processes; played ones in
+    this process, with the code that real ranks run and messages that are copied. Every rank
+    compares what it holds itself: copies of a gradient that ZeRO 0 keeps may differ.
 
-    The error of a parameter is ``max |g - reference| / max |reference|`` over its elements.
+    The error of a parameter is ``max |g - reference| / max |reference|`` over its elements, that
+    of the logits over the largest logit of the sample.
 
 Kept true (tests/multi/test_check.py)
     A gradient that is wrong on one rank alone, or in one parameter alone, fails the case and
-    names the parameter.
+    names the parameter; so does a byte that no schedule speaks of.
 """
 
+import dataclasses
+import functools
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from equipoise.balance.pack import pack_step, rank_seconds, skew
+from equipoise.balance.pack import pack_step, skew
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
+from equipoise.comm.mail import Ledger
 from equipoise.cost.curve import counted_curve
+from equipoise.data.store import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.parallel.zero import ShardedDecoder
+from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run import PackSpec, Policy, Recompute
-
-TOLERANCE = 1e-5
-"""Largest error of a loss or gradient in fp32, relative to its scale (design, Tests)."""
-
-_DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One layout and packing to be proven."""
-
-    ranks: int
-    zero: Literal[0, 1, 2, 3]
-    policy: Policy
-    context_tokens: int
-    recompute: Recompute
+from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.spec.run import PackSpec
+from equipoise.train.check_case import Case, Verdict
+from equipoise.train.check_sample import Reference, References, relative_error
+from equipoise.train.context import ContextGroup, Share, play_share
+from equipoise.train.shares import ContextPlanner
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How far a case is from one rank."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Setup:
+    """What follows from a case before anything is computed."""
 
     case: Case
-    micro_batches: int
-    loss_error: float
-    gradient_error: float
-    worst_parameter: str
-    skew: float
-
-    @property
-    def is_exact(self) -> bool:
-        """Within the tolerance."""
-        return max(self.loss_error, self.gradient_error) <= TOLERANCE
-
-
-def all_cases(ranks: int) -> list[Case]:
-    """Every ZeRO stage, packing, accumulation and recomputation on up to ``ranks`` ranks."""
-    cases = []
-    for zero in (0, 1, 2, 3):
-        for policy in ("in-order", "fixed", "by-tokens", "by-work"):
-            cases += [  # with few and with many micro-batches
-                Case(ranks, zero, policy, context_tokens, "none") for context_tokens in (512, 256)
-            ]
-        cases.append(Case(ranks, zero, "by-work", 512, "full"))
-    return cases
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """Documents of random tokens; what both sides compute on."""
-
-    tokens: list[torch.Tensor]
+    planner: ContextPlanner
+    packed: PackedStep
+    labels: int
+    expected: Reference
 
     @classmethod
-    def draw(cls, vocab: int) -> "_Sample":
-        generator = torch.Generator().manual_seed(0)
-        return cls([torch.randint(vocab, (n,), generator=generator) for n in _DOCUMENT_TOKENS])
+    def of(cls, case: Case, references: References) -> "_Setup":
+        model, sample = references.model, references.sample
+        pack = PackSpec(policy=case.policy, context_tokens=case.context_tokens)
+        data_ranks = case.ranks // case.context
+        packed = pack_step(sample.pieces, pack, data_ranks, counted_curve(model))
+        planner = ContextPlanner(model, case.layout)
+        return cls(case, planner, packed, sample.count_labels(packed), references.of(packed))
 
-    @property
-    def pieces(self) -> Pieces:
-        lengths = np.array([len(each) for each in self.tokens], dtype=np.int64)
-        index = np.arange(len(lengths), dtype=np.int64)
-        return np.stack((index, np.zeros_like(index), lengths), axis=1)
+    def scheduled(self) -> tuple[int, int]:
+        """Bytes and messages of all attention layers of the step."""
+        if self.case.context == 1:
+            return 0, 0
+        model = self.planner.model
+        forwards = 2 if self.case.recompute == "full" else 1
+        sent_bytes = messages = 0
+        for batch in self.packed:
+            plan = self.planner.plan(batch.doc_tokens.tolist())
+            counts = count_attention(plan.schedule, Wire(model.head_width, element_bytes=4))
+            sent_bytes += forwards * int(counts.forward_bytes.sum())
+            sent_bytes += int(counts.backward_bytes.sum())
+            messages += (forwards + 1) * int(counts.messages.sum())
+        return model.layers * sent_bytes, model.layers * messages
 
-    def piece(self, document: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and labels of one piece; the last token of a document has no label."""
-        following = torch.full((stop - start,), -1)
-        known = self.tokens[document][start + 1 : stop + 1]
-        following[: len(known)] = known
-        return self.tokens[document][start:stop], following
+    def logits_error(self, logits: Tensor, share: Share, batch: MicroBatch) -> float:
+        """Of this rank's rows, over the largest logit."""
+        expected = self.expected.logits_of(batch)[share.rows]
+        return relative_error(logits, expected, self.expected.largest_logit)
 
-    def batch(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        parts = [self.piece(*row) for row in batch.pieces.tolist()]
-        empty = torch.zeros(0, dtype=torch.int64)
-        tokens = torch.cat([empty, *(tokens for tokens, _ in parts)])
-        labels = torch.cat([empty, *(labels for _, labels in parts)])
-        return tokens, labels, batch.doc_tokens.tolist()
+    def gradient_error(self, decoder: Decoder) -> tuple[float, str]:
+        """Of the worst parameter, and its name."""
+        errors = {}
+        for name, parameter in decoder.named_parameters():
+            found = parameter.grad
+            whole = found.full_tensor() if isinstance(found, DTensor) else found
+            errors[name] = relative_error(whole, self.expected.gradients[name])
+        worst = max(errors, key=lambda name: errors[name])
+        return errors[worst], worst
 
-    def labels(self, packed: PackedStep) -> int:
-        return sum(int((self.batch(batch)[1] >= 0).sum()) for batch in packed)
-
-
-def _pack(case: Case, model: ModelSpec, sample: _Sample) -> PackedStep:
-    pack = PackSpec(policy=case.policy, context_tokens=case.context_tokens)
-    return pack_step(sample.pieces, pack, case.ranks, counted_curve(model))
-
-
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    loss: float
-    gradients: dict[str, torch.Tensor]
-
-
-def _compute_reference(model: ModelSpec, sample: _Sample, packed: PackedStep) -> _Reference:
-    decoder = Decoder(model)
-    initialize(decoder, 0)
-    labels = sample.labels(packed)
-    total = 0.0
-    for row in _rows(packed):
-        tokens, following = sample.piece(*row)
-        loss = decoder(tokens, [len(tokens)], labels_T=following) / labels
-        loss.backward()
-        total += float(loss.detach())
-    grads = {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
-    return _Reference(total, grads)
+    def verdict(
+        self,
+        loss: float,
+        forward_error: float,
+        gradient: tuple[float, str],
+        sent_bytes: int,
+        sent_messages: int,
+    ) -> Verdict:
+        scheduled_bytes, scheduled_messages = self.scheduled()
+        loads = self.planner.loads(self.packed, counted_curve(self.planner.model))
+        return Verdict(
+            case=self.case,
+            micro_batches=self.packed.micro_batches,
+            loss_error=relative_error(torch.tensor([loss]), torch.tensor([self.expected.loss])),
+            forward_error=forward_error,
+            gradient_error=gradient[0],
+            worst_parameter=gradient[1],
+            bytes=sent_bytes,
+            messages=sent_messages,
+            scheduled_bytes=scheduled_bytes,
+            scheduled_messages=scheduled_messages,
+            skew=skew(loads.predicted_s),
+        )
 
 
-def _rows(packed: PackedStep) -> tuple[tuple[int, int, int], ...]:
-    """Pieces of a step in the order of the stream, however they were packed."""
-    return tuple(sorted(tuple(row) for batch in packed for row in batch.pieces.tolist()))
+class _Logits:
+    """The logits of a decoder's newest forward pass.
+
+    They are taken while it runs, when the weights of its head are whole on every rank.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.newest: Tensor
+        decoder.norm.register_forward_hook(self._take)
+
+    def _take(self, module: nn.Module, args: object, x_TD: Tensor) -> None:
+        del module, args
+        head = self.decoder.embed if self.decoder.head is None else self.decoder.head
+        self.newest = x_TD.detach() @ head.weight.detach().t()
 
 
-def _run_case(
-    ranks: Ranks, case: Case, model: ModelSpec, references: dict[object, _Reference]
-) -> Verdict:
+def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextGroup) -> Verdict:
     """One rank's part of a case; the verdict is of the rank that is furthest off."""
-    sample = _Sample.draw(model.vocab)
-    packed = _pack(case, model, sample)
-    labels = sample.labels(packed)
-    decoder = Decoder(model)
+    setup, sample = _Setup.of(case, references), references.sample
+    ledger = Ledger(case.context)
+    context = dataclasses.replace(joined, planner=setup.planner, ledger=ledger)
+    decoder = Decoder(references.model)
     initialize(decoder, 0)
     set_recompute(decoder, case.recompute == "full")
     sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32")
-    loss_sum = torch.zeros((), dtype=torch.float64)
-    turns = packed.ranks[ranks.rank]
+    logits = _Logits(decoder)
+    loss_sum, forward_error = 0.0, 0.0
+    turns = setup.packed.ranks[context.data_rank]
     for index, turn in enumerate(turns):
-        tokens, following, doc_tokens = sample.batch(turn)
+        share = context.share(sample.batch(turn))
         last = index == len(turns) - 1 and not sharded.sums_at_end
         sharded.prepare_micro_batch(last=last)
-        loss = decoder(tokens, doc_tokens, labels_T=following) / labels
+        loss = decoder(share.tokens_t, share.pack, labels_T=share.labels_t) / setup.labels
+        forward_error = max(forward_error, setup.logits_error(logits.newest, share, turn))
         loss.backward()
-        loss_sum += loss.detach()
+        loss_sum += float(loss.detach())
     if sharded.sums_at_end:
         sharded.sum_gradients()
-    ranks.sum_(loss_sum)
-    gradients = {
-        name: parameter.grad.full_tensor()
-        if isinstance(parameter.grad, DTensor)
-        else parameter.grad
-        for name, parameter in decoder.named_parameters()
-    }
-    rows = _rows(packed)
-    if rows not in references:
-        references[rows] = _compute_reference(model, sample, packed)
-    expected = references[rows]
-    errors = {
-        name: _error(gradients[name], gradient) for name, gradient in expected.gradients.items()
-    }
-    mine = max(errors, key=lambda name: errors[name])
-    error, worst = max(ranks.gather_objects((errors[mine], mine)))
-    return Verdict(
-        case=case,
-        micro_batches=packed.micro_batches,
-        loss_error=abs(float(loss_sum) - expected.loss) / abs(expected.loss),
-        gradient_error=error,
-        worst_parameter=worst,
-        skew=skew(rank_seconds(packed, counted_curve(model))),
+    mine = (*setup.gradient_error(decoder), forward_error, loss_sum)
+    sent = int(ledger.sent_bytes.sum()), int(ledger.sent_messages.sum())
+    errors, worst, forward_errors, losses, sent_bytes, messages = zip(
+        *ranks.gather_objects((*mine, *sent)), strict=True
+    )
+    return setup.verdict(
+        sum(losses),
+        max(forward_errors),
+        max(zip(errors, worst, strict=True)),
+        sum(sent_bytes),
+        sum(messages),
     )
 
 
-def _error(found: torch.Tensor | None, expected: torch.Tensor) -> float:
-    if found is None:
-        return float("inf")
-    scale = float(expected.abs().max())
-    return float((found - expected).abs().max()) / (scale or 1.0)
+def check_cases(
+    ranks: Ranks, cases: list[Case], model: ModelSpec, done: Path | None = None
+) -> list[Verdict]:
+    """Run cases on these ranks, one after another; every rank has the same verdicts.
 
+    Args:
+        ranks: As many as each case says.
+        cases: Not played.
+        model: Whose layers, heads and widths are proven.
+        done: File that grows by a byte with each case, for whoever shows progress.
+    """
+    references = References(model)
 
-def check_cases(ranks: Ranks, cases: list[Case], model: ModelSpec) -> list[Verdict]:
-    """Run cases on these ranks, one after another; every rank has the same verdicts."""
-    references: dict[object, _Reference] = {}
-    return [_run_case(ranks, case, model, references) for case in cases]
+    @functools.cache
+    def join(context: int) -> ContextGroup:
+        layout = Case(ranks.world, 0, "by-work", 512, "none", context).layout
+        return ContextGroup.join(ranks, ContextPlanner(model, layout))
 
-
-def check_layouts(model: ModelSpec, worlds: list[int]) -> list[Verdict]:
-    """Every case on every number of ranks, each on real gloo ranks."""
-    found: list[Verdict] = []
-    for world in worlds:
-        found += run_ranks(world, check_cases, all_cases(world), model)[0]
+    found = []
+    for case in cases:
+        found.append(_run_case(ranks, case, references, join(case.context)))
+        if done is not None and ranks.rank == 0:
+            with done.open("ab") as file:
+                file.write(b".")
     return found
+
+
+def play_case(case: Case, references: References) -> Verdict:
+    """Run a case with all its ranks in this process."""
+    setup, sample = _Setup.of(case, references), references.sample
+    decoder = Decoder(references.model)
+    initialize(decoder, 0)
+    set_recompute(decoder, case.recompute == "full")
+    logits = _Logits(decoder)
+    sent = np.zeros((case.context, case.context), dtype=np.int64)
+    loss_sum, forward_error = 0.0, 0.0
+    for turn in setup.packed.ranks[0]:
+        batch = sample.batch(turn)
+        plan = setup.planner.plan(batch.doc_tokens)
+        share = play_share(batch, plan, sent)
+        loss = decoder(share.tokens_t, share.pack, labels_T=share.labels_t) / setup.labels
+        forward_error = max(forward_error, setup.logits_error(logits.newest, share, turn))
+        loss.backward()
+        loss_sum += float(loss.detach())
+    messages = setup.scheduled()[1]  # a message that nobody awaits would have ended the case
+    gradient = setup.gradient_error(decoder)
+    return setup.verdict(loss_sum, forward_error, gradient, int(sent.sum()), messages)
+
+
+def play_cases(
+    cases: list[Case], model: ModelSpec, progress: Progress | None = None
+) -> list[Verdict]:
+    """Run cases with all their ranks in this process."""
+    progress = progress or SilentProgress()
+    references, found = References(model), []
+    progress.start("ranks played in one process", len(cases))
+    try:
+        for case in cases:
+            found.append(play_case(case, references))
+            progress.advance(1)
+    finally:
+        progress.finish()
+    return found
+
+
+def run_cases(
+    cases: list[Case], model: ModelSpec, progress: Progress | None = None
+) -> list[Verdict]:
+    """Run cases on real gloo ranks, those of each number of ranks together."""
+    progress, found = progress or SilentProgress(), list[Verdict]()
+    for world in sorted({case.ranks for case in cases}):
+        these = [case for case in cases if case.ranks == world]
+        progress.start(f"{world} real rank{'s' if world > 1 else ''}", len(these))
+        try:
+            with _growing_file(progress.advance) as done:
+                found += run_ranks(world, check_cases, these, model, done)[0]
+        finally:
+            progress.finish()
+    return found
+
+
+@contextmanager
+def _growing_file(advance: Callable[[int], None]) -> Iterator[Path]:
+    """A file whose growth is told, byte by byte, while it grows."""
+    with tempfile.TemporaryDirectory(prefix="equipoise-check-") as folder:
+        file, over, told = Path(folder) / "done", threading.Event(), 0
+        file.touch()
+
+        def tell() -> None:
+            nonlocal told
+            is_over = False
+            while not is_over:
+                is_over = over.wait(0.1)
+                size = file.stat().st_size
+                advance(size - told)
+                told = size
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
+            yield file
+        finally:
+            over.set()
+            teller.join()

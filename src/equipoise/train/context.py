@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,10 +21,10 @@ from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
 from equipoise.data.batch import Batch
-from equipoise.nn.attention import PackAttention
+from equipoise.nn.attention import Attend, PackAttention
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
 from equipoise.parallel.context.plan import ContextPlan
-from equipoise.schedule.attention_count import Wire, count_attention
+from equipoise.schedule.attention_count import Ints, Wire, count_attention
 from equipoise.spec.pack import MicroBatch
 from equipoise.train.shares import ContextPlanner
 
@@ -37,11 +36,20 @@ class Share:
     tokens_t: Tensor
     labels_t: Tensor
     pack: tuple[int, ...] | PackAttention
+    rows: Tensor | slice
+    """Which rows of the micro-batch these are."""
 
 
 def whole(batch: Batch) -> Share:
     """All of a micro-batch, for a rank that computes it alone."""
-    return Share(batch.tokens_T, batch.labels_T, batch.doc_tokens)
+    return Share(batch.tokens_T, batch.labels_T, batch.doc_tokens, slice(None))
+
+
+def _take(batch: Batch, rows: Ints, positions: Ints, attend: Attend) -> Share:
+    device = batch.tokens_T.device
+    taken = torch.from_numpy(rows).to(device)
+    pack = PackAttention(torch.from_numpy(positions).to(device), attend)
+    return Share(batch.tokens_T[taken], batch.labels_T[taken], pack, taken)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,10 +84,8 @@ class ContextGroup:
             return whole(batch)
         plan = self.planner.plan(batch.doc_tokens)
         attend = partial(attend_by_plan, plan=plan, group=self.group, ledger=self.ledger)
-        device = batch.tokens_T.device
-        rows = torch.from_numpy(plan.shares.rows[self.rank]).to(device)
-        positions = torch.from_numpy(plan.shares.positions[self.rank]).to(device)
-        return Share(batch.tokens_T[rows], batch.labels_T[rows], PackAttention(positions, attend))
+        shares = plan.shares
+        return _take(batch, shares.rows[self.rank], shares.positions[self.rank], attend)
 
     def holds(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Tokens of this rank's share, and bytes that a layer keeps of what it receives.
@@ -112,25 +118,19 @@ def require_context(context: int, ranks: Ranks) -> None:
         )
 
 
-def play_share(
-    batch: Batch, plan: ContextPlan, sent_bytes: npt.NDArray[np.int64]
-) -> tuple[Share, Tensor]:
+def play_share(batch: Batch, plan: ContextPlan, sent_bytes: Ints) -> Share:
     """All ranks' shares, one after another, with attention played in this process.
 
     Args:
         batch: A micro-batch.
         plan: Of its documents, for as many ranks as are played.
-        sent_bytes: Bytes from each rank to each, added to in both passes.
-
-    Returns:
-        The share, and which row of the micro-batch each of its rows is.
+        sent_bytes: Bytes from each rank to each, int64 [ranks, ranks]; added to in both passes.
     """
-    order = torch.from_numpy(np.concatenate(plan.shares.rows))
-    positions = torch.from_numpy(np.concatenate(plan.shares.positions))
+    rows, positions = (np.concatenate(x) for x in (plan.shares.rows, plan.shares.positions))
+    order = torch.from_numpy(rows)
     back = torch.argsort(order)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_in_one_process(q[back], k[back], v[back], plan, sent_bytes)[order]
 
-    pack = PackAttention(positions, attend)
-    return Share(batch.tokens_T[order], batch.labels_T[order], pack), order
+    return _take(batch, rows, positions, attend)

@@ -13,7 +13,7 @@ from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.schedule.attention_strategies import STRATEGIES
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import AttentionStrategy, LayoutSpec, Sharding
+from equipoise.spec.run import LayoutSpec, Sharding, StrategyName
 from equipoise.train.shares import ContextPlanner
 
 MODEL = ModelSpec(layers=2, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)
@@ -35,7 +35,7 @@ def packed_of(ranks: list[list[list[int]]]) -> PackedStep:
 
 
 def test_the_names_of_run_toml_are_those_that_there_are() -> None:
-    assert set(get_args(AttentionStrategy)) == set(STRATEGIES)
+    assert set(get_args(StrategyName)) == set(STRATEGIES)
     assert set(get_args(Sharding)) == {*SHARDINGS, AUTO}
 
 
@@ -43,7 +43,7 @@ def test_the_names_of_run_toml_are_those_that_there_are() -> None:
 @given(
     ranks=packs,
     context=st.integers(2, 4),
-    strategy=st.sampled_from(get_args(AttentionStrategy)),
+    strategy=st.sampled_from(get_args(StrategyName)),
     sharding=st.sampled_from(get_args(Sharding)),
 )
 def test_loads_add_up_to_those_of_the_pack(ranks, context, strategy, sharding) -> None:
@@ -64,7 +64,7 @@ def test_loads_add_up_to_those_of_the_pack(ranks, context, strategy, sharding) -
 def test_a_rank_is_priced_by_the_pairs_that_it_computes() -> None:
     packed = packed_of([[[256, 256]]])
 
-    def predicted_s(strategy: AttentionStrategy, sharding: Sharding) -> list[float]:
+    def predicted_s(strategy: StrategyName, sharding: Sharding) -> list[float]:
         layout = LayoutSpec(context=2, strategy=strategy, sharding=sharding)
         return ContextPlanner(MODEL, layout).loads(packed_of([[[512]]]), CURVE).predicted_s
 

@@ -1,0 +1,158 @@
+"""The cases of ``equipoise check``: which layouts are proven, with which packing and strategy.
+
+Why
+    Layouts, packings, ZeRO stages, strategies and shardings multiply to thousands. What may go
+    wrong between two of them is proven for every pair, the rest once.
+
+What it decides
+    On *real* ranks, for each number of ranks: every ZeRO stage with every packing and with
+    recomputation, without context parallelism; then every way to write the ranks as data times
+    context, with every stage, and with recomputation; then every strategy, once.
+
+    *Played* in one process, where a case takes a twentieth of the time: every strategy with
+    every kind of sharding, and every sharding there is.
+
+Kept true (tests/unit/train/test_check_case.py)
+    Every stage, policy, strategy, sharding and factor of the ranks is in some case.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from equipoise.spec.run import LayoutSpec, Policy, Recompute, Sharding, StrategyName
+
+TOLERANCE = 1e-5
+"""Largest error of a loss, logit or gradient in fp32, relative to its scale (design, Tests)."""
+
+_STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+
+_POLICIES: tuple[Policy, ...] = ("in-order", "fixed", "by-tokens", "by-work")
+
+_WINDOWS = (512, 256)
+"""Of few and of many micro-batches [tokens]."""
+
+_SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
+"""One of each kind: uneven work, every document on every rank, short documents whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One layout, packing and strategy to be proven."""
+
+    ranks: int
+    zero: Literal[0, 1, 2, 3]
+    policy: Policy
+    context_tokens: int
+    recompute: Recompute
+    context: int = 1
+    """Ranks that share each micro-batch."""
+    strategy: StrategyName = "needed-kv"
+    sharding: Sharding = "mixed"
+    played: bool = False
+    """All ranks in one process, without data parallelism and ZeRO."""
+
+    @property
+    def layout(self) -> LayoutSpec:
+        """The same as run.toml says it; two ranks to a node where they divide."""
+        return LayoutSpec(
+            dp=self.ranks // self.context,
+            context=self.context,
+            strategy=self.strategy,
+            sharding=self.sharding,
+            ranks_per_node=2 if self.context % 2 == 0 else None,
+            zero=self.zero,
+        )
+
+    def __str__(self) -> str:
+        where = (
+            f"{self.ranks} ranks played in one process" if self.played else f"{self.ranks} ranks"
+        )
+        parts = [f"zero = {self.zero}", f'policy = "{self.policy}"']
+        if self.context > 1:
+            parts = [f"context = {self.context}", f"{self.strategy}, {self.sharding}"]
+            parts += [] if self.played else [f"zero = {self.zero}"]
+        return f"{where} ({', '.join(parts)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How far a case is from one rank."""
+
+    case: Case
+    micro_batches: int
+    """Of the rank that has most."""
+    loss_error: float
+    forward_error: float
+    """Of the logits."""
+    gradient_error: float
+    worst_parameter: str
+    bytes: int
+    """That attention sent between ranks, counted as they were sent, in both passes [bytes]."""
+    messages: int
+    scheduled_bytes: int
+    """What the schedules say is sent [bytes]."""
+    scheduled_messages: int
+    skew: float
+    """Predicted load of the fullest rank over the mean."""
+
+    @property
+    def error(self) -> float:
+        """The largest of all."""
+        return max(self.loss_error, self.forward_error, self.gradient_error)
+
+    @property
+    def is_exact(self) -> bool:
+        """Within the tolerance, and nothing was sent that the schedule does not say."""
+        sent = (self.bytes, self.messages) == (self.scheduled_bytes, self.scheduled_messages)
+        return self.error <= TOLERANCE and sent
+
+
+def all_cases(ranks: int) -> list[Case]:
+    """Every ZeRO stage with every packing, each of both with few and with many micro-batches.
+
+    One rank has nobody to share documents with, so of its packings two will do.
+    """
+    cases = []
+    for zero in _STAGES:
+        for turn, policy in enumerate(_POLICIES if ranks > 1 else ("in-order", "by-work")):
+            window = _WINDOWS[(zero + turn) % 2]
+            cases.append(Case(ranks, zero, policy, window, "none"))
+        cases.append(Case(ranks, zero, "by-work", 512, "full"))
+    return cases
+
+
+def context_cases(
+    ranks: int, strategy: StrategyName = "needed-kv", sharding: Sharding = "mixed"
+) -> list[Case]:
+    """Every way to share micro-batches between so many real ranks, and every strategy once.
+
+    Args:
+        ranks: In all.
+        strategy: Of the cases that vary something else: the run's own.
+        sharding: Likewise.
+    """
+    cases = []
+    for context in [n for n in range(2, ranks + 1) if ranks % n == 0]:
+        own = (context, strategy, sharding)
+        cases += [
+            *(Case(ranks, zero, "by-work", 256, "none", *own) for zero in _STAGES),
+            Case(ranks, 1, "in-order", 512, "full", *own),
+            Case(ranks, 3, "by-work", 512, "full", *own),
+        ]
+    if ranks > 1:
+        cases += [
+            Case(ranks, 1, "by-work", 512, "none", ranks, each, "head-tail-document")
+            for each in get_args(StrategyName)
+        ]
+    return cases
+
+
+def played_cases(ranks: int) -> list[Case]:
+    """Every strategy with every kind of sharding, and every sharding, on ranks that are played."""
+    if ranks < 2:
+        return []
+    pairs: list[tuple[StrategyName, Sharding]] = [
+        (strategy, sharding) for strategy in get_args(StrategyName) for sharding in _SHARDINGS
+    ]
+    pairs += [("needed-kv", each) for each in get_args(Sharding) if each not in _SHARDINGS]
+    return [Case(ranks, 0, "by-work", 512, "none", ranks, *pair, played=True) for pair in pairs]

@@ -1,0 +1,147 @@
+"""What every case of ``equipoise check`` computes on, and what it is held against.
+
+What it decides
+    The documents are uneven on purpose: 12 of them, of 1 to 200 tokens. The reference is the
+    plain model in one process, in fp32, one piece at a time, in the order of the stream, with
+    autograd's accumulation alone: no mesh, no packer, no sharding in it. Under ``in-order``
+    documents are cut at window edges, so it is given the same cut pieces.
+
+Kept true (tests/multi/test_check.py)
+    A gradient that is wrong in one parameter alone differs from the reference.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.data.batch import Batch
+from equipoise.nn.decoder import Decoder, initialize
+from equipoise.nn.loss import IGNORED
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
+
+_DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
+
+Row = tuple[int, int, int]
+"""A piece: document, start, stop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Documents of random tokens."""
+
+    tokens: tuple[Tensor, ...]
+
+    @classmethod
+    def draw(cls, vocab: int) -> "Sample":
+        """The same documents on every rank."""
+        generator = torch.Generator().manual_seed(0)
+        return cls(tuple(torch.randint(vocab, (n,), generator=generator) for n in _DOCUMENT_TOKENS))
+
+    @property
+    def pieces(self) -> Pieces:
+        """All documents, whole."""
+        lengths = np.array([len(each) for each in self.tokens], dtype=np.int64)
+        index = np.arange(len(lengths), dtype=np.int64)
+        return np.stack((index, np.zeros_like(index), lengths), axis=1)
+
+    def batch(self, batch: MicroBatch) -> Batch:
+        """Tokens and labels of a micro-batch; the last token of a document has no label."""
+        parts = [self._piece(*row) for row in batch.pieces.tolist()]
+        empty = torch.zeros(0, dtype=torch.int64)
+        tokens = torch.cat([empty, *(tokens for tokens, _ in parts)])
+        labels = torch.cat([empty, *(labels for _, labels in parts)])
+        return Batch(tokens, labels, tuple(batch.doc_tokens.tolist()))
+
+    def _piece(self, document: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        labels = torch.full((stop - start,), IGNORED)
+        known = self.tokens[document][start + 1 : stop + 1]
+        labels[: len(known)] = known
+        return self.tokens[document][start:stop], labels
+
+    def count_labels(self, packed: PackedStep) -> int:
+        """Labels of a whole step: what every loss is divided by."""
+        return sum(int((self.batch(batch).labels_T != IGNORED).sum()) for batch in packed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """Loss, gradients, and the logits of each piece, of the plain model."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+    logits: dict[Row, Tensor]
+    largest_logit: float
+
+    def logits_of(self, batch: MicroBatch) -> Tensor:
+        """Logits of a micro-batch, in its order."""
+        parts = [self.logits[tuple(row)] for row in batch.pieces.tolist()]
+        return torch.cat(parts) if parts else torch.zeros(0, 1)
+
+
+def compute_reference(model: ModelSpec, sample: Sample, packed: PackedStep) -> Reference:
+    """Run the pieces of a step one after another."""
+    decoder = Decoder(model)
+    initialize(decoder, 0)
+    labels = sample.count_labels(packed)
+    total, logits = 0.0, {}
+    for row in rows_of(packed):
+        piece = sample.batch(MicroBatch(np.array([row])))
+        loss = decoder(piece.tokens_T, piece.doc_tokens, labels_T=piece.labels_T) / labels
+        loss.backward()
+        total += float(loss.detach())
+        with torch.no_grad():
+            logits[row] = decoder(piece.tokens_T, piece.doc_tokens)
+    grads = {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
+    largest = max(float(each.abs().max()) for each in logits.values())
+    return Reference(total, grads, logits, largest)
+
+
+def rows_of(packed: PackedStep) -> tuple[Row, ...]:
+    """Pieces of a step in the order of the stream, however they were packed."""
+    rows = (row for batch in packed for row in batch.pieces.tolist())
+    return tuple(sorted((row[0], row[1], row[2]) for row in rows))
+
+
+class References:
+    """References by the pieces that they are of, each computed when first asked for."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.model, self.sample = model, Sample.draw(model.vocab)
+        self._found: dict[tuple[Row, ...], Reference] = {}
+
+    def of(self, packed: PackedStep) -> Reference:
+        """What a step must equal."""
+        rows = rows_of(packed)
+        if rows not in self._found:
+            self._found[rows] = compute_reference(self.model, self.sample, packed)
+        return self._found[rows]
+
+
+def relative_error(found: Tensor | None, expected: Tensor, scale: float | None = None) -> float:
+    """Largest difference of any element over the largest element of the reference.
+
+    What is missing or not a number is infinitely wrong.
+
+    Args:
+        found: Of the case.
+        expected: Of the reference.
+        scale: Instead of the largest element.
+
+    >>> relative_error(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 4.0]))
+    0.25
+    >>> relative_error(None, torch.ones(1))
+    inf
+    >>> relative_error(torch.tensor([torch.nan]), torch.ones(1))
+    inf
+    """
+    if found is None:
+        return float("inf")
+    if not found.numel():
+        return 0.0
+    scale = float(expected.abs().max()) if scale is None else scale
+    error = float((found - expected).abs().max()) / (scale or 1.0)
+    return error if math.isfinite(error) else float("inf")

@@ -1,0 +1,174 @@
+"""Which cases are proven, and what is said of them."""
+
+import argparse
+import dataclasses
+import json
+from typing import get_args
+
+import pytest
+
+from equipoise.base.errors import CheckError
+from equipoise.cli import check as verb
+from equipoise.cli.main import main
+from equipoise.spec.run import Sharding, StrategyName
+from equipoise.train import check
+from equipoise.train.check_case import Case, Verdict, all_cases, context_cases, played_cases
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_everything_is_in_some_case(ranks: int) -> None:
+    plain, shared, played = all_cases(ranks), context_cases(ranks), played_cases(ranks)
+    assert {(c.zero, c.policy) for c in plain} == {
+        (zero, policy)
+        for zero in range(4)
+        for policy in ("in-order", "fixed", "by-tokens", "by-work")
+    }
+    for policy in ("in-order", "fixed", "by-tokens", "by-work"):
+        assert {c.context_tokens for c in plain if c.policy == policy} == {512, 256}
+    assert {c.zero for c in plain if c.recompute == "full"} == {0, 1, 2, 3}
+    divisors = {n for n in range(2, ranks + 1) if ranks % n == 0}
+    assert {(c.context, c.zero) for c in shared} == {(n, z) for n in divisors for z in range(4)}
+    assert {c.context for c in shared if c.recompute == "full"} == divisors
+    assert (
+        {c.strategy for c in shared} == {c.strategy for c in played} == set(get_args(StrategyName))
+    )
+    assert {c.sharding for c in played} == set(get_args(Sharding))
+    assert not {c.played for c in plain + shared} - {False}
+    for cases in (plain, shared, played):
+        assert len(set(cases)) == len(cases)
+
+
+def test_one_rank_shares_with_nobody() -> None:
+    assert context_cases(1) == played_cases(1) == []
+
+
+def test_a_runs_own_strategy_and_sharding_are_proven() -> None:
+    cases = context_cases(4, "ring", "by-work")
+    assert {
+        (c.context, c.zero) for c in cases if (c.strategy, c.sharding) == ("ring", "by-work")
+    } == {(context, zero) for context in (2, 4) for zero in range(4)}
+
+
+RIGHT = Verdict(
+    case=Case(4, 2, "by-work", 512, "none", 2, "ring", "mixed"),
+    micro_batches=2,
+    loss_error=1e-7,
+    forward_error=2e-7,
+    gradient_error=3e-7,
+    worst_parameter="embed.weight",
+    bytes=2048,
+    messages=6,
+    scheduled_bytes=2048,
+    scheduled_messages=6,
+    skew=1.25,
+)
+WRONG = dataclasses.replace(RIGHT, gradient_error=0.5, worst_parameter="norm.weight")
+PLAYED = dataclasses.replace(
+    RIGHT,
+    case=Case(3, 0, "by-work", 512, "none", 3, "ulysses", "contiguous", played=True),
+    messages=5,
+)
+ALONE = dataclasses.replace(
+    RIGHT,
+    case=Case(2, 0, "in-order", 256, "full"),
+    bytes=0,
+    messages=0,
+    scheduled_bytes=0,
+    scheduled_messages=0,
+)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], *argv: str) -> int:
+    monkeypatch.setattr(check, "play_cases", lambda *_: [v for v in verdicts if v.case.played])
+    monkeypatch.setattr(check, "run_cases", lambda *_: [v for v in verdicts if not v.case.played])
+    return main(["check", *argv])
+
+
+def test_json_has_every_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(monkeypatch, [PLAYED, RIGHT, ALONE], "--json") == 5
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    assert answer["tolerance"] == 1e-5
+    played, right, alone = answer["cases"]
+    assert right == {
+        "ranks": 4,
+        "zero": 2,
+        "policy": "by-work",
+        "context_tokens": 512,
+        "recompute": "none",
+        "context": 2,
+        "strategy": "ring",
+        "sharding": "mixed",
+        "in_process": False,
+        "micro_batches": 2,
+        "loss_error": 1e-7,
+        "forward_error": 2e-7,
+        "gradient_error": 3e-7,
+        "worst_parameter": "embed.weight",
+        "bytes": 2048,
+        "messages": 6,
+        "skew": 1.25,
+        "is_exact": True,
+    }
+    assert (played["in_process"], played["is_exact"]) == (True, False)
+    assert (alone["strategy"], alone["sharding"], alone["bytes"]) == (None, None, 0)
+    assert captured.err == (
+        "1 of 3 cases equal one rank and sent other bytes than their schedules say: 2,048 in 5 "
+        "messages instead of 2,048 in 6 on 3 ranks played in one process (context = 3, ulysses, "
+        "contiguous). Please report it with the output of `equipoise check --json`.\n"
+    )
+
+
+def test_a_wrong_case_is_named_with_its_parameter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(monkeypatch, [RIGHT, WRONG, ALONE]) == 5
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "1 of 3 cases differ from one rank by more than 1e-05; the worst is norm.weight on 4 ranks "
+        "(context = 2, ring, mixed, zero = 2): gradient 5.0e-01, logits 2.0e-07, loss 1.0e-07. "
+        "Please report it with the output of `equipoise check --json`.\n"
+    )
+    rows = [line for line in captured.out.splitlines() if "exact" in line or "WRONG" in line]
+    assert len(rows) == 3
+    assert "2 x context 2" in rows[0]
+    assert "by-work 512" in rows[1] and "norm.weight" in rows[1] and "WRONG" in rows[1]
+    assert "data 2" in rows[2]
+
+
+def test_one_sentence_where_all_is_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(monkeypatch, [RIGHT, ALONE]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("2 cases equal one rank to 1e-05 of each gradient's scale.\n")
+    assert captured.err == ""
+    assert told(monkeypatch, [RIGHT, ALONE], "--quiet") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_which_half_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = [dataclasses.replace(PLAYED, messages=6), ALONE]
+    for flags, count in (([], 2), (["--in-process"], 1), (["--processes"], 1)):
+        assert told(monkeypatch, verdicts, "--json", *flags) == 0
+        assert len(json.loads(capsys.readouterr().out)["cases"]) == count
+
+
+def test_a_number_of_ranks_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--ranks", "2", "0"]) == 2
+    assert capsys.readouterr().err == "--ranks 0 is no number of ranks. Give 1 or more.\n"
+
+
+def test_the_sentence_of_a_case_without_context() -> None:
+    wrong = dataclasses.replace(ALONE, forward_error=float("inf"))
+    with pytest.raises(CheckError) as caught:
+        verb._show(argparse.Namespace(json=False, quiet=True), [wrong])
+    assert str(caught.value) == (
+        "1 of 1 cases differ from one rank by more than 1e-05; the worst is embed.weight on 2 "
+        'ranks (zero = 0, policy = "in-order"): gradient 3.0e-07, logits inf, loss 1.0e-07. '
+        "Please report it with the output of `equipoise check --json`."
+    )
