@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import FaultError, LayoutError
 from equipoise.parallel.context.attention import attend_in_one_process
 from equipoise.parallel.context.drive import drive_together
-from equipoise.parallel.context.plan import plan_context, share_tokens
+from equipoise.parallel.context.plan import plan_context, plan_pieces, share_tokens
 from equipoise.parallel.context.steps import Await, Parcel, Post
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.mask import Mask
@@ -78,6 +78,27 @@ def test_a_mask_for_all_or_one_for_each() -> None:
     # A causal document of 3 tokens has the tiles of a window of 3, and is another plan.
     assert one.digest != other.digest
     assert str(other).splitlines()[1] == "masks: documents 0:1 window 3; documents 1:2 causal"
+
+
+def test_pieces_placed_by_hand_under_masks() -> None:
+    home = [
+        np.array([[0, 30, 50], [1, 0, 8]]),
+        np.array([[1, 8, 20]]),
+        np.array([[0, 0, 30], [2, 0, 7]]),
+    ]
+    masks = [Mask("window", 12), Mask("prefix", 0, 3, (10, 7)), Mask("full")]
+    plan = plan_pieces(home, [50, 20, 7], heads=4, kv_heads=2, mask=masks)
+    given_tensors = tensors(plan)
+    sent = np.zeros((3, 3), dtype=np.int64)
+    found = run(plan, given_tensors, sent)
+    assert max(errors(found, one_rank(plan, given_tensors))) <= 1e-12
+    # Rank 0 gets the 11 keys before token 30; rank 1 the prefix, and 5 of a branch that it shares.
+    token_bytes = 2 * 2 * WIDTH * 8
+    assert sent.tolist() == [
+        [0, 8 * token_bytes, 11 * token_bytes],  # to rank 2: gradients
+        [8 * token_bytes, 0, 0],
+        [11 * token_bytes, 0, 0],
+    ]
 
 
 def refusal(*shapes: list[int], dtypes=(torch.float32,) * 3) -> str:
