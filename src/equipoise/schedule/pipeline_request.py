@@ -1,0 +1,83 @@
+"""What a pipeline strategy is asked: prices, ranks, units and a memory bound."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from equipoise.base.errors import LayoutError
+from equipoise.schedule.instruction import Ints
+from equipoise.schedule.pipeline import (
+    Order,
+    PipelineSchedule,
+    finish_orders,
+    place_in_loop,
+    place_in_v,
+    whole_paths,
+)
+from equipoise.schedule.pipeline_prices import PipelinePrices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineRequest:
+    """A step that is to be written down."""
+
+    strategy: str
+    prices: PipelinePrices
+    ranks: int
+    units: Ints
+    """Runs of micro-batches that share documents, int64 [units, 2]."""
+    most_held: Ints | None
+    """The most that each rank may hold, int64 [ranks], in the unit of the activations."""
+    skip: float = 0.0
+    """Share of the stages that each micro-batch may leave out, of strategies that skip."""
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are, over all ranks."""
+        return self.prices.stages
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches the step has."""
+        return self.prices.micro_batches
+
+    @property
+    def chunks(self) -> int:
+        """Stages of one rank."""
+        return self.stages // self.ranks
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether some micro-batches share a document over time."""
+        return len(self.units) < self.micro_batches
+
+    def need_chunks(self, *allowed: int) -> None:
+        """Refuse a number of stages a rank that the strategy does not know."""
+        if self.chunks not in allowed:
+            wanted = " or ".join(str(each * self.ranks) for each in allowed)
+            raise LayoutError(
+                f"{self.strategy} needs {wanted} stages on {self.ranks} ranks, there are "
+                f"{self.stages}. Split the layers so, or take interleaved, which runs any "
+                f"whole number of stages a rank."
+            )
+
+    def need_whole_documents(self) -> None:
+        """Refuse documents divided over time."""
+        if self.is_divided:
+            size = int((self.units[:, 1] - self.units[:, 0]).max())
+            raise LayoutError(
+                f"{self.strategy} runs backward in the order of forward, and {size} micro-batches "
+                f"share a document over time, which needs the reverse. Take gpipe, 1f1b or auto, "
+                f"or pack with a policy that divides nothing over time."
+            )
+
+    def finish(
+        self, orders: Sequence[Order], *, in_v: bool = False, paths: Ints | None = None
+    ) -> PipelineSchedule:
+        """What was written, as a schedule."""
+        placed = place_in_v(self.ranks) if in_v else place_in_loop(self.ranks, self.stages)
+        if paths is None:
+            paths = whole_paths(self.stages, self.micro_batches)
+        return PipelineSchedule(self.strategy, placed, finish_orders(orders), paths, self.units)
+
+
+PipelineStrategy = Callable[[PipelineRequest], PipelineSchedule]
