@@ -33,6 +33,7 @@ from equipoise.train.check_case import Case, Verdict
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.step import StepRunner
+from equipoise.train.together import Partners
 
 Arrays = dict[str, np.ndarray]
 
@@ -216,6 +217,10 @@ def join_context(ranks: Ranks, context: int, device: str) -> None:
     ContextGroup.join(ranks, ContextPlanner(preset("2m"), LayoutSpec(context=context)))
 
 
+def join_partners(ranks: Ranks, device: str) -> None:
+    Partners.join(dataclasses.replace(ranks, device=torch.device(device)), preset("2m"))
+
+
 def neighbours_of(ranks: Ranks, count: int) -> list[int]:
     group = ranks.neighbours(count)
     return torch.distributed.get_process_group_ranks(group)
@@ -376,8 +381,8 @@ def check_with_wrong_shares(ranks: Ranks, model: ModelSpec, case: Case, what: st
     """A case in which the last rank's share has positions or labels of other tokens."""
     share = ContextGroup.share
 
-    def wrong(self: ContextGroup, batch: Batch) -> Share:
-        right = share(self, batch)
+    def wrong(self: ContextGroup, packed: PackedStep, turn: int, batch: Batch) -> Share:
+        right = share(self, packed, turn, batch)
         if ranks.rank < ranks.world - 1:
             return right
         if what == "labels":

@@ -9,7 +9,14 @@ from equipoise.comm.local import run_ranks
 from equipoise.data.store import SilentProgress
 from equipoise.spec.model import ModelSpec
 from equipoise.train.check import check_cases, play_cases, run_cases
-from equipoise.train.check_case import TOLERANCE, Case, all_cases, context_cases, played_cases
+from equipoise.train.check_case import (
+    TOLERANCE,
+    Case,
+    all_cases,
+    context_cases,
+    divided_cases,
+    played_cases,
+)
 
 TIED = ModelSpec(
     layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=300, head_width=16, tied=True
@@ -52,6 +59,15 @@ def test_an_untied_model_with_biases_and_head_norms_equals_one_rank() -> None:
     ]
     wrong = [v for v in run_ranks(2, check_cases, cases, UNTIED)[0] if not v.is_exact]
     assert wrong == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_that_divide_documents_equal_one_rank(ranks: int) -> None:
+    verdicts = run_cases(divided_cases(ranks), ODD)
+    assert [verdict for verdict in verdicts if not verdict.is_exact] == []
+    for verdict in verdicts:  # some document is longer than a window of 128 tokens
+        assert verdict.bytes > 0 or verdict.case.context_tokens > 128
+        assert verdict.micro_batches > 1 or verdict.case.context_tokens > 128
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -70,6 +70,43 @@ def runs(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict:
     return found
 
 
+DIVIDED = {
+    2: {"divided": {"zero": 0}, "bytescale": {"zero": 3}},
+    3: {"gangs": {"zero": 1}, "flexsp": {"zero": 2, "recompute": "full"}},
+}
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict:
+    """Four steps in windows of 128 tokens, whose documents are longer: the run, its folder."""
+    root, make = tmp_path_factory.mktemp("divided"), MakeRun(store)
+    same = {"steps": 4, "lr": 1e-3, "eps": 1e-6, "model": ODD}
+    # A micro-batch holds fewer tokens than the longest document.
+    same |= {"context_tokens": 256, "max_tokens": 256, "step_tokens": 1024}
+    found = {}
+    for world, rows in {1: {}, **DIVIDED}.items():
+        each = {
+            name: make(**(same | {"dp": world, "policy": name} | keys))
+            for name, keys in rows.items()
+        } or {"whole": make(**(same | {"dp": 1}))}
+        for name, ended in run_ranks(world, on_ranks.train_each, root, each)[0].items():
+            found[name] = (ended, root / name)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for rows in DIVIDED.values() for name in rows])
+def test_ranks_that_divide_documents_train_as_one(divided, name: str) -> None:
+    found, folder = divided[name]
+    assert_close(found, divided["whole"][0])
+    packs = [event for event in events(folder) if event["name"] == "pack"]
+    plain = [event for event in events(divided["whole"][1]) if event["name"] == "pack"]
+    for pack, one in zip(packs, plain, strict=True):
+        assert (pack["policy"], sum(pack["rank_flop"])) == (name, sum(one["rank_flop"]))
+        assert sum(pack["rank_tokens"]) == 1024
+    (memory,) = [event for event in events(folder) if event["name"] == "memory"]
+    assert memory["forecast_bytes"] == sum(memory["terms"].values())
+
+
 @pytest.mark.parametrize("name", [name for rows in LAYOUTS.values() for name in rows])
 def test_ranks_that_share_micro_batches_train_as_one(runs, name: str) -> None:
     found, _ = runs[name]
@@ -199,6 +236,13 @@ def test_contexts_on_an_accelerator_are_refused_before_the_model_is_built() -> N
     assert refused(2, on_ranks.join_context, 2, "cuda:0") == (
         "layout.context = 2 shares a micro-batch between CPU ranks, and this rank is on cuda:0. "
         "Set layout.context = 1."
+    )
+
+
+def test_documents_divided_over_accelerators_are_refused() -> None:
+    assert refused(2, on_ranks.join_partners, "cuda:0") == (
+        "Documents are divided over CPU ranks, and this rank is on cuda:0. Set pack.policy = "
+        '"by-work".'
     )
 
 

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a case fails."""
     from equipoise.train.check import play_cases, run_cases
-    from equipoise.train.check_case import all_cases, context_cases, played_cases
+    from equipoise.train.check_case import all_cases, context_cases, divided_cases, played_cases
 
     if min(args.ranks) < 1:
         raise SpecError(f"--ranks {min(args.ranks)} is no number of ranks. Give 1 or more.")
@@ -79,7 +79,11 @@ def run(args: argparse.Namespace) -> int:
         real = [
             case
             for world in worlds
-            for case in all_cases(world) + context_cases(world, layout.strategy, layout.sharding)
+            for case in [
+                *all_cases(world),
+                *divided_cases(world),
+                *context_cases(world, layout.strategy, layout.sharding),
+            ]
         ]
         verdicts += run_cases(real, model, progress)
     _show(args, verdicts)
@@ -168,9 +172,13 @@ def _print_table(verdicts: "Sequence[Verdict]") -> None:
 
 
 def _kind(verdict: "Verdict") -> tuple[str, str]:
+    from equipoise.train.together import TOGETHER
+
     case = verdict.case
     if case.played:
         return f"{case.ranks} played", case.strategy
+    if case.policy in TOGETHER:
+        return str(case.ranks), case.policy
     if case.context > 1:
         return str(case.ranks), f"{case.ranks // case.context} x context {case.context}"
     return str(case.ranks), f"data {case.ranks}"

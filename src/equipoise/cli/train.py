@@ -20,6 +20,7 @@ from equipoise.observe.machine import usable_cores
 if TYPE_CHECKING:
     from equipoise.spec.resolve import ResolvedRun
     from equipoise.spec.resolved import ResolvedFile
+    from equipoise.spec.run import RunSpec
 
 HELP = "train a model; the same command again resumes"
 
@@ -56,25 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "ResolvedFile":
     """Make the token cache and write the run's folder; what the ranks will read."""
-    from equipoise.balance.pack import DIVIDES
-    from equipoise.comm.group import choose_device
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.store import prepare
     from equipoise.spec.resolved import ResolvedFile, write_resolved
 
-    layout, policy = resolved.spec.layout, resolved.spec.pack.policy
-    ranks = layout.count_ranks(len(usable_cores()))
-    if layout.context > 1 and choose_device(0).type != "cpu":
-        raise LayoutError(
-            f"layout.context = {layout.context} shares a micro-batch between CPU ranks, and this "
-            f"machine's ranks run on CUDA devices. Set layout.context = 1."
-        )
-    if policy in DIVIDES:
-        raise LayoutError(
-            f'pack.policy = "{policy}" lets parts of one document attend to each other from '
-            f'different micro-batches, which equipoise train cannot run; "equipoise pack" shows '
-            f'what it would win. Set pack.policy = "by-work", or "delayed".'
-        )
+    ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
+    _require_runnable(resolved.spec)
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
     check_vocabulary(store, resolved.model.vocab)
     init = resolved.spec.model.init
@@ -90,6 +78,43 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     )
     write_resolved(folder, settled)
     return settled
+
+
+def _require_runnable(spec: "RunSpec") -> None:
+    """Refuse what ranks cannot do, before a token is made or a rank started.
+
+    Raises:
+        LayoutError: policy, context and device do not go together.
+    """
+    from equipoise.balance.pack import DIVIDES
+    from equipoise.comm.group import choose_device
+    from equipoise.train.together import TOGETHER
+
+    context, policy = spec.layout.context, spec.pack.policy
+    if policy in DIVIDES and policy not in TOGETHER:
+        raise LayoutError(
+            f'pack.policy = "{policy}" lets parts of one document attend to each other from '
+            f'different micro-batches, which equipoise train cannot run; "equipoise pack" shows '
+            f'what it would win. Set pack.policy = "divided", "by-work" or "delayed".'
+        )
+    if context > 1 and policy in TOGETHER:
+        raise LayoutError(
+            f'pack.policy = "{policy}" divides documents over ranks itself, and layout.context = '
+            f"{context} would divide them again. Set layout.context = 1, or pack.policy = "
+            f'"by-work".'
+        )
+    if choose_device(0).type == "cpu":
+        return
+    if context > 1:
+        raise LayoutError(
+            f"layout.context = {context} shares a micro-batch between CPU ranks, and this "
+            f"machine's ranks run on CUDA devices. Set layout.context = 1."
+        )
+    if policy in TOGETHER:
+        raise LayoutError(
+            f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
+            f'run on CUDA devices. Set pack.policy = "by-work".'
+        )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ from equipoise.comm.mail import Ledger
 from equipoise.cost.curve import counted_curve
 from equipoise.data.store import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.parallel.context.plan import ContextPlan
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.model import ModelSpec
@@ -43,6 +44,7 @@ from equipoise.train.check_case import Case, Verdict
 from equipoise.train.check_sample import Reference, References, relative_error
 from equipoise.train.context import ContextGroup, Share, play_share
 from equipoise.train.shares import ContextPlanner
+from equipoise.train.together import TOGETHER, Partners, align_turns, plan_turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,18 +63,26 @@ class _Setup:
         pack = PackSpec(policy=case.policy, context_tokens=case.context_tokens)
         data_ranks = case.ranks // case.context
         packed = pack_step(sample.pieces, pack, data_ranks, counted_curve(model))
+        if case.policy in TOGETHER:
+            packed = align_turns(packed)
         planner = ContextPlanner(model, case.layout)
         return cls(case, planner, packed, sample.count_labels(packed), references.of(packed))
 
+    def plans(self) -> list[ContextPlan]:
+        """Of the attention of every micro-batch, or of every turn of all ranks."""
+        if self.case.policy in TOGETHER:
+            turns = range(self.packed.micro_batches)
+            return [plan_turn(self.packed, turn, self.planner.model) for turn in turns]
+        if self.case.context == 1:
+            return []
+        return [self.planner.plan(batch.doc_tokens.tolist()) for batch in self.packed]
+
     def scheduled(self) -> tuple[int, int]:
         """Bytes and messages of all attention layers of the step."""
-        if self.case.context == 1:
-            return 0, 0
         model = self.planner.model
         forwards = 2 if self.case.recompute == "full" else 1
         sent_bytes = messages = 0
-        for batch in self.packed:
-            plan = self.planner.plan(batch.doc_tokens.tolist())
+        for plan in self.plans():
             counts = count_attention(plan.schedule, Wire(model.head_width, element_bytes=4))
             sent_bytes += forwards * int(counts.forward_bytes.sum())
             sent_bytes += int(counts.backward_bytes.sum())
@@ -139,17 +149,22 @@ class _Logits:
 def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextGroup) -> Verdict:
     """One rank's part of a case; the verdict is of the rank that is furthest off."""
     setup, sample = _Setup.of(case, references), references.sample
-    ledger = Ledger(case.context)
-    context = dataclasses.replace(joined, planner=setup.planner, ledger=ledger)
+    sharing: ContextGroup | Partners
+    if case.policy in TOGETHER:
+        ledger = Ledger(ranks.world)
+        sharing = dataclasses.replace(Partners.join(ranks, references.model), ledger=ledger)
+    else:
+        ledger = Ledger(case.context)
+        sharing = dataclasses.replace(joined, planner=setup.planner, ledger=ledger)
     decoder = Decoder(references.model)
     initialize(decoder, 0)
     set_recompute(decoder, case.recompute == "full")
     sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32")
     logits = _Logits(decoder)
     loss_sum, forward_error = 0.0, 0.0
-    turns = setup.packed.ranks[context.data_rank]
+    turns = sharing.turns(setup.packed)
     for index, turn in enumerate(turns):
-        share = context.share(sample.batch(turn))
+        share = sharing.share(setup.packed, index, sample.batch(turn))
         last = index == len(turns) - 1 and not sharded.sums_at_end
         sharded.prepare_micro_batch(last=last)
         loss = decoder(share.tokens_t, share.pack, labels_T=share.labels_t) / setup.labels

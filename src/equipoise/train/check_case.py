@@ -6,7 +6,8 @@ Why
 
 What it decides
     On *real* ranks, for each number of ranks: every ZeRO stage with every packing and with
-    recomputation, without context parallelism; then every way to write the ranks as data times
+    recomputation, without context parallelism; policies that divide documents over ranks, under
+    some of the stages; then every way to write the ranks as data times
     context, with every stage, and with recomputation; then every strategy, once.
 
     *Played* in one process, where a case takes a twentieth of the time: every strategy with
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from equipoise.spec.run import LayoutSpec, Policy, Recompute, Sharding, StrategyName
+from equipoise.train.together import TOGETHER
 
 TOLERANCE = 1e-5
 """Largest error of a loss, logit or gradient in fp32, relative to its scale (design, Tests)."""
@@ -118,6 +120,19 @@ def all_cases(ranks: int) -> list[Case]:
             window = _WINDOWS[(zero + turn) % 2]
             cases.append(Case(ranks, zero, policy, window, "none"))
         cases.append(Case(ranks, zero, "by-work", 512, "full"))
+    return cases
+
+
+def divided_cases(ranks: int) -> list[Case]:
+    """Policies that divide documents over ranks, each under some ZeRO stages."""
+    cases = []
+    for turn, policy in enumerate(TOGETHER if ranks > 1 else ()):
+        stages = (_STAGES[(ranks + turn) % 4], _STAGES[(ranks + turn + 2) % 4])
+        cases += [
+            Case(ranks, stages[0], policy, 256, "none"),
+            # Windows that are shorter than documents: each must be divided.
+            Case(ranks, stages[1], policy, 128, "full" if turn % 2 else "none"),
+        ]
     return cases
 
 

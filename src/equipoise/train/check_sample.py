@@ -73,13 +73,18 @@ class Reference:
 
     loss: float
     gradients: dict[str, Tensor]
-    logits: dict[Row, Tensor]
+    logits: dict[tuple[int, int], Tensor]
+    """By the document and the first token of each piece."""
     largest_logit: float
 
     def logits_of(self, batch: MicroBatch) -> Tensor:
         """Logits of a micro-batch, in its order."""
-        parts = [self.logits[tuple(row)] for row in batch.pieces.tolist()]
-        return torch.cat(parts) if parts else torch.zeros(0, 1)
+        parts = [torch.zeros(0, next(iter(self.logits.values())).shape[1])]
+        for row, before in zip(batch.pieces.tolist(), batch.history_tokens.tolist(), strict=True):
+            document, start, stop = row
+            begin = start - before
+            parts.append(self.logits[document, begin][start - begin : stop - begin])
+        return torch.cat(parts)
 
 
 def compute_reference(model: ModelSpec, sample: Sample, packed: PackedStep) -> Reference:
@@ -94,16 +99,20 @@ def compute_reference(model: ModelSpec, sample: Sample, packed: PackedStep) -> R
         loss.backward()
         total += float(loss.detach())
         with torch.no_grad():
-            logits[row] = decoder(piece.tokens_T, piece.doc_tokens)
+            logits[row[:2]] = decoder(piece.tokens_T, piece.doc_tokens)
     grads = {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
     largest = max(float(each.abs().max()) for each in logits.values())
     return Reference(total, grads, logits, largest)
 
 
 def rows_of(packed: PackedStep) -> tuple[Row, ...]:
-    """Pieces of a step in the order of the stream, however they were packed."""
-    rows = (row for batch in packed for row in batch.pieces.tolist())
-    return tuple(sorted((row[0], row[1], row[2]) for row in rows))
+    """Pieces of a step in the order of the stream, however they were packed and divided."""
+    stops: dict[tuple[int, int], int] = {}
+    for batch in packed:
+        begins = batch.pieces[:, 1] - batch.history_tokens
+        for row, begin in zip(batch.pieces.tolist(), begins.tolist(), strict=True):
+            stops[row[0], begin] = max(row[2], stops.get((row[0], begin), 0))
+    return tuple(sorted((*begin, stop) for begin, stop in stops.items()))
 
 
 class References:

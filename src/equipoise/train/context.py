@@ -20,13 +20,15 @@ from torch import Tensor
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
+from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend, PackAttention
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
 from equipoise.parallel.context.plan import ContextPlan
 from equipoise.schedule.attention_count import Ints, Wire, count_attention
-from equipoise.spec.pack import MicroBatch
-from equipoise.train.shares import ContextPlanner
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.train.shares import ContextPlanner, RankLoads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +47,8 @@ def whole(batch: Batch) -> Share:
     return Share(batch.tokens_T, batch.labels_T, batch.doc_tokens, slice(None))
 
 
-def _take(batch: Batch, rows: Ints, positions: Ints, attend: Attend) -> Share:
+def take(batch: Batch, rows: Ints, positions: Ints, attend: Attend) -> Share:
+    """Some rows of a micro-batch, which stand at these positions and attend so."""
     device = batch.tokens_T.device
     taken = torch.from_numpy(rows).to(device)
     pack = PackAttention(torch.from_numpy(positions).to(device), attend)
@@ -78,26 +81,38 @@ class ContextGroup:
         data_rank, rank = divmod(ranks.rank, context)
         return cls(planner, data_rank, rank, group, Ledger(context))
 
-    def share(self, batch: Batch) -> Share:
-        """This rank's part of a micro-batch."""
+    def turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
+        """The micro-batches that this rank computes with the others."""
+        return packed.ranks[self.data_rank]
+
+    def share(self, packed: PackedStep, turn: int, batch: Batch) -> Share:
+        """This rank's part of a micro-batch; which one it is makes no difference."""
+        del packed, turn
         if self.planner.context == 1:
             return whole(batch)
         plan = self.planner.plan(batch.doc_tokens)
         attend = partial(attend_by_plan, plan=plan, group=self.group, ledger=self.ledger)
         shares = plan.shares
-        return _take(batch, shares.rows[self.rank], shares.positions[self.rank], attend)
+        return take(batch, shares.rows[self.rank], shares.positions[self.rank], attend)
 
-    def holds(self, micro_batch: MicroBatch) -> tuple[int, int]:
-        """Tokens of this rank's share, and bytes that a layer keeps of what it receives.
-
-        Of fp32 activations; half of that in bf16.
-        """
+    def holds(self, packed: PackedStep, turn: int) -> tuple[int, int]:
+        """Tokens of its share, and bytes that a layer keeps of what it receives, in fp32."""
+        micro_batch = self.turns(packed)[turn]
         if self.planner.context == 1:
             return micro_batch.tokens, 0
         plan = self.planner.plan(micro_batch.doc_tokens.tolist())
-        wire = Wire(self.planner.model.head_width, element_bytes=4)
-        kept = count_attention(plan.schedule, wire).kept_bytes
-        return len(plan.shares.rows[self.rank]), int(kept[self.rank])
+        received = received_bytes(plan, self.planner.model, self.rank)
+        return len(plan.shares.rows[self.rank]), received
+
+    def loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
+        """Load of each rank of the world."""
+        return self.planner.loads(packed, curve)
+
+
+def received_bytes(plan: ContextPlan, model: ModelSpec, rank: int) -> int:
+    """What a layer keeps of other ranks' tokens for its backward pass, in fp32 [bytes]."""
+    wire = Wire(model.head_width, element_bytes=4)
+    return int(count_attention(plan.schedule, wire).kept_bytes[rank])
 
 
 def require_context(context: int, ranks: Ranks) -> None:
@@ -133,4 +148,4 @@ def play_share(batch: Batch, plan: ContextPlan, sent_bytes: Ints) -> Share:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_in_one_process(q[back], k[back], v[back], plan, sent_bytes)[order]
 
-    return _take(batch, rows, positions, attend)
+    return take(batch, rows, positions, attend)

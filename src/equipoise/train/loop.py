@@ -30,15 +30,18 @@ from equipoise.observe.machine import forget_peak
 from equipoise.optim.adamw import make_adamw
 from equipoise.optim.rate import learning_rate
 from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolved import ResolvedFile
+from equipoise.spec.run import RunSpec
 from equipoise.train.context import ContextGroup
 from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
 from equipoise.train.process import StopRequest, return_freed_memory
 from equipoise.train.record import RunRecord
-from equipoise.train.shares import ContextPlanner
+from equipoise.train.shares import ContextPlanner, RankLoads
 from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.step import StepRunner
+from equipoise.train.together import TOGETHER, Partners, align_turns
 
 CHECKPOINTS = "checkpoint"
 
@@ -52,6 +55,13 @@ class Position:
 
     step: int = 0
     tokens: int = 0
+
+
+def _join(ranks: Ranks, spec: RunSpec, model: ModelSpec) -> ContextGroup | Partners:
+    """Those that this rank shares with: micro-batches, or documents of them."""
+    if spec.pack.policy in TOGETHER:
+        return Partners.join(ranks, model)
+    return ContextGroup.join(ranks, ContextPlanner(model, spec.layout))
 
 
 class Trainer:
@@ -73,14 +83,14 @@ class Trainer:
             self.curve: LoadCurve = obtain_curve(
                 self.spec, self.model, ranks, self.store.folder.parent
             )
-        self.context = ContextGroup.join(ranks, ContextPlanner(self.model, self.spec.layout))
+        self.sharing = _join(ranks, self.spec, self.model)
         data_ranks = ranks.world // self.spec.layout.context
         self.packer = make_packer(self.spec.pack, data_ranks, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
         return_freed_memory()
         forget_peak()
         self.position = Position()
-        self.record = RunRecord(resolved, self.context, ranks, journal, self.store, self.curve)
+        self.record = RunRecord(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self._build()
 
     def _build(self) -> None:
@@ -102,7 +112,7 @@ class Trainer:
             self.store,
             self.ranks,
             self.journal,
-            self.context if self.spec.layout.context > 1 else None,
+            self.sharing,
         )
 
     @property
@@ -173,7 +183,7 @@ class Trainer:
         while self.position.step < steps:
             step = self.position.step + 1
             stop_asked = bool(stop) or (self.ranks.rank == 0 and self._stop_file.exists())
-            packed, predicted_s = self._pack(step)
+            packed, loads = self._pack(step)
             result = self.runner.run(
                 packed,
                 step=step,
@@ -185,10 +195,11 @@ class Trainer:
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
             loss = result.loss
             figures = self.record.write_step(
-                packed, predicted_s, result, step=step, tokens_seen=self.position.tokens
+                packed, loads, result, step=step, tokens_seen=self.position.tokens
             )
             board.write(step, figures)
-            view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], skew(predicted_s))
+            balance = skew(loads.predicted_s)
+            view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
             if result.stop:
                 reason = "interrupted"
                 break
@@ -226,15 +237,17 @@ class Trainer:
             return None
         return None if found is None else found[0]
 
-    def _pack(self, step: int) -> tuple[PackedStep, list[float]]:
+    def _pack(self, step: int) -> tuple[PackedStep, RankLoads]:
         """Decide the step, on every rank alike, and journal the decision on rank 0."""
         began = time.perf_counter()
         pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
         packed = self.packer.step(pieces)
-        loads = self.context.planner.loads(packed, self.curve)
+        if packed.policy in TOGETHER:
+            packed = align_turns(packed)
+        loads = self.sharing.loads(packed, self.curve)
         plan_s = time.perf_counter() - began
         self.record.write_pack(step, packed, pieces, loads, plan_s)
-        return packed, loads.predicted_s
+        return packed, loads
 
     def _save(self, view: StepView, *, must: bool) -> int | None:
         """Save this position; the step that was saved, or None when the disk refused.

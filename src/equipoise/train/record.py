@@ -15,7 +15,6 @@ from equipoise.balance.windows import pack_in_order
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory import forecast_memory
-from equipoise.cost.work import count_work
 from equipoise.data.store import TokenStore
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
@@ -25,6 +24,7 @@ from equipoise.spec.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.shares import RankLoads
 from equipoise.train.step import StepResult
+from equipoise.train.together import Partners
 
 _CURVE_MATTERS_S = 0.1
 """Steps that compute for less are mostly overhead, of which a price curve knows nothing."""
@@ -36,13 +36,13 @@ class RunRecord:
     def __init__(
         self,
         resolved: ResolvedFile,
-        context: ContextGroup,
+        sharing: ContextGroup | Partners,
         ranks: Ranks,
         journal: Journal,
         store: TokenStore,
         curve: LoadCurve,
     ) -> None:
-        self.resolved, self.context = resolved, context
+        self.resolved, self.sharing = resolved, sharing
         self.ranks, self.journal = ranks, journal
         self.spec, self.model = resolved.spec, resolved.model
         self.store, self.curve = store, curve
@@ -96,14 +96,14 @@ class RunRecord:
         plan_s: float,
     ) -> None:
         """A packing decision, on rank 0, beside what a plain pack would have been."""
-        for batch in packed.ranks[self.context.data_rank]:
-            tokens, received_bytes = self.context.holds(batch)
+        for turn in range(len(self.sharing.turns(packed))):
+            tokens, received_bytes = self.sharing.holds(packed, turn)
             self._largest_tokens = max(self._largest_tokens, tokens)
             self._received_bytes = max(self._received_bytes, received_bytes)
         if self.ranks.rank != 0:
             return
         plain = pack_in_order(pieces, self.spec.pack, len(packed.ranks), self.curve)
-        plain_s = self.context.planner.loads(plain, self.curve).predicted_s
+        plain_s = self.sharing.loads(plain, self.curve).predicted_s
         self.journal.write(
             "decision",
             "pack",
@@ -125,7 +125,7 @@ class RunRecord:
     def write_step(
         self,
         packed: PackedStep,
-        predicted_s: list[float],
+        loads: RankLoads,
         result: StepResult,
         *,
         step: int,
@@ -133,7 +133,7 @@ class RunRecord:
     ) -> dict[str, float]:
         """A finished step, predicted beside measured; its figures."""
         tokens = sum(packed.rank_tokens)
-        flop = sum(count_work(batch.doc_tokens, self.model).flop for batch in packed)
+        flop, predicted_s = sum(loads.flop), loads.predicted_s
         self._peak_bytes = max(self._peak_bytes, peak_resident_bytes() - self._base_bytes)
         figures: dict[str, float] = {
             "loss": result.loss,
@@ -186,7 +186,7 @@ class RunRecord:
             recompute=self.spec.train.recompute,
         )
         terms = dict(forecast.terms)
-        if self.context.planner.context > 1:
+        if self._received_bytes:
             layers = 1 if self.spec.train.recompute == "full" else self.model.layers
             width = 2 if self.spec.train.precision == "bf16" else 4
             terms["received keys and values"] = layers * self._received_bytes * width // 4

@@ -28,12 +28,20 @@ import numpy as np
 
 from equipoise.balance.pack import rank_seconds
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import count_work, useful_flop
+from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.parallel.context.plan import ContextPlan, plan_context
 from equipoise.schedule.attention_count import Ints, tile_pairs
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run import LayoutSpec
+
+
+def batch_flop(batch: MicroBatch, model: ModelSpec) -> int:
+    """Useful FLOP of a micro-batch's pieces, what they read in others included."""
+    before = batch.history_tokens
+    pairs = causal_pairs(before + batch.doc_tokens) - causal_pairs(before)
+    return useful_flop(model, batch.tokens, int(pairs.sum()))
+
 
 _NO_TILES = np.zeros((0, 8), dtype=np.int64)
 
@@ -89,10 +97,7 @@ class ContextPlanner:
                 rank_seconds(packed, curve),
                 packed.rank_tokens,
                 [sum(len(batch.pieces) for batch in rank) for rank in packed.ranks],
-                [
-                    sum(count_work(batch.doc_tokens, self.model).flop for batch in rank)
-                    for rank in packed.ranks
-                ],
+                [sum(batch_flop(batch, self.model) for batch in rank) for rank in packed.ranks],
             )
         rows = []
         for turns in packed.ranks:

@@ -36,6 +36,7 @@ from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup, whole
+from equipoise.train.together import Partners
 
 _NAMED_DOCUMENTS = 8
 """Most documents that a message names."""
@@ -62,8 +63,8 @@ class StepRunner:
     store: TokenStore
     ranks: Ranks
     journal: Journal
-    context: ContextGroup | None = None
-    """The ranks that share this one's micro-batches, if it does not compute them alone."""
+    sharing: ContextGroup | Partners | None = None
+    """The ranks that share this one's micro-batches or documents, if it is not alone."""
 
     def run(
         self,
@@ -128,7 +129,7 @@ class StepRunner:
             self.model.prepare_micro_batch(last=last)
             clock = time.thread_time()
             with self.journal.span("forward", step=step, micro_batch=index):
-                loss = self._loss(batch)
+                loss = self._loss(packed, index, batch)
             with self.journal.span("backward", step=step, micro_batch=index):
                 (loss / labels).backward()
             losses.append(float(loss.detach()))
@@ -137,10 +138,12 @@ class StepRunner:
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes, alone or with others."""
-        return packed.ranks[self.context.data_rank if self.context else self.ranks.rank]
+        if self.sharing is None:
+            return packed.ranks[self.ranks.rank]
+        return self.sharing.turns(packed)
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        share = whole(batch) if self.context is None else self.context.share(batch)
+    def _loss(self, packed: PackedStep, turn: int, batch: Batch) -> torch.Tensor:
+        share = whole(batch) if self.sharing is None else self.sharing.share(packed, turn, batch)
         loss: torch.Tensor = self.model.decoder(share.tokens_t, share.pack, labels_T=share.labels_t)
         return loss
 

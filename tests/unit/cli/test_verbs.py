@@ -178,11 +178,11 @@ def test_systems_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_train_refuses_what_only_pack_can_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--pack.policy", "divided")
+    argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--pack.policy", "divided-in-time")
     assert refused(capsys, *argv) == (
-        'pack.policy = "divided" lets parts of one document attend to each other from different '
-        'micro-batches, which equipoise train cannot run; "equipoise pack" shows what it would '
-        'win. Set pack.policy = "by-work", or "delayed".\n'
+        'pack.policy = "divided-in-time" lets parts of one document attend to each other from '
+        'different micro-batches, which equipoise train cannot run; "equipoise pack" shows what it '
+        'would win. Set pack.policy = "divided", "by-work" or "delayed".\n'
     )
 
 
@@ -206,8 +206,22 @@ def test_train_refuses_a_context_of_accelerators(
     from equipoise.comm import group
 
     monkeypatch.setattr(group, "choose_device", lambda _: torch.device("cuda", 0))
-    argv = ("train", "--out", str(tmp_path / "run"), "--layout.context=2", "--layout.dp=1")
-    assert refused(capsys, *argv) == (
+    argv = ("train", "--out", str(tmp_path / "run"), "--layout.dp=1")
+    assert refused(capsys, *argv, "--layout.context=2") == (
         "layout.context = 2 shares a micro-batch between CPU ranks, and this machine's ranks run "
         "on CUDA devices. Set layout.context = 1.\n"
+    )
+    assert refused(capsys, *argv, "--pack.policy=gangs") == (
+        'pack.policy = "gangs" divides documents over CPU ranks, and this machine\'s ranks run on '
+        'CUDA devices. Set pack.policy = "by-work".\n'
+    )
+
+
+def test_train_refuses_to_divide_documents_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("train", "--out", str(tmp_path / "run"), "--layout.dp=1", "--layout.context=2")
+    assert refused(capsys, *argv, "--pack.policy=divided") == (
+        'pack.policy = "divided" divides documents over ranks itself, and layout.context = 2 would '
+        'divide them again. Set layout.context = 1, or pack.policy = "by-work".\n'
     )

@@ -12,7 +12,15 @@ from equipoise.cli import check as verb
 from equipoise.cli.main import main
 from equipoise.spec.run import Sharding, StrategyName
 from equipoise.train import check
-from equipoise.train.check_case import Case, Verdict, all_cases, context_cases, played_cases
+from equipoise.train.check_case import (
+    Case,
+    Verdict,
+    all_cases,
+    context_cases,
+    divided_cases,
+    played_cases,
+)
+from equipoise.train.together import TOGETHER
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6])
@@ -39,7 +47,16 @@ def test_everything_is_in_some_case(ranks: int) -> None:
 
 
 def test_one_rank_shares_with_nobody() -> None:
-    assert context_cases(1) == played_cases(1) == []
+    assert context_cases(1) == played_cases(1) == divided_cases(1) == []
+
+
+def test_policies_that_divide_meet_every_stage_somewhere() -> None:
+    cases = [case for ranks in (2, 3, 4) for case in divided_cases(ranks)]
+    for policy in TOGETHER:
+        mine = [case for case in cases if case.policy == policy]
+        assert {case.zero for case in mine} == {0, 1, 2, 3}
+        assert {case.context_tokens for case in mine} == {256, 128}
+    assert {case.recompute for case in cases} == {"none", "full"}
 
 
 def test_a_runs_own_strategy_and_sharding_are_proven() -> None:
