@@ -17,7 +17,7 @@ Kept true (tests/unit/schedule/test_pipeline_strategies.py, by Hypothesis)
 
 Sources
     Greedy filling within a memory limit: arXiv:2401.10241, section 3.1. The kept room is the
-    banker's rule: E. W. Dijkstra, EWD-623, 1965.
+    banker's rule: E. W. Dijkstra, EWD-108, 1965.
 """
 
 import heapq

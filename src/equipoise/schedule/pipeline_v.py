@@ -28,7 +28,7 @@ Kept true (tests/unit/schedule/test_pipeline_strategies.py)
 Sources
     Building blocks, and what they hold: Pipeline Parallelism with Controllable Memory,
     arXiv:2405.15362, section 3; the paces are this file's own, chosen to hold as much.
-    zb-v: arXiv:2401.10241, section 6. dualpipe-v: github.com/deepseek-ai/DualPipe.
+    zb-v is its V-ZB. dualpipe-v: github.com/deepseek-ai/DualPipe.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ Kept true (tests/unit/schedule/test_pipeline_strategies.py)
     times to the last digit.
 
 Sources
-    Zero Bubble Pipeline Parallelism, arXiv:2401.10241, sections 2.1, 2.2 and table 5.
+    Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 2 and tables 5 and 6.
 """
 
 import numpy as np
