@@ -11,7 +11,7 @@ Kept true (tests/unit/nn/test_decoder.py, tests/multi/test_check.py)
 Shapes: T packed tokens, D model width, H query heads, G key/value heads, E head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -132,13 +132,23 @@ class Decoder(nn.Module):
                 where these tokens stand and how they attend, if that is known elsewhere.
             labels_T: Next token of each token, ``loss.IGNORED`` where there is none.
         """
+        x_TD = self.run_layers(self.embed(tokens_T), pack, self.layers)
+        return self.finish(x_TD, labels_T)
+
+    def run_layers(
+        self, x_TD: Tensor, pack: Sequence[int] | PackAttention, layers: Iterable[nn.Module]
+    ) -> Tensor:
+        """Some of the layers, in order, on hidden states [T, D]."""
         if not isinstance(pack, PackAttention):
-            pack = pack_attention(pack, tokens_T.device)
-        x_TD = self.embed(tokens_T)
-        frequency = rotary_frequencies(self.model, device=tokens_T.device)
+            pack = pack_attention(pack, x_TD.device)
+        frequency = rotary_frequencies(self.model, device=x_TD.device)
         table = rotary_table(frequency, pack.positions_T, x_TD.dtype)
-        for layer in self.layers:
+        for layer in layers:
             x_TD = layer(x_TD, table, pack.attend)
+        return x_TD
+
+    def finish(self, x_TD: Tensor, labels_T: Tensor | None) -> Tensor:
+        """What comes after the last layer: summed cross-entropy, or logits without labels."""
         x_TD = self.norm(x_TD)
         head_VD: Tensor = self.embed.weight if self.head is None else self.head.weight
         if labels_T is None:
