@@ -20,3 +20,4 @@ X      experts
 DATA_AXIS = "dp"
 REPLICATE_AXIS = "dp_replicate"
 SHARD_AXIS = "dp_shard"
+TENSOR_AXIS = "tp"

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equipoise.base.axes import DATA_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
 
-_TIMEOUT = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)
 """The longest wait of one rank for another."""
 
 
@@ -66,7 +66,7 @@ class Ranks:
             )
         if count == self.world:
             return None
-        group: dist.ProcessGroup = dist.new_subgroups(count, timeout=_TIMEOUT)[0]
+        group: dist.ProcessGroup = dist.new_subgroups(count, timeout=TIMEOUT)[0]
         return group
 
     def data_mesh(self, zero: int) -> DeviceMesh:
@@ -102,7 +102,7 @@ def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iter
         store=store,
         rank=rank,
         world_size=world,
-        timeout=_TIMEOUT,
+        timeout=TIMEOUT,
     )
     try:
         yield Ranks(rank, world, device)

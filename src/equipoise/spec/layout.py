@@ -1,0 +1,296 @@
+"""Where each rank stands on the axes of a layout, for attention and, folded otherwise, experts.
+
+Why
+    Every process group, shard and message is addressed by coordinates. One place turns ranks
+    into coordinates and back, so that no two parts of a run can disagree about who is who.
+
+What it decides
+    A rank is a number in mixed radix, its digits named by ``order``, outermost first; the
+    default puts tensor parallelism on neighbours, then context, pipeline and data parallelism::
+
+        dp = 2, cp = 1, tp = 2, pp = 2, order = dp pp cp tp
+
+        rank       0 1   2 3   4 5   6 7
+        tp         0 1   0 1   0 1   0 1
+        pp         0 0   1 1   0 0   1 1
+        dp         0 0   0 0   1 1   1 1
+
+    Experts fold the same ranks otherwise (MoE Parallel Folding): the ranks of one pipeline stage,
+    ascending, are numbered by ``expert_order``. A rank's stage is the same in both foldings,
+    whatever the order and the degrees::
+
+        ep = 4, etp = 1, so edp = 1:   stage 0 is ranks 0 1 4 5, with ep = 0 1 2 3
+
+    ZeRO shards over dp x cp, in ``replicas`` copies (hybrid sharding).
+
+Kept true (tests/unit/spec/test_layout.py, by Hypothesis)
+    Ranks and coordinates are one to one in any order of axes; the groups of any axes partition
+    the ranks, and ranks of a group differ in those axes alone.
+
+Sources
+    Order of axes: Llama 3, arXiv:2407.21783, section 3.3.2. Folding: arXiv:2504.14960.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.base.errors import LayoutError
+from equipoise.spec.model import ModelSpec
+
+Ints = npt.NDArray[np.int64]
+
+ATTENTION_AXES = ("dp", "pp", "cp", "tp")
+EXPERT_AXES = ("edp", "ep", "etp")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Degrees of parallelism, and the order in which ranks are numbered along them."""
+
+    dp: int = 1
+    """Data parallelism: ranks with micro-batches of their own."""
+    cp: int = 1
+    """Context parallelism: ranks that share the tokens of a micro-batch."""
+    tp: int = 1
+    """Tensor parallelism: ranks that share the weights of each layer."""
+    pp: int = 1
+    """Pipeline parallelism: stages, ranks that share the layers."""
+    ep: int = 1
+    """Expert parallelism: ranks that share the experts of a layer."""
+    etp: int = 1
+    """Ranks that share the weights of each expert."""
+    zero: Literal[0, 1, 2, 3] = 1
+    replicas: int = 1
+    """Copies of what ZeRO shards over dp x cp; 1 shards over all of them."""
+    order: tuple[str, ...] = ATTENTION_AXES
+    """Axes of attention, outermost first."""
+    expert_order: tuple[str, ...] = EXPERT_AXES
+    """Axes of experts within a stage, outermost first."""
+
+    def __post_init__(self) -> None:
+        for axis in ("dp", "cp", "tp", "pp", "ep", "etp", "replicas"):
+            if getattr(self, axis) < 1:
+                raise LayoutError(
+                    f"{axis} = {getattr(self, axis)} is no number of ranks. Give 1 or more."
+                )
+        for name, axes in (("order", ATTENTION_AXES), ("expert_order", EXPERT_AXES)):
+            if sorted(getattr(self, name)) != sorted(axes):
+                raise LayoutError(
+                    f"{name} is {' '.join(getattr(self, name))}, and must name each of "
+                    f"{' '.join(axes)} once, outermost first."
+                )
+        if self.stage_ranks % (self.ep * self.etp):
+            raise LayoutError(
+                f"ep x etp = {self.ep} x {self.etp} does not divide the {self.stage_ranks} ranks "
+                f"of a stage, dp x cp x tp = {self.dp} x {self.cp} x {self.tp}. Give degrees "
+                f"whose product is one of {_divisors(self.stage_ranks)}."
+            )
+        if self.zero_ranks % self.replicas:
+            raise LayoutError(
+                f"replicas = {self.replicas} does not divide the {self.zero_ranks} ranks that "
+                f"ZeRO shards over, dp x cp = {self.dp} x {self.cp}. Give one of "
+                f"{_divisors(self.zero_ranks)}."
+            )
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.stage_ranks * self.pp
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def zero_ranks(self) -> int:
+        """Ranks that hold the same weights and compute on other tokens."""
+        return self.dp * self.cp
+
+    @property
+    def edp(self) -> int:
+        """Ranks of a stage that hold the same share of the same experts."""
+        return self.stage_ranks // (self.ep * self.etp)
+
+    def size(self, axis: str) -> int:
+        """Ranks along one axis.
+
+        Raises:
+            LayoutError: there is no such axis.
+        """
+        if axis not in (*ATTENTION_AXES, *EXPERT_AXES):
+            raise LayoutError(
+                f'There is no axis "{axis}". Axes are {", ".join((*ATTENTION_AXES, *EXPERT_AXES))}.'
+            )
+        degree: int = getattr(self, axis)
+        return degree
+
+    def grid(self, *axes: str) -> Ints:
+        """All ranks, indexed by all axes of one folding in the order given.
+
+        Args:
+            axes: Any order of dp, pp, cp, tp; or of pp, edp, ep, etp.
+
+        Returns:
+            int64 [size of each axis].
+
+        Raises:
+            LayoutError: these are not the axes of one folding.
+
+        >>> Layout(dp=2, tp=2, pp=2).grid("pp", "tp", "dp", "cp").tolist()
+        [[[[0], [4]], [[1], [5]]], [[[2], [6]], [[3], [7]]]]
+        """
+        for axis in axes:
+            self.size(axis)
+        if sorted(axes) == sorted(ATTENTION_AXES):
+            own = self.order
+            ranks = np.arange(self.world, dtype=np.int64).reshape([self.size(a) for a in own])
+        elif sorted(axes) == sorted(("pp", *EXPERT_AXES)):
+            own = ("pp", *self.expert_order)
+            stages = self.grid("pp", *(axis for axis in self.order if axis != "pp"))
+            ranks = stages.reshape([self.size(axis) for axis in own])
+        else:
+            raise LayoutError(
+                f"{' '.join(axes) or 'No axis'}: not the axes of one folding. Give {_FOLDINGS}, "
+                f"in any order."
+            )
+        return np.ascontiguousarray(ranks.transpose([own.index(axis) for axis in axes]))
+
+    def groups(self, *axes: str) -> Ints:
+        """The groups of ranks that differ in these axes alone.
+
+        Args:
+            axes: Some of the axes of one folding, outermost first within a group.
+
+        Returns:
+            int64 [groups, ranks of a group]; each rank once.
+
+        Raises:
+            LayoutError: the axes are not of one folding, or one is given twice.
+
+        >>> Layout(dp=2, tp=2, pp=2).groups("tp").tolist()
+        [[0, 1], [2, 3], [4, 5], [6, 7]]
+        >>> Layout(dp=2, tp=2, pp=2, ep=4).groups("ep").tolist()
+        [[0, 1, 4, 5], [2, 3, 6, 7]]
+        """
+        folding = next(
+            (each for each in _FOLDED if set(axes) <= set(each) and len(set(axes)) == len(axes)),
+            None,
+        )
+        if folding is None:
+            for axis in axes:
+                self.size(axis)
+            raise LayoutError(
+                f"{' '.join(axes)}: no group runs along these axes. Give some of {_FOLDINGS}, "
+                f"each once."
+            )
+        own = self.order if folding is ATTENTION_AXES else ("pp", *self.expert_order)
+        others = [axis for axis in own if axis not in axes]
+        count = math.prod(self.size(axis) for axis in axes)
+        return self.grid(*others, *axes).reshape(-1, count)
+
+    def group_of(self, rank: int, *axes: str) -> list[int]:
+        """The ranks that differ from this one in these axes alone, itself among them."""
+        self._require_rank(rank)
+        groups = self.groups(*axes)
+        mine: list[int] = groups[(groups == rank).any(axis=1)][0].tolist()
+        return mine
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on every axis, of attention and of experts.
+
+        Raises:
+            LayoutError: no such rank.
+
+        >>> Layout(dp=2, tp=2, pp=2, ep=4).coordinates(5)
+        {'dp': 1, 'pp': 0, 'cp': 0, 'tp': 1, 'edp': 0, 'ep': 3, 'etp': 0}
+        """
+        self._require_rank(rank)
+        found: dict[str, int] = {}
+        for axes in _FOLDED:
+            places = np.argwhere(self.grid(*axes) == rank)[0].tolist()
+            found |= dict(zip(axes, places, strict=True))
+        return {axis: found[axis] for axis in (*ATTENTION_AXES, *EXPERT_AXES)}
+
+    def rank_at(self, **coordinates: int) -> int:
+        """The rank at some coordinates; axes that are not given are at 0.
+
+        Args:
+            coordinates: On axes of one folding.
+
+        Raises:
+            LayoutError: a coordinate is off its axis, or the axes are of two foldings.
+
+        >>> Layout(dp=2, tp=2, pp=2, ep=4).rank_at(dp=1, tp=1)
+        5
+        """
+        for axis, place in coordinates.items():
+            if not 0 <= place < self.size(axis):
+                raise LayoutError(
+                    f"{axis} = {place} is off its axis of {self.size(axis)}. Give 0 to "
+                    f"{self.size(axis) - 1}."
+                )
+        is_attention = set(coordinates) <= set(ATTENTION_AXES)
+        axes = ATTENTION_AXES if is_attention else ("pp", *EXPERT_AXES)
+        if not set(coordinates) <= set(axes):
+            raise LayoutError(
+                f"{' '.join(coordinates)}: coordinates of two foldings. Give some of {_FOLDINGS}."
+            )
+        return int(self.grid(*axes)[tuple(coordinates.get(axis, 0) for axis in axes)])
+
+    def require_world(self, world: int) -> None:
+        """Refuse another number of ranks than the degrees multiply to.
+
+        Raises:
+            LayoutError: names the degree that would do.
+        """
+        if world == self.world:
+            return
+        degrees = f"dp x cp x tp x pp = {self.dp} x {self.cp} x {self.tp} x {self.pp}"
+        others = self.world // self.dp
+        mend = f"Set dp = {world // others}." if world % others == 0 else f"Start {self.world}."
+        raise LayoutError(f"{degrees} = {self.world} ranks, and there are {world}. {mend}")
+
+    def require_model(self, model: ModelSpec) -> None:
+        """Refuse degrees that a model's sizes do not carry.
+
+        Raises:
+            LayoutError: heads do not divide over tp, or there are fewer layers than stages,
+                or fewer words or hidden units than tp needs.
+        """
+        if model.heads % self.tp:
+            raise LayoutError(
+                f"{model.heads} heads do not divide over tp = {self.tp}. Set tp to one of "
+                f"{_divisors(model.heads)}, or share tokens instead, which needs no division of "
+                f"heads: cp = {self.cp * self.tp} with needed-kv."
+            )
+        for name, width in (("ffn", model.ffn), ("vocab", model.vocab)):
+            part = -(-width // self.tp)
+            if part * (self.tp - 1) >= width:
+                raise LayoutError(
+                    f"{name} = {width} in parts of {part} leaves the last of tp = {self.tp} ranks "
+                    f"without any. Lower tp."
+                )
+        if model.layers < self.pp:
+            raise LayoutError(
+                f"{model.layers} layers are fewer than pp = {self.pp} stages. Set pp to "
+                f"{model.layers} or less."
+            )
+
+    def _require_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world:
+            raise LayoutError(
+                f"There is no rank {rank} among {self.world}. Give 0 to {self.world - 1}."
+            )
+
+
+_FOLDED = (ATTENTION_AXES, ("pp", *EXPERT_AXES))
+_FOLDINGS = " or ".join(" ".join(axes) for axes in _FOLDED)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
