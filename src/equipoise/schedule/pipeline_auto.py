@@ -3,13 +3,15 @@
 What it decides
     With one stage a rank, orders that run more or fewer forwards ahead; with two, a V at three
     paces; with more, interleaved ones; and with any, two that are scheduled as they run. All
-    have split backwards, and weight gradients filled into gaps up to the bound. The one with
-    the least makespan is taken; of equals, the one whose ranks are at work for the shortest
-    span, then the one that holds least, then the first.
+    have split backwards, and weight gradients filled into gaps up to the bound. Uneven
+    micro-batches are tried in the order of ``pipeline_arrange``, and once as they are given.
+
+    The one with the least makespan is taken; of equals, the one whose ranks are at work for
+    the shortest span, then the one that holds least, then the first. The first that reaches
+    ``bound_pipeline`` ends the search.
 
     Where micro-batches share documents over time, 1F1B's order of units and the two that are
-    scheduled as they run. Uneven micro-batches are tried as they are given, and in the order of
-    ``pipeline_arrange``.
+    scheduled as they run.
 
 Kept true (tests/unit/schedule/test_pipeline_strategies.py, by Hypothesis)
     Within any bound that holds the largest unit; never slower than 1F1B or zb-h1 where these
@@ -33,18 +35,26 @@ from equipoise.schedule.pipeline import (
     whole_paths,
 )
 from equipoise.schedule.pipeline_arrange import arrange, light_outside, rename
+from equipoise.schedule.pipeline_bound import bound_pipeline
 from equipoise.schedule.pipeline_fill import fill_weights
 from equipoise.schedule.pipeline_greedy import Greedy, Step, Taste
-from equipoise.schedule.pipeline_orders import alternate, one_forward_one_backward
+from equipoise.schedule.pipeline_orders import (
+    alternate,
+    largest_round,
+    one_forward_one_backward,
+)
 from equipoise.schedule.pipeline_replay import count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline_request import PipelineRequest
-from equipoise.schedule.pipeline_v import PACES, lay_blocks
+from equipoise.schedule.pipeline_v import HALF, LEAST, lay_blocks, order_zb_v
 
 _AHEAD = (2.0, 1.5, 1.0, 0.75, 0.5, 0.25, 0.0)
 """Forwards ahead for each rank behind: 2 as zb-h2, 1 as 1F1B, less in less memory."""
 
-_MOST_AHEAD = 3
-"""How many of those that fit are tried, the largest first."""
+_USUAL = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Likewise, of micro-batches as they are given."""
+
+_MOST_TRIED = 3
+"""How many of the orders that fit are tried, those that hold most first."""
 
 _TASTES = (Taste(in_turn=False, patient=False), Taste(in_turn=False, patient=True))
 
@@ -53,66 +63,78 @@ _F, _I = int(Op.FORWARD), int(Op.BACKWARD_INPUT)
 
 def auto(request: PipelineRequest) -> PipelineSchedule:
     """The fastest schedule found within the bound; 1F1B's memory where none is given."""
-    bound = default_bound(request) if request.most_held is None else request.most_held
-    in_v = request.chunks == 2 and not request.is_divided
-    entering = light_outside(request.prices, request.units)
-    arranged = arrange(request, entering)
-    found = [_greedy(arranged, bound, taste, in_v=in_v) for taste in _TASTES]
-    found += _filled(arranged, bound, in_v=in_v)
-    found = [rename(each, entering, request.units) for each in found]
-    if (entering != np.arange(request.micro_batches)).any():
-        found += _filled(request, bound, in_v=in_v)
-    return min(found, key=lambda each: _score(request, each))
+    floor = bound_pipeline(request.prices, _placed(request))
+    found: list[tuple[tuple[int, int, int], PipelineSchedule]] = []
+    for schedule in _candidates(request):
+        timeline = replay_pipeline(schedule, request.prices)
+        held = count_in_flight(schedule, request.prices.activation).peak
+        span_ns = int(timeline.span_ns.max(initial=0))
+        found.append(((timeline.makespan_ns, span_ns, int(held.max(initial=0))), schedule))
+        if timeline.makespan_ns <= floor:
+            break
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _is_v(request: PipelineRequest) -> bool:
+    return request.chunks == 2 and not request.is_divided
+
+
+def _placed(request: PipelineRequest) -> Ints:
+    if _is_v(request):
+        return place_in_v(request.ranks)
+    return place_in_loop(request.ranks, request.stages)
 
 
 def default_bound(request: PipelineRequest) -> Ints:
     """What 1F1B's first rank holds, with every micro-batch as large as the largest."""
-    placed = place_in_loop(request.ranks, request.stages)
-    if request.chunks == 2 and not request.is_divided:
-        placed = place_in_v(request.ranks)
     held = np.zeros((request.ranks, request.micro_batches), dtype=np.int64)
-    np.add.at(held, placed, request.prices.activation)
+    np.add.at(held, _placed(request), request.prices.activation)
     per_unit = np.add.reduceat(held, request.units[:, 0], axis=1) if held.size else held
     longest = int((request.units[:, 1] - request.units[:, 0]).max(initial=1))
     most = min(request.ranks + longest - 1, request.micro_batches) * int(held.max(initial=0))
     return np.full(request.ranks, max(most, int(per_unit.max(initial=0))), dtype=np.int64)
 
 
-def _score(request: PipelineRequest, schedule: PipelineSchedule) -> tuple[int, int, int]:
-    timeline = replay_pipeline(schedule, request.prices)
-    held = count_in_flight(schedule, request.prices.activation).peak
-    return timeline.makespan_ns, int(timeline.span_ns.max(initial=0)), int(held.max(initial=0))
-
-
-def _greedy(request: PipelineRequest, bound: Ints, taste: Taste, *, in_v: bool) -> PipelineSchedule:
-    placed = place_in_v(request.ranks) if in_v else place_in_loop(request.ranks, request.stages)
+def _candidates(request: PipelineRequest) -> Iterator[PipelineSchedule]:
+    bound = default_bound(request) if request.most_held is None else request.most_held
+    entering = light_outside(request.prices, request.units)
+    arranged = arrange(request, entering)
     paths = whole_paths(request.stages, request.micro_batches)
-    step = Step(request.prices, placed, paths, request.units, bound.tolist())
-    return request.finish(Greedy(step, taste).run(), in_v=in_v)
+    step = Step(arranged.prices, _placed(request), paths, arranged.units, bound.tolist())
+    runs = [Greedy(step, taste) for taste in _TASTES]  # refuse a bound that nothing fits
+    for each in _filled(arranged, bound, _orders(arranged, _AHEAD), _MOST_TRIED):
+        yield rename(each, entering, request.units)
+    for run in runs:
+        each = arranged.finish(run.run(), in_v=_is_v(request))
+        yield rename(each, entering, request.units)
+    if (entering != np.arange(request.micro_batches)).any():
+        yield from _filled(request, bound, _orders(request, _USUAL), 1)
 
 
-def _filled(request: PipelineRequest, bound: Ints, *, in_v: bool) -> Iterator[PipelineSchedule]:
-    """Fixed orders of forwards and input gradients that fit, weight gradients filled in."""
+def _filled(
+    request: PipelineRequest, bound: Ints, orders: Iterator[list[Order]], most: int
+) -> Iterator[PipelineSchedule]:
+    """The first few orders that fit, weight gradients filled in."""
     tried = 0
-    placed = place_in_v(request.ranks) if in_v else place_in_loop(request.ranks, request.stages)
     paths = whole_paths(request.stages, request.micro_batches)
-    for orders in _orders(request, in_v=in_v):
-        if tried == _MOST_AHEAD:
+    for each in orders:
+        if tried == most:
             return
-        bare = request.finish(orders, in_v=in_v)
+        bare = request.finish(each, in_v=_is_v(request))
         held = count_in_flight(bare, request.prices.activation).peak_without_stash
         if (held > bound).any():
             continue
         tried += 1
-        filled = fill_weights(orders, request.prices, placed, paths, bound.tolist())
-        yield request.finish(filled, in_v=in_v)
+        filled = fill_weights(each, request.prices, bare.rank_of, paths, bound.tolist())
+        yield request.finish(filled, in_v=_is_v(request))
 
 
-def _orders(request: PipelineRequest, *, in_v: bool) -> Iterator[list[Order]]:
+def _orders(request: PipelineRequest, shares: tuple[float, ...]) -> Iterator[list[Order]]:
     """Orders without weight gradients, those that hold most first."""
     behind = [request.ranks - 1 - rank for rank in range(request.ranks)]
-    if in_v:
-        for pace in PACES:
+    if _is_v(request):
+        yield order_zb_v(request)
+        for pace in (HALF, LEAST):
             yield lay_blocks(request, pace, weights=False)
     elif request.is_divided:
         if request.chunks == 1:
@@ -122,11 +144,11 @@ def _orders(request: PipelineRequest, *, in_v: bool) -> Iterator[list[Order]]:
                 for table in whole.orders
             ]
     elif request.chunks == 1:
-        for share in _AHEAD:
+        for share in shares:
             warm_ups = [math.ceil(share * each) for each in behind]
             yield [alternate(request, rank, each, _I) for rank, each in enumerate(warm_ups)]
     else:
-        ahead = (request.chunks - 1) * request.ranks
+        ahead = (request.chunks - 1) * largest_round(request)
         for factor in (2, 1):
             yield [
                 alternate(request, rank, ahead + factor * each, _I)

@@ -74,8 +74,10 @@ class _Filler:
         self.hops, self.sizes = prices.hop_ns.tolist(), prices.activation.tolist()
         self.at, self.time, self.held = ([0] * len(orders) for _ in range(3))
         self.left: list[deque[tuple[int, int]]] = [deque() for _ in orders]
-        self.ends: dict[tuple[int, int, int], int] = {}
-        self.waiting: dict[tuple[int, int, int], int] = {}
+        # Keyed by operation, then stage and micro-batch as one number: half of the time of tuples.
+        self.ends: dict[int, dict[int, int]] = {F: {}, I: {}}
+        self.waiting: dict[int, dict[int, int]] = {F: {}, I: {}}
+        self.count = prices.micro_batches
 
     def run(self) -> None:
         """Every rank to its end."""
@@ -106,11 +108,12 @@ class _Filler:
                 kind, source = F, stage
         arrives = 0
         if source >= 0:
-            needed = (kind, source, micro_batch)
-            if needed not in self.ends:
-                self.waiting[needed] = rank
+            needed = source * self.count + micro_batch
+            found = self.ends[kind].get(needed)
+            if found is None:
+                self.waiting[kind][needed] = rank
                 return None
-            arrives = self.ends[needed]
+            arrives = found
             if self.rank_of[source] != rank:
                 arrives += self.hops[micro_batch]
         left, size = self.left[rank], self.sizes[stage][micro_batch]
@@ -127,12 +130,13 @@ class _Filler:
         while left and self.time[rank] + self.takes[W][left[0][0]][left[0][1]] <= arrives:
             self._weight(rank)
         end = max(self.time[rank], arrives) + self.takes[op][stage][micro_batch]
-        self.time[rank] = self.ends[op, stage, micro_batch] = end
+        here = stage * self.count + micro_batch
+        self.time[rank] = self.ends[op][here] = end
         self.written[rank].append((op, stage, micro_batch))
         if op != F:
             left.append((stage, micro_batch))
         self.at[rank] += 1
-        return self.waiting.pop((op, stage, micro_batch), -1)
+        return self.waiting[op].pop(here, -1)
 
     def _weight(self, rank: int) -> None:
         stage, micro_batch = self.left[rank].popleft()

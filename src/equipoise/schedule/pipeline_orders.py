@@ -9,8 +9,9 @@ What it decides
                          last stage, units (0) (1 2 3) (4)   F0 B0 F1 F2 F3 B3 B2 B1 F4 B4
 
     ``interleaved``  1F1B over several stages a rank: a rank's bubble shrinks with the number
-                     of its stages, and messages grow with it. Rounds of as many micro-batches
-                     as there are ranks; the last round may be smaller.
+                     of its stages, and messages grow with it. It goes in rounds of as many
+                     micro-batches as there are ranks, or some more where these do not divide: a
+                     last round of fewer would let ranks wait for each other for ever.
 
 Kept true (tests/unit/schedule/test_pipeline_strategies.py)
     In-flight activations and bubble rates equal the published ones.
@@ -70,7 +71,7 @@ def interleaved(request: PipelineRequest) -> PipelineSchedule:
     """1F1B over several stages a rank."""
     request.need_whole_documents()
     orders: list[Order] = []
-    ahead_of_last = (request.chunks - 1) * request.ranks
+    ahead_of_last = (request.chunks - 1) * largest_round(request)
     for rank in range(request.ranks):
         warm_up = ahead_of_last + 2 * (request.ranks - 1 - rank)
         if request.chunks == 1:
@@ -95,8 +96,16 @@ def alternate(request: PipelineRequest, rank: int, warm_up: int, backward: int) 
 def rounds(request: PipelineRequest, rank: int) -> list[tuple[int, int]]:
     """Stages and micro-batches of one rank, a round of micro-batches at a time."""
     found = []
-    for first in range(0, request.micro_batches, request.ranks):
-        stop = min(first + request.ranks, request.micro_batches)
+    count = max(request.micro_batches // request.ranks, 1)
+    first = 0
+    for left in range(count, 0, -1):
+        stop = first + -(-(request.micro_batches - first) // left)
         for stage in range(rank, request.stages, request.ranks):
             found += [(stage, m) for m in range(first, stop)]
+        first = stop
     return found
+
+
+def largest_round(request: PipelineRequest) -> int:
+    """Micro-batches of the first round, which is the largest."""
+    return -(-request.micro_batches // max(request.micro_batches // request.ranks, 1))

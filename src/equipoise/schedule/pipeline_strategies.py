@@ -83,7 +83,7 @@ def write_pipeline(
             strategy needs another number of stages, more micro-batches or undivided documents.
         FitError: a rank would hold more than it may; says by how much, and what fits.
 
-    Cost: O(instructions); of ``auto`` some seven times that.
+    Cost: O(instructions); of ``auto`` some six times that.
 
     >>> from equipoise.schedule.pipeline_prices import make_prices
     >>> print(write_pipeline("zb-h1", make_prices(1, 1, 1, stages=2, micro_batches=3), ranks=2))

@@ -6,17 +6,20 @@ Why
     slower a micro-batch travels, the more of them are under way, and the fewer gaps there are.
 
 What it decides
-    One *building block* is laid down again every six slots, one slot for each of a rank's two
-    forwards, input gradients and weight gradients. Its pace is the number of slots from rank
-    to rank, on each of its four legs::
+    ``zb-v`` holds as much as 1F1B. Each rank fills up, first with its stage on the way down,
+    then with both in turn, and from then on runs forward and backward of each in turn. At
+    equal prices no rank waits between its first and its last instruction.
+
+    ``v-half`` and ``v-min`` lay one *building block* down again every six slots, one slot for
+    each of a rank's two forwards, input gradients and weight gradients. Its pace is the number
+    of slots from rank to rank, on each of its four legs::
 
                  forward down, up   gradient down, up   held, of 1F1B   bubble, of 1F1B
         v-min         1     1            1      1             1/3             2/3
         v-half        1     2            1      2             1/2             1/2
-        zb-v          4     2            4      2              1               0
 
     A leg begins at the first slot at which it shares no slot with the others on any rank. That
-    orders forwards and input gradients; weight gradients are filled into gaps.
+    orders forwards and input gradients. In all three, weight gradients are filled into gaps.
 
     ``dualpipe-v`` is the order of DualPipe folded into a V: each rank runs a forward of one
     direction beside a backward of the other, which an executor may overlap. It needs twice as
@@ -28,7 +31,7 @@ Kept true (tests/unit/schedule/test_pipeline_strategies.py)
 Sources
     Building blocks, and what they hold: Pipeline Parallelism with Controllable Memory,
     arXiv:2405.15362, section 3; the paces are this file's own, chosen to hold as much.
-    zb-v is its V-ZB. dualpipe-v: github.com/deepseek-ai/DualPipe.
+    zb-v: arXiv:2401.10241, in its later versions. dualpipe-v: github.com/deepseek-ai/DualPipe.
 """
 
 from dataclasses import dataclass
@@ -59,23 +62,56 @@ class Pace:
     up: int
 
 
-PACES = (Pace(4, 2), Pace(1, 2), Pace(1, 1))
-"""Of zb-v, v-half and v-min: the one that holds most comes first."""
+HALF, LEAST = Pace(1, 2), Pace(1, 1)
+"""Of v-half and of v-min."""
 
 
 def zb_v(request: PipelineRequest) -> PipelineSchedule:
     """As much held as 1F1B, and no gap between first and last instruction at equal prices."""
-    return _build(request, PACES[0])
+    return finish_filled(request, order_zb_v(request), in_v=True)
+
+
+def order_zb_v(request: PipelineRequest) -> list[Order]:
+    """Forwards and input gradients of ``zb-v``, for each rank."""
+    request.need_chunks(2)
+    request.need_whole_documents()
+    return [_zb_v_rank(request, rank) for rank in range(request.ranks)]
+
+
+def _zb_v_rank(request: PipelineRequest, rank: int) -> Order:
+    """Micro-batches beyond the last are left out: the order is one for at least 2 p - 1."""
+    down, up = rank, 2 * request.ranks - 1 - rank
+    behind = request.ranks - rank
+    count = max(2 * request.ranks - 1, request.micro_batches)
+    writer = _Writer([], {}, [])
+    for _ in range(2 * behind - 1):
+        writer.add(F, down)
+    for _ in range(rank):
+        writer.add(F, up)
+        writer.add(F, down)
+    for _ in range(behind):
+        writer.add(F, up)
+        writer.add(I, up)
+    for at in range(count - behind):
+        if at < count - 2 * behind + 1 - rank:
+            writer.add(F, down)
+        writer.add(I, down)
+        if at < count - request.ranks:
+            writer.add(F, up)
+        writer.add(I, up)
+    for _ in range(behind):
+        writer.add(I, down)
+    return [each for each in writer.order if each[2] < request.micro_batches]
 
 
 def v_half(request: PipelineRequest) -> PipelineSchedule:
     """Half of what 1F1B holds."""
-    return _build(request, PACES[1])
+    return _build(request, HALF)
 
 
 def v_min(request: PipelineRequest) -> PipelineSchedule:
     """A third of what 1F1B holds."""
-    return _build(request, PACES[2])
+    return _build(request, LEAST)
 
 
 def _build(request: PipelineRequest, pace: Pace) -> PipelineSchedule:

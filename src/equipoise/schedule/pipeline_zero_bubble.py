@@ -23,7 +23,7 @@ import numpy as np
 from equipoise.schedule.instruction import Op
 from equipoise.schedule.pipeline import Order, PipelineSchedule
 from equipoise.schedule.pipeline_fill import fill_weights
-from equipoise.schedule.pipeline_orders import alternate
+from equipoise.schedule.pipeline_orders import alternate, largest_round
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.schedule.pipeline_request import PipelineRequest
 
@@ -44,7 +44,7 @@ def zb_h2(request: PipelineRequest) -> PipelineSchedule:
 
 def interleaved_zb(request: PipelineRequest) -> PipelineSchedule:
     """Several stages a rank, with split backwards."""
-    ahead = (request.chunks - 1) * request.ranks
+    ahead = (request.chunks - 1) * largest_round(request)
     return _split(request, [ahead + request.ranks - 1 - rank for rank in range(request.ranks)])
 
 

@@ -85,6 +85,15 @@ def test_in_flight_and_bubble_by_formula(ranks: int, micro_batches: int) -> None
             assert held == pytest.approx(ranks + (ranks - 1) / 3)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4])
+def test_rounds_that_ranks_do_not_divide(ranks: int, chunks: int) -> None:
+    for micro_batches in range(1, 14):
+        prices = make_prices(1, 1, 1, stages=ranks * chunks, micro_batches=micro_batches)
+        for strategy in ("interleaved", "interleaved-zb"):
+            check_pipeline(write_pipeline(strategy, prices, ranks=ranks))
+
+
 @given(steps(), st.sampled_from(WHOLE), st.booleans())
 def test_every_strategy_writes_what_is_right(step, strategy: str, arranged: bool) -> None:
     ranks, prices = step
