@@ -80,14 +80,22 @@ def _predict(lengths: list[int], combo: Combo, report: RankReport) -> float:
     """Price of both passes over two ranks [s]."""
     strategy, sharding = combo
     plan = plan_context(lengths, 2, strategy, heads=HEADS, kv_heads=KV_HEADS, sharding=sharding)
-    curve = _curve(report)
+    curve, full_pair_ns = _curve(report), _full_pair_ns(_curve(report))
     price = price_attention(
         plan.schedule,
         lambda pairs: curve.attention_ns(pairs) / (1 + BACKWARD_OVER_FORWARD),
         report.link,
         Wire(WIDTH, element_bytes=4),
+        full_ns=lambda pairs: pairs * full_pair_ns / (1 + BACKWARD_OVER_FORWARD),
     )
     return 1e-9 * price.total_ns
+
+
+def _full_pair_ns(curve: LoadCurve) -> float:
+    """Price of a pair that is near no mask: what a document costs beyond its two halves [ns]."""
+    lengths = np.array([curve.doc_tokens[-1], curve.doc_tokens[-1] / 2])
+    whole_ns, half_ns = curve.attention_ns(lengths * (lengths + 1) / 2).tolist()
+    return float((whole_ns - 2 * half_ns) / lengths[1] ** 2)
 
 
 def _curve(report: RankReport) -> LoadCurve:

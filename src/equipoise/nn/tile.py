@@ -126,7 +126,7 @@ def merge_tile_(o_tHE: Tensor, lse_tH: Tensor, part_tHE: Tensor, part_lse_tH: Te
         part_tHE: Output over the further keys, of which every row has one.
         part_lse_tH: Their log-sum-exp.
     """
-    total = torch.logaddexp(lse_tH, part_lse_tH)
-    o_tHE.mul_(torch.exp(lse_tH - total).unsqueeze(-1))
-    o_tHE.addcmul_(part_tHE.to(o_tHE.dtype), torch.exp(part_lse_tH - total).unsqueeze(-1))
-    lse_tH.copy_(total)
+    # The part's share of the sum of exponentials: exactly 1 where there was no output.
+    share = torch.sigmoid(part_lse_tH - lse_tH).unsqueeze(-1)
+    o_tHE.lerp_(part_tHE.to(o_tHE.dtype), share)
+    lse_tH.copy_(torch.logaddexp(lse_tH, part_lse_tH))

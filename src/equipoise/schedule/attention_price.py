@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.attention import AttentionSchedule, Carries
+from equipoise.schedule.attention import TILE_KINDS, AttentionSchedule, Carries
 from equipoise.schedule.attention_count import Wire, tile_pairs
 
 BACKWARD_OVER_FORWARD = 2.5
@@ -124,6 +124,7 @@ def price_attention(
     link: LinkPrice,
     wire: Wire,
     *,
+    full_ns: TileTime | None = None,
     node_link: LinkPrice | None = None,
     ranks_per_node: int | None = None,
 ) -> AttentionPrice:
@@ -135,6 +136,8 @@ def price_attention(
             a part of its ``attention_ns``.
         link: Of two ranks.
         wire: Sizes of what travels.
+        full_ns: The same of full tiles, if that is another: kernels compute whole blocks, and
+            lose what the mask cuts off them.
         node_link: Of two ranks of different nodes, if that is another.
         ranks_per_node: Ranks that share a node; with ``node_link``.
 
@@ -147,7 +150,9 @@ def price_attention(
     for rank, at, each in schedule:
         share = (each.tiles[:, 7] - each.tiles[:, 6]) / schedule.heads
         whole = tile_pairs(each.tiles) / np.maximum(each.tiles[:, 7] - each.tiles[:, 6], 1)
-        compute[rank, at] = float((tile_ns(whole.astype(np.float64)) * share).sum())
+        is_full = each.tiles[:, 5] == TILE_KINDS.index("full")
+        tiles_ns = np.where(is_full, (full_ns or tile_ns)(whole), tile_ns(whole))
+        compute[rank, at] = float((tiles_ns * share).sum())
     forward, backward = [], []
     for source, at, each in schedule:
         for message in each.sends:

@@ -85,6 +85,14 @@ def test_an_all_to_all_fills_every_port() -> None:
     assert price.forward_ns.tolist() == [3 * 1024 * 64.0] * 4
 
 
+def test_full_tiles_may_have_a_price_of_their_own() -> None:
+    halves = [np.array([[0, 0, 4]]), np.array([[0, 4, 8]])]
+    schedule = write_attention("all-gather", halves, [8], heads=2, kv_heads=1)
+    price = price_attention(schedule, by_pairs, FREE, WIRE, full_ns=lambda pairs: pairs * 5.0)
+    # Both ranks have 10 pairs under the mask, the second one 16 in a full tile as well.
+    assert price.compute_ns.tolist() == [3.5 * 10 * 10, 3.5 * (10 * 10 + 16 * 5)]
+
+
 def test_a_message_between_nodes_holds_up_none_within() -> None:
     home = split_context([4096], 4, "head-tail").pieces
     schedule = write_attention("double-ring", home, [4096], heads=2, kv_heads=1, ranks_per_node=2)

@@ -50,15 +50,15 @@ class Backward:
             "q": [torch.zeros_like(kept.q, dtype=self.sums)],
             "kv": [torch.zeros_like(x, dtype=self.sums) for x in (kept.k, kept.v)],
         }
-        width = grad_o.shape[2]
-        tokens = program.home_tokens
+        # Gradients of heads that are not held come home to rows of their own.
+        width, tokens = grad_o.shape[2], program.home_tokens
         self.home_sums_of = {
             kind: [grad_o.new_zeros(tokens, heads, width, dtype=self.sums) for _ in sums]
-            for kind, heads, is_alone in (
-                ("q", program.heads, program.holds_home_queries_alone),
-                ("kv", program.kv_heads, program.holds_home_keys_alone),
+            for kind, heads, held in (
+                ("q", program.heads, program.held_heads),
+                ("kv", program.kv_heads, program.held_kv_heads),
             )
-            if not is_alone
+            if held != slice(0, heads)
             for sums in [self.sums_of[kind]]
         }
         self.gradients: tuple[Tensor, ...]
@@ -138,9 +138,11 @@ class Backward:
             ("q", program.query_rows, program.held_heads),
             ("kv", program.key_rows, program.held_kv_heads),
         ):
-            sums = self.sums_of[kind]
-            for x, home in zip(sums, self.home_sums_of.get(kind, sums), strict=True):
-                if home is not x:
-                    home[:, heads] += x[rows]
-                gradients.append(home.to(self.dtype))
+            for at, x in enumerate(self.sums_of[kind]):
+                gradient = x[rows]
+                if kind in self.home_sums_of:
+                    home = self.home_sums_of[kind][at]
+                    home[:, heads] += gradient
+                    gradient = home
+                gradients.append(gradient.to(self.dtype))
         return tuple(gradients)
