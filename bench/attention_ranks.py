@@ -5,6 +5,7 @@ order that turns round from one round to the next; rank 0 alone runs the one-cor
 rank 1 waits.
 """
 
+import dataclasses
 import importlib
 import importlib.metadata
 import os
@@ -255,4 +256,8 @@ def measure_ranks(ranks: Ranks, cases: list[Case]) -> RankReport:
         if ranks.rank == 0:
             tell(f"pack {case.pack} of {case.tokens:,} tokens, {case.rounds} rounds")
         found.append(_time_case(ranks, case, has_peer))
+    if curve is not None:
+        again = _measure_curve()  # what disturbed one of the two is left out
+        fastest = map(min, curve.doc_ns, again.doc_ns)
+        curve = dataclasses.replace(curve, doc_ns=tuple(fastest))
     return RankReport(found, curve, link, peer, time.process_time())
