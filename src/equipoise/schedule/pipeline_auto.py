@@ -4,7 +4,8 @@ What it decides
     With one stage a rank, orders that run more or fewer forwards ahead; with two, a V at three
     paces; with more, interleaved ones; and with any, two that are scheduled as they run. All
     have split backwards, and weight gradients filled into gaps up to the bound. Uneven
-    micro-batches are tried in the order of ``pipeline_arrange``, and once as they are given.
+    micro-batches are tried in the order of ``pipeline_arrange``; as they are given, 1F1B and
+    the zero-bubble schedule of as many stages are tried as well.
 
     The one with the least makespan is taken; of equals, the one whose ranks are at work for
     the shortest span, then the one that holds least, then the first. The first that reaches
@@ -23,6 +24,7 @@ Sources
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,14 +46,12 @@ from equipoise.schedule.pipeline_orders import (
     one_forward_one_backward,
 )
 from equipoise.schedule.pipeline_replay import count_in_flight, replay_pipeline
-from equipoise.schedule.pipeline_request import PipelineRequest
-from equipoise.schedule.pipeline_v import HALF, LEAST, lay_blocks, order_zb_v
+from equipoise.schedule.pipeline_request import PipelineRequest, PipelineStrategy
+from equipoise.schedule.pipeline_v import HALF, LEAST, lay_blocks, order_zb_v, zb_v
+from equipoise.schedule.pipeline_zero_bubble import interleaved_zb, zb_h1
 
 _AHEAD = (2.0, 1.5, 1.0, 0.75, 0.5, 0.25, 0.0)
 """Forwards ahead for each rank behind: 2 as zb-h2, 1 as 1F1B, less in less memory."""
-
-_USUAL = (1.0, 0.75, 0.5, 0.25, 0.0)
-"""Likewise, of micro-batches as they are given."""
 
 _MOST_TRIED = 3
 """How many of the orders that fit are tried, those that hold most first."""
@@ -85,10 +85,15 @@ def _placed(request: PipelineRequest) -> Ints:
     return place_in_loop(request.ranks, request.stages)
 
 
-def default_bound(request: PipelineRequest) -> Ints:
-    """What 1F1B's first rank holds, with every micro-batch as large as the largest."""
+def default_bound(request: PipelineRequest, placed: Ints) -> Ints:
+    """What 1F1B's first rank holds, with every micro-batch as large as the largest.
+
+    Args:
+        request: What was asked.
+        placed: The rank of each stage.
+    """
     held = np.zeros((request.ranks, request.micro_batches), dtype=np.int64)
-    np.add.at(held, _placed(request), request.prices.activation)
+    np.add.at(held, placed, request.prices.activation)
     per_unit = np.add.reduceat(held, request.units[:, 0], axis=1) if held.size else held
     longest = int((request.units[:, 1] - request.units[:, 0]).max(initial=1))
     most = min(request.ranks + longest - 1, request.micro_batches) * int(held.max(initial=0))
@@ -96,29 +101,39 @@ def default_bound(request: PipelineRequest) -> Ints:
 
 
 def _candidates(request: PipelineRequest) -> Iterator[PipelineSchedule]:
-    bound = default_bound(request) if request.most_held is None else request.most_held
+    placed = _placed(request)
+    bound = default_bound(request, placed) if request.most_held is None else request.most_held
     entering = light_outside(request.prices, request.units)
     arranged = arrange(request, entering)
     paths = whole_paths(request.stages, request.micro_batches)
-    step = Step(arranged.prices, _placed(request), paths, arranged.units, bound.tolist())
+    step = Step(arranged.prices, placed, paths, arranged.units, bound.tolist())
     runs = [Greedy(step, taste) for taste in _TASTES]  # refuse a bound that nothing fits
-    for each in _filled(arranged, bound, _orders(arranged, _AHEAD), _MOST_TRIED):
+    for each in _filled(arranged, bound):
         yield rename(each, entering, request.units)
     for run in runs:
         each = arranged.finish(run.run(), in_v=_is_v(request))
         yield rename(each, entering, request.units)
-    if (entering != np.arange(request.micro_batches)).any():
-        yield from _filled(request, bound, _orders(request, _USUAL), 1)
+    for write in _usual(request):
+        each = write(replace(request, most_held=bound))
+        if (count_in_flight(each, request.prices.activation).peak <= bound).all():
+            yield each
 
 
-def _filled(
-    request: PipelineRequest, bound: Ints, orders: Iterator[list[Order]], most: int
-) -> Iterator[PipelineSchedule]:
+def _usual(request: PipelineRequest) -> tuple[PipelineStrategy, ...]:
+    """Strategies that go through micro-batches as they are given."""
+    if request.is_divided:
+        return (one_forward_one_backward,) if request.chunks == 1 else ()
+    if request.chunks == 1:
+        return one_forward_one_backward, zb_h1
+    return (zb_v,) if request.chunks == 2 else (interleaved_zb,)
+
+
+def _filled(request: PipelineRequest, bound: Ints) -> Iterator[PipelineSchedule]:
     """The first few orders that fit, weight gradients filled in."""
     tried = 0
     paths = whole_paths(request.stages, request.micro_batches)
-    for each in orders:
-        if tried == most:
+    for each in _orders(request):
+        if tried == _MOST_TRIED:
             return
         bare = request.finish(each, in_v=_is_v(request))
         held = count_in_flight(bare, request.prices.activation).peak_without_stash
@@ -129,7 +144,7 @@ def _filled(
         yield request.finish(filled, in_v=_is_v(request))
 
 
-def _orders(request: PipelineRequest, shares: tuple[float, ...]) -> Iterator[list[Order]]:
+def _orders(request: PipelineRequest) -> Iterator[list[Order]]:
     """Orders without weight gradients, those that hold most first."""
     behind = [request.ranks - 1 - rank for rank in range(request.ranks)]
     if _is_v(request):
@@ -144,7 +159,7 @@ def _orders(request: PipelineRequest, shares: tuple[float, ...]) -> Iterator[lis
                 for table in whole.orders
             ]
     elif request.chunks == 1:
-        for share in shares:
+        for share in _AHEAD:
             warm_ups = [math.ceil(share * each) for each in behind]
             yield [alternate(request, rank, each, _I) for rank, each in enumerate(warm_ups)]
     else:

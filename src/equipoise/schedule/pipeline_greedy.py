@@ -120,12 +120,12 @@ class Greedy:
             largest[rank] = max(total, default=0)
             if largest[rank] > self.most_held[rank]:
                 first, stop = step.units[total.index(largest[rank])].tolist()
-                which = f"micro-batch {first}"
+                which = "the largest micro-batch alone needs"
                 if stop - first > 1:
-                    which = f"micro-batches {first} to {stop - 1}, which share a document,"
+                    which = f"{stop - first} micro-batches that share a document need"
                 raise FitError(
-                    f"Rank {rank} may hold {self.most_held[rank]:,} at a time, and {which} alone "
-                    f"needs {largest[rank]:,}. Allow that much, or make micro-batches smaller."
+                    f"Rank {rank} may hold {self.most_held[rank]:,} at a time, and {which} "
+                    f"{largest[rank]:,}. Allow that much, or make micro-batches smaller."
                 )
         return largest
 

@@ -229,12 +229,12 @@ def test_a_bound_that_is_exceeded() -> None:
 
 def test_a_bound_that_nothing_fits() -> None:
     assert fault_of("auto", 2, 4, 2, most_held=0) == (
-        "Rank 0 may hold 0 at a time, and micro-batch 0 alone needs 1. Allow that much, or make "
-        "micro-batches smaller."
+        "Rank 0 may hold 0 at a time, and the largest micro-batch alone needs 1. Allow that much, "
+        "or make micro-batches smaller."
     )
     assert fault_of("auto", 2, 4, 2, most_held=2, units=[(0, 1), (1, 4)]) == (
-        "Rank 0 may hold 2 at a time, and micro-batches 1 to 3, which share a document, alone "
-        "needs 3. Allow that much, or make micro-batches smaller."
+        "Rank 0 may hold 2 at a time, and 3 micro-batches that share a document need 3. Allow "
+        "that much, or make micro-batches smaller."
     )
 
 
