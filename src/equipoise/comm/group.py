@@ -8,7 +8,7 @@ Why
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +30,8 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Groups and meshes by their ranks, each made once however many layouts are joined."""
 
     def gather_floats(self, values: list[float]) -> torch.Tensor:
         """Every rank's row of numbers, float64 [world, len(values)]; also a barrier."""

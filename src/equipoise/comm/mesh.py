@@ -22,7 +22,7 @@ Kept true (tests/multi/test_mesh.py)
     Every rank's peers are those of ``Layout.group_of``, and a sum over them reaches them alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -80,16 +80,11 @@ class Mesh:
         Cost: a process group for each axis of more than one rank, milliseconds each.
         """
         layout.require_world(ranks.world)
-        made: dict[tuple[tuple[int, ...], ...], Peers] = {}
-
-        def join_groups(rows: list[list[int]]) -> Peers:
-            key = tuple(map(tuple, rows))
-            if key not in made:
-                made[key] = _join_groups(ranks, rows)
-            return made[key]
-
-        peers = {axes: join_groups(layout.groups(*axes).tolist()) for axes in (*_AXES, *_COMPOSED)}
-        weights = _weights_mesh(ranks, layout, peers["tp",], join_groups)
+        peers = {
+            axes: _join_groups(ranks, layout.groups(*axes).tolist())
+            for axes in (*_AXES, *_COMPOSED)
+        }
+        weights = _weights_mesh(ranks, layout)
         coordinates = MappingProxyType(layout.coordinates(ranks.rank))
         return cls(ranks, layout, coordinates, weights, MappingProxyType(peers))
 
@@ -109,43 +104,52 @@ class Mesh:
 
 
 def _join_groups(ranks: Ranks, rows: list[list[int]]) -> Peers:
-    """Make these groups, of which each rank is in one."""
-    found: Peers | None = None
-    for row in rows:
-        group = None
-        if len(row) == ranks.world and row == sorted(row):
-            group = dist.group.WORLD
-        elif len(row) > 1:
-            # Numbered as the row says, not by rank: an order of axes may not be ascending.
-            group = dist.new_group(row, timeout=TIMEOUT, sort_ranks=False)
-        if ranks.rank in row:
-            found = Peers(tuple(row), row.index(ranks.rank), group)
-    assert found is not None  # noqa: S101  the groups of a layout partition its ranks
+    """Make these groups, of which each rank is in one, unless they have been made."""
+    key = tuple(map(tuple, rows))
+    if key not in ranks.made:
+        groups = {row: _make_group(ranks, row) for row in key}
+        (mine,) = (row for row in key if ranks.rank in row)
+        ranks.made[key] = Peers(mine, mine.index(ranks.rank), groups[mine])
+    found: Peers = ranks.made[key]
     return found
 
 
-def _weights_mesh(
-    ranks: Ranks,
-    layout: Layout,
-    tensor: Peers,
-    join_groups: Callable[[list[list[int]]], Peers],
-) -> DeviceMesh:
+def _make_group(ranks: Ranks, row: tuple[int, ...]) -> dist.ProcessGroup | None:
+    if len(row) == 1:
+        return None
+    if row == tuple(range(ranks.world)):
+        return dist.group.WORLD
+    # Numbered as the row says, not by rank: an order of axes may not be ascending.
+    group: dist.ProcessGroup = dist.new_group(row, timeout=TIMEOUT, sort_ranks=False)
+    return group
+
+
+def _join_alone(ranks: Ranks) -> dist.ProcessGroup:
+    """This rank's group of itself, which ``fully_shard`` wants where there is nothing to shard."""
+    if "alone" not in ranks.made:
+        groups = [dist.new_group([rank], timeout=TIMEOUT) for rank in range(ranks.world)]
+        ranks.made["alone"] = groups[ranks.rank]
+    group: dist.ProcessGroup = ranks.made["alone"]
+    return group
+
+
+def _weights_mesh(ranks: Ranks, layout: Layout) -> DeviceMesh:
     copies = layout.zero_ranks if layout.zero == 0 else layout.replicas
     shape = (layout.pp, layout.tp, copies, layout.zero_ranks // copies)
     grid = layout.grid("pp", "tp", "dp", "cp").reshape(shape)
-    stage = torch.from_numpy(grid[layout.coordinates(ranks.rank)["pp"]])
-    names, dims, groups = [], [], []
-    for dim, name in enumerate((TENSOR_AXIS, REPLICATE_AXIS, SHARD_AXIS)):
-        if shape[dim + 1] == 1 and name != SHARD_AXIS:
-            continue
-        rows = np.moveaxis(grid, dim + 1, -1).reshape(-1, shape[dim + 1]).tolist()
-        group = (tensor if name == TENSOR_AXIS else join_groups(rows)).group
-        if group is None:  # ``fully_shard`` wants a group also where there is nothing to shard
-            group = [dist.new_group([rank], timeout=TIMEOUT) for rank in range(ranks.world)][
-                ranks.rank
-            ]
-        names.append(name)
-        dims.append(dim)
-        groups.append(group)
-    mesh = stage.reshape([shape[dim + 1] for dim in dims])
-    return DeviceMesh.from_group(groups, ranks.device.type, mesh=mesh, mesh_dim_names=tuple(names))
+    names, groups = [], []
+    for dim, name in enumerate((TENSOR_AXIS, REPLICATE_AXIS, SHARD_AXIS), start=1):
+        if shape[dim] > 1 or name == SHARD_AXIS:
+            rows = np.moveaxis(grid, dim, -1).reshape(-1, shape[dim]).tolist()
+            names.append(name)
+            groups.append(_join_groups(ranks, rows).group or _join_alone(ranks))
+    stage = grid[layout.coordinates(ranks.rank)["pp"]]
+    mesh = stage.reshape([*(size for size in shape[1:3] if size > 1), shape[3]])
+    # torch keeps the meshes it has met and takes an equal one for the first: it must be that one.
+    key = (tuple(names), mesh.shape, mesh.tobytes())
+    if key not in ranks.made:
+        ranks.made[key] = DeviceMesh.from_group(
+            groups, ranks.device.type, mesh=torch.from_numpy(mesh), mesh_dim_names=tuple(names)
+        )
+    found: DeviceMesh = ranks.made[key]
+    return found

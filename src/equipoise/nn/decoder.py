@@ -2,13 +2,15 @@
 
 What it decides
     Nothing about ranks. A pack whose tokens lie on several is a ``PackAttention`` that has their
-    positions and attends over all of them; every other layer treats each token by itself.
+    positions and attends over all of them; every other layer treats each token by itself. Ranks
+    that share weights are ``tensor``: a block computes with what it holds of its weights.
 
 Kept true (tests/unit/nn/test_decoder.py, tests/multi/test_check.py)
     Documents do not see each other; however a pack is shared out, loss, logits and gradients
     are those of one rank.
 
-Shapes: T packed tokens, D model width, H query heads, G key/value heads, E head width.
+Shapes: T packed tokens, D model width, H query heads, G key/value heads, E head width; t is this
+rank's share of the tokens between blocks, all of them where no ranks share weights.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,10 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 from equipoise.base.digest import digest
 from equipoise.nn.attention import Attend, PackAttention, pack_attention
+from equipoise.nn.declare import Copied, Placement, Split, local
 from equipoise.nn.loss import head_loss
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.project import add_project, add_swiglu, project
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
+from equipoise.nn.tensor import Alone, TensorRanks, join_columns, look_up
+from equipoise.spec.heads import share_heads
 from equipoise.spec.model import ModelSpec
 
 
@@ -32,7 +37,9 @@ class Attention(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         query, key = model.heads * model.head_width, model.kv_heads * model.head_width
+        self.model = model
         self.head_width = model.head_width
+        self.tensor: TensorRanks = Alone()
         self.query = nn.Linear(model.hidden, query, bias=model.qkv_bias)
         self.key = nn.Linear(model.hidden, key, bias=model.qkv_bias)
         self.value = nn.Linear(model.hidden, key, bias=model.qkv_bias)
@@ -40,18 +47,44 @@ class Attention(nn.Module):
         self.query_norm = RmsNorm(model.head_width, model.norm_eps) if model.qk_norm else None
         self.key_norm = RmsNorm(model.head_width, model.norm_eps) if model.qk_norm else None
 
-    def forward(self, residual_TD: Tensor, x_TD: Tensor, table: Tensor, attend: Attend) -> Tensor:
+    def declare(self) -> dict[str, Placement]:
+        """Heads are split; a key/value head may be read by several ranks."""
+        model, heads = self.model, Split(0, self.model.heads)
+        kv_heads = Split(0, model.kv_heads)
+        found: dict[str, Placement] = {"output.weight": Split(1, model.heads)}
+        for name, placement in (("query", heads), ("key", kv_heads), ("value", kv_heads)):
+            found |= {f"{name}.weight": placement, f"{name}.bias": placement}
+        return found | {f"{name}.weight": Copied() for name in ("query_norm", "key_norm")}
+
+    def forward(self, residual_tD: Tensor, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
         """``residual + attention(x)`` inside each document."""
+        x_TD = self.tensor.enter(x_tD, table.shape[1])
         parts = [self.query, self.key, self.value]
-        projected = project(x_TD, *(part.weight for part in parts))
+        projected = project(x_TD, *(self._rows(part.weight, part) for part in parts))
         if self.query.bias is not None:
-            projected = tuple(x + part.bias for x, part in zip(projected, parts, strict=True))
+            biases = [self._rows(part.bias, part) for part in parts]
+            projected = tuple(x + bias for x, bias in zip(projected, biases, strict=True))
         q_THE, k_TGE, v_TGE = (x.unflatten(1, (-1, self.head_width)) for x in projected)
         if self.query_norm is not None and self.key_norm is not None:
             q_THE, k_TGE = self.query_norm(q_THE), self.key_norm(k_TGE)
         q_THE, k_TGE = rotate(q_THE, table), rotate(k_TGE, table)
-        o_THE = attend(q_THE, k_TGE, v_TGE)
-        return add_project(residual_TD, o_THE.flatten(1), self.output.weight)
+        o_TD = attend(q_THE, k_TGE, v_TGE).flatten(1)
+        if self.tensor.ranks == 1:
+            return add_project(residual_tD, o_TD, self.output.weight)
+        (partial_TD,) = project(o_TD, local(self.output.weight))
+        return residual_tD + self.tensor.leave(partial_TD)
+
+    def _rows(self, weight: Tensor, part: nn.Linear) -> Tensor:
+        """This rank's heads of a weight or bias; of copied ones those that its queries read."""
+        weight, model, ranks = local(weight), self.model, self.tensor.ranks
+        if part is self.query or model.kv_heads % ranks == 0:
+            return weight
+        share = share_heads(model.heads, model.kv_heads, ranks=ranks, rank=self.tensor.rank)
+        heads = weight.unflatten(0, (model.kv_heads, self.head_width))
+        run = share.kv_run
+        own = heads[list(share.kv_heads)] if run is None else heads[run.start : run.stop]
+        rows: Tensor = own.flatten(0, 1)
+        return rows
 
 
 class FeedForward(nn.Module):
@@ -63,9 +96,14 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(model.hidden, model.ffn, bias=False)
         self.down = nn.Linear(model.ffn, model.hidden, bias=False)
 
+    def declare(self) -> dict[str, Placement]:
+        """Hidden units are split."""
+        return {"gate.weight": Split(0), "up.weight": Split(0), "down.weight": Split(1)}
+
     def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
-        """``residual + swiglu(x)``."""
-        return add_swiglu(residual_TD, x_TD, self.gate.weight, self.up.weight, self.down.weight)
+        """``residual + swiglu(x)``, or with a share of the hidden units a part of the sum."""
+        weights = [local(part.weight) for part in (self.gate, self.up, self.down)]
+        return add_swiglu(residual_TD, x_TD, *weights)
 
 
 def set_recompute(decoder: "Decoder", recompute: bool) -> None:
@@ -84,26 +122,36 @@ class DecoderLayer(nn.Module):
         self.attention = Attention(model)
         self.feed_forward_norm = RmsNorm(model.hidden, model.norm_eps)
         self.feed_forward = FeedForward(model)
+        self.tensor: TensorRanks = Alone()
         self.recompute = False
 
-    def _run(self, x_TD: Tensor, table: Tensor, attend: Attend) -> Tensor:
-        x_TD = self.attention(x_TD, self.attention_norm(x_TD), table, attend)
-        out: Tensor = self.feed_forward(x_TD, self.feed_forward_norm(x_TD))
-        return out
+    def declare(self) -> dict[str, Placement]:
+        """Norms are whole."""
+        return {f"{name}.weight": Copied() for name in ("attention_norm", "feed_forward_norm")}
 
-    def forward(self, x_TD: Tensor, table: Tensor, attend: Attend) -> Tensor:
+    def _run(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
+        x_tD = self.attention(x_tD, self.attention_norm(x_tD), table, attend)
+        normed_tD = self.feed_forward_norm(x_tD)
+        if self.tensor.ranks == 1 or not isinstance(self.feed_forward, FeedForward):
+            out: Tensor = self.feed_forward(x_tD, normed_tD)  # experts take tokens where they are
+            return out
+        normed_TD = self.tensor.enter(normed_tD, table.shape[1])
+        partial_TD = self.feed_forward(normed_TD.new_zeros(1, 1), normed_TD)
+        return x_tD + self.tensor.leave(partial_TD)
+
+    def forward(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
         """One layer; with ``recompute`` only its input is kept for the backward."""
         if self.recompute and torch.is_grad_enabled():
             out: Tensor = checkpoint(
                 self._run,
-                x_TD,
+                x_tD,
                 table,
                 attend,
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
             return out
-        return self._run(x_TD, table, attend)
+        return self._run(x_tD, table, attend)
 
 
 class Decoder(nn.Module):
@@ -112,6 +160,7 @@ class Decoder(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.model = model
+        self.tensor: TensorRanks = Alone()
         self.embed = nn.Embedding(model.vocab, model.hidden)
         self.layers = nn.ModuleList(DecoderLayer(model) for _ in range(model.layers))
         self.norm = RmsNorm(model.hidden, model.norm_eps)
@@ -132,29 +181,46 @@ class Decoder(nn.Module):
                 where these tokens stand and how they attend, if that is known elsewhere.
             labels_T: Next token of each token, ``loss.IGNORED`` where there is none.
         """
-        x_TD = self.run_layers(self.embed(tokens_T), pack, self.layers)
-        return self.finish(x_TD, labels_T)
+        return self.finish(self.run_layers(self.begin(tokens_T), pack, self.layers), labels_T)
+
+    def declare(self) -> dict[str, Placement]:
+        """Words are split."""
+        return {"embed.weight": Split(0), "head.weight": Split(0), "norm.weight": Copied()}
+
+    def begin(self, tokens_T: Tensor) -> Tensor:
+        """What comes before the first layer: hidden states [t, D]."""
+        return look_up(tokens_T, local(self.embed.weight), self.model.vocab, self.tensor)
 
     def run_layers(
-        self, x_TD: Tensor, pack: Sequence[int] | PackAttention, layers: Iterable[nn.Module]
+        self, x_tD: Tensor, pack: Sequence[int] | PackAttention, layers: Iterable[nn.Module]
     ) -> Tensor:
-        """Some of the layers, in order, on hidden states [T, D]."""
+        """Some of the layers, in order, on hidden states [t, D]."""
         if not isinstance(pack, PackAttention):
-            pack = pack_attention(pack, x_TD.device)
-        frequency = rotary_frequencies(self.model, device=x_TD.device)
-        table = rotary_table(frequency, pack.positions_T, x_TD.dtype)
+            pack = pack_attention(pack, x_tD.device)
+        frequency = rotary_frequencies(self.model, device=x_tD.device)
+        table = rotary_table(frequency, pack.positions_T, x_tD.dtype)
         for layer in layers:
-            x_TD = layer(x_TD, table, pack.attend)
-        return x_TD
+            x_tD = layer(x_tD, table, pack.attend)
+        return x_tD
 
-    def finish(self, x_TD: Tensor, labels_T: Tensor | None) -> Tensor:
+    def finish(self, x_tD: Tensor, labels_T: Tensor | None) -> Tensor:
         """What comes after the last layer: summed cross-entropy, or logits without labels."""
-        x_TD = self.norm(x_TD)
-        head_VD: Tensor = self.embed.weight if self.head is None else self.head.weight
+        x_tD = self.norm(x_tD)
         if labels_T is None:
-            logits_TV: Tensor = x_TD @ head_VD.t()
-            return logits_TV
-        return head_loss(x_TD, head_VD, labels_T)
+            return self.logits(x_tD)
+        x_TD = self.tensor.enter(x_tD, len(labels_T))
+        words = self.model.vocab
+        return head_loss(x_TD, self._head(), labels_T, words=words, tensor=self.tensor)
+
+    def logits(self, x_tD: Tensor) -> Tensor:
+        """Logits [T, V] of the last norm's output; not differentiable where words are split."""
+        tokens = int(self.tensor.sum_(torch.tensor([len(x_tD)], device=x_tD.device)))
+        logits_Tv = self.tensor.enter(x_tD, tokens) @ self._head().t()
+        return join_columns(logits_Tv, self.model.vocab, self.tensor)
+
+    def _head(self) -> Tensor:
+        """This rank's rows of the head."""
+        return local(self.embed.weight if self.head is None else self.head.weight)
 
 
 def initialize(decoder: Decoder, seed: int) -> None:

@@ -8,15 +8,21 @@ What it decides
     The gradient is made in the forward, because the loss is a plain sum: whoever divides it
     by the count of labels multiplies the two gradients by a number in the backward.
 
-Kept true (tests/unit/nn/test_loss.py)
+    Ranks that split the vocabulary exchange, for each token, the largest logit, the sum of
+    exponentials and the logit of the label, which one of them has: no rank sees all logits.
+
+Kept true (tests/unit/nn/test_loss.py, tests/multi/test_tensor.py)
     Equal to ``cross_entropy(x @ w.T, labels, reduction="sum")`` in float64; no valid label
-    gives zero loss and zero gradients; the chunk size changes rounding alone.
+    gives zero loss and zero gradients; the chunk size changes rounding alone; so does a
+    vocabulary that is split.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from equipoise.nn.tensor import Alone, TensorRanks, part_of
 
 IGNORED = -1
 """Label of a token that has nothing to predict."""
@@ -26,9 +32,13 @@ _CHUNK_BYTES = 8 << 20
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_TD: Tensor, head_VD: Tensor, labels_T: Tensor, words: int, tensor: TensorRanks
+    ) -> Tensor:
         wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
-        chunk = max(16, _CHUNK_BYTES // (wide.itemsize * head_VD.shape[0]))
+        own = part_of(words, ranks=tensor.ranks, rank=tensor.rank)
+        # Of the longest part, so that all ranks meet in the same chunks.
+        chunk = max(16, _CHUNK_BYTES // (wide.itemsize * -(-words // tensor.ranks)))
         total = x_TD.new_zeros((), dtype=wide)
         needs_grad = any(ctx.needs_input_grad[:2])
         grad_x = torch.empty_like(x_TD) if needs_grad else None
@@ -36,16 +46,22 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, x_TD.shape[0], chunk):
             x_CD, labels_C = x_TD[start : start + chunk], labels_T[start : start + chunk]
             valid_C = labels_C != IGNORED
-            target_C1 = labels_C.clamp_min(0).unsqueeze(1)
+            here_C = valid_C
+            if tensor.ranks > 1:
+                here_C = (labels_C >= own.start) & (labels_C < own.stop)
+            target_C1 = (labels_C - own.start).masked_fill_(~here_C, 0).unsqueeze(1)
             logits_CV = (x_CD @ head_VD.t()).to(wide)
-            logits_CV.sub_(logits_CV.amax(1, keepdim=True))
+            logits_CV.sub_(tensor.max_(logits_CV.amax(1, keepdim=True)))
             target = logits_CV.gather(1, target_C1)
             sums_C1 = logits_CV.exp_().sum(1, keepdim=True)
+            if tensor.ranks > 1:
+                both = torch.cat((sums_C1, target.masked_fill_(~here_C.unsqueeze(1), 0)), 1)
+                sums_C1, target = tensor.sum_(both).split(1, 1)
             total += (sums_C1.log() - target).squeeze(1).masked_fill_(~valid_C, 0).sum()
             if grad_x is None or grad_head is None:
                 continue
             grad_CV = logits_CV.mul_(valid_C.unsqueeze(1) / sums_C1)
-            grad_CV.scatter_add_(1, target_C1, -valid_C.unsqueeze(1).to(wide))
+            grad_CV.scatter_add_(1, target_C1, -here_C.unsqueeze(1).to(wide))
             narrow_CV = grad_CV.to(x_TD.dtype)
             torch.mm(narrow_CV, head_VD, out=grad_x[start : start + chunk])
             if wide == x_TD.dtype:
@@ -57,7 +73,7 @@ class _HeadLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_x, grad_head = ctx.grads
         ctx.grads = None
         (scale,) = grads
@@ -65,19 +81,35 @@ class _HeadLoss(torch.autograd.Function):
             grad_x.mul_(scale.to(grad_x.dtype)),
             grad_head.mul_(scale).to(ctx.dtype),
             None,
+            None,
+            None,
         )
 
 
-def head_loss(x_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> Tensor:
+_ALONE = Alone()
+
+
+def head_loss(
+    x_TD: Tensor,
+    head_VD: Tensor,
+    labels_T: Tensor,
+    *,
+    words: int | None = None,
+    tensor: TensorRanks = _ALONE,
+) -> Tensor:
     """Sum over tokens of the cross-entropy of ``x @ head.T`` against the labels.
 
     Args:
-        x_TD: Last hidden states [T, D].
-        head_VD: Head weights [V, D].
+        x_TD: Last hidden states [T, D], the same on ranks that split the vocabulary.
+        head_VD: Head weights [V, D], or this rank's rows of them.
         labels_T: Next token of each, or ``IGNORED``, int64 [T].
+        words: V, where it is split.
+        tensor: The ranks that split it.
 
     Returns:
-        A scalar, fp32 (fp64 for fp64 inputs); differentiable once.
+        A scalar, fp32 (fp64 for fp64 inputs), the same on each of those ranks; differentiable
+        once. The gradient of ``x`` is what this rank's rows make of it: a part of a sum.
     """
-    out: Tensor = _HeadLoss.apply(x_TD, head_VD, labels_T)
+    words = head_VD.shape[0] if words is None else words
+    out: Tensor = _HeadLoss.apply(x_TD, head_VD, labels_T, words, tensor)
     return out

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.nn.declare import local
+
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
@@ -43,5 +45,5 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dim of ``x``; same shape and dtype out."""
-        out: Tensor = _RmsNorm.apply(x, self.weight, self.eps)
+        out: Tensor = _RmsNorm.apply(x, local(self.weight), self.eps)
         return out

@@ -28,25 +28,51 @@ Sources
 """
 
 import torch
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    DataParallelMeshDims,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 
+from equipoise.base.axes import REPLICATE_AXIS, SHARD_AXIS
 from equipoise.comm.group import Ranks
+from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder
+from equipoise.parallel.tensor import split_weights
 
 
 class ShardedDecoder:
     """A decoder on its data-parallel mesh, and the switches of its collectives."""
 
-    def __init__(self, decoder: Decoder, ranks: Ranks, *, zero: int, precision: str) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        ranks: Ranks,
+        *,
+        zero: int,
+        precision: str,
+        mesh: Mesh | None = None,
+    ) -> None:
         self.decoder = decoder
         self._device = ranks.device
         self.zero = zero
         policy = MixedPrecisionPolicy()
         if precision == "bf16":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        mesh = ranks.data_mesh(zero)
+        weights, data_axes = ranks.data_mesh(zero) if mesh is None else mesh.weights, None
+        if mesh is not None and mesh.layout.tp > 1:
+            split_weights(decoder, mesh)
+            copied = REPLICATE_AXIS if REPLICATE_AXIS in (weights.mesh_dim_names or ()) else None
+            data_axes = DataParallelMeshDims(shard=SHARD_AXIS, replicate=copied)
         for module in (*decoder.layers, decoder):
-            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+            fully_shard(
+                module,
+                mesh=weights,
+                reshard_after_forward=zero == 3,
+                mp_policy=policy,
+                dp_mesh_dims=data_axes,
+            )
         self._parts = [part for part in decoder.modules() if isinstance(part, FSDPModule)]
         for part in self._parts:
             part.set_gradient_divide_factor(1.0)

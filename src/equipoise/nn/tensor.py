@@ -1,0 +1,136 @@
+"""What a decoder asks of ranks that share its weights: tensor and sequence parallelism.
+
+Why
+    A block (attention, feed-forward, head) computes with a share of its weights on all tokens of
+    a pack; between blocks each rank keeps a share of the tokens, so that norms and the residual
+    stream are neither computed nor kept twice. Two conjugate exchanges part the two::
+
+        x [t, D]  --enter: all tokens-->  block with 1/n of its weights  --leave: sum-->  [t, D]
+        backward  <--sum over ranks-----                                 <--all tokens--
+
+What it decides
+    Rank ``r`` of ``n`` keeps tokens ``T r // n`` to ``T (r + 1) // n`` of a pack of T: any T, also
+    fewer than ranks. Weights are split in runs of ``ceil(size / n)``, as torch places them. Plain
+    tensor parallelism, with all tokens everywhere between blocks, moves the same bytes and keeps
+    more, so there is none.
+
+Kept true (tests/multi/test_tensor.py)
+    Loss and every gradient equal one rank's.
+
+Sources
+    Tensor parallelism: arXiv:1909.08053. Sequence parallelism: arXiv:2205.05198.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+
+class TensorRanks(Protocol):
+    """The ranks that share the weights of this one's layers."""
+
+    @property
+    def ranks(self) -> int:
+        """How many they are."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among them."""
+
+    def enter(self, x_tD: Tensor, tokens: int) -> Tensor:
+        """Every rank's rows in order [T, D]; the backward sums what each has made of them.
+
+        Args:
+            x_tD: This rank's rows.
+            tokens: T, rows of all ranks.
+        """
+
+    def leave(self, partial_TD: Tensor) -> Tensor:
+        """This rank's rows [t, D] of the sum of all ranks' tensors; the conjugate of ``enter``."""
+
+    def max_(self, x: Tensor) -> Tensor:
+        """The largest over ranks, elementwise, in place; not differentiable."""
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """The sum over ranks, bitwise the same on each, in place; not differentiable."""
+
+
+class Alone:
+    """One rank, which holds every weight whole."""
+
+    ranks = 1
+    rank = 0
+
+    def enter(self, x_tD: Tensor, tokens: int) -> Tensor:
+        """The rows as they are."""
+        del tokens
+        return x_tD
+
+    def leave(self, partial_TD: Tensor) -> Tensor:
+        """The sum of one."""
+        return partial_TD
+
+    def max_(self, x: Tensor) -> Tensor:
+        """The largest of one."""
+        return x
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """The sum of one."""
+        return x
+
+
+def rows_of(tokens: int, *, ranks: int, rank: int) -> range:
+    """The tokens that one of the ranks keeps between blocks.
+
+    >>> [list(rows_of(5, ranks=3, rank=rank)) for rank in range(3)]
+    [[0], [1, 2], [3, 4]]
+    """
+    return range(tokens * rank // ranks, tokens * (rank + 1) // ranks)
+
+
+def part_of(size: int, *, ranks: int, rank: int) -> range:
+    """The run of a split dim that one of the ranks holds.
+
+    >>> [list(part_of(5, ranks=3, rank=rank)) for rank in range(3)]
+    [[0, 1], [2, 3], [4]]
+    """
+    longest = -(-size // ranks)
+    return range(min(size, longest * rank), min(size, longest * (rank + 1)))
+
+
+def look_up(tokens_T: Tensor, words_vD: Tensor, words: int, tensor: TensorRanks) -> Tensor:
+    """This rank's rows of the embedding, whose words are split over ranks.
+
+    Args:
+        tokens_T: Packed token ids of all ranks [T].
+        words_vD: This rank's rows of the table.
+        words: Rows of the whole table, V.
+        tensor: The ranks.
+
+    Returns:
+        Hidden states [t, D]. Each is the sum of one row and of zeros, so it is exact.
+    """
+    if tensor.ranks == 1:
+        return embedding(tokens_T, words_vD)
+    own = part_of(words, ranks=tensor.ranks, rank=tensor.rank)
+    is_other = (tokens_T < own.start) | (tokens_T >= own.stop)
+    found_TD = embedding((tokens_T - own.start).masked_fill_(is_other, 0), words_vD)
+    return tensor.leave(found_TD.masked_fill(is_other[:, None], 0.0))
+
+
+def rank_rows(x_T: Tensor, tensor: TensorRanks) -> Tensor:
+    """This rank's rows of what every rank has whole."""
+    own = rows_of(x_T.shape[0], ranks=tensor.ranks, rank=tensor.rank)
+    return x_T[own.start : own.stop]
+
+
+def join_columns(x_Tv: Tensor, columns: int, tensor: TensorRanks) -> Tensor:
+    """Every rank's columns side by side [T, columns]; not differentiable."""
+    if tensor.ranks == 1:
+        return x_Tv
+    own = part_of(columns, ranks=tensor.ranks, rank=tensor.rank)
+    whole = torch.zeros(x_Tv.shape[0], columns, dtype=x_Tv.dtype, device=x_Tv.device)
+    whole[:, own.start : own.stop] = x_Tv.detach()
+    return tensor.sum_(whole)
