@@ -226,14 +226,16 @@ def seconds_to_write(ranks: int, micro_batches: int, runs: int = 5) -> dict[str,
         chunks = chunks_of(strategy)[-1]
         for name, price in (("equal", np.full(micro_batches, 1e6)), ("uneven", work)):
             prices = make_prices(price, price, price, stages=ranks * chunks)
-            times = []
+            times, busy = [], []
             for _ in range(runs):
-                began = time.perf_counter()
+                began, began_busy = time.perf_counter(), time.process_time()
                 skip = 0.25 if strategy in LOSSY else 0.0
                 schedule = write_pipeline(strategy, prices, ranks=ranks, skip=skip)
                 check_pipeline(schedule, allow_lossy=True)
-                times.append(time.perf_counter() - began)
-            rows[f"{strategy}, {chunks} a rank, {name}"] = spread([round(t, 4) for t in times])
+                times.append(round(time.perf_counter() - began, 4))
+                busy.append(round(time.process_time() - began_busy, 4))
+            row = {"wall": spread(times), "of this process": spread(busy)}
+            rows[f"{strategy}, {chunks} a rank, {name}"] = row
     return rows
 
 

@@ -4,8 +4,8 @@ What it decides
     With one stage a rank, orders that run more or fewer forwards ahead; with two, a V at three
     paces; with more, interleaved ones; and with any, two that are scheduled as they run. All
     have split backwards, and weight gradients filled into gaps up to the bound. Uneven
-    micro-batches are tried in the order of ``pipeline_arrange``; as they are given, 1F1B and
-    the zero-bubble schedule of as many stages are tried as well.
+    micro-batches are tried in the order of ``pipeline_arrange``. 1F1B itself, and the
+    zero-bubble schedule of as many stages, are tried as they are given too.
 
     The one with the least makespan is taken; of equals, the one whose ranks are at work for
     the shortest span, then the one that holds least, then the first. The first that reaches
@@ -114,13 +114,16 @@ def _candidates(request: PipelineRequest) -> Iterator[PipelineSchedule]:
         each = arranged.finish(run.run(), in_v=_is_v(request))
         yield rename(each, entering, request.units)
     for write in _usual(request):
-        each = write(replace(request, most_held=bound))
-        if (count_in_flight(each, request.prices.activation).peak <= bound).all():
-            yield each
+        for wanted, names in ((arranged, entering), (request, np.sort(entering))):
+            each = rename(write(replace(wanted, most_held=bound)), names, request.units)
+            if (count_in_flight(each, request.prices.activation).peak <= bound).all():
+                yield each
+            if (names == np.arange(len(names))).all():
+                break
 
 
 def _usual(request: PipelineRequest) -> tuple[PipelineStrategy, ...]:
-    """Strategies that go through micro-batches as they are given."""
+    """Strategies whose schedule as it is may still be the best."""
     if request.is_divided:
         return (one_forward_one_backward,) if request.chunks == 1 else ()
     if request.chunks == 1:

@@ -59,11 +59,7 @@ def _schedule(request: PipelineRequest, paths: Ints) -> PipelineSchedule:
     placed = place_in_loop(request.ranks, request.stages)
     bound = default_bound(request, placed) if request.most_held is None else request.most_held
     step = Step(request.prices, placed, paths, request.units, bound.tolist())
-    tastes = (
-        Taste(in_turn=in_turn, patient=patient)
-        for in_turn in (False, True)
-        for patient in (False, True)
-    )
+    tastes = (Taste(in_turn=each, patient=each) for each in (False, True))
     return _shortest(
         request, [request.finish(Greedy(step, each).run(), paths=paths) for each in tastes]
     )
