@@ -30,6 +30,30 @@ FAMILIES = {
     "qwen3": dataclasses.replace(PLAIN, qk_norm=True, head_width=32, norm_eps=1e-6),
     "multi-head": dataclasses.replace(PLAIN, kv_heads=4),
     "multi-query": dataclasses.replace(PLAIN, kv_heads=1),
+    "mixtral": dataclasses.replace(PLAIN, experts=4, top_k=2, expert_ffn=96),
+    "qwen2-moe": dataclasses.replace(
+        PLAIN,
+        qkv_bias=True,
+        norm_eps=1e-6,
+        experts=6,
+        top_k=3,
+        expert_ffn=32,
+        shared_ffn=48,
+        shared_gate=True,
+        norm_top_k=False,
+        dense_layers=1,
+    ),
+}
+EXPERTS = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [0],
+    },
 }
 LENGTHS = [50, 1, 97]
 
@@ -49,7 +73,7 @@ def state_of(model: ModelSpec) -> dict[str, Tensor]:
     return {
         name: torch.rand(shape) + 0.5
         if "norm" in name
-        else torch.randn(shape) / (math.sqrt(shape[-1]) if len(shape) == 2 else 2.0)
+        else torch.randn(shape) / (math.sqrt(shape[-1]) if len(shape) > 1 else 2.0)
         for name, shape in weight_shapes(model).items()
     }
 
@@ -84,7 +108,7 @@ def test_transformers_reads_what_we_write(
     tmp_path: Path, model: ModelSpec, request: pytest.FixtureRequest
 ) -> None:
     decoder = Decoder(model)
-    decoder.load_state_dict(state_of(model))
+    decoder.load_state_dict(state_of(model), strict=not model.experts)  # counts are no weights
     write_hf(tmp_path / "hf", model, decoder.state_dict(), max_shard_bytes=40_000)
     assert (tmp_path / "hf" / "model.safetensors.index.json").exists()
     oracle, told = transformers.AutoModelForCausalLM.from_pretrained(
@@ -102,6 +126,8 @@ def test_we_read_what_transformers_writes(
 ) -> None:
     # Its own configuration, built by hand: nothing of hf_config may vouch for itself here.
     kind = "qwen2" if model.qkv_bias else "qwen3" if model.qk_norm else "llama"
+    if model.experts:
+        kind = "qwen2_moe" if model.qkv_bias else "mixtral"
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_scaling is not None:
         rope |= {
@@ -125,6 +151,7 @@ def test_we_read_what_transformers_writes(
         rope_parameters=rope,
         max_position_embeddings=256,
         pad_token_id=None,
+        **EXPERTS.get(kind, {}),
     )
     oracle = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -132,7 +159,7 @@ def test_we_read_what_transformers_writes(
             if weight.dim() == 1:
                 weight.uniform_(0.5, 1.5) if "norm" in name else weight.normal_()
             else:
-                weight.normal_(0.0, weight.shape[1] ** -0.5)
+                weight.normal_(0.0, weight.shape[-1] ** -0.5)
     oracle.save_pretrained(tmp_path / "hf")
     read, _ = read_hf(tmp_path / "hf")
     assert read == model
@@ -144,7 +171,7 @@ def test_we_read_what_transformers_writes(
 def test_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     model = FAMILIES["qwen3"]
     decoder = Decoder(model)
-    decoder.load_state_dict(state_of(model))
+    decoder.load_state_dict(state_of(model), strict=not model.experts)  # counts are no weights
     write_hf(tmp_path / "hf", model, decoder.state_dict())
     oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").train()
     tokens = documents(model)

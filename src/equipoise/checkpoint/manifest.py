@@ -144,7 +144,13 @@ def require_same(
     Raises:
         CheckpointError: names each size that differs.
     """
-    saved, wanted = manifest.model, json.loads(json.dumps(dataclasses.asdict(model)))
+    # A size that an older version did not know is what every model of it had.
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(ModelSpec)
+        if field.default is not dataclasses.MISSING
+    }
+    saved, wanted = defaults | manifest.model, json.loads(json.dumps(dataclasses.asdict(model)))
     keys = [key for key in {**wanted, **saved} if wanted.get(key) != saved.get(key)]
     if keys:
         differing = ", ".join(

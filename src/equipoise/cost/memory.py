@@ -11,6 +11,11 @@ What it decides
     attention's output (2 q + 2 k), gate and up (2 F), and float32 log-sum-exps and norm
     scales. Full recomputation keeps D, and one layer's worth while that layer runs.
 
+    A sparse layer keeps, instead of gate and up, for each of a token's K choices the row that
+    goes to its expert and what comes back (2 D), gate and up (2 F) and where the row went; for
+    the token the scores of all experts, and gate and up of the shared expert. Experts that live
+    on other ranks are not held here, and the tokens that come are taken to be as many as go.
+
 Kept true (tests/unit/cost/test_memory.py)
     Terms are positive, grow with tokens and shrink with ranks. How near the forecast is to a
     real rank's peak is printed by ``bench/memory.py`` and by every run's report.
@@ -23,6 +28,9 @@ from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import Precision, Recompute
 
 _LOSS_CHUNK_BYTES = 8 << 20
+
+_ROUTE_BYTES = 40
+"""Of one choice: expert, token, slot, place (int64 each), weight and score (fp32)."""
 
 _ALLOCATOR_SHARE = 0.2
 """What malloc holds beyond live activations, as a share of them.
@@ -44,12 +52,17 @@ class MemoryForecast:
         return sum(self.terms.values())
 
 
-def _layer_token_bytes(model: ModelSpec, width: int) -> int:
+def _layer_token_bytes(model: ModelSpec, width: int, *, sparse: bool) -> int:
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
     normed_heads = (query + key) * width if model.qk_norm else 0
-    values = 4 * model.hidden + 2 * query + 2 * key + 2 * model.ffn
+    values = 4 * model.hidden + 2 * query + 2 * key
     scales = 4 * (model.heads + 2)
-    return values * width + normed_heads + scales
+    if not sparse:
+        return (values + 2 * model.ffn) * width + normed_heads + scales
+    values += model.top_k * (2 * model.hidden + 2 * model.expert_ffn) + 2 * model.shared_ffn
+    values += model.hidden if model.shared_gate else 0
+    routes = 4 * model.experts + _ROUTE_BYTES * model.top_k
+    return values * width + normed_heads + scales + routes
 
 
 def forecast_memory(
@@ -60,6 +73,7 @@ def forecast_memory(
     zero: Literal[0, 1, 2, 3],
     precision: Precision,
     recompute: Recompute,
+    expert_ranks: int = 1,
 ) -> MemoryForecast:
     """Peak memory of a rank whose largest micro-batch has ``tokens`` tokens.
 
@@ -70,29 +84,40 @@ def forecast_memory(
         zero: ZeRO stage.
         precision: Of activations and gathered parameters; master weights are fp32.
         recompute: Activation recomputation.
+        expert_ranks: Ranks that share the experts of a layer; a divisor of ``ranks``.
     """
     width = 2 if precision == "bf16" else 4
-    shard = 1 if zero == 0 else ranks
     table = model.hidden * model.vocab * (1 if model.tied else 2) + model.hidden
-    gathered_params = model.params if zero < 3 else table + 2 * model.layer_params
-    held_grads = 4 * model.params if zero < 2 else 4 * (table + model.layer_params)
-    kept = _layer_token_bytes(model, width)
+    elsewhere = model.experts - -(-model.experts // expert_ranks)
+    away = elsewhere * model.expert_params  # of a layer, on other ranks
+    held = model.params - model.sparse_layers * away
+    layer_params = model.layer_params - (away if model.sparse_layers else 0)
+    gathered_params = held if zero < 3 else table + 2 * layer_params
+    held_grads = 4 * held if zero < 2 else 4 * (table + layer_params)
+    owned, shard = (held, 1) if zero == 0 else (model.params, ranks)
+    kinds = [model.is_sparse(layer) for layer in range(model.layers)]
+    kept = {kind: _layer_token_bytes(model, width, sparse=kind) for kind in set(kinds)}
     if recompute == "full":
-        layers_bytes = tokens * (model.hidden * width * model.layers + kept)
+        layers_bytes = tokens * (model.hidden * width * model.layers + max(kept.values()))
     else:
-        layers_bytes = tokens * kept * model.layers
+        layers_bytes = tokens * sum(kept[kind] for kind in kinds)
     # A group of parameters is gathered and reduced through flat copies; the tables' is largest.
     # One layer's backward works on the gradients of gate, up and their product.
-    working = tokens * width * (3 * model.ffn + 2 * model.hidden)
+    widest = max(
+        model.ffn if False in kept else 0,
+        model.top_k * (model.expert_ffn + model.hidden) if True in kept else 0,
+        model.shared_ffn,
+    )
+    working = tokens * width * (3 * widest + 2 * model.hidden)
     head = 2 * tokens * model.hidden * width + 4 * model.hidden * model.vocab
     angles = tokens * model.head_width * width
     passing = layers_bytes + angles + head + 2 * _LOSS_CHUNK_BYTES + working
     return MemoryForecast(
         {
-            "master parameters": 4 * model.params // shard,
+            "master parameters": 4 * owned // shard,
             "gathered parameters": width * gathered_params,
             "gradients": held_grads,
-            "optimizer": 8 * model.params // shard,
+            "optimizer": 8 * owned // shard,
             "activations": layers_bytes + angles,
             "loss": head + 2 * _LOSS_CHUNK_BYTES,
             "working space": working,

@@ -6,8 +6,9 @@ Why
 
 Convention
     *Useful* FLOP of training are ``6 x matmul weights x tokens`` plus attention at three
-    forwards' worth of its exact pairs. What a kernel spends beyond that (flash attention's
-    own recomputation, activation recomputation, masked tiles) is not useful.
+    forwards' worth of its exact pairs; of experts the weights that a token passes through count.
+    What a kernel spends beyond that (flash attention's own recomputation, activation
+    recomputation, masked tiles) is not useful.
 
 Kept true (tests/unit/cost/test_work.py, by Hypothesis)
     Pairs of any slice under any mask equal those of the mask written out; slices of a
@@ -91,6 +92,11 @@ def pair_flop(model: ModelSpec) -> int:
 def useful_flop(model: ModelSpec, tokens: int, pairs: int) -> int:
     """Useful FLOP of one forward and backward."""
     return 6 * model.matmul_params * tokens + 3 * pair_flop(model) * pairs
+
+
+def expert_row_flop(model: ModelSpec) -> int:
+    """Forward FLOP of one row, a token at one of its experts."""
+    return 2 * model.expert_params
 
 
 def kv_bytes_per_token(model: ModelSpec, element_bytes: int = 2) -> int:

@@ -23,6 +23,7 @@ from equipoise.base.digest import digest
 from equipoise.nn.attention import Attend, PackAttention, pack_attention
 from equipoise.nn.declare import Copied, Placement, Split, local
 from equipoise.nn.loss import head_loss
+from equipoise.nn.moe import MixtureOfExperts
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.project import add_project, add_swiglu, project
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
@@ -116,12 +117,12 @@ def set_recompute(decoder: "Decoder", recompute: bool) -> None:
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind its norm, each added to the stream."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, *, sparse: bool = False) -> None:
         super().__init__()
         self.attention_norm = RmsNorm(model.hidden, model.norm_eps)
         self.attention = Attention(model)
         self.feed_forward_norm = RmsNorm(model.hidden, model.norm_eps)
-        self.feed_forward = FeedForward(model)
+        self.feed_forward = MixtureOfExperts(model) if sparse else FeedForward(model)
         self.tensor: TensorRanks = Alone()
         self.recompute = False
 
@@ -162,7 +163,9 @@ class Decoder(nn.Module):
         self.model = model
         self.tensor: TensorRanks = Alone()
         self.embed = nn.Embedding(model.vocab, model.hidden)
-        self.layers = nn.ModuleList(DecoderLayer(model) for _ in range(model.layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(model, sparse=model.is_sparse(layer)) for layer in range(model.layers)
+        )
         self.norm = RmsNorm(model.hidden, model.norm_eps)
         self.head = None if model.tied else nn.Linear(model.hidden, model.vocab, bias=False)
 

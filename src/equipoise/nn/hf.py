@@ -5,23 +5,20 @@ Why
     program of this field. Both are the folder of config.json and safetensors files.
 
 What it decides
-    The names: a table of ours and theirs, one to one. Nothing is renamed by guesswork and
-    nothing is skipped in silence: a weight that is missing, left over or of another shape is
-    an error, because a model that runs with a random layer looks like a bad model.
+    The names are those of ``hf_names``. Nothing is renamed by guesswork and nothing is skipped
+    in silence: a weight that is missing, left over or of another shape is an error, because a
+    model that runs with a random layer looks like a bad model.
 
     Our rotary pairs are half-split, as theirs are, so no row is permuted.
 
 Kept true (tests/oracle/test_transformers.py, tests/unit/nn/test_hf.py)
     ``transformers`` reads what is written here and we read what it writes, with equal logits;
     a folder is whole or not there at all.
-
-Sources
-    transformers 5.23, ``models/{llama,qwen2,qwen3}/modeling_*.py`` for the names.
 """
 
+import dataclasses
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -35,6 +32,7 @@ from torch import Tensor
 from equipoise.base.errors import ModelError
 from equipoise.base.units import GIB
 from equipoise.nn.decoder import Decoder
+from equipoise.nn.hf_names import hf_names
 from equipoise.spec.hf_config import hf_config, model_from_hf_config
 from equipoise.spec.model import ModelSpec
 
@@ -42,28 +40,11 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-_OUTER = {
-    "embed": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-}
-_INNER = {
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "attention.query_norm": "self_attn.q_norm",
-    "attention.key_norm": "self_attn.k_norm",
-    "feed_forward_norm": "post_attention_layernorm",
-    "feed_forward.gate": "mlp.gate_proj",
-    "feed_forward.up": "mlp.up_proj",
-    "feed_forward.down": "mlp.down_proj",
-}
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 # Written by transformers before 4.32: a table that is computed from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
 _TIED_HEAD = "lm_head.weight"
+_COUNTS = ".balance.state_X"
+_OF_TRAINING = ("balance", "balance_rate", "capacity_factor")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NAMES_SHOWN = 3
 
@@ -72,19 +53,16 @@ def weight_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight of a decoder, in its own order, without making any."""
     with torch.device("meta"):
         decoder = Decoder(model)
-    return {name: tuple(weight.shape) for name, weight in decoder.state_dict().items()}
+    return {name: tuple(weight.shape) for name, weight in decoder.named_parameters()}
 
 
-def hf_name(name: str) -> str:
-    """The Hugging Face name of one of our weights.
-
-    >>> hf_name("layers.3.attention.query.weight")
-    'model.layers.3.self_attn.q_proj.weight'
-    """
-    stem, _, kind = name.rpartition(".")
-    if (layer := _LAYER.fullmatch(stem)) is None:
-        return f"{_OUTER[stem]}.{kind}"
-    return f"model.layers.{layer[1]}.{_INNER[layer[2]]}.{kind}"
+def _their_names(model: ModelSpec) -> dict[str, list[str]]:
+    """The Hugging Face names of every weight, by ours."""
+    model_type = str(hf_config(model)["model_type"])
+    return {
+        name: hf_names(name, model_type=model_type, experts=model.experts)
+        for name in weight_shapes(model)
+    }
 
 
 def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
@@ -92,7 +70,7 @@ def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
 
     Args:
         folder: Holds config.json and model.safetensors, or model.safetensors.index.json and
-            the shards that it names. Llama, Mistral, Qwen 2 and Qwen 3.
+            the shards that it names, of one of ``spec.hf_config.MODEL_TYPES``.
 
     Returns:
         The model, and its weights by our names, each in the dtype of the file.
@@ -108,15 +86,24 @@ def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
         held |= _read_tensors(file, names)
     if model.tied and _TIED_HEAD in held:
         # Some writers store a tied head as well; transformers ties it whatever it holds.
-        head, embed = held.pop(_TIED_HEAD), held.get(hf_name("embed.weight"))
+        table = hf_names("embed.weight")[0]
+        head, embed = held.pop(_TIED_HEAD), held.get(table)
         if embed is None or not torch.equal(head, embed):
             raise ModelError(
                 f"{folder}: config.json ties the head to the embedding, and {_TIED_HEAD} differs "
-                f"from {hf_name('embed.weight')}. Set tie_word_embeddings to false to keep it."
+                f"from {table}. Set tie_word_embeddings to false to keep it."
             )
-    expected = {hf_name(name): shape for name, shape in weight_shapes(model).items()}
+    theirs, expected = _their_names(model), dict[str, tuple[int, ...]]()
+    for name, shape in weight_shapes(model).items():
+        alone = shape if len(theirs[name]) == 1 else shape[1:]
+        expected |= dict.fromkeys(theirs[name], alone)
     check_weights(f"{folder}", held, expected, described_by="config.json")
-    return model, {name: held[hf_name(name)] for name in weight_shapes(model)}
+    return model, {
+        name: held.pop(names[0])
+        if len(names) == 1
+        else torch.stack([held.pop(each) for each in names])
+        for name, names in theirs.items()
+    }
 
 
 def load_hf(decoder: Decoder, folder: Path) -> None:
@@ -126,6 +113,8 @@ def load_hf(decoder: Decoder, folder: Path) -> None:
         ModelError: as ``read_hf``; or the folder holds a model of other sizes.
     """
     model, state = read_hf(folder)
+    # No folder says how a router is kept in balance while it is trained.
+    model = dataclasses.replace(model, **{key: getattr(decoder.model, key) for key in _OF_TRAINING})
     if model != decoder.model:
         differing = ", ".join(
             f"{key} {getattr(model, key)} (here: {getattr(decoder.model, key)})"
@@ -137,7 +126,7 @@ def load_hf(decoder: Decoder, folder: Path) -> None:
             "they are taken from the folder."
         )
     with torch.no_grad():
-        for name, weight in decoder.state_dict().items():
+        for name, weight in decoder.named_parameters():
             weight.copy_(state.pop(name))
 
 
@@ -156,7 +145,8 @@ def write_hf(
     Args:
         folder: To be made; must not exist.
         model: Sizes of the weights.
-        state: Every weight by our names, all of one dtype; a decoder's ``state_dict()``.
+        state: Every weight by our names, all of one dtype; a decoder's ``state_dict()``, of which
+            the counts of routers are left out.
         max_shard_bytes: Weights beyond this are written as several files and an index.
         tokenizer_file: A tokenizer.json to go with the model.
         tokenizer_config: What tokenizer_config.json says beside it: ``eos_token``,
@@ -168,6 +158,7 @@ def write_hf(
     """
     if folder.exists():
         raise ModelError(f"{folder} exists already. Give the name of a new folder, or delete it.")
+    state = {name: weight for name, weight in state.items() if not name.endswith(_COUNTS)}
     check_weights("The state", state, weight_shapes(model), described_by="the model")
     dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in state.values()})
     if len(dtypes) > 1:
@@ -339,10 +330,14 @@ def _write_weights(
 ) -> None:
     shards = _shards(state, weight_shapes(model), max_shard_bytes)
     weight_map: dict[str, str] = {}
+    theirs = _their_names(model)
     for number, names in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         file = WEIGHTS if len(shards) == 1 else file
-        shard = {hf_name(name): state[name].detach().cpu().contiguous() for name in names}
+        shard: dict[str, Tensor] = {}
+        for name in names:
+            whole = state[name].detach().cpu().contiguous()
+            shard |= zip(theirs[name], [whole] if len(theirs[name]) == 1 else whole, strict=True)
         save_file(shard, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
     if len(shards) > 1:

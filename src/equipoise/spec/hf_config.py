@@ -10,9 +10,9 @@ Kept true (tests/unit/spec/test_hf_config.py)
     model built from it has ``ModelSpec.params`` weights.
 
 Sources
-    transformers 5.23, ``models/{llama,mistral,qwen2,qwen3}/configuration_*.py`` for the defaults
-    of absent fields, ``modeling_rope_utils.py`` for the two spellings of rotary settings:
-    ``rope_theta`` beside ``rope_scaling`` (4.x), and ``rope_parameters`` with both (5.x).
+    transformers 5.23, ``models/{llama,mistral,mixtral,qwen2,qwen2_moe,qwen3}/configuration_*.py``
+    for the defaults of absent fields, ``modeling_rope_utils.py`` for the two spellings of rotary
+    settings: ``rope_theta`` beside ``rope_scaling`` (4.x), and ``rope_parameters`` with both (5.x).
 """
 
 import json
@@ -23,11 +23,13 @@ from equipoise.base.errors import ModelError
 from equipoise.base.nearest import nearest
 from equipoise.spec.model import ModelSpec, RopeScaling
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3")
 _ROPE_TYPES = ("default", "llama3")
 _ARCHITECTURE = {
     "llama": "LlamaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 # Fields that change the arithmetic, with the one value that this decoder computes.
@@ -35,6 +37,7 @@ _ONLY: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
+    "router_jitter_noise": 0.0,
     "quantization_config": None,
 }
 _QWEN3_HEAD_WIDTH = 128  # Qwen3Config.head_dim, when config.json leaves it out
@@ -46,7 +49,7 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
     """The sizes that a config.json describes.
 
     Args:
-        config: The parsed config.json of a llama, mistral, qwen2 or qwen3 model.
+        config: The parsed config.json of a model of one of ``MODEL_TYPES``.
 
     Raises:
         ModelError: a field is missing, or has a value that this decoder does not compute.
@@ -87,8 +90,9 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=float(config.get("rms_norm_eps", _NORM_EPS)),
-        qkv_bias=kind == "qwen2",
+        qkv_bias=kind in ("qwen2", "qwen2_moe"),
         qk_norm=kind == "qwen3",
+        **_read_experts(kind, config),
     )
 
 
@@ -112,6 +116,8 @@ def hf_config(model: ModelSpec) -> dict[str, Any]:
             "query/key norms (qwen3). Train with one of them to export."
         )
     kind = "qwen2" if model.qkv_bias else "qwen3" if model.qk_norm else "llama"
+    if model.experts:
+        kind = _kind_of_experts(model)
     rope: dict[str, Any] = {"rope_type": "default"}
     positions: dict[str, Any] = {}
     if (scaling := model.rope_scaling) is not None:
@@ -127,7 +133,7 @@ def hf_config(model: ModelSpec) -> dict[str, Any]:
         "architectures": [_ARCHITECTURE[kind]],
         "model_type": kind,
         "hidden_size": model.hidden,
-        "intermediate_size": model.ffn,
+        "intermediate_size": model.expert_ffn if kind == "mixtral" else model.ffn,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
@@ -140,8 +146,73 @@ def hf_config(model: ModelSpec) -> dict[str, Any]:
         "rope_scaling": None if model.rope_scaling is None else dict(rope),
         "rope_parameters": {**rope, "rope_theta": model.rope_theta},
         **positions,
-        **({} if kind == "qwen2" else {"attention_bias": False}),
-        **({"mlp_bias": False} if kind == "llama" else {"use_sliding_window": False}),
+        **({"attention_bias": False} if kind in ("llama", "qwen3") else {}),
+        **({"mlp_bias": False} if kind == "llama" else {}),
+        **({"use_sliding_window": False} if kind.startswith("qwen") else {}),
+        **_write_experts(kind, model),
+    }
+
+
+def _kind_of_experts(model: ModelSpec) -> str:
+    """The model type that computes these experts.
+
+    Raises:
+        ModelError: none does.
+    """
+    every_layer = model.sparse_layers == model.layers
+    is_gated = model.shared_ffn > 0 and model.shared_gate
+    if model.balance != "bias" and not model.qk_norm:
+        if is_gated and model.qkv_bias:
+            return "qwen2_moe"
+        alike = (model.shared_ffn, model.qkv_bias, model.norm_top_k, model.expert_ffn)
+        if every_layer and alike == (0, False, True, model.ffn):
+            return "mixtral"
+    raise ModelError(
+        "No Hugging Face model type has these experts. mixtral has them in every layer, with "
+        "weights that sum to one, and no shared expert, bias or norm of queries; qwen2_moe has a "
+        "shared expert with a gate, and biases of queries, keys and values; and neither adds a "
+        "bias to a router's scores. Train with one of them to export."
+    )
+
+
+def _write_experts(kind: str, model: ModelSpec) -> dict[str, Any]:
+    if kind == "mixtral":
+        return {"num_local_experts": model.experts, "num_experts_per_tok": model.top_k}
+    if kind != "qwen2_moe":
+        return {}
+    return {
+        "num_experts": model.experts,
+        "num_experts_per_tok": model.top_k,
+        "moe_intermediate_size": model.expert_ffn,
+        "shared_expert_intermediate_size": model.shared_ffn,
+        "norm_topk_prob": model.norm_top_k,
+        "decoder_sparse_step": model.expert_every,
+        "mlp_only_layers": list(range(model.dense_layers)),
+    }
+
+
+def _read_experts(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ModelSpec that say which experts there are."""
+    if kind == "mixtral":
+        return {
+            "experts": _size(config, "num_local_experts"),
+            "top_k": _size(config, "num_experts_per_tok"),
+            "expert_ffn": _size(config, "intermediate_size"),
+        }
+    if kind != "qwen2_moe":
+        return {}
+    dense = config.get("mlp_only_layers") or []
+    if sorted(dense) != list(range(len(dense))):
+        raise _unsupported("mlp_only_layers", dense, list(range(len(dense))))
+    return {
+        "experts": _size(config, "num_experts"),
+        "top_k": _size(config, "num_experts_per_tok"),
+        "expert_ffn": _size(config, "moe_intermediate_size"),
+        "shared_ffn": _size(config, "shared_expert_intermediate_size"),
+        "shared_gate": True,
+        "norm_top_k": bool(config.get("norm_topk_prob", False)),
+        "dense_layers": len(dense),
+        "expert_every": _size({"decoder_sparse_step": 1, **config}, "decoder_sparse_step"),
     }
 
 

@@ -41,6 +41,14 @@ SIZES = tuple(
     for field in dataclasses.fields(ModelSection)
     if field.name in {other.name for other in dataclasses.fields(ModelSpec)}
 )
+# Those that say something of experts, with their values for a model without.
+_OF_EXPERTS = {
+    field.name: field.default
+    for field in dataclasses.fields(ModelSpec)
+    if field.name in SIZES[SIZES.index("experts") + 1 :]
+}
+# Those that config.json of a published model says nothing of.
+_TRAINING = ("balance", "balance_rate", "capacity_factor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +333,7 @@ def _resolve_model(wish: _Wish, base: Path) -> tuple[ModelSpec, dict[str, str]]:
                 f"Nearest: {_around(model.head_width, 2)}.",
             )
         _judge_heads(wish, model, origins)
+        model = _fill_experts(wish, model, origins)
     if wish["data.tokenizer"] == "train":
         if not _is_set(wish, "vocab"):
             model = dataclasses.replace(model, vocab=wish["data.vocab"])
@@ -386,8 +395,43 @@ def _judge_heads(wish: _Wish, model: ModelSpec, origins: Mapping[str, str]) -> N
         )
 
 
+def _fill_experts(wish: _Wish, model: ModelSpec, origins: dict[str, str]) -> ModelSpec:
+    """The sizes of experts that were not given, and what does not go together."""
+    if not model.experts:
+        for size, without in _OF_EXPERTS.items():
+            if _is_set(wish, size) and getattr(model, size) != without:
+                wish.tell(
+                    f"model.{size}",
+                    f"{toml(getattr(model, size))} says something of experts, and there are "
+                    f"none: {_cite_size(model, origins, wish, 'experts')}. Set model.experts.",
+                )
+        return model
+    if not model.top_k:
+        model = dataclasses.replace(model, top_k=min(2, model.experts))
+        origins["model.top_k"] = "2, or model.experts"
+    if not model.expert_ffn:
+        model = dataclasses.replace(model, expert_ffn=max(1, model.ffn // model.top_k))
+        origins["model.expert_ffn"] = "model.ffn // model.top_k"
+    if model.top_k > model.experts:
+        at = "top_k" if wish.is_given("model.top_k") else "experts"
+        wish.tell(
+            f"model.{at}",
+            f"a token cannot pass through {model.top_k} of {model.experts} experts. Set "
+            f"model.top_k to {model.experts} or less.",
+        )
+    if not model.sparse_layers:
+        at = "dense_layers" if wish.is_given("model.dense_layers") else "expert_every"
+        wish.tell(
+            f"model.{at if wish.is_given(f'model.{at}') else 'experts'}",
+            f"none of {model.layers} layers has experts: not the first {model.dense_layers}, and "
+            f"of the others those whose number is a multiple of {model.expert_every}. Lower "
+            "model.dense_layers or model.expert_every.",
+        )
+    return model
+
+
 def _resolve_hf(wish: _Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[str, str]]:
-    for name in ("preset", *SIZES):
+    for name in ("preset", *(size for size in SIZES if size not in _TRAINING)):
         if wish.is_given(f"model.{name}"):
             wish.tell(
                 f"model.{name}",
@@ -427,7 +471,11 @@ def _resolve_hf(wish: _Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[s
             "size of the tokenizer that is trained. Set data.tokenizer to the folder's "
             f"tokenizer.json, or data.vocab to {model.vocab} or less.",
         )
-    return model, {f"model.{size}": f"{folder}/config.json" for size in SIZES}
+    trained = {size: wish[f"model.{size}"] for size in _TRAINING if _is_set(wish, size)}
+    model = dataclasses.replace(model, **trained)
+    return model, {
+        f"model.{size}": f"{folder}/config.json" for size in SIZES if size not in trained
+    }
 
 
 def toml(value: Any) -> str:

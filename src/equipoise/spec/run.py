@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from equipoise.base.errors import LayoutError
+from equipoise.spec.model import Balance
 
 Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
 Policy = Literal[
@@ -82,6 +83,48 @@ class ModelSection:
         None
     )
     rope_theta: Annotated[float | None, Field(gt=1, description="base of rotary angles")] = None
+    experts: Annotated[
+        int | None, Field(ge=0, description="experts of a layer; 0 for one feed-forward instead")
+    ] = None
+    top_k: Annotated[
+        int | None, Field(ge=0, description="experts that a token passes through; 2 unless given")
+    ] = None
+    expert_ffn: Annotated[
+        int | None,
+        Field(ge=0, description="width of an expert; model.ffn over model.top_k unless given"),
+    ] = None
+    shared_ffn: Annotated[
+        int | None,
+        Field(ge=0, description="width of the expert that every token passes through; 0 for none"),
+    ] = None
+    shared_gate: Annotated[
+        bool | None, Field(description="scale the shared expert's output by a gate of its input")
+    ] = None
+    dense_layers: Annotated[
+        int | None, Field(ge=0, description="so many first layers have no experts")
+    ] = None
+    expert_every: Annotated[
+        int | None, Field(ge=1, description="of the others every so many-th has experts")
+    ] = None
+    norm_top_k: Annotated[
+        bool | None, Field(description="scale the weights of a token's experts to sum to one")
+    ] = None
+    balance: Annotated[
+        Balance | None,
+        Field(description="what keeps experts equally busy: a loss, or a bias of their scores"),
+    ] = None
+    balance_rate: Annotated[
+        float | None,
+        Field(gt=0, description="weight of the auxiliary loss, or what a step adds to a bias"),
+    ] = None
+    capacity_factor: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="most tokens of an expert, over its even share of a rank's micro-batch; "
+            "others are dropped. 0 drops none",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

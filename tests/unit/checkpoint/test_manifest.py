@@ -73,6 +73,14 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
     require_same(found, folder, model=MODEL, corpus_digest="c" * 32, seed=0)
 
 
+def test_a_size_that_older_versions_did_not_know_is_its_default(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+    found = read_manifest(folder)
+    old = {key: value for key, value in found.model.items() if not key.startswith("expert")}
+    older = dataclasses.replace(found, model=old)
+    require_same(older, folder, model=MODEL, corpus_digest="c" * 32, seed=0)
+
+
 @given(data=st.data(), name=st.sampled_from([*SHARDS, MANIFEST]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 def test_any_byte_changed_dropped_or_added_is_found_and_its_file_named(

@@ -1,5 +1,6 @@
 """The memory forecast: its terms add up, and each moves the way that memory moves."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -7,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.cost.memory import MemoryForecast, forecast_memory
-from equipoise.spec.model import preset
+from equipoise.spec.model import ModelSpec, preset
 
 MODEL = preset("7m")
 
 
-def forecast(**changes) -> MemoryForecast:
+SPARSE = preset("moe-3m")
+
+
+def forecast(model: ModelSpec = MODEL, **changes) -> MemoryForecast:
     given_ = {
         "tokens": 4096,
         "ranks": 2,
@@ -20,7 +24,7 @@ def forecast(**changes) -> MemoryForecast:
         "precision": "fp32",
         "recompute": "none",
     } | changes
-    return forecast_memory(MODEL, **given_)
+    return forecast_memory(model, **given_)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,38 @@ def test_master_weights_and_moments_are_twelve_bytes_a_parameter_whatever_the_pr
     for precision in ("fp32", "bf16"):
         terms = forecast(zero=0, precision=precision).terms
         assert terms["master parameters"] + terms["optimizer"] == 12 * MODEL.params
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_experts_on_other_ranks_are_not_held(zero: int) -> None:
+    totals = [
+        forecast(SPARSE, ranks=8, zero=zero, expert_ranks=ranks).total_bytes for ranks in (1, 2, 8)
+    ]
+    assert totals == sorted(totals, reverse=True)
+    assert len(set(totals)) == 3
+
+
+def test_ranks_that_share_experts_hold_their_part_alone() -> None:
+    whole, half = (forecast(SPARSE, zero=0, expert_ranks=ranks).terms for ranks in (1, 2))
+    away = SPARSE.sparse_layers * 4 * SPARSE.expert_params
+    for name, width in (
+        ("master parameters", 4),
+        ("gathered parameters", 4),
+        ("gradients", 4),
+        ("optimizer", 8),
+    ):
+        assert whole[name] - half[name] == width * away
+    assert whole["activations"] == half["activations"]
+    # With ZeRO each weight and moment is on one rank anyway.
+    sharded = [forecast(SPARSE, zero=1, expert_ranks=ranks).terms for ranks in (1, 2)]
+    assert sharded[0]["optimizer"] == sharded[1]["optimizer"]
+
+
+def test_a_layer_with_experts_keeps_rows_and_not_all_experts() -> None:
+    more = dataclasses.replace(SPARSE, experts=16)
+    kept, of_more = (forecast(model).terms["activations"] for model in (SPARSE, more))
+    assert of_more - kept == 4096 * SPARSE.layers * 8 * 4  # a score of each expert
+    first = dataclasses.replace(SPARSE, dense_layers=1)
+    dense = dataclasses.replace(SPARSE, experts=0)
+    of_first, of_dense = (forecast(model).terms["activations"] for model in (first, dense))
+    assert kept - of_first == (kept - of_dense) // SPARSE.layers

@@ -20,12 +20,15 @@ LLAMA: dict[str, Any] = {
 }
 
 
+SPARSE = ["mixtral-8x7b", "qwen2-57b-a14b"]
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_survives_the_round_trip(name: str) -> None:
     assert model_from_hf_config(hf_config(preset(name))) == preset(name)
 
 
-@pytest.mark.parametrize("name", ["7m", "llama3.2-1b", "qwen2.5-0.5b", "qwen3-8b"])
+@pytest.mark.parametrize("name", ["7m", "llama3.2-1b", "qwen2.5-0.5b", "qwen3-8b", *SPARSE])
 def test_transformers_loads_what_is_written(name: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -37,6 +40,35 @@ def test_transformers_loads_what_is_written(name: str) -> None:
         built = transformers.AutoModelForCausalLM.from_config(loaded)
     assert type(built).__name__ == config["architectures"][0]
     assert sum(weight.numel() for weight in built.parameters()) == model.params
+
+
+def test_experts_that_no_model_type_has_are_not_written() -> None:
+    message = (
+        "No Hugging Face model type has these experts. mixtral has them in every layer, with "
+        "weights that sum to one, and no shared expert, bias or norm of queries; qwen2_moe has a "
+        "shared expert with a gate, and biases of queries, keys and values; and neither adds a "
+        "bias to a router's scores. Train with one of them to export."
+    )
+    sparse = preset("mixtral-8x7b")
+    for changes in (
+        {"balance": "bias"},
+        {"dense_layers": 1},
+        {"norm_top_k": False},
+        {"shared_ffn": 64},
+        {"qkv_bias": True},
+        {"qk_norm": True},
+    ):
+        with pytest.raises(ModelError) as caught:
+            hf_config(dataclasses.replace(sparse, **changes))
+        assert str(caught.value) == message
+
+
+def test_layers_without_experts_that_are_not_the_first_are_refused() -> None:
+    config = hf_config(preset("qwen2-57b-a14b"))
+    assert model_from_hf_config({**config, "mlp_only_layers": [1, 0]}).dense_layers == 2
+    with pytest.raises(ModelError) as caught:
+        model_from_hf_config({**config, "mlp_only_layers": [3]})
+    assert str(caught.value) == "config.json: mlp_only_layers [3] is not supported; only [0] is."
 
 
 def test_absent_fields_take_the_defaults_of_transformers() -> None:
@@ -68,12 +100,13 @@ def test_both_spellings_of_rope_are_one() -> None:
     [
         (
             {"model_type": "qwen4"},
-            'config.json: model_type "qwen4" is not one of llama, mistral, qwen2, qwen3. '
-            "Nearest: qwen2.",
+            'config.json: model_type "qwen4" is not one of llama, mistral, mixtral, '
+            "qwen2, qwen2_moe, qwen3. Nearest: qwen2.",
         ),
         (
             {"model_type": None},
-            "config.json: model_type null is not one of llama, mistral, qwen2, qwen3.",
+            "config.json: model_type null is not one of llama, mistral, mixtral, qwen2, "
+            "qwen2_moe, qwen3.",
         ),
         (
             {"hidden_act": "gelu"},

@@ -243,9 +243,9 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
     (
         'model.preset = "llama3-8"',
         'run.toml:1  model.preset: "llama3-8" is not a preset. Nearest: "llama3-8b". '
-        "All: 2m, 7m, 30m, 120m, smollm2-135m, llama3.2-1b, llama3-8b, llama3-70b, llama3-405b, "
-        "llama3.1-8b, llama3.1-70b, llama3.1-405b, qwen2.5-0.5b, qwen2.5-7b, qwen2.5-72b, "
-        "qwen3-8b.",
+        "All: 2m, 7m, 30m, 120m, moe-3m, smollm2-135m, llama3.2-1b, llama3-8b, llama3-70b, "
+        "llama3-405b, llama3.1-8b, llama3.1-70b, llama3.1-405b, qwen2.5-0.5b, qwen2.5-7b, "
+        "qwen2.5-72b, qwen3-8b, mixtral-8x7b, qwen2-57b-a14b.",
     ),
     (
         'model.init = "zeros"',
@@ -281,6 +281,27 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
         "tokenizer that is trained. The least is 4096.",
     ),
     (
+        "model.top_k = 2",
+        "run.toml:1  model.top_k: 2 says something of experts, and there are none: "
+        "model.experts, 0 (preset 2m). Set model.experts.",
+    ),
+    (
+        "model.experts = 4\nmodel.top_k = 6",
+        "run.toml:2  model.top_k: a token cannot pass through 6 of 4 experts. Set model.top_k to "
+        "4 or less.",
+    ),
+    (
+        "model.experts = 1\nmodel.preset = 'moe-3m'",
+        "run.toml:1  model.experts: a token cannot pass through 2 of 1 experts. Set model.top_k "
+        "to 1 or less.",
+    ),
+    (
+        "model.dense_layers = 4\nmodel.preset = 'moe-3m'",
+        "run.toml:1  model.dense_layers: none of 4 layers has experts: not the first 4, and of "
+        "the others those whose number is a multiple of 1. Lower model.dense_layers or "
+        "model.expert_every.",
+    ),
+    (
         'model.init = "hf:none"',
         "run.toml:1  model.init: cannot read none/config.json: no such file or directory. "
         "Name a folder that holds config.json and *.safetensors.",
@@ -291,6 +312,27 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("text", "message"), BETWEEN_KEYS)
 def test_one_key_that_is_wrong_beside_another(tmp_path: Path, text: str, message: str) -> None:
     assert faults(write(tmp_path, text)) == message
+
+
+def test_experts_alone_are_as_much_work_as_the_feed_forward_that_they_replace() -> None:
+    run = read_run(None, [("model.experts", "8")])
+    dense = read_run(None).model
+    assert (run.model.top_k, run.model.expert_ffn) == (2, dense.ffn // 2)
+    assert run.origins["model.expert_ffn"] == "model.ffn // model.top_k"
+    assert run.model.matmul_params == dense.matmul_params + 8 * dense.hidden * dense.layers
+    one = read_run(None, [("model.experts", "1"), ("model.expert_ffn", "40")]).model
+    assert (one.top_k, one.expert_ffn) == (1, 40)
+
+
+def test_a_published_model_is_balanced_as_the_run_says(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    published = preset("mixtral-8x7b")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(hf_config(published)))
+    text = 'model.init = "hf:hf"\nmodel.balance = "bias"\ndata.tokenizer = "a.json"\n'
+    run = read_run(write(tmp_path, text))
+    assert run.model == dataclasses.replace(published, balance="bias")
+    assert run.origins["model.balance"] == "run.toml:2"
+    assert run.origins["model.balance_rate"] == "hf/config.json"
 
 
 def test_a_faulty_key_is_not_blamed_twice(tmp_path: Path) -> None:

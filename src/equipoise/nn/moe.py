@@ -1,0 +1,149 @@
+"""A feed-forward of experts: each token passes through the few that its router chose.
+
+What it decides
+    Which experts compute which tokens. Where they live is for ``parallel.expert``: it sets
+    ``exchange``, through which rows go to the rank of their expert and come back.
+
+    ::
+
+        x_TD -> router -> choose -> sort rows -> experts -> gather back, weighted -> + residual
+                                       (exchange)   (exchange)
+        x_TD -> shared expert, if any --------------------------------------------> + residual
+
+    Scores are a softmax over all experts, in fp32 at least; the weights of a token's experts are
+    its scores of them, scaled to sum to one if ``norm_top_k``.
+
+Kept true (tests/unit/nn/test_moe.py, tests/oracle/test_moe_transformers.py)
+    Equal to a loop over tokens and experts, and to the blocks of Mixtral and Qwen 2 MoE in
+    ``transformers``, in outputs and all gradients; no token, or no token for an expert, is legal.
+
+Shapes: T tokens, K choices of a token, R rows, X experts, D model width, F expert width.
+
+Sources
+    Mixtral: arXiv:2401.04088. Shared experts: DeepSeekMoE, arXiv:2401.06066; with a gate, Qwen 2:
+    arXiv:2407.10671.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.nn.declare import Copied, Placement, local
+from equipoise.nn.moe_balance import LoadBalance
+from equipoise.nn.moe_matmul import expert_swiglu
+from equipoise.nn.moe_route import Rows, choose, gather_back, sort_rows, spread
+from equipoise.nn.project import add_swiglu
+from equipoise.spec.model import ModelSpec
+
+
+class ExpertMatrix(nn.Module):
+    """One matrix of every expert, as ``weight`` [X, out, in]."""
+
+    def __init__(self, experts: int, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, rows, columns))
+        nn.init.normal_(self.weight, std=0.02)
+
+    @property
+    def local(self) -> Tensor:
+        """Of the experts that live on this rank."""
+        return local(self.weight)
+
+
+class Experts(nn.Module):
+    """SwiGLU of every expert, on rows that are sorted by expert."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.gate = ExpertMatrix(model.experts, model.expert_ffn, model.hidden)
+        self.up = ExpertMatrix(model.experts, model.expert_ffn, model.hidden)
+        self.down = ExpertMatrix(model.experts, model.hidden, model.expert_ffn)
+
+    def forward(self, x_RD: Tensor, counts_X: Tensor) -> Tensor:
+        """Outputs [R, D] of rows of which so many are of each expert here."""
+        ends_X = counts_X.cumsum(0).to(torch.int32)
+        return expert_swiglu(x_RD, ends_X, self.gate.local, self.up.local, self.down.local)
+
+
+Exchange = Callable[[Tensor, Tensor, Experts], Tensor]
+"""Rows sorted by expert [R, D], rows of each expert [X], and the experts that live here; returns
+the outputs of the rows [R, D]."""
+
+
+class SharedExpert(nn.Module):
+    """A SwiGLU that every token passes through, behind a gate if the model has one."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.gate = nn.Linear(model.hidden, model.shared_ffn, bias=False)
+        self.up = nn.Linear(model.hidden, model.shared_ffn, bias=False)
+        self.down = nn.Linear(model.shared_ffn, model.hidden, bias=False)
+        self.switch = nn.Linear(model.hidden, 1, bias=False) if model.shared_gate else None
+
+    def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """``residual + gate * swiglu(x)``."""
+        weights = [local(part.weight) for part in (self.gate, self.up, self.down)]
+        if self.switch is None:
+            return add_swiglu(residual_TD, x_TD, *weights)
+        y_TD = add_swiglu(torch.zeros_like(x_TD), x_TD, *weights)
+        gate_T1 = torch.sigmoid(x_TD @ local(self.switch.weight).t())
+        return torch.addcmul(residual_TD, gate_T1, y_TD)
+
+
+class Router(nn.Module):
+    """Scores of the experts, and the choice of each token."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(model.experts, model.hidden))
+        nn.init.normal_(self.weight, std=0.02)
+        self.balance = LoadBalance(model)
+        self.top_k, self.normalizes = model.top_k, model.norm_top_k
+        self.capacity_factor = model.capacity_factor
+
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, Rows]:
+        """Weights of each token's experts [T, K], and the rows that the experts compute."""
+        # In bf16 two experts often have equal logits; fp32 parts them.
+        wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
+        scores_TX = torch.softmax(x_TD.to(wide) @ local(self.weight).to(wide).t(), dim=1)
+        with torch.no_grad():
+            chosen_TK = choose(self.balance.biased(scores_TX), self.top_k)
+        weights_TK = self.balance.watch(scores_TX, chosen_TK).gather(1, chosen_TK)
+        rows = sort_rows(
+            chosen_TK,
+            weights_TK.detach(),
+            experts=scores_TX.shape[1],
+            factor=self.capacity_factor,
+        )
+        if self.normalizes:
+            weights_TK = weights_TK / weights_TK.sum(1, keepdim=True)
+        return weights_TK.to(x_TD.dtype), rows
+
+
+class MixtureOfExperts(nn.Module):
+    """The feed-forward of a sparse layer."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.router = Router(model)
+        self.experts = Experts(model)
+        self.shared = SharedExpert(model) if model.shared_ffn else None
+        self.exchange: Exchange | None = None
+        """How rows reach experts that live on other ranks; None if all live here."""
+
+    def declare(self) -> dict[str, Placement]:
+        """Whole on ranks that share the weights of other layers: each computes its own tokens."""
+        return {name: Copied() for name, _ in self.named_parameters()}
+
+    def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """``residual + experts(x) + shared(x)``, of the tokens that this rank has."""
+        weights_TK, rows = self.router(x_TD)
+        x_RD = spread(x_TD, rows)
+        if self.exchange is None:
+            y_RD: Tensor = self.experts(x_RD, rows.counts_X)
+        else:
+            y_RD = self.exchange(x_RD, rows.counts_X, self.experts)
+        if self.shared is not None:
+            residual_TD = self.shared(residual_TD, x_TD)
+        return gather_back(residual_TD, y_RD, weights_TK, rows)

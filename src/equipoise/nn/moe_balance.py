@@ -1,0 +1,143 @@
+"""Keeping a router from sending all tokens to few experts, the same on every layout.
+
+Why
+    The usual auxiliary loss multiplies each micro-batch's own counts with its own mean scores:
+    it is no sum over tokens, so every packing and every layout has another one. Here it is a sum
+    over tokens like the cross-entropy, divided by the same count of labels.
+
+What it decides
+    Every rank counts, in integers, how many tokens chose each expert. At the end of a step the
+    counts of all ranks are summed, which is exact in any order; the *next* step is balanced by
+    them. They are part of the model's state, so a resumed run goes on as it was.
+
+    ``auxiliary``
+        A token with scores ``p`` adds ``rate * X * sum(f * p)``, where ``f`` is each expert's
+        share of the last step's choices: 1 at balance, X if one expert had all. With the counts
+        of the tokens themselves it is Switch's loss. In the first step there are no counts, and
+        nothing is added.
+    ``bias``
+        No loss. A number is added to each score before the choice, not to the weight of the
+        choice: ``rate`` for each step in which the expert had less than its even share, and
+        minus ``rate`` for each in which it had more.
+    ``none``
+        Only counts.
+
+    Counts are taken in the backward pass, which runs once for a micro-batch: a forward that is
+    run again for recomputation is not counted twice, and one without a backward not at all.
+
+Kept true (tests/unit/nn/test_moe_balance.py, tests/multi/test_expert.py)
+    With the counts of its own tokens the loss is that of ``transformers`` over ``top_k``; its
+    gradient is autograd's; counts, biases and loss are the same on any number of ranks.
+
+Sources
+    Auxiliary loss: Switch Transformers, arXiv:2101.03961, section 2.2. Counts of all ranks
+    instead of a micro-batch's: arXiv:2501.11873. Bias: arXiv:2408.15664.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.spec.model import ModelSpec
+
+
+def balance_loss(scores_TX: Tensor, counts_X: Tensor) -> Tensor:
+    """``X * sum(f * p)`` summed over tokens, with ``f`` the share of each expert in the counts."""
+    shares_X = counts_X.to(scores_TX.dtype) / counts_X.sum()
+    return len(counts_X) * (scores_TX.sum(0) @ shares_X)
+
+
+class _Watch(torch.autograd.Function):
+    """Scores unchanged; the backward counts, and adds the gradient of the auxiliary loss."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_TX: Tensor, chosen_TK: Tensor, balance: "LoadBalance") -> Tensor:
+        ctx.save_for_backward(scores_TX.sum(0), chosen_TK)
+        ctx.balance = balance
+        return scores_TX.view_as(scores_TX)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        sums_X, chosen_TK = ctx.saved_tensors
+        balance: LoadBalance = ctx.balance
+        balance.loads_X += torch.bincount(chosen_TK.reshape(-1), minlength=len(sums_X))
+        if balance.rule != "auxiliary" or not bool(balance.state_X.any()):
+            return grads[0], None, None
+        pull_X = balance.pull_X(sums_X.dtype)
+        balance.penalty += (sums_X @ pull_X).to(balance.penalty.dtype)
+        return grads[0] + balance.loss_scale * pull_X, None, None
+
+
+class LoadBalance(nn.Module):
+    """The counts of one layer's experts, and what they do to its router."""
+
+    state_X: Tensor
+    loads_X: Tensor
+    penalty: Tensor
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.rule, self.rate, experts = model.balance, model.balance_rate, model.experts
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before its backward: one over the count of labels."""
+        # Counts of the last step, or for each bias how many steps it went up less down: integers,
+        # so that every rank has the same.
+        self.register_buffer("state_X", torch.zeros(experts, dtype=torch.int64))
+        zeros = torch.zeros(experts, dtype=torch.int64)
+        self.register_buffer("loads_X", zeros, persistent=False)
+        self.register_buffer("penalty", torch.zeros((), dtype=torch.float64), persistent=False)
+
+    def pull_X(self, dtype: torch.dtype) -> Tensor:
+        """The gradient of the auxiliary loss by each score of any token, before ``loss_scale``."""
+        shares_X = self.state_X.to(dtype) / self.state_X.sum()
+        return self.rate * len(shares_X) * shares_X
+
+    def biased(self, scores_TX: Tensor) -> Tensor:
+        """The scores by which experts are chosen."""
+        if self.rule != "bias":
+            return scores_TX
+        return scores_TX + self.rate * self.state_X.to(scores_TX.dtype)
+
+    def watch(self, scores_TX: Tensor, chosen_TK: Tensor) -> Tensor:
+        """The scores, as the weights of the choice are to be made of them."""
+        out: Tensor = _Watch.apply(scores_TX, chosen_TK, self)
+        return out
+
+    def settle(self, loads_X: Tensor) -> None:
+        """Take up the counts of all ranks, and forget this rank's own."""
+        if self.rule == "auxiliary":
+            self.state_X.copy_(loads_X)
+        elif self.rule == "bias":
+            self.state_X += torch.sign(loads_X.sum() - len(loads_X) * loads_X)
+        self.loads_X.zero_()
+        self.penalty.zero_()
+
+
+def balances(module: nn.Module) -> list[LoadBalance]:
+    """Those of a model, one for each sparse layer, in order."""
+    return [each for each in module.modules() if isinstance(each, LoadBalance)]
+
+
+def set_loss_scale(module: nn.Module, scale: float) -> None:
+    """Say what the loss of every micro-batch is multiplied by before its backward."""
+    for each in balances(module):
+        each.loss_scale = scale
+
+
+def collect_loads(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """What this rank counted since the last ``settle_loads``.
+
+    Returns:
+        Tokens that chose each expert of each sparse layer, int64 [layers, X]; and the auxiliary
+        loss, summed over tokens and layers, a float64 scalar.
+    """
+    found = balances(module)
+    loads = torch.stack([each.loads_X for each in found])
+    return loads, torch.stack([each.penalty for each in found]).sum()
+
+
+def settle_loads(module: nn.Module, loads: Tensor) -> None:
+    """Balance the next step by the counts of all ranks, int64 [layers, X]."""
+    for each, loads_X in zip(balances(module), loads, strict=True):
+        each.settle(loads_X)

@@ -1,0 +1,124 @@
+"""Matrix products of rows that are sorted by expert: each expert's rows with its own weights.
+
+What it decides
+    Which code computes them. ``torch.nn.functional.grouped_mm`` where it runs: in fp32, bf16 and
+    fp16 on CPU, in bf16 and fp16 on CUDA, with rows of whole 16 bytes. Else a loop over the
+    experts. Callers see one name.
+
+    ::
+
+        rows of expert 0 | of expert 1 | (2 has none) | of expert 3       R rows
+        ends_X           3             5              5           9       running totals
+
+Kept true (tests/unit/nn/test_moe_matmul.py)
+    Both forms equal one product for each expert, forward and backward; experts without rows,
+    and no rows at all, give empty products and zero gradients.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grouped_mm, silu
+
+_GROUPED = {
+    "cpu": (torch.float32, torch.bfloat16, torch.float16),
+    "cuda": (torch.bfloat16, torch.float16),
+}
+_ROW_BYTES = 16
+"""``grouped_mm`` refuses other strides: "strides should be multiple of 16 bytes" (torch 2.13)."""
+
+
+def runs_grouped(rows: Tensor, *widths: int) -> bool:
+    """Whether torch's kernel takes rows of this dtype and device, and these widths."""
+    whole = all(width * rows.element_size() % _ROW_BYTES == 0 for width in widths)
+    return whole and rows.dtype in _GROUPED.get(rows.device.type, ())
+
+
+def _spans(ends_X: Tensor) -> list[tuple[int, int, int]]:
+    """Expert, first row and end, of experts that have rows."""
+    spans = enumerate(pairwise([0, *ends_X.tolist()]))
+    return [(expert, start, stop) for expert, (start, stop) in spans if start < stop]
+
+
+def multiply_rows(rows_RM: Tensor, weight_XMN: Tensor, ends_X: Tensor) -> Tensor:
+    """``rows @ weight`` with the weights of each row's expert.
+
+    Args:
+        rows_RM: Rows sorted by expert [R, M].
+        weight_XMN: Weights of each expert [X, M, N]; may be a transposed view.
+        ends_X: Where the rows of each expert end, int32 [X]; the last is R.
+
+    Returns:
+        [R, N]; not differentiable by itself.
+    """
+    if len(ends_X) and runs_grouped(rows_RM, *weight_XMN.shape[1:]):
+        return grouped_mm(rows_RM, weight_XMN, offs=ends_X)
+    out = rows_RM.new_empty(rows_RM.shape[0], weight_XMN.shape[2])
+    for expert, start, stop in _spans(ends_X):
+        torch.mm(rows_RM[start:stop], weight_XMN[expert], out=out[start:stop])
+    return out
+
+
+def multiply_columns(left_RM: Tensor, right_RN: Tensor, ends_X: Tensor) -> Tensor:
+    """``left.T @ right`` over the rows of each expert: a weight's gradient [X, M, N]."""
+    widths = left_RM.shape[1], right_RN.shape[1]
+    if len(ends_X) and runs_grouped(left_RM, *widths):
+        return grouped_mm(left_RM.t(), right_RN, offs=ends_X)
+    out = left_RM.new_zeros(len(ends_X), *widths)
+    for expert, start, stop in _spans(ends_X):
+        torch.mm(left_RM[start:stop].t(), right_RN[start:stop], out=out[expert])
+    return out
+
+
+class _ExpertSwiGlu(torch.autograd.Function):
+    """Keeps rows, gate and up; their product is made again in the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_RD: Tensor,
+        ends_X: Tensor,
+        gate_XFD: Tensor,
+        up_XFD: Tensor,
+        down_XDF: Tensor,
+    ) -> Tensor:
+        gate_RF = multiply_rows(x_RD, gate_XFD.transpose(1, 2), ends_X)
+        up_RF = multiply_rows(x_RD, up_XFD.transpose(1, 2), ends_X)
+        ctx.save_for_backward(x_RD, ends_X, gate_RF, up_RF, gate_XFD, up_XFD, down_XDF)
+        return multiply_rows(silu(gate_RF).mul_(up_RF), down_XDF.transpose(1, 2), ends_X)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_RD, ends_X, gate_RF, up_RF, gate_XFD, up_XFD, down_XDF = ctx.saved_tensors
+        grad_RD = grads[0].contiguous()
+        grad_hidden = multiply_rows(grad_RD, down_XDF, ends_X)
+        silu_RF = silu(gate_RF)
+        grad_down = multiply_columns(grad_RD, silu_RF * up_RF, ends_X)
+        grad_up = torch.mul(grad_hidden, silu_RF, out=silu_RF)
+        grad_gate = torch.ops.aten.silu_backward(grad_hidden.mul_(up_RF), gate_RF)
+        grad_x = multiply_rows(grad_gate, gate_XFD, ends_X)
+        grad_x += multiply_rows(grad_up, up_XFD, ends_X)
+        grad_gate_w = multiply_columns(grad_gate, x_RD, ends_X)
+        grad_up_w = multiply_columns(grad_up, x_RD, ends_X)
+        return grad_x, None, grad_gate_w, grad_up_w, grad_down
+
+
+def expert_swiglu(
+    x_RD: Tensor, ends_X: Tensor, gate_XFD: Tensor, up_XFD: Tensor, down_XDF: Tensor
+) -> Tensor:
+    """``(silu(x gate) * (x up)) down`` of each row, with the weights of its expert.
+
+    Args:
+        x_RD: Rows sorted by expert [R, D]; R may be 0.
+        ends_X: Where the rows of each expert end, int32 [X].
+        gate_XFD: Gates [X, F, D].
+        up_XFD: Up projections [X, F, D].
+        down_XDF: Down projections [X, D, F].
+
+    Returns:
+        [R, D], differentiable once.
+    """
+    out: Tensor = _ExpertSwiGlu.apply(x_RD, ends_X, gate_XFD, up_XFD, down_XDF)
+    return out

@@ -1,0 +1,162 @@
+"""Which experts take which tokens: the choice, the rows sorted by expert, and the way back.
+
+Why
+    Experts compute fast on rows that lie together. A token becomes ``top_k`` rows, one for each
+    expert it chose; rows are sorted by expert, computed, and summed back into their token.
+
+    ::
+
+        token      0     1     2            rows by expert   0: t0 t2 | 1: t1 | 2: t0 | 3: t1 t2
+        chooses   0,2   1,3   0,3           place_TK         t0: 0, 3   t1: 2, 4   t2: 1, 5
+
+What it decides
+    Ties go to the expert of the lower number, rows of an expert stand in the order of their
+    tokens, and a token's experts are summed in the order of its preference: the same bits on
+    every run, forward and backward, and no atomics.
+
+    With a capacity an expert keeps the rows with the highest scores, of equal ones the first;
+    what it drops adds nothing to its token. The capacity is that of the tokens given here, a
+    rank's micro-batch: what is dropped depends on how documents were packed, as it does in
+    Switch and GShard, and not on where the experts live.
+
+Kept true (tests/unit/nn/test_moe_route.py, by Hypothesis)
+    Every row is kept or dropped, once; no expert exceeds its capacity, and none drops before;
+    spreading and gathering back with weights of 1 / top_k is the identity.
+
+Sources
+    Capacity: Switch Transformers, arXiv:2101.03961, section 2.2.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Tokens' choices as rows sorted by expert."""
+
+    token_R: Tensor
+    """The token of each row, int64 [R]."""
+    slot_R: Tensor
+    """Its place among all choices, ``token * top_k + preference``, int64 [R]."""
+    place_TK: Tensor
+    """The row of each choice, int64 [T, K]; R where it was dropped."""
+    counts_X: Tensor
+    """Rows of each expert, int64 [X]."""
+    is_whole: bool
+    """Nothing was dropped."""
+
+
+def choose(scores_TX: Tensor, top_k: int) -> Tensor:
+    """The experts with the highest scores of each token, best first, int64 [T, K]."""
+    order: Tensor = torch.sort(scores_TX, dim=1, descending=True, stable=True).indices
+    return order[:, :top_k]
+
+
+def capacity(tokens: int, *, top_k: int, experts: int, factor: float) -> int:
+    """Most rows that an expert takes of so many tokens [rows].
+
+    >>> capacity(100, top_k=2, experts=8, factor=1.25)
+    32
+    """
+    return math.ceil(factor * tokens * top_k / experts)
+
+
+def sort_rows(chosen_TK: Tensor, scores_TK: Tensor, *, experts: int, factor: float) -> Rows:
+    """Sort choices by expert, and drop those beyond the capacity.
+
+    Args:
+        chosen_TK: Experts of each token, int64 [T, K].
+        scores_TK: Their scores, by which rows are kept [T, K].
+        experts: X.
+        factor: Capacity over an even share; 0 keeps all.
+    """
+    tokens, top_k = chosen_TK.shape
+    flat = chosen_TK.reshape(-1)
+    slots = torch.argsort(flat, stable=True)
+    counts_X = torch.bincount(flat, minlength=experts)
+    most = capacity(tokens, top_k=top_k, experts=experts, factor=factor) if factor else tokens
+    is_whole = not bool((counts_X > most).any())
+    if not is_whole:
+        keep = _best(flat, scores_TK.reshape(-1), counts_X, most)
+        slots = slots[keep[slots]]
+        counts_X = counts_X.clamp_max(most)
+    place = torch.full_like(flat, len(slots))
+    place[slots] = torch.arange(len(slots), device=flat.device)
+    return Rows(slots // top_k, slots, place.view(tokens, top_k), counts_X, is_whole)
+
+
+def _best(flat: Tensor, scores: Tensor, counts_X: Tensor, most: int) -> Tensor:
+    """Whether each choice is among the best ``most`` of its expert."""
+    by_score = torch.argsort(scores, descending=True, stable=True)
+    by_expert = by_score[torch.argsort(flat[by_score], stable=True)]
+    begins = counts_X.cumsum(0) - counts_X
+    rank = torch.arange(len(flat), device=flat.device) - begins[flat[by_expert]]
+    keep = torch.empty_like(flat, dtype=torch.bool)
+    keep[by_expert] = rank < most
+    return keep
+
+
+def _padded(rows_RD: Tensor, rows: Rows) -> Tensor:
+    """With a row of zeros for the choices that were dropped."""
+    if rows.is_whole:
+        return rows_RD
+    return torch.cat((rows_RD, rows_RD.new_zeros(1, rows_RD.shape[1])))
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, rows: Rows) -> Tensor:
+        ctx.rows = rows
+        return x_TD[rows.token_R]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        rows: Rows = ctx.rows
+        padded = _padded(grads[0], rows)
+        grad_TD = padded[rows.place_TK[:, 0]]
+        for preference in range(1, rows.place_TK.shape[1]):
+            grad_TD += padded[rows.place_TK[:, preference]]
+        return grad_TD, None
+
+
+def spread(x_TD: Tensor, rows: Rows) -> Tensor:
+    """The rows of the experts, sorted [R, D]."""
+    out: Tensor = _Spread.apply(x_TD, rows)
+    return out
+
+
+class _GatherBack(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, residual_TD: Tensor, y_RD: Tensor, weights_TK: Tensor, rows: Rows
+    ) -> Tensor:
+        ctx.save_for_backward(y_RD, weights_TK)
+        ctx.rows = rows
+        padded = _padded(y_RD, rows)
+        out_TD = residual_TD.clone()
+        for preference in range(weights_TK.shape[1]):
+            part = padded[rows.place_TK[:, preference]]
+            out_TD.addcmul_(weights_TK[:, preference : preference + 1], part)
+        return out_TD
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (grad_TD,) = grads
+        y_RD, weights_TK = ctx.saved_tensors
+        rows: Rows = ctx.rows
+        grad_RD = grad_TD[rows.token_R]
+        products = torch.zeros_like(weights_TK).view(-1)
+        products[rows.slot_R] = (grad_RD * y_RD).sum(1)
+        grad_RD *= weights_TK.reshape(-1)[rows.slot_R].unsqueeze(1)
+        return grad_TD, grad_RD, products.view_as(weights_TK), None
+
+
+def gather_back(residual_TD: Tensor, y_RD: Tensor, weights_TK: Tensor, rows: Rows) -> Tensor:
+    """``residual`` plus the outputs of each token's experts, weighted [T, D]."""
+    out: Tensor = _GatherBack.apply(residual_TD, y_RD, weights_TK, rows)
+    return out

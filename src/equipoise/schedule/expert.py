@@ -1,0 +1,123 @@
+"""Experts on ranks, and the rows that travel to them: as data, counted and priced without torch.
+
+Why
+    How many tokens choose an expert is known only when they have chosen. What moves then follows
+    from the counts alone: every rank's rows for every expert.
+
+What it decides
+    Expert ``x`` of X lives on rank ``x // ceil(X / ranks)``: runs of equal length, the last one
+    shorter where it must be, as torch splits a tensor's first dim.
+
+    ::
+
+        7 experts on 4 ranks     0 1 | 2 3 | 4 5 | 6
+
+    A row goes to the rank of its expert and comes back, in the forward and, as a gradient, in the
+    backward pass: four times in all. A row of an expert that lives where the row is stays there.
+
+Kept true (tests/unit/schedule/test_expert.py, tests/multi/test_expert.py)
+    Each row is computed once; the bytes that ranks send are those counted here, link by link.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.base.errors import LayoutError
+
+Ints = npt.NDArray[np.int64]
+
+_COUNT_BYTES = 8
+"""Of one entry of the counts that ranks tell each other, int64."""
+
+
+def split_experts(experts: int, *, ranks: int) -> list[int]:
+    """Experts of each rank.
+
+    Raises:
+        LayoutError: a rank would have none.
+
+    >>> split_experts(8, ranks=4), split_experts(7, ranks=4)
+    ([2, 2, 2, 2], [2, 2, 2, 1])
+    """
+    most = -(-experts // ranks)
+    busy = -(-experts // most) if experts else 0
+    if busy < ranks:
+        raise LayoutError(
+            f"{experts} experts in runs of {most} leave {ranks - busy} of {ranks} ranks without "
+            f"any. Set layout.expert to {max(1, busy)}."
+        )
+    return [min(most, experts - rank * most) for rank in range(ranks)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertSchedule:
+    """The rows of one sparse layer and micro-batch."""
+
+    rows: Ints
+    """That each rank has for each expert, int64 [ranks, X]."""
+    sent: Ints
+    """That each rank sends to each, int64 [ranks, ranks]; its own in the diagonal."""
+
+    @property
+    def computed(self) -> Ints:
+        """Rows that the experts of each rank compute, int64 [ranks]."""
+        total: Ints = self.sent.sum(axis=0)
+        return total
+
+    @property
+    def skew(self) -> float:
+        """Rows of the rank that computes most, over the mean; 1 where there are none."""
+        return load_skew(self.computed)
+
+    def bytes(self, width: int, *, element_bytes: int, forwards: int = 1) -> Ints:
+        """Bytes that each rank sends to each in a forward and backward, int64 [ranks, ranks].
+
+        Args:
+            width: Of a row, D [elements].
+            element_bytes: Of an activation.
+            forwards: Forward passes, 2 with full recomputation.
+        """
+        ranks, experts = self.rows.shape
+        told = _COUNT_BYTES * np.array(split_experts(experts, ranks=ranks), dtype=np.int64)
+        rows = (forwards + 1) * (self.sent + self.sent.T) * width * element_bytes
+        sent_bytes: Ints = (rows + forwards * told[np.newaxis, :]) * ~np.eye(ranks, dtype=bool)
+        return sent_bytes
+
+
+def schedule_experts(rows: Sequence[Sequence[int]] | Ints) -> ExpertSchedule:
+    """What moves, when ranks have so many rows for each expert.
+
+    Args:
+        rows: Of each rank for each expert, int64 [ranks, X].
+
+    Raises:
+        LayoutError: a rank would have no expert.
+
+    >>> schedule_experts([[3, 0, 1, 1], [0, 2, 0, 5]]).sent.tolist()
+    [[3, 2], [2, 5]]
+    """
+    rows = np.asarray(rows, dtype=np.int64)
+    ranks, experts = rows.shape
+    ends = np.cumsum(split_experts(experts, ranks=ranks))
+    totals = np.concatenate((np.zeros((ranks, 1), dtype=np.int64), rows.cumsum(axis=1)), axis=1)
+    sent = np.diff(totals[:, np.concatenate(([0], ends))], axis=1)
+    return ExpertSchedule(rows, sent)
+
+
+def load_skew(loads: Sequence[int] | Ints) -> float:
+    """The largest load over the mean; 1 where there is none.
+
+    >>> load_skew([6, 2, 4, 0]), load_skew([0, 0])
+    (2.0, 1.0)
+    """
+    counts = np.asarray(loads, dtype=np.int64)
+    total = int(counts.sum())
+    return int(counts.max()) * counts.size / total if total else 1.0
+
+
+def layer_skews(loads: Sequence[Sequence[int]] | Ints) -> Iterator[float]:
+    """``load_skew`` of each layer's experts, int64 [layers, X]."""
+    return (load_skew(each) for each in np.asarray(loads, dtype=np.int64))

@@ -1,0 +1,80 @@
+"""Experts on ranks: every row computed once, and bytes counted link by link."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.base.errors import LayoutError
+from equipoise.schedule.expert import layer_skews, load_skew, schedule_experts, split_experts
+
+
+@given(st.integers(1, 12), st.integers(1, 60))
+def test_every_expert_lives_on_one_rank_or_ranks_are_refused(ranks: int, experts: int) -> None:
+    most = -(-experts // ranks)
+    owners = {expert // most for expert in range(experts)}
+    if len(owners) < ranks:
+        with pytest.raises(LayoutError):
+            split_experts(experts, ranks=ranks)
+        assert len(split_experts(experts, ranks=len(owners))) == len(owners)
+        return
+    shares = split_experts(experts, ranks=ranks)
+    assert shares == [sum(x // most == rank for x in range(experts)) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("experts", "ranks", "message"),
+    [
+        (4, 6, "4 experts in runs of 1 leave 2 of 6 ranks without any. Set layout.expert to 4."),
+        (6, 4, "6 experts in runs of 2 leave 1 of 4 ranks without any. Set layout.expert to 3."),
+    ],
+)
+def test_ranks_without_experts_are_refused(experts: int, ranks: int, message: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        split_experts(experts, ranks=ranks)
+    assert str(caught.value) == message
+
+
+@st.composite
+def tables(draw) -> np.ndarray:
+    ranks = draw(st.integers(1, 5))
+    run = draw(st.integers(1, 3))
+    experts = draw(st.integers((ranks - 1) * run + 1, ranks * run))
+    row = st.lists(st.integers(0, 7), min_size=experts, max_size=experts)
+    return np.array(draw(st.lists(row, min_size=ranks, max_size=ranks)), dtype=np.int64)
+
+
+@given(tables())
+def test_each_row_is_computed_where_its_expert_lives(rows: np.ndarray) -> None:
+    ranks, experts = rows.shape
+    schedule = schedule_experts(rows)
+    owner = np.repeat(np.arange(ranks), split_experts(experts, ranks=ranks))
+    expected = np.zeros((ranks, ranks), dtype=np.int64)
+    for rank in range(ranks):
+        for expert in range(experts):
+            expected[rank, owner[expert]] += rows[rank, expert]
+    assert schedule.sent.tolist() == expected.tolist()
+    assert int(schedule.computed.sum()) == int(rows.sum())
+    assert 1.0 <= schedule.skew <= ranks
+
+
+@given(tables(), st.integers(1, 8), st.integers(1, 2))
+def test_bytes_go_there_and_back_in_both_passes(
+    rows: np.ndarray, width: int, forwards: int
+) -> None:
+    ranks, experts = rows.shape
+    schedule = schedule_experts(rows)
+    found = schedule.bytes(width, element_bytes=2, forwards=forwards)
+    shares = split_experts(experts, ranks=ranks)
+    for one in range(ranks):
+        assert found[one, one] == 0
+        for other in range(ranks):
+            if one != other:
+                there_and_back = schedule.sent[one, other] + schedule.sent[other, one]
+                counts = forwards * 8 * shares[other]
+                assert found[one, other] == (forwards + 1) * 2 * width * there_and_back + counts
+
+
+def test_skew_is_the_largest_over_the_mean() -> None:
+    assert load_skew([4, 4, 4, 4]) == 1.0
+    assert list(layer_skews([[8, 0, 0, 0], [3, 1, 2, 2], [0, 0, 0, 0]])) == [4.0, 1.5, 1.0]
