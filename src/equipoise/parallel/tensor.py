@@ -87,6 +87,8 @@ def split_weights(decoder: Decoder, mesh: Mesh) -> None:
     peers = mesh.peers("tp")
     owners = dict(decoder.named_modules())
     for name, parameter in list(decoder.named_parameters()):
+        if isinstance(parameter, DTensor):
+            continue  # an expert's, which has its place on other axes
         stem, _, key = name.rpartition(".")
         share = _share(parameter, placements[name], mesh.weights, peers)
         owners[stem].register_parameter(key, nn.Parameter(share))

@@ -39,6 +39,7 @@ from equipoise.base.axes import REPLICATE_AXIS, SHARD_AXIS
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder
+from equipoise.parallel.expert import spread_experts
 from equipoise.parallel.tensor import split_weights
 
 
@@ -61,6 +62,8 @@ class ShardedDecoder:
         if precision == "bf16":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         weights, data_axes = ranks.data_mesh(zero) if mesh is None else mesh.weights, None
+        if mesh is not None:
+            spread_experts(decoder, mesh, policy=policy)
         if mesh is not None and mesh.layout.tp > 1:
             split_weights(decoder, mesh)
             copied = REPLICATE_AXIS if REPLICATE_AXIS in (weights.mesh_dim_names or ()) else None

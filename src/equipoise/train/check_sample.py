@@ -6,6 +6,11 @@ What it decides
     autograd's accumulation alone: no mesh, no packer, no sharding in it. Under ``in-order``
     documents are cut at window edges, so it is given the same cut pieces.
 
+    Models with experts are computed in fp64. In fp32 two experts whose scores differ by rounding
+    may be ranked one way on one layout and the other way on another, and then all that follows
+    differs, rightly. Their routers begin as if the last step had been out of balance, so that the
+    auxiliary loss is in every gradient.
+
 Kept true (tests/multi/test_check.py)
     A gradient that is wrong in one parameter alone differs from the reference.
 """
@@ -20,6 +25,7 @@ from torch import Tensor
 from equipoise.data.batch import Batch
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
+from equipoise.nn.moe_balance import balances, set_loss_scale
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 
@@ -79,7 +85,7 @@ class Reference:
 
     def logits_of(self, batch: MicroBatch) -> Tensor:
         """Logits of a micro-batch, in its order."""
-        parts = [torch.zeros(0, next(iter(self.logits.values())).shape[1])]
+        parts = [next(iter(self.logits.values()))[:0]]
         for row, before in zip(batch.pieces.tolist(), batch.history_tokens.tolist(), strict=True):
             document, start, stop = row
             begin = start - before
@@ -87,11 +93,25 @@ class Reference:
         return torch.cat(parts)
 
 
-def compute_reference(model: ModelSpec, sample: Sample, packed: PackedStep) -> Reference:
-    """Run the pieces of a step one after another."""
+def make_decoder(model: ModelSpec, labels: int) -> Decoder:
+    """The decoder that the reference and every case begin with.
+
+    Args:
+        model: Its sizes.
+        labels: What every loss is divided by.
+    """
     decoder = Decoder(model)
     initialize(decoder, 0)
+    for balance in balances(decoder):
+        balance.state_X.copy_(torch.arange(model.experts))
+    set_loss_scale(decoder, 1 / labels)
+    return decoder.double() if model.experts else decoder
+
+
+def compute_reference(model: ModelSpec, sample: Sample, packed: PackedStep) -> Reference:
+    """Run the pieces of a step one after another."""
     labels = sample.count_labels(packed)
+    decoder = make_decoder(model, labels)
     total, logits = 0.0, {}
     for row in rows_of(packed):
         piece = sample.batch(MicroBatch(np.array([row])))
