@@ -22,13 +22,13 @@ HELP = "prove that every layout and packing gives one rank's loss and gradients"
 EXAMPLES = """\
 examples:
   equipoise check run.toml                 on 1, 2, 3 and 4 ranks, the model scaled down
-  equipoise check run.toml --ranks 8       data, ZeRO and context parallelism on 8 ranks
+  equipoise check run.toml --ranks 8       data, ZeRO, context and tensor parallelism on 8 ranks
   equipoise check run.toml --in-process    the attention strategies alone, in seconds
   equipoise check run.toml --full-size     the model as it is
   equipoise check --json
 """
 
-_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", "context")
+_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", "context", "tensor")
 _ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
 
 
@@ -62,7 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a case fails."""
     from equipoise.train.check import play_cases, run_cases
-    from equipoise.train.check_case import all_cases, context_cases, divided_cases, played_cases
+    from equipoise.train.check_case import (
+        all_cases,
+        context_cases,
+        divided_cases,
+        played_cases,
+        tensor_cases,
+    )
 
     if min(args.ranks) < 1:
         raise SpecError(f"--ranks {min(args.ranks)} is no number of ranks. Give 1 or more.")
@@ -83,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
                 *all_cases(world),
                 *divided_cases(world),
                 *context_cases(world, layout.strategy, layout.sharding),
+                *tensor_cases(world, model.heads),
             ]
         ]
         verdicts += run_cases(real, model, progress)
@@ -179,9 +186,11 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
         return f"{case.ranks} played", case.strategy
     if case.policy in TOGETHER:
         return str(case.ranks), case.policy
-    if case.context > 1:
-        return str(case.ranks), f"{case.ranks // case.context} x context {case.context}"
-    return str(case.ranks), f"data {case.ranks}"
+    shared = [("context", case.context), ("tensor", case.tensor)]
+    parts = [f"{name} {ranks}" for name, ranks in shared if ranks > 1]
+    if not parts:
+        return str(case.ranks), f"data {case.ranks}"
+    return str(case.ranks), " x ".join([str(case.layout.dp), *parts])
 
 
 def _add_row(table: "Table", kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> None:

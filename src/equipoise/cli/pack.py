@@ -198,7 +198,7 @@ def _setting(args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Length
     from equipoise.observe.machine import usable_cores
 
     pack, layout = resolved.spec.pack, resolved.spec.layout
-    data_ranks = layout.count_ranks(len(usable_cores())) // layout.context
+    data_ranks = layout.count_ranks(len(usable_cores())) // layout.sharing
     if args.micro_batches is not None:
         pack = dataclasses.replace(pack, step_tokens=args.micro_batches * pack.context_tokens)
     seed = resolved.spec.train.seed

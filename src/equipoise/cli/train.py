@@ -63,6 +63,7 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
 
     ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
     _require_runnable(resolved.spec)
+    resolved.spec.layout.of_ranks(ranks).require_model(resolved.model)
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
     check_vocabulary(store, resolved.model.vocab)
     init = resolved.spec.model.init
@@ -102,6 +103,12 @@ def _require_runnable(spec: "RunSpec") -> None:
             f'pack.policy = "{policy}" divides documents over ranks itself, and layout.context = '
             f"{context} would divide them again. Set layout.context = 1, or pack.policy = "
             f'"by-work".'
+        )
+    if spec.layout.tensor > 1 and policy in TOGETHER:
+        raise LayoutError(
+            f'pack.policy = "{policy}" divides documents over all ranks, and layout.tensor = '
+            f"{spec.layout.tensor} has ranks that share weights among them. Set layout.tensor = 1, "
+            f'or pack.policy = "by-work".'
         )
     if choose_device(0).type == "cpu":
         return

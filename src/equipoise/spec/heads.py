@@ -19,9 +19,11 @@ Kept true (tests/unit/spec/test_heads.py, by Hypothesis)
     Every query head is computed once, and reads the key/value head that it reads on one rank.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from equipoise.base.errors import LayoutError
+from equipoise.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +72,22 @@ def share_heads(heads: int, kv_heads: int, *, ranks: int, rank: int) -> HeadShar
     runs = {read.count(head) for head in read}
     uniform = len(runs) == 1
     return HeadShare(mine, tuple(sorted(set(read))) if uniform else tuple(read))
+
+
+def share_model(model: ModelSpec, ranks: int) -> ModelSpec:
+    """The sizes of the largest share that one of several tensor-parallel ranks holds.
+
+    >>> from equipoise.spec.model import preset
+    >>> share_model(preset("llama3-8b"), 16).kv_heads  # 16 ranks do not divide 8: all are copied
+    8
+    """
+    if ranks == 1:
+        return model
+    own, left = divmod(model.kv_heads, ranks)
+    return dataclasses.replace(
+        model,
+        heads=model.heads // ranks,
+        kv_heads=model.kv_heads if left else own,
+        ffn=-(-model.ffn // ranks),
+        vocab=-(-model.vocab // ranks),
+    )

@@ -264,16 +264,16 @@ class Layout:
         """
         if model.heads % self.tp:
             raise LayoutError(
-                f"{model.heads} heads do not divide over tp = {self.tp}. Set tp to one of "
-                f"{_divisors(model.heads)}, or share tokens instead, which needs no division of "
-                f"heads: cp = {self.cp * self.tp} with needed-kv."
+                f"{model.heads} heads do not divide over {self.tp} tensor-parallel ranks. Set "
+                f"layout.tensor to one of {_divisors(model.heads)}, or share tokens instead, which "
+                f"needs no division of heads: layout.context = {self.cp * self.tp} with needed-kv."
             )
         for name, width in (("ffn", model.ffn), ("vocab", model.vocab)):
             part = -(-width // self.tp)
             if part * (self.tp - 1) >= width:
                 raise LayoutError(
-                    f"{name} = {width} in parts of {part} leaves the last of tp = {self.tp} ranks "
-                    f"without any. Lower tp."
+                    f"model.{name} = {width} in parts of {part} leaves the last of {self.tp} "
+                    f"tensor-parallel ranks without any. Lower layout.tensor."
                 )
         if model.layers < self.pp:
             raise LayoutError(

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from equipoise.base.errors import LayoutError
+from equipoise.spec.layout import Layout
 from equipoise.spec.model import Balance
 
 Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
@@ -212,15 +213,23 @@ class LayoutSpec:
         int | Literal["cores"],
         Field(
             description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
-            "dp x context the cores of this machine"
+            "dp x context x tensor the cores of this machine"
         ),
     ] = "cores"
     context: Annotated[
         int,
         Field(
             ge=1,
-            description="context-parallel ranks: so many share each micro-batch, so there are "
-            "dp x context ranks",
+            description="context-parallel ranks: so many share the tokens of each micro-batch, so "
+            "there are dp x context x tensor ranks",
+        ),
+    ] = 1
+    tensor: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="tensor-parallel ranks: so many share the weights of each layer; must "
+            "divide the heads",
         ),
     ] = 1
     strategy: Annotated[
@@ -244,20 +253,42 @@ class LayoutSpec:
     ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
 
+    @property
+    def sharing(self) -> int:
+        """Ranks that compute each micro-batch together: ``context`` times ``tensor``."""
+        return self.context * self.tensor
+
+    def of_ranks(self, ranks: int) -> Layout:
+        """Where so many ranks stand: data parallelism outermost, tensor parallelism innermost.
+
+        >>> LayoutSpec(context=2, tensor=2).of_ranks(8).coordinates(5)["cp"]
+        0
+        """
+        data_ranks = max(1, ranks // self.sharing)
+        layout = Layout(dp=data_ranks, cp=self.context, tp=self.tensor, zero=self.zero)
+        layout.require_world(ranks)
+        return layout
+
     def count_ranks(self, cores: int) -> int:
-        """All ranks: ``dp`` times ``context``.
+        """All ranks: ``dp`` times ``context`` times ``tensor``.
 
         Args:
             cores: Of this machine; they are the ranks where ``dp`` is ``"cores"``.
 
         Raises:
-            LayoutError: ``context`` does not divide the cores.
+            LayoutError: ``context`` times ``tensor`` does not divide the cores.
 
         >>> LayoutSpec(dp=2, context=2).count_ranks(cores=8), LayoutSpec().count_ranks(cores=8)
         (4, 8)
         """
         if self.dp != "cores":
-            return self.dp * self.context
+            return self.dp * self.sharing
+        if cores % self.sharing and self.tensor > 1:
+            raise LayoutError(
+                f"layout.context x layout.tensor = {self.context} x {self.tensor} does not divide "
+                f'the {cores} ranks of layout.dp = "cores", one for each core of this machine. '
+                f"Set layout.dp = 1 for {self.sharing} ranks in all."
+            )
         if cores % self.context:
             divisors = [count for count in range(1, cores + 1) if cores % count == 0]
             closest = min(divisors, key=lambda count: abs(count - self.context))

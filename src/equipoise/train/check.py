@@ -39,7 +39,7 @@ from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run import LayoutSpec, PackSpec
 from equipoise.train.check_case import Case, Verdict
 from equipoise.train.check_sample import Reference, References, relative_error
 from equipoise.train.context import ContextGroup, Share, play_share
@@ -61,7 +61,7 @@ class _Setup:
     def of(cls, case: Case, references: References) -> "_Setup":
         model, sample = references.model, references.sample
         pack = PackSpec(policy=case.policy, context_tokens=case.context_tokens)
-        data_ranks = case.ranks // case.context
+        data_ranks = case.ranks // case.layout.sharing
         packed = pack_step(sample.pieces, pack, data_ranks, counted_curve(model))
         if case.policy in TOGETHER:
             packed = align_turns(packed)
@@ -75,7 +75,11 @@ class _Setup:
             return [plan_turn(self.packed, turn, self.planner.model) for turn in turns]
         if self.case.context == 1:
             return []
-        return [self.planner.plan(batch.doc_tokens.tolist()) for batch in self.packed]
+        return [
+            self.planner.plan(batch.doc_tokens.tolist(), tensor_rank=rank)
+            for batch in self.packed
+            for rank in range(self.case.tensor)
+        ]
 
     def scheduled(self) -> tuple[int, int]:
         """Bytes and messages of all attention layers of the step."""
@@ -140,10 +144,10 @@ class _Logits:
         self.newest: Tensor
         decoder.norm.register_forward_hook(self._take)
 
-    def _take(self, module: nn.Module, args: object, x_TD: Tensor) -> None:
+    def _take(self, module: nn.Module, args: object, x_tD: Tensor) -> None:
         del module, args
-        head = self.decoder.embed if self.decoder.head is None else self.decoder.head
-        self.newest = x_TD.detach() @ head.weight.detach().t()
+        with torch.no_grad():
+            self.newest = self.decoder.logits(x_tD)
 
 
 def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextGroup) -> Verdict:
@@ -159,7 +163,8 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
     decoder = Decoder(references.model)
     initialize(decoder, 0)
     set_recompute(decoder, case.recompute == "full")
-    sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32")
+    mesh = joined.mesh if case.tensor > 1 else None
+    sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32", mesh=mesh)
     logits = _Logits(decoder)
     loss_sum, forward_error = 0.0, 0.0
     turns = sharing.turns(setup.packed)
@@ -170,7 +175,7 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
         loss = decoder(share.tokens_t, share.pack, labels_T=share.labels_t) / setup.labels
         forward_error = max(forward_error, setup.logits_error(logits.newest, share, turn))
         loss.backward()
-        loss_sum += float(loss.detach())
+        loss_sum += float(loss.detach()) if sharing.counts_loss else 0.0
     if sharded.sums_at_end:
         sharded.sum_gradients()
     mine = (*setup.gradient_error(decoder), forward_error, loss_sum)
@@ -201,13 +206,17 @@ def check_cases(
     references = References(model)
 
     @functools.cache
-    def join(context: int) -> ContextGroup:
-        layout = Case(ranks.world, 0, "by-work", 512, "none", context).layout
+    def join(layout: LayoutSpec) -> ContextGroup:
         return ContextGroup.join(ranks, ContextPlanner(model, layout))
 
     found = []
     for case in cases:
-        found.append(_run_case(ranks, case, references, join(case.context)))
+        grouping = LayoutSpec(
+            context=case.context,
+            tensor=case.tensor,
+            zero=case.zero if case.tensor > 1 else 0,  # whose mesh is used
+        )
+        found.append(_run_case(ranks, case, references, join(grouping)))
         if done is not None and ranks.rank == 0:
             with done.open("ab") as file:
                 file.write(b".")

@@ -8,7 +8,8 @@ What it decides
     On *real* ranks, for each number of ranks: every ZeRO stage with every packing and with
     recomputation, without context parallelism; policies that divide documents over ranks, under
     some of the stages; then every way to write the ranks as data times
-    context, with every stage, and with recomputation; then every strategy, once.
+    context, with every stage, and with recomputation; then every strategy, once; then every way
+    to write the ranks as data times context times tensor.
 
     *Played* in one process, where a case takes a twentieth of the time: every strategy with
     every kind of sharding, and every sharding there is.
@@ -17,6 +18,7 @@ Kept true (tests/unit/train/test_check_case.py)
     Every stage, policy, strategy, sharding and factor of the ranks is in some case.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -50,6 +52,8 @@ class Case:
     """Ranks that share each micro-batch."""
     strategy: StrategyName = "needed-kv"
     sharding: Sharding = "mixed"
+    tensor: int = 1
+    """Ranks that share the weights of each layer."""
     played: bool = False
     """All ranks in one process, without data parallelism and ZeRO."""
 
@@ -57,8 +61,9 @@ class Case:
     def layout(self) -> LayoutSpec:
         """The same as run.toml says it; two ranks to a node where they divide."""
         return LayoutSpec(
-            dp=self.ranks // self.context,
+            dp=self.ranks // (self.context * self.tensor),
             context=self.context,
+            tensor=self.tensor,
             strategy=self.strategy,
             sharding=self.sharding,
             ranks_per_node=2 if self.context % 2 == 0 else None,
@@ -73,6 +78,7 @@ class Case:
         if self.context > 1:
             parts = [f"context = {self.context}", f"{self.strategy}, {self.sharding}"]
             parts += [] if self.played else [f"zero = {self.zero}"]
+        parts += [f"tensor = {self.tensor}"] if self.tensor > 1 else []
         return f"{where} ({', '.join(parts)})"
 
 
@@ -159,6 +165,28 @@ def context_cases(
             Case(ranks, 1, "by-work", 512, "none", ranks, each, "head-tail-document")
             for each in get_args(StrategyName)
         ]
+    return cases
+
+
+_SHARED = Case(1, 1, "by-work", 256, "none")
+
+
+def tensor_cases(ranks: int, heads: int) -> list[Case]:
+    """Every way to share weights between so many real ranks, alone and with context ranks.
+
+    Args:
+        ranks: In all.
+        heads: Query heads of the model, which the ranks must divide.
+    """
+    cases = []
+    for tensor in [n for n in range(2, ranks + 1) if ranks % n == 0 and heads % n == 0]:
+        for context in [n for n in range(1, ranks // tensor + 1) if ranks // tensor % n == 0]:
+            own = dataclasses.replace(_SHARED, ranks=ranks, context=context, tensor=tensor)
+            cases += [
+                *(dataclasses.replace(own, zero=zero) for zero in _STAGES),
+                dataclasses.replace(own, policy="in-order", context_tokens=512, recompute="full"),
+                dataclasses.replace(own, zero=3, context_tokens=512, recompute="full"),
+            ]
     return cases
 
 

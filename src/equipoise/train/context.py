@@ -1,25 +1,26 @@
 """The ranks that share each micro-batch: a rank's tokens, labels and positions of it.
 
 What it decides
-    Rank ``r`` is data-parallel rank ``r // context`` and number ``r % context`` of those that
-    share its micro-batches; they are neighbours, so that they lie on one node where they fit.
-    Tokens, labels and positions are taken by the same rows; attention runs over all rows.
+    Ranks that share weights are neighbours, and so are those that share tokens, so that they lie
+    on one node where they fit. Tokens, labels and positions are taken by the same rows; attention
+    runs over all rows. Ranks that share weights have the same rows, and each its own heads.
 
 Kept true (tests/multi/test_check.py, tests/multi/test_train.py)
     Loss, logits and every gradient equal one rank's, also where a rank has no token or no label.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
+from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend, PackAttention
@@ -64,7 +65,7 @@ class ContextGroup:
     """Whose micro-batches of a ``PackedStep`` it computes with the others."""
     rank: int
     """Its number among them."""
-    group: dist.ProcessGroup | None
+    mesh: Mesh
     ledger: Ledger
     """What it has sent to them and received."""
 
@@ -77,9 +78,14 @@ class ContextGroup:
         """
         context = planner.context
         require_context(context, ranks)
-        group = ranks.neighbours(context) if context > 1 else None
-        data_rank, rank = divmod(ranks.rank, context)
-        return cls(planner, data_rank, rank, group, Ledger(context))
+        mesh = Mesh.join(ranks, planner.layout.of_ranks(ranks.world))
+        place = mesh.coordinates
+        return cls(planner, place["dp"], place["cp"], mesh, Ledger(context))
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether this rank's loss is added to the others': of ranks that share weights one is."""
+        return self.mesh.coordinates["tp"] == 0
 
     def turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes with the others."""
@@ -90,8 +96,9 @@ class ContextGroup:
         del packed, turn
         if self.planner.context == 1:
             return whole(batch)
-        plan = self.planner.plan(batch.doc_tokens)
-        attend = partial(attend_by_plan, plan=plan, group=self.group, ledger=self.ledger)
+        plan = self._plan(batch.doc_tokens)
+        group = self.mesh.peers("cp").group
+        attend = partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
         shares = plan.shares
         return take(batch, shares.rows[self.rank], shares.positions[self.rank], attend)
 
@@ -100,13 +107,17 @@ class ContextGroup:
         micro_batch = self.turns(packed)[turn]
         if self.planner.context == 1:
             return micro_batch.tokens, 0
-        plan = self.planner.plan(micro_batch.doc_tokens.tolist())
+        plan = self._plan(micro_batch.doc_tokens.tolist())
         received = received_bytes(plan, self.planner.model, self.rank)
         return len(plan.shares.rows[self.rank]), received
 
     def loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
         """Load of each rank of the world."""
         return self.planner.loads(packed, curve)
+
+    def _plan(self, doc_tokens: Sequence[int]) -> ContextPlan:
+        """Of this rank's heads."""
+        return self.planner.plan(doc_tokens, tensor_rank=self.mesh.coordinates["tp"])
 
 
 def received_bytes(plan: ContextPlan, model: ModelSpec, rank: int) -> int:

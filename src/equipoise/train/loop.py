@@ -84,7 +84,7 @@ class Trainer:
                 self.spec, self.model, ranks, self.store.folder.parent
             )
         self.sharing = _join(ranks, self.spec, self.model)
-        data_ranks = ranks.world // self.spec.layout.context
+        data_ranks = ranks.world // self.spec.layout.sharing
         self.packer = make_packer(self.spec.pack, data_ranks, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
         return_freed_memory()
@@ -105,6 +105,7 @@ class Trainer:
             self.ranks,
             zero=self.spec.layout.zero,
             precision=self.spec.train.precision,
+            mesh=self.sharing.mesh if isinstance(self.sharing, ContextGroup) else None,
         )
         self.runner = StepRunner(
             sharded,

@@ -19,6 +19,7 @@ from equipoise.data.store import TokenStore
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
 from equipoise.optim.rate import learning_rate
+from equipoise.spec.heads import share_model
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
@@ -177,10 +178,11 @@ class RunRecord:
         """Forecast and measured peak of this rank's fullest micro-batch."""
         if not self._largest_tokens:
             return
+        tensor = self.spec.layout.tensor
         forecast = forecast_memory(
-            self.model,
+            share_model(self.model, tensor),  # all tokens of the stream, of which it keeps a part
             tokens=self._largest_tokens,
-            ranks=self.ranks.world,
+            ranks=self.ranks.world // tensor,
             zero=self.spec.layout.zero,
             precision=self.spec.train.precision,
             recompute=self.spec.train.recompute,

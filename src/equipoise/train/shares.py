@@ -12,6 +12,8 @@ Why
         micro-batches    data rank 0's     data rank 1's
         tokens of each   first    second   first    second     share
 
+    Where ``layout.tensor`` ranks share weights, each has an even part of that.
+
 What it decides
     Every rank plans every micro-batch of the step from the pack alone, so that all know the
     longest rank before the step. A tile is priced as a document of as many pairs.
@@ -29,8 +31,10 @@ import numpy as np
 from equipoise.balance.pack import rank_seconds
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.nn.tensor import rows_of
 from equipoise.parallel.context.plan import ContextPlan, plan_context
 from equipoise.schedule.attention_count import Ints, tile_pairs
+from equipoise.spec.heads import share_heads
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run import LayoutSpec
@@ -57,6 +61,26 @@ class RankLoads:
     flop: list[int]
     """Useful ones."""
 
+    def divided(self, ranks: int) -> "RankLoads":
+        """With so many ranks in place of each, which share its weights and so its work.
+
+        >>> RankLoads([2.0], [5], [3], [9]).divided(2)
+        RankLoads(predicted_s=[1.0, 1.0], tokens=[2, 3], pieces=[3, 3], flop=[4, 5])
+        """
+        if ranks == 1:
+            return self
+
+        def divide(numbers: list[int]) -> list[int]:
+            own = range(ranks)
+            return [len(rows_of(n, ranks=ranks, rank=rank)) for n in numbers for rank in own]
+
+        return RankLoads(
+            [load_s / ranks for load_s in self.predicted_s for _ in range(ranks)],
+            divide(self.tokens),
+            [pieces for pieces in self.pieces for _ in range(ranks)],
+            divide(self.flop),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ContextPlanner:
@@ -70,14 +94,22 @@ class ContextPlanner:
         """Ranks that share each micro-batch."""
         return self.layout.context
 
-    def plan(self, doc_tokens: Sequence[int]) -> ContextPlan:
-        """Who holds which tokens of a micro-batch, and what moves between them."""
+    def plan(self, doc_tokens: Sequence[int], *, tensor_rank: int = 0) -> ContextPlan:
+        """Who holds which tokens of a micro-batch, and what moves between them.
+
+        Args:
+            doc_tokens: Length of each document [tokens].
+            tensor_rank: Whose heads, of the ranks that share weights.
+        """
+        heads = share_heads(
+            self.model.heads, self.model.kv_heads, ranks=self.layout.tensor, rank=tensor_rank
+        )
         return plan_context(
             doc_tokens,
             self.context,
             self.layout.strategy,
-            heads=self.model.heads,
-            kv_heads=self.model.kv_heads,
+            heads=len(heads.heads),
+            kv_heads=len(heads.kv_heads),
             sharding=self.layout.sharding,
             ranks_per_node=self.layout.ranks_per_node or self.context,
         )
@@ -92,6 +124,10 @@ class ContextPlanner:
         Cost: a plan for each micro-batch, milliseconds each; those that are not kept are made
             again when the micro-batch runs.
         """
+        return self._context_loads(packed, curve).divided(self.layout.tensor)
+
+    def _context_loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
+        """Load of each context rank, as if it held all weights."""
         if self.context == 1:
             return RankLoads(
                 rank_seconds(packed, curve),
@@ -118,7 +154,7 @@ class ContextPlanner:
             tiles = np.concatenate([_NO_TILES, *(each.tiles for each in rounds)])
             heads = tiles[:, 7] - tiles[:, 6]
             of_all_heads = tile_pairs(tiles)
-            share = heads / self.model.heads
+            share = heads * self.layout.tensor / self.model.heads
             attention_ns = curve.attention_ns(of_all_heads // heads) * share
             load_ns = curve.fixed_ns + float(attention_ns.sum()) + curve.ns_per_token * tokens
             flop = self._flop(tokens, of_all_heads)
@@ -127,5 +163,5 @@ class ContextPlanner:
 
     def _flop(self, tokens: int, of_all_heads: Ints) -> int:
         linear = useful_flop(self.model, tokens, 0)
-        attention = useful_flop(self.model, 0, int(of_all_heads.sum()))
+        attention = useful_flop(self.model, 0, int(of_all_heads.sum()) * self.layout.tensor)
         return linear + attention // self.model.heads

@@ -162,7 +162,8 @@ class StepRunner:
         Waiting is what passed since the step began less what this rank computed.
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
-        row = [name, sum(losses), busy_s, 0.0, float(stop_asked)]
+        counts = self.sharing is None or self.sharing.counts_loss
+        row = [name, sum(losses) if counts else 0.0, busy_s, 0.0, float(stop_asked)]
         began = time.perf_counter()
         with self.journal.span("wait", step=step):
             rows = self.ranks.gather_floats(row)

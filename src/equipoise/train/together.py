@@ -184,6 +184,11 @@ class Partners:
             )
         return cls(model, ranks.rank, Ledger(ranks.world))
 
+    @property
+    def counts_loss(self) -> bool:
+        """Whether this rank's loss is added to the others': it has tokens of its own."""
+        return True
+
     def turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes, some of them with others."""
         return packed.ranks[self.rank]

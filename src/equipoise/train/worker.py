@@ -43,7 +43,7 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
 
 def _train(folder: Path, resolved: ResolvedFile, ranks: Ranks, *, quiet: bool) -> None:
     if ranks.world != resolved.ranks:
-        data_ranks, left = divmod(ranks.world, resolved.spec.layout.context)
+        data_ranks, left = divmod(ranks.world, resolved.spec.layout.sharing)
         other = "" if left else f", or --layout.dp {data_ranks}"
         raise LayoutError(
             f"torchrun started {ranks.world} ranks and the run wants {resolved.ranks}. Pass "

@@ -173,12 +173,14 @@ ASKED = {
     ),
     "heads": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, heads=9, kv_heads=3)),
-        "9 heads do not divide over tp = 2. Set tp to one of 1, 3, 9, or share tokens instead, "
-        "which needs no division of heads: cp = 2 with needed-kv.",
+        "9 heads do not divide over 2 tensor-parallel ranks. Set layout.tensor to one of 1, 3, 9, "
+        "or share tokens instead, which needs no division of heads: layout.context = 2 with "
+        "needed-kv.",
     ),
     "words": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, vocab=1)),
-        "vocab = 1 in parts of 1 leaves the last of tp = 2 ranks without any. Lower tp.",
+        "model.vocab = 1 in parts of 1 leaves the last of 2 tensor-parallel ranks without any. "
+        "Lower layout.tensor.",
     ),
     "layers": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, layers=1)),

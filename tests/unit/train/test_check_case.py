@@ -19,6 +19,7 @@ from equipoise.train.check_case import (
     context_cases,
     divided_cases,
     played_cases,
+    tensor_cases,
 )
 from equipoise.train.together import TOGETHER
 
@@ -47,7 +48,27 @@ def test_everything_is_in_some_case(ranks: int) -> None:
 
 
 def test_one_rank_shares_with_nobody() -> None:
-    assert context_cases(1) == played_cases(1) == divided_cases(1) == []
+    assert context_cases(1) == played_cases(1) == divided_cases(1) == tensor_cases(1, 4) == []
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(4, 6), (8, 4), (6, 6)])
+def test_every_way_to_share_weights_is_in_some_case(ranks: int, heads: int) -> None:
+    cases = tensor_cases(ranks, heads)
+    assert len(set(cases)) == len(cases)
+    factors = {
+        (context, tensor)
+        for context in range(1, ranks + 1)
+        for tensor in range(2, ranks + 1)
+        if ranks % (context * tensor) == 0 and heads % tensor == 0
+    }
+    assert {(c.context, c.tensor, c.zero) for c in cases} == {
+        (*each, zero) for each in factors for zero in range(4)
+    }
+    assert {(c.context, c.tensor) for c in cases if c.recompute == "full"} == factors
+    assert {c.ranks for c in cases} == {ranks}
+    for case in cases:
+        assert case.layout.of_ranks(ranks).world == ranks
+    assert str(cases[0]).endswith(f"tensor = {cases[0].tensor})")
 
 
 def test_policies_that_divide_meet_every_stage_somewhere() -> None:
@@ -116,6 +137,7 @@ def test_json_has_every_key(
         "context_tokens": 512,
         "recompute": "none",
         "context": 2,
+        "tensor": 1,
         "strategy": "ring",
         "sharding": "mixed",
         "in_process": False,
