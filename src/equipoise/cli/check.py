@@ -28,7 +28,7 @@ examples:
   equipoise check --json
 """
 
-_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", "context", "tensor")
+_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", "context", "tensor", "expert")
 _ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
 
 
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         all_cases,
         context_cases,
         divided_cases,
+        expert_cases,
         played_cases,
         tensor_cases,
     )
@@ -74,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError(f"--ranks {min(args.ranks)} is no number of ranks. Give 1 or more.")
     resolved = run_from(args)
     layout = resolved.spec.layout
-    model = resolved.model if args.full_size else _scaled_down(resolved.model)
+    # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
+    whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
+    model = whole if args.full_size else _scaled_down(whole)
     progress = make_progress(args.quiet or args.json)
     worlds = sorted(set(args.ranks))
     verdicts: list[Verdict] = []
@@ -90,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 *divided_cases(world),
                 *context_cases(world, layout.strategy, layout.sharding),
                 *tensor_cases(world, model.heads),
+                *expert_cases(world, model.experts, model.heads),
             ]
         ]
         verdicts += run_cases(real, model, progress)
@@ -100,7 +104,12 @@ def run(args: argparse.Namespace) -> int:
 def _scaled_down(model: "ModelSpec") -> "ModelSpec":
     narrow = 2 * model.heads * max(4, -(-64 // (2 * model.heads)))
     model = model.scaled(layers=min(2, model.layers), hidden=min(narrow, model.hidden))
-    return dataclasses.replace(model, vocab=min(512, model.vocab))
+    return dataclasses.replace(
+        model,
+        vocab=min(512, model.vocab),
+        dense_layers=min(1, model.dense_layers),  # so that one of two layers has experts
+        expert_every=min(2, model.expert_every),
+    )
 
 
 def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]") -> None:
@@ -184,13 +193,14 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
     case = verdict.case
     if case.played:
         return f"{case.ranks} played", case.strategy
+    experts = f", experts {case.expert}" if case.expert > 1 else ""
     if case.policy in TOGETHER:
-        return str(case.ranks), case.policy
+        return str(case.ranks), case.policy + experts
     shared = [("context", case.context), ("tensor", case.tensor)]
     parts = [f"{name} {ranks}" for name, ranks in shared if ranks > 1]
     if not parts:
-        return str(case.ranks), f"data {case.ranks}"
-    return str(case.ranks), " x ".join([str(case.layout.dp), *parts])
+        return str(case.ranks), f"data {case.ranks}{experts}"
+    return str(case.ranks), " x ".join([str(case.layout.dp), *parts]) + experts
 
 
 def _add_row(table: "Table", kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> None:

@@ -59,11 +59,14 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     """Make the token cache and write the run's folder; what the ranks will read."""
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.store import prepare
+    from equipoise.schedule.expert import split_experts
     from equipoise.spec.resolved import ResolvedFile, write_resolved
 
     ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
     _require_runnable(resolved.spec)
     resolved.spec.layout.of_ranks(ranks).require_model(resolved.model)
+    if resolved.spec.layout.expert > 1:
+        split_experts(resolved.model.experts, ranks=resolved.spec.layout.expert)
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
     check_vocabulary(store, resolved.model.vocab)
     init = resolved.spec.model.init

@@ -232,6 +232,14 @@ class LayoutSpec:
             "divide the heads",
         ),
     ] = 1
+    expert: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="expert-parallel ranks: so many share the experts of each layer, the same "
+            "ranks as share other things or nothing; must divide all ranks",
+        ),
+    ] = 1
     strategy: Annotated[
         StrategyName,
         Field(description="of attention over a context's ranks: what moves between them"),
@@ -264,8 +272,16 @@ class LayoutSpec:
         >>> LayoutSpec(context=2, tensor=2).of_ranks(8).coordinates(5)["cp"]
         0
         """
+        if ranks % self.expert:
+            divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+            raise LayoutError(
+                f"layout.expert = {self.expert} does not divide the {ranks} ranks of dp x context "
+                f"x tensor. Set layout.expert to one of {divisors}."
+            )
         data_ranks = max(1, ranks // self.sharing)
-        layout = Layout(dp=data_ranks, cp=self.context, tp=self.tensor, zero=self.zero)
+        layout = Layout(
+            dp=data_ranks, cp=self.context, tp=self.tensor, ep=self.expert, zero=self.zero
+        )
         layout.require_world(ranks)
         return layout
 

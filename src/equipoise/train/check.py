@@ -33,7 +33,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Ledger
 from equipoise.cost.curve import counted_curve
 from equipoise.data.store import Progress, SilentProgress
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, set_recompute
 from equipoise.parallel.context.plan import ContextPlan
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.attention_count import Wire, count_attention
@@ -41,7 +41,12 @@ from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run import LayoutSpec, PackSpec
 from equipoise.train.check_case import Case, Verdict
-from equipoise.train.check_sample import Reference, References, relative_error
+from equipoise.train.check_sample import (
+    Reference,
+    References,
+    make_decoder,
+    relative_error,
+)
 from equipoise.train.context import ContextGroup, Share, play_share
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.together import TOGETHER, Partners, align_turns, plan_turn
@@ -85,9 +90,10 @@ class _Setup:
         """Bytes and messages of all attention layers of the step."""
         model = self.planner.model
         forwards = 2 if self.case.recompute == "full" else 1
+        width = 8 if model.experts else 4  # see ``check_sample``
         sent_bytes = messages = 0
         for plan in self.plans():
-            counts = count_attention(plan.schedule, Wire(model.head_width, element_bytes=4))
+            counts = count_attention(plan.schedule, Wire(model.head_width, width, width))
             sent_bytes += forwards * int(counts.forward_bytes.sum())
             sent_bytes += int(counts.backward_bytes.sum())
             messages += (forwards + 1) * int(counts.messages.sum())
@@ -160,10 +166,9 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
     else:
         ledger = Ledger(case.context)
         sharing = dataclasses.replace(joined, planner=setup.planner, ledger=ledger)
-    decoder = Decoder(references.model)
-    initialize(decoder, 0)
+    decoder = make_decoder(references.model, setup.labels)
     set_recompute(decoder, case.recompute == "full")
-    mesh = joined.mesh if case.tensor > 1 else None
+    mesh = joined.mesh if max(case.tensor, case.expert) > 1 else None
     sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32", mesh=mesh)
     logits = _Logits(decoder)
     loss_sum, forward_error = 0.0, 0.0
@@ -214,7 +219,8 @@ def check_cases(
         grouping = LayoutSpec(
             context=case.context,
             tensor=case.tensor,
-            zero=case.zero if case.tensor > 1 else 0,  # whose mesh is used
+            expert=case.expert,
+            zero=case.zero if max(case.tensor, case.expert) > 1 else 0,  # whose mesh is used
         )
         found.append(_run_case(ranks, case, references, join(grouping)))
         if done is not None and ranks.rank == 0:
@@ -226,8 +232,7 @@ def check_cases(
 def play_case(case: Case, references: References) -> Verdict:
     """Run a case with all its ranks in this process."""
     setup, sample = _Setup.of(case, references), references.sample
-    decoder = Decoder(references.model)
-    initialize(decoder, 0)
+    decoder = make_decoder(references.model, setup.labels)
     set_recompute(decoder, case.recompute == "full")
     logits = _Logits(decoder)
     sent = np.zeros((case.context, case.context), dtype=np.int64)

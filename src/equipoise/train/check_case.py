@@ -9,7 +9,8 @@ What it decides
     recomputation, without context parallelism; policies that divide documents over ranks, under
     some of the stages; then every way to write the ranks as data times
     context, with every stage, and with recomputation; then every strategy, once; then every way
-    to write the ranks as data times context times tensor.
+    to write the ranks as data times context times tensor; then, of a model with experts, every
+    number of ranks that may share them, beside each of the other ways to share.
 
     *Played* in one process, where a case takes a twentieth of the time: every strategy with
     every kind of sharding, and every sharding there is.
@@ -54,6 +55,8 @@ class Case:
     sharding: Sharding = "mixed"
     tensor: int = 1
     """Ranks that share the weights of each layer."""
+    expert: int = 1
+    """Ranks that share the experts of each layer."""
     played: bool = False
     """All ranks in one process, without data parallelism and ZeRO."""
 
@@ -64,6 +67,7 @@ class Case:
             dp=self.ranks // (self.context * self.tensor),
             context=self.context,
             tensor=self.tensor,
+            expert=self.expert,
             strategy=self.strategy,
             sharding=self.sharding,
             ranks_per_node=2 if self.context % 2 == 0 else None,
@@ -79,6 +83,7 @@ class Case:
             parts = [f"context = {self.context}", f"{self.strategy}, {self.sharding}"]
             parts += [] if self.played else [f"zero = {self.zero}"]
         parts += [f"tensor = {self.tensor}"] if self.tensor > 1 else []
+        parts += [f"expert = {self.expert}"] if self.expert > 1 else []
         return f"{where} ({', '.join(parts)})"
 
 
@@ -187,6 +192,28 @@ def tensor_cases(ranks: int, heads: int) -> list[Case]:
                 dataclasses.replace(own, policy="in-order", context_tokens=512, recompute="full"),
                 dataclasses.replace(own, zero=3, context_tokens=512, recompute="full"),
             ]
+    return cases
+
+
+def expert_cases(ranks: int, experts: int, heads: int) -> list[Case]:
+    """Every way to share experts between so many real ranks, which share other things or nothing.
+
+    Args:
+        ranks: In all.
+        experts: Of a layer; 0 where there are none to share.
+        heads: Query heads, which tensor-parallel ranks must divide.
+    """
+    cases = []
+    for expert in [n for n in range(2, ranks + 1) if ranks % n == 0]:
+        if experts and -(-experts // -(-experts // expert)) == expert:  # none is left without
+            own = dataclasses.replace(_SHARED, ranks=ranks, expert=expert)
+            cases += [
+                *(dataclasses.replace(own, zero=zero) for zero in _STAGES),
+                dataclasses.replace(own, policy="divided", context_tokens=128),
+                dataclasses.replace(own, zero=3, context_tokens=512, recompute="full"),
+                dataclasses.replace(own, context=ranks, zero=2),
+            ]
+            cases += [dataclasses.replace(own, tensor=ranks)] if heads % ranks == 0 else []
     return cases
 
 

@@ -17,6 +17,7 @@ from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good, require_same
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
+from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.store import TokenStore, open_store
@@ -105,7 +106,7 @@ class Trainer:
             self.ranks,
             zero=self.spec.layout.zero,
             precision=self.spec.train.precision,
-            mesh=self.sharing.mesh if isinstance(self.sharing, ContextGroup) else None,
+            mesh=self._mesh(),
         )
         self.runner = StepRunner(
             sharded,
@@ -114,6 +115,15 @@ class Trainer:
             self.ranks,
             self.journal,
             self.sharing,
+        )
+
+    def _mesh(self) -> Mesh | None:
+        """The groups of the layout, where weights or experts are shared."""
+        if isinstance(self.sharing, ContextGroup):
+            return self.sharing.mesh
+        layout = self.spec.layout
+        return (
+            Mesh.join(self.ranks, layout.of_ranks(self.ranks.world)) if layout.expert > 1 else None
         )
 
     @property

@@ -19,12 +19,13 @@ from equipoise.data.store import TokenStore
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
 from equipoise.optim.rate import learning_rate
+from equipoise.schedule.expert import layer_skews, split_experts
 from equipoise.spec.heads import share_model
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.shares import RankLoads
-from equipoise.train.step import StepResult
+from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
 
 _CURVE_MATTERS_S = 0.1
@@ -165,8 +166,27 @@ class RunRecord:
             # Fitted on the first step of this process and scored on all later ones.
             self._overhead_s = max(0.0, result.step_s - max(result.rank_busy_s))
             self.journal.write("decision", "overhead", overhead_s=self._overhead_s)
+        if result.experts is not None and self.ranks.rank == 0:
+            self._write_experts(result.experts, step)
         self.journal.flush()
         return figures
+
+    def _write_experts(self, experts: ExpertLoads, step: int) -> None:
+        """What the experts of each layer were given, and the ranks that compute them."""
+        shares = split_experts(self.model.experts, ranks=self.spec.layout.expert)
+        ends = np.cumsum(shares)[:-1]
+        of_ranks = [
+            [int(part.sum()) for part in np.split(np.array(layer), ends)] for layer in experts.loads
+        ]
+        self.journal.write(
+            "scalar",
+            "experts",
+            step=step,
+            loads=experts.loads,
+            expert_skew=list(layer_skews(experts.loads)),
+            rank_skew=list(layer_skews(of_ranks)),
+            balance_loss=experts.balance_loss,
+        )
 
     def _predict_step(self, predicted_s: list[float]) -> float | None:
         """Slowest rank plus the overhead that the first step of this process measured."""
@@ -186,6 +206,7 @@ class RunRecord:
             zero=self.spec.layout.zero,
             precision=self.spec.train.precision,
             recompute=self.spec.train.recompute,
+            expert_ranks=self.spec.layout.expert,
         )
         terms = dict(forecast.terms)
         if self._received_bytes:

@@ -31,6 +31,7 @@ from equipoise.base.errors import FaultError, LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.store import TokenStore
+from equipoise.nn.moe_balance import balances, collect_loads, set_loss_scale, settle_loads
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.zero import ShardedDecoder
@@ -43,6 +44,16 @@ _NAMED_DOCUMENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLoads:
+    """What the routers of all ranks chose in a step."""
+
+    loads: list[list[int]]
+    """Tokens that chose each expert, by sparse layer."""
+    balance_loss: float
+    """Auxiliary loss for each label."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step measured. Per-rank arrays are indexed by rank."""
 
@@ -52,6 +63,7 @@ class StepResult:
     rank_busy_s: list[float]
     rank_wait_s: list[float]
     stop: bool
+    experts: ExpertLoads | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,7 @@ class StepRunner:
         """
         started = time.perf_counter()
         labels = sum(count_labels(batch.pieces, self.store.doc_tokens) for batch in packed)
+        set_loss_scale(self.model.decoder, 1 / max(1, labels))
         losses, busy_s = self._compute(packed, step, max(1, labels))
         computed = time.perf_counter()
         rows = self._meet(packed, step, losses, busy_s, computed - started, stop_asked)
@@ -110,6 +123,7 @@ class StepRunner:
                 group["lr"] = rate
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+            experts = self._settle_experts(max(1, labels))
         return StepResult(
             loss=loss,
             grad_norm=float(norm),
@@ -117,6 +131,7 @@ class StepRunner:
             rank_busy_s=rows[:, 2].tolist(),
             rank_wait_s=rows[:, 3].tolist(),
             stop=bool(rows[:, 4].any()),
+            experts=experts,
         )
 
     def _compute(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float]:
@@ -135,6 +150,17 @@ class StepRunner:
             losses.append(float(loss.detach()))
             busy_s += time.thread_time() - clock
         return losses, busy_s
+
+    def _settle_experts(self, labels: int) -> ExpertLoads | None:
+        """Sum what all ranks' routers chose, by which they are balanced in the next step."""
+        decoder = self.model.decoder
+        if not balances(decoder):
+            return None
+        loads, penalty = collect_loads(decoder)
+        self.ranks.sum_(loads)
+        self.ranks.sum_(penalty)
+        settle_loads(decoder, loads)
+        return ExpertLoads(loads.tolist(), float(penalty) / labels)
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes, alone or with others."""
