@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stages of a decoder on ranks, and the executor of any schedule."""

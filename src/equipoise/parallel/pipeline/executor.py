@@ -1,0 +1,212 @@
+"""Run one rank's part of a pipeline's step: forwards, backwards whole or in halves, messages.
+
+Why
+    A step of any schedule is the same loop over instructions. What differs is data.
+
+What it decides
+    Shapes are those of the pack: every rank knows how many tokens each micro-batch has, so an
+    activation arrives in room that was made for it, and micro-batches of different lengths need
+    no word between ranks. An input or gradient that comes from this rank's own stage is handed
+    over as it is.
+
+    The executor is a coroutine, as that of context parallelism: it hands out what to post and
+    what to wait for, and a process group or a loop over ranks in one process moves it.
+
+Kept true (tests/multi/test_pipeline.py, tests/unit/parallel/test_pipeline_executor.py)
+    Loss and every gradient equal one rank's for every strategy; a rerun is equal bit for bit;
+    a split backward leaves weights without a gradient until its second half; at the end nothing
+    is kept.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.base.errors import LayoutError
+from equipoise.comm.mail import Parcel
+from equipoise.nn.attention import PackAttention
+from equipoise.nn.defer import Deferred, defer_weights
+from equipoise.parallel.context.steps import Await, Post, Steps, allocate, unpack
+from equipoise.parallel.pipeline.part import DecoderPart
+from equipoise.parallel.pipeline.program import RankProgram, Slot
+from equipoise.parallel.pipeline.slices import LayerAttention, Resident, Slices
+from equipoise.schedule.instruction import Op
+from equipoise.schedule.pipeline_messages import PipelineMessage
+from equipoise.schedule.pipeline_replay import PipelineTimeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageBatch:
+    """A micro-batch, as the stages of every rank of a pipeline take it."""
+
+    tokens_t: Tensor
+    """Token ids of this rank's share, int64 [t]; the first stage reads them, all count them."""
+    labels_t: Tensor
+    """Next token of each, int64 [t]; the last stage reads them."""
+    pack: Sequence[int] | PackAttention | Slices
+    """Length of each document [tokens]; how these tokens attend, under context parallelism; or
+    pieces, of which some read earlier micro-batches of their unit."""
+
+    @property
+    def counted(self) -> int:
+        """Tokens by what is known of the documents."""
+        if isinstance(self.pack, PackAttention):
+            return len(self.pack.positions_T)
+        return self.pack.tokens if isinstance(self.pack, Slices) else int(sum(self.pack))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineRun:
+    """What one rank's part of a step gave."""
+
+    losses: dict[int, Tensor]
+    """Summed loss of each micro-batch, on the rank that has the last stage; else none."""
+    timeline: PipelineTimeline
+    """When this rank began and ended each instruction; messages are waited for in between."""
+
+    @property
+    def loss(self) -> float:
+        """Sum over this rank's losses."""
+        return float(sum(float(loss) for loss in self.losses.values()))
+
+
+class Executor:
+    """One rank in one step."""
+
+    def __init__(
+        self,
+        part: DecoderPart,
+        program: RankProgram,
+        batches: Sequence[StageBatch],
+        *,
+        divisor: float,
+        dtype: torch.dtype,
+        widen: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare a step.
+
+        Args:
+            part: The stages that the program's rank holds.
+            program: Of the schedule.
+            batches: Every micro-batch of the step, by its number.
+            divisor: What the sum of losses is divided by: the count of labels.
+            dtype: Of hidden states between stages.
+            widen: Called after each weight gradient, to add it up in a wider dtype.
+
+        Raises:
+            LayoutError: the part has other stages than the program, or the documents of a
+                micro-batch are not as long as its tokens.
+        """
+        if part.held != program.held:
+            raise LayoutError(
+                f"Rank {program.rank} of the schedule holds stages "
+                f"{', '.join(map(str, program.held))}, and its part has "
+                f"{', '.join(map(str, part.held))}. Cut the decoder as the schedule's rank_of says."
+            )
+        for at, batch in enumerate(batches):
+            _require_batch(at, batch)
+        self._part, self._program, self._batches = part, program, batches
+        self._divisor, self._dtype, self._widen = divisor, dtype, widen
+        self._resident = Resident.of([batch.pack for batch in batches])
+        self._inputs: dict[tuple[bool, int, int], Tensor] = {}
+        """By (is it a gradient, stage, micro-batch): what is there or on its way."""
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._later: dict[tuple[int, int], Deferred] = {}
+        self._times: list[tuple[int, int]] = []
+        self.losses: dict[int, Tensor] = {}
+
+    def steps(self) -> Steps:
+        """Run the step; yields what to post and what to wait for."""
+        for place, slot in enumerate(self._program.slots):
+            if slot.receives:
+                yield Post([], [self._expect(message) for message in slot.receives])
+            yield Await(place)
+            begin = time.time_ns()  # one clock for all ranks of a machine
+            made = self._run(slot)
+            self._times.append((begin, time.time_ns()))
+            if slot.send is not None and made is not None:
+                sent = slot.send.message
+                data = made.contiguous().view(-1).view(torch.uint8)
+                yield Post([Parcel(sent.target, sent.number, data, slot.send.due)], [])
+            elif slot.next_stage >= 0 and made is not None:
+                is_gradient = slot.op != Op.FORWARD
+                self._inputs[is_gradient, slot.next_stage, slot.micro_batch] = made
+        yield Await(self._program.end)
+
+    def finish(self, ranks: int) -> PipelineRun:
+        """What the step gave, after its last step."""
+        slots = self._program.slots
+        begins, ends = np.array(self._times, dtype=np.int64).reshape(-1, 2).T
+        table = np.array([(s.op, s.stage, s.micro_batch) for s in slots], dtype=np.int64)
+        rank = np.full(len(slots), self._program.rank)
+        op, stage, micro_batch = table.reshape(-1, 3).T
+        timeline = PipelineTimeline("measured", ranks, rank, op, stage, micro_batch, begins, ends)
+        return PipelineRun(self.losses, timeline)
+
+    def _expect(self, message: PipelineMessage) -> Parcel:
+        """Room for a message, of which what arrives is a view."""
+        tokens = len(self._batches[message.micro_batch].tokens_t)
+        shape = (self._part.count_rows(tokens), self._part.model.hidden)
+        sections = [(shape, self._dtype)]
+        data = allocate(sections, self._batches[message.micro_batch].tokens_t.device)
+        is_gradient = message.carries == "gradient"
+        (arrives,) = unpack(data, sections)
+        self._inputs[is_gradient, message.to_stage, message.micro_batch] = arrives
+        return Parcel(message.source, message.number, data, message.needed_at)
+
+    def _take(self, slot: Slot, *, is_gradient: bool) -> Tensor:
+        batch = self._batches[slot.micro_batch]
+        found = self._inputs.pop((is_gradient, slot.stage, slot.micro_batch), None)
+        if found is None:  # a micro-batch without tokens does not travel
+            width = self._part.model.hidden
+            found = torch.zeros(0, width, dtype=self._dtype, device=batch.tokens_t.device)
+        return found
+
+    def _run(self, slot: Slot) -> Tensor | None:
+        """Compute; what the next stage on the path is to have, if anything."""
+        at = slot.stage, slot.micro_batch
+        if slot.op == Op.FORWARD:
+            return self._forward(slot)
+        if slot.op == Op.BACKWARD_WEIGHT:
+            self._later.pop(at).finish()
+            if self._widen is not None:
+                self._widen()
+            return None
+        given, out = self._kept.pop(at)
+        grad = None if out.dim() == 0 else self._take(slot, is_gradient=True)
+        if slot.op == Op.BACKWARD_INPUT:
+            self._later[at] = defer_weights(out)
+        out.backward(grad)
+        return given.grad
+
+    def _forward(self, slot: Slot) -> Tensor | None:
+        batch = self._batches[slot.micro_batch]
+        is_last = slot.stage == self._part.stages - 1
+        given = batch.tokens_t
+        if slot.stage:
+            given = self._take(slot, is_gradient=False).requires_grad_()
+        labels = batch.labels_t if is_last else None
+        pack: Sequence[int] | PackAttention | LayerAttention
+        if isinstance(batch.pack, Slices):
+            pack = self._resident.attention(batch.pack, batch.tokens_t.device)
+        else:
+            pack = batch.pack
+        out: Tensor = self._part(given, pack, labels_T=labels, stage=slot.stage)
+        if is_last:
+            self.losses[slot.micro_batch] = out.detach()
+            out = out / self._divisor
+        self._kept[slot.stage, slot.micro_batch] = given, out
+        return None if is_last else out.detach()
+
+
+def _require_batch(at: int, batch: StageBatch) -> None:
+    tokens, labels = len(batch.tokens_t), len(batch.labels_t)
+    if not tokens == labels == batch.counted:
+        raise LayoutError(
+            f"Micro-batch {at} has {tokens:,} tokens and {labels:,} labels, and its documents "
+            f"have {batch.counted:,} tokens. Give as many of each."
+        )
