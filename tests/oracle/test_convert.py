@@ -121,12 +121,12 @@ def test_a_manifest_of_another_model(built: Path) -> None:
         f"The weights of {folder} could not be read (Missing key in checkpoint state_dict: "
         "model.layers.2.attention_norm.weight)."
     )
-    newer = dataclasses.replace(manifest, model=manifest.model | {"experts": 3})
+    newer = dataclasses.replace(manifest, model=manifest.model | {"memory_layers": 3})
     with pytest.raises(CheckpointError) as caught:
         read_checkpoint_weights(folder, newer)
     assert str(caught.value) == (
         "The manifest of step 4 was written by equipoise 0, and its model cannot be read "
-        "(ModelSpec.__init__() got an unexpected keyword argument 'experts'). Use that version."
+        "(ModelSpec.__init__() got an unexpected keyword argument 'memory_layers'). Use that version."
     )
 
 
