@@ -14,6 +14,7 @@ from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.moe_balance import balances, collect_loads, set_loss_scale
 from equipoise.optim.adamw import global_norm
 from equipoise.parallel.expert import ExpertExchange, spread_experts
+from equipoise.parallel.expert_split import ExpertSplit
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.expert import split_experts
 from equipoise.spec.layout import Layout
@@ -149,7 +150,7 @@ def travel(ranks: Ranks, tables: list[list[list[int]]]) -> list[tuple[bool, bool
         counts = torch.tensor(table[ranks.rank])
         shares = split_experts(len(counts), ranks=ranks.world)
         first = sum(shares[: ranks.rank])
-        exchange = ExpertExchange(peers, tuple(shares), Ledger(ranks.world))
+        exchange = ExpertExchange(peers, tuple(shares), Ledger(ranks.world), None)
         experts = torch.arange(len(counts)).repeat_interleave(counts)
         x = torch.randn(len(experts), 3, dtype=torch.float64)
         x[:, 0] = experts  # so that whoever computes a row can tell its expert
@@ -165,6 +166,26 @@ def travel(ranks: Ranks, tables: list[list[list[int]]]) -> list[tuple[bool, bool
         pull = torch.randn_like(y)
         (grad,) = torch.autograd.grad((y * pull).sum(), x)
         found.append((torch.equal(x, y), torch.equal(grad, pull) and all(arrived), shares))
+    return found
+
+
+def gather_and_sum(ranks: Ranks, tables: list[list[int]]) -> list[float]:
+    """Of each table of rows: the largest error of gathering, of summing, and of both backwards."""
+    split = ExpertSplit(Mesh.join(ranks, Layout(dp=ranks.world, etp=ranks.world)).peers("etp"))
+    found = []
+    for sizes in tables:
+        generator = torch.Generator().manual_seed(sum(sizes))
+        whole = torch.randn(sum(sizes), 3, dtype=torch.float64, generator=generator)
+        parts = torch.randn(ranks.world, *whole.shape, dtype=torch.float64, generator=generator)
+        first = sum(sizes[: ranks.rank])
+        own = slice(first, first + sizes[ranks.rank])
+        x, y = whole[own].clone().requires_grad_(), parts[ranks.rank].clone().requires_grad_()
+        gathered, summed = split.gather(x, sizes), split.sum_back(y, sizes)
+        (grad_x,) = torch.autograd.grad(gathered, x, parts[ranks.rank])
+        (grad_y,) = torch.autograd.grad(summed, y, whole[own])
+        sums = parts.sum(0)[own]
+        pairs = [(gathered, whole), (summed, sums), (grad_x, sums), (grad_y, whole)]
+        found.append(max(float((a - b).detach().abs().sum()) for a, b in pairs))
     return found
 
 

@@ -39,8 +39,8 @@ PACKS = (((9, 1, 14), (5,)), ((30,), (2, 2)), ((3, 4), (17,)), ((), (1,)))
 COUNTS = (5, 0, 3, 1, 9, 2, 4)
 
 
-def case(model: ModelSpec, world: int, ep: int, zero: int, **changes: object) -> Case:
-    layout = Layout(dp=world, ep=ep, zero=zero)
+def case(model: ModelSpec, world: int, ep: int, zero: int, etp: int = 1, **changes: object) -> Case:
+    layout = Layout(dp=world, ep=ep, etp=etp, zero=zero)
     return Case(model, layout, PACKS[-world:], **({"states": COUNTS} | changes))
 
 
@@ -59,6 +59,27 @@ def test_any_number_of_ranks_equals_one(world: int) -> None:
     for outcomes in run_ranks(world, expert_ranks.compare, cases):
         for each, error in zip(cases, worst(outcomes), strict=True):
             assert error <= BOUND, each
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_that_share_the_weights_of_each_expert_equal_one(world: int) -> None:
+    cases = [case(MODEL, world, 1, zero, etp=world) for zero in (0, 1, 3)]
+    cases += [case(SHARED, world, 1, 2, etp=world, recompute=True)]
+    cases += [case(HOT, world, 1, 1, etp=world, states=(0, 0, 50, 50, 0, 0, 0))]
+    if world == 4:
+        cases += [case(MODEL, 4, 2, zero, etp=2) for zero in (0, 1, 3)]
+        cases += [case(MODEL, 4, 1, zero, etp=2) for zero in (0, 3)]
+    for outcomes in run_ranks(world, expert_ranks.compare, cases):
+        for each, error in zip(cases, worst(outcomes), strict=True):
+            assert error <= BOUND, each
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gathering_and_summing_are_each_others_backward(world: int) -> None:
+    drawn = random.Random(world)
+    tables = [[drawn.choice([0, 0, 1, 5]) for _ in range(world)] for _ in range(10)]
+    for errors in run_ranks(world, expert_ranks.gather_and_sum, tables):
+        assert max(errors) <= 1e-13
 
 
 def test_hot_experts_leave_others_without_tokens_and_gradients() -> None:
@@ -120,15 +141,17 @@ def test_the_way_there_and_back_is_the_identity(world: int) -> None:
 
 
 def test_layouts_that_cannot_be_are_refused() -> None:
-    few = dataclasses.replace(MODEL, experts=3)
+    few, narrow = (
+        dataclasses.replace(MODEL, **each) for each in ({"experts": 3}, {"expert_ffn": 5})
+    )
     with pytest.raises(LayoutError) as caught:
         run_ranks(4, expert_ranks.refuse, few, Layout(dp=4, ep=4))
     assert str(caught.value) == (
         "3 experts in runs of 1 leave 1 of 4 ranks without any. Set layout.expert to 3."
     )
     with pytest.raises(LayoutError) as caught:
-        run_ranks(2, expert_ranks.refuse, MODEL, Layout(dp=2, etp=2))
+        run_ranks(4, expert_ranks.refuse, narrow, Layout(dp=4, etp=4))
     assert str(caught.value) == (
-        "etp = 2 would split the weights of each expert, and whole experts alone can be spread. "
-        "Set etp = 1 and ep = 2."
+        "Experts of 5 hidden units in runs of 2 leave the last of etp = 4 ranks without any. Lower "
+        "etp."
     )

@@ -30,7 +30,10 @@ LAYOUTS = {
         "documents together": {"dp": 2, "expert": 2, "policy": "divided"},
         "narrow": {"dp": 2, "expert": 2, "precision": "bf16"},
     },
-    4: {"two groups": {"dp": 4, "expert": 2, "zero": 2}},
+    4: {
+        "two groups": {"dp": 4, "expert": 2, "zero": 2},
+        "in two parts": {"dp": 4, "expert": 2, "expert_tensor": 2},
+    },
 }
 
 

@@ -28,7 +28,8 @@ examples:
   equipoise check --json
 """
 
-_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", "context", "tensor", "expert")
+_SHARED = ("context", "tensor", "expert", "expert_tensor")
+_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", *_SHARED)
 _ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
 
 
@@ -194,6 +195,7 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
     if case.played:
         return f"{case.ranks} played", case.strategy
     experts = f", experts {case.expert}" if case.expert > 1 else ""
+    experts += f", in {case.expert_tensor} parts" if case.expert_tensor > 1 else ""
     if case.policy in TOGETHER:
         return str(case.ranks), case.policy + experts
     shared = [("context", case.context), ("tensor", case.tensor)]

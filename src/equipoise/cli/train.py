@@ -65,8 +65,9 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
     _require_runnable(resolved.spec)
     resolved.spec.layout.of_ranks(ranks).require_model(resolved.model)
-    if resolved.spec.layout.expert > 1:
-        split_experts(resolved.model.experts, ranks=resolved.spec.layout.expert)
+    shared = resolved.spec.layout.expert, resolved.spec.layout.expert_tensor
+    if max(shared) > 1:
+        split_experts(resolved.model.experts, ranks=shared[0])
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
     check_vocabulary(store, resolved.model.vocab)
     init = resolved.spec.model.init

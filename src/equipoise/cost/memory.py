@@ -12,9 +12,10 @@ What it decides
     scales. Full recomputation keeps D, and one layer's worth while that layer runs.
 
     A sparse layer keeps, instead of gate and up, for each of a token's K choices the row that
-    goes to its expert and what comes back (2 D), gate and up (2 F) and where the row went; for
+    its expert computes and what comes back (2 D), gate and up (2 F) and where the row went; for
     the token the scores of all experts, and gate and up of the shared expert. Experts that live
     on other ranks are not held here, and the tokens that come are taken to be as many as go.
+    Ranks that share the hidden units of an expert each keep the rows of all, and their part of F.
 
 Kept true (tests/unit/cost/test_memory.py)
     Terms are positive, grow with tokens and shrink with ranks. How near the forecast is to a
@@ -52,14 +53,15 @@ class MemoryForecast:
         return sum(self.terms.values())
 
 
-def _layer_token_bytes(model: ModelSpec, width: int, *, sparse: bool) -> int:
+def _layer_token_bytes(model: ModelSpec, width: int, *, sparse: bool, expert_parts: int) -> int:
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
     normed_heads = (query + key) * width if model.qk_norm else 0
     values = 4 * model.hidden + 2 * query + 2 * key
     scales = 4 * (model.heads + 2)
     if not sparse:
         return (values + 2 * model.ffn) * width + normed_heads + scales
-    values += model.top_k * (2 * model.hidden + 2 * model.expert_ffn) + 2 * model.shared_ffn
+    rows = (1 + expert_parts) * model.hidden + 2 * model.expert_ffn  # with all who share them
+    values += model.top_k * rows + 2 * model.shared_ffn
     values += model.hidden if model.shared_gate else 0
     routes = 4 * model.experts + _ROUTE_BYTES * model.top_k
     return values * width + normed_heads + scales + routes
@@ -74,6 +76,7 @@ def forecast_memory(
     precision: Precision,
     recompute: Recompute,
     expert_ranks: int = 1,
+    expert_parts: int = 1,
 ) -> MemoryForecast:
     """Peak memory of a rank whose largest micro-batch has ``tokens`` tokens.
 
@@ -84,19 +87,23 @@ def forecast_memory(
         zero: ZeRO stage.
         precision: Of activations and gathered parameters; master weights are fp32.
         recompute: Activation recomputation.
-        expert_ranks: Ranks that share the experts of a layer; a divisor of ``ranks``.
+        expert_ranks: Ranks that share the experts of a layer.
+        expert_parts: Ranks that share the hidden units of each expert.
     """
     width = 2 if precision == "bf16" else 4
     table = model.hidden * model.vocab * (1 if model.tied else 2) + model.hidden
-    elsewhere = model.experts - -(-model.experts // expert_ranks)
-    away = elsewhere * model.expert_params  # of a layer, on other ranks
+    here = -(-model.experts // expert_ranks) * model.expert_params // expert_parts
+    away = model.experts * model.expert_params - here  # of a layer, on other ranks
     held = model.params - model.sparse_layers * away
     layer_params = model.layer_params - (away if model.sparse_layers else 0)
     gathered_params = held if zero < 3 else table + 2 * layer_params
     held_grads = 4 * held if zero < 2 else 4 * (table + layer_params)
     owned, shard = (held, 1) if zero == 0 else (model.params, ranks)
     kinds = [model.is_sparse(layer) for layer in range(model.layers)]
-    kept = {kind: _layer_token_bytes(model, width, sparse=kind) for kind in set(kinds)}
+    kept = {
+        kind: _layer_token_bytes(model, width, sparse=kind, expert_parts=expert_parts)
+        for kind in set(kinds)
+    }
     if recompute == "full":
         layers_bytes = tokens * (model.hidden * width * model.layers + max(kept.values()))
     else:

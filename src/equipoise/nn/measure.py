@@ -146,15 +146,17 @@ def measure_curve(
     documents = max(2, min(context_tokens, 2048) // _SHORT_TOKENS)
     shorts = [min(_SHORT_TOKENS, context_tokens)] * documents
     attention_s = _attention_s(model, shorts, device, dtype) * passes
+    alike = dataclasses.replace(model, dense_layers=0, expert_every=1)  # of layers with experts
     one_s, two_s = (
-        _decoder_s(model, layers, shorts, device, dtype, recompute) for layers in (1, 2)
+        _decoder_s(alike, layers, shorts, device, dtype, recompute) for layers in (1, 2)
     )
     layer_s = max(two_s - one_s - attention_s, 1e-9)
     outside_s = max(one_s - attention_s - layer_s, 1e-9)
-    few_s = _decoder_s(model, 1, [1], device, dtype, recompute)
+    mean = model.layer_matmul_params / alike.layer_matmul_params
+    few_s = _decoder_s(alike, 1, [1], device, dtype, recompute)
     return LoadCurve(
         fixed_ns=few_s * model.layers * 1e9,
-        ns_per_token=(layer_s * model.layers + outside_s) / sum(shorts) * 1e9,
+        ns_per_token=(layer_s * mean * model.layers + outside_s) / sum(shorts) * 1e9,
         doc_tokens=tuple(float(tokens) for tokens in ladder),
         doc_ns=tuple(doc_ns),
         peak_flop_per_s=gemm_flop_per_s(device, dtype),

@@ -41,12 +41,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import DataParallelMeshDims, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from equipoise.base.axes import EXPERT_AXIS, REPLICATE_AXIS, SHARD_AXIS
+from equipoise.base.axes import EXPERT_AXIS, EXPERT_TENSOR_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import TIMEOUT
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh, Peers
 from equipoise.nn.moe import Experts, MixtureOfExperts
+from equipoise.nn.tensor import part_of
+from equipoise.parallel.expert_split import ExpertSplit
 from equipoise.schedule.expert import split_experts
 
 
@@ -60,16 +62,29 @@ class ExpertExchange:
     """Experts of each."""
     ledger: Ledger
     """What this rank sent and received."""
+    split: ExpertSplit | None
+    """The ranks that share the weights of each expert, if this one does not have them whole."""
 
     def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
         """Outputs of rows that are sorted by expert [R, D]."""
         here_NX = self.tell(counts_X)
         by_rank = torch.stack([each.sum() for each in counts_X.split(self.experts)])
         sent, received = by_rank.tolist(), here_NX.sum(1).tolist()
-        order_S = sort_arrivals(here_NX)
-        arrived_SD = _permute(self.send(x_RD, sent, received), order_S)
-        y_SD = _permute(experts(arrived_SD, here_NX.sum(0)), torch.argsort(order_S))
+        arrived_SD = self.send(x_RD, sent, received)
+        if self.split is None:
+            y_SD = self.compute(arrived_SD, here_NX, experts)
+        else:
+            told = self.split.tell(here_NX)
+            sizes = told.flatten(1).sum(1).tolist()
+            all_SD = self.split.gather(arrived_SD, sizes)
+            parts_SD = self.compute(all_SD, told.flatten(0, 1), experts)
+            y_SD = self.split.sum_back(parts_SD, sizes)
         return self.send(y_SD, received, sent)
+
+    def compute(self, rows: Tensor, here_NX: Tensor, experts: Experts) -> Tensor:
+        """Outputs of rows that lie by rank and then by expert, in the same order."""
+        order = sort_arrivals(here_NX)
+        return _permute(experts(_permute(rows, order), here_NX.sum(0)), torch.argsort(order))
 
     def send(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """As ``move``, and gradients come back."""
@@ -84,6 +99,8 @@ class ExpertExchange:
 
     def move(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send so many first rows to each rank, and receive as many as each sends."""
+        if self.peers.count == 1:
+            return rows.view_as(rows)
         out = rows.new_empty(sum(received), *rows.shape[1:])
         row_bytes = rows.element_size() * rows[:1].numel() if len(rows) else 0
         for peer, (to, by) in enumerate(zip(sent, received, strict=True)):
@@ -152,35 +169,35 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
 
     Args:
         module: Holds ``MixtureOfExperts`` layers.
-        mesh: Its ``ep`` ranks share the experts; ZeRO splits each rank's over ``edp``.
+        mesh: Its ``ep`` ranks share the experts, and ``etp`` ranks the hidden units of each; ZeRO
+            splits what a rank has of them over ``edp``.
         policy: Of mixed precision.
 
     Returns:
-        What this rank will send, one ledger for each layer; none where ep is 1.
+        What this rank will send over ep, one ledger for each layer; none where ranks share no
+        experts.
 
     Raises:
-        LayoutError: a rank would have no expert, or the weights of each are to be split.
+        LayoutError: a rank would have no expert, or no hidden unit of its experts.
     """
     layout = mesh.layout
-    if layout.etp > 1:
-        raise LayoutError(
-            f"etp = {layout.etp} would split the weights of each expert, and whole experts alone "
-            f"can be spread. Set etp = 1 and ep = {layout.ep * layout.etp}."
-        )
-    if layout.ep == 1:
+    if layout.ep * layout.etp == 1:
         return []
     layers = [each for each in module.modules() if isinstance(each, MixtureOfExperts)]
-    peers, weights = mesh.peers("ep"), _experts_mesh(mesh)
+    peers, sharers, weights = mesh.peers("ep"), mesh.peers("etp"), _experts_mesh(mesh)
+    split = ExpertSplit(sharers) if sharers.count > 1 else None
     is_copied = REPLICATE_AXIS in (weights.mesh_dim_names or ())
     dims = DataParallelMeshDims(shard=SHARD_AXIS, replicate=REPLICATE_AXIS if is_copied else None)
     ledgers = []
     for layer in layers:
         shares = split_experts(layer.router.weight.shape[0], ranks=peers.count)
         first = sum(shares[: peers.rank])
-        for matrix in (layer.experts.gate, layer.experts.up, layer.experts.down):
+        parts = layer.experts
+        for matrix, dim in ((parts.gate, 1), (parts.up, 1), (parts.down, 2)):
             whole = matrix.weight.detach()
-            mine = whole[first : first + shares[peers.rank]].clone()
-            matrix.weight = _place(mine, whole, weights)
+            units = _units(whole.shape[dim], sharers)
+            mine = whole[first : first + shares[peers.rank]].narrow(dim, units.start, len(units))
+            matrix.weight = _place(mine, whole, weights, dim)
         fully_shard(
             layer.experts,
             mesh=weights,
@@ -189,14 +206,30 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
             mp_policy=policy,
         )
         ledgers.append(Ledger(peers.count))
-        layer.exchange = ExpertExchange(peers, tuple(shares), ledgers[-1])
+        layer.exchange = ExpertExchange(peers, tuple(shares), ledgers[-1], split)
     return ledgers
 
 
-def _place(mine: Tensor, whole: Tensor, weights: DeviceMesh) -> nn.Parameter:
-    placements: list[Placement] = [Shard(0), *[Replicate()] * (weights.ndim - 1)]
+def _units(ffn: int, sharers: Peers) -> range:
+    """The hidden units of this rank.
+
+    Raises:
+        LayoutError: a rank would have none.
+    """
+    if not part_of(ffn, ranks=sharers.count, rank=sharers.count - 1):
+        raise LayoutError(
+            f"Experts of {ffn} hidden units in runs of {-(-ffn // sharers.count)} leave the last "
+            f"of etp = {sharers.count} ranks without any. Lower etp."
+        )
+    return part_of(ffn, ranks=sharers.count, rank=sharers.rank)
+
+
+def _place(mine: Tensor, whole: Tensor, weights: DeviceMesh, dim: int) -> nn.Parameter:
+    of_axis = {EXPERT_AXIS: Shard(0), EXPERT_TENSOR_AXIS: Shard(dim)}
+    names = weights.mesh_dim_names or ()
+    placements: list[Placement] = [of_axis.get(name, Replicate()) for name in names]
     placed = DTensor.from_local(
-        mine,
+        mine.clone(memory_format=torch.contiguous_format),
         weights,
         placements,
         run_check=False,
@@ -211,19 +244,18 @@ def _place(mine: Tensor, whole: Tensor, weights: DeviceMesh) -> nn.Parameter:
 
 
 def _experts_mesh(mesh: Mesh) -> DeviceMesh:
-    """Of the weights of experts: ep outside, so that ZeRO splits what a rank has of them."""
+    """Of the weights of experts: ZeRO innermost, so that it splits what a rank has of them."""
     layout = mesh.layout
-    grid = layout.grid("pp", "ep", "edp", "etp")[mesh.coordinates["pp"], :, :, 0]
+    grid = layout.grid("pp", "ep", "etp", "edp")[mesh.coordinates["pp"]]
     alone = [dist.new_group([rank], timeout=TIMEOUT) for rank in range(layout.world)]
-    single = alone[mesh.ranks.rank]
-    groups = [mesh.peers(axis).group or single for axis in ("ep", "edp")]
-    names, shape = [EXPERT_AXIS, SHARD_AXIS], [layout.ep, layout.edp]
-    if layout.zero == 0:
-        names, shape, groups = (
-            [EXPERT_AXIS, REPLICATE_AXIS, SHARD_AXIS],
-            [*shape, 1],
-            [*groups, single],
-        )
+    axes: list[tuple[str, str | None]] = [(EXPERT_AXIS, "ep")]
+    axes += [(EXPERT_TENSOR_AXIS, "etp")] if layout.etp > 1 else []
+    axes += (
+        [(REPLICATE_AXIS, "edp"), (SHARD_AXIS, None)] if layout.zero == 0 else [(SHARD_AXIS, "edp")]
+    )
+    shape = [1 if axis is None else layout.size(axis) for _, axis in axes]
+    groups = [(axis and mesh.peers(axis).group) or alone[mesh.ranks.rank] for _, axis in axes]
+    names = [name for name, _ in axes]
     ranks = torch.from_numpy(grid.copy()).reshape(shape)
     return DeviceMesh.from_group(
         groups, mesh.ranks.device.type, mesh=ranks, mesh_dim_names=tuple(names)

@@ -42,12 +42,17 @@ def split_experts(experts: int, *, ranks: int) -> list[int]:
     >>> split_experts(8, ranks=4), split_experts(7, ranks=4)
     ([2, 2, 2, 2], [2, 2, 2, 1])
     """
+    if not experts:
+        raise LayoutError(
+            f"The model has no experts that {ranks} ranks could share. Set layout.expert = 1 and "
+            f"layout.expert_tensor = 1, or model.experts."
+        )
     most = -(-experts // ranks)
-    busy = -(-experts // most) if experts else 0
+    busy = -(-experts // most)
     if busy < ranks:
         raise LayoutError(
             f"{experts} experts in runs of {most} leave {ranks - busy} of {ranks} ranks without "
-            f"any. Set layout.expert to {max(1, busy)}."
+            f"any. Set layout.expert to {busy}."
         )
     return [min(most, experts - rank * most) for rank in range(ranks)]
 

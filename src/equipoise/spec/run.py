@@ -237,8 +237,11 @@ class LayoutSpec:
         Field(
             ge=1,
             description="expert-parallel ranks: so many share the experts of each layer, the same "
-            "ranks as share other things or nothing; must divide all ranks",
+            "ranks as share other things or nothing; expert x expert_tensor must divide all ranks",
         ),
+    ] = 1
+    expert_tensor: Annotated[
+        int, Field(ge=1, description="ranks that share the hidden units of each expert")
     ] = 1
     strategy: Annotated[
         StrategyName,
@@ -272,15 +275,20 @@ class LayoutSpec:
         >>> LayoutSpec(context=2, tensor=2).of_ranks(8).coordinates(5)["cp"]
         0
         """
-        if ranks % self.expert:
+        if ranks % (self.expert * self.expert_tensor):
             divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
             raise LayoutError(
-                f"layout.expert = {self.expert} does not divide the {ranks} ranks of dp x context "
-                f"x tensor. Set layout.expert to one of {divisors}."
+                f"layout.expert x layout.expert_tensor = {self.expert} x {self.expert_tensor} does "
+                f"not divide the {ranks} ranks of dp x context x tensor. Give degrees whose "
+                f"product is one of {divisors}."
             )
-        data_ranks = max(1, ranks // self.sharing)
         layout = Layout(
-            dp=data_ranks, cp=self.context, tp=self.tensor, ep=self.expert, zero=self.zero
+            dp=max(1, ranks // self.sharing),
+            cp=self.context,
+            tp=self.tensor,
+            ep=self.expert,
+            etp=self.expert_tensor,
+            zero=self.zero,
         )
         layout.require_world(ranks)
         return layout

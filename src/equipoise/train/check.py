@@ -168,7 +168,7 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
         sharing = dataclasses.replace(joined, planner=setup.planner, ledger=ledger)
     decoder = make_decoder(references.model, setup.labels)
     set_recompute(decoder, case.recompute == "full")
-    mesh = joined.mesh if max(case.tensor, case.expert) > 1 else None
+    mesh = joined.mesh if case.shares_weights else None
     sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32", mesh=mesh)
     logits = _Logits(decoder)
     loss_sum, forward_error = 0.0, 0.0
@@ -220,7 +220,8 @@ def check_cases(
             context=case.context,
             tensor=case.tensor,
             expert=case.expert,
-            zero=case.zero if max(case.tensor, case.expert) > 1 else 0,  # whose mesh is used
+            expert_tensor=case.expert_tensor,
+            zero=case.zero if case.shares_weights else 0,  # whose mesh is used
         )
         found.append(_run_case(ranks, case, references, join(grouping)))
         if done is not None and ranks.rank == 0:

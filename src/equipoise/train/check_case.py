@@ -57,8 +57,15 @@ class Case:
     """Ranks that share the weights of each layer."""
     expert: int = 1
     """Ranks that share the experts of each layer."""
+    expert_tensor: int = 1
+    """Ranks that share the hidden units of each expert."""
     played: bool = False
     """All ranks in one process, without data parallelism and ZeRO."""
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether ranks hold other parts of the model than ZeRO gives them."""
+        return max(self.tensor, self.expert, self.expert_tensor) > 1
 
     @property
     def layout(self) -> LayoutSpec:
@@ -68,6 +75,7 @@ class Case:
             context=self.context,
             tensor=self.tensor,
             expert=self.expert,
+            expert_tensor=self.expert_tensor,
             strategy=self.strategy,
             sharding=self.sharding,
             ranks_per_node=2 if self.context % 2 == 0 else None,
@@ -84,6 +92,7 @@ class Case:
             parts += [] if self.played else [f"zero = {self.zero}"]
         parts += [f"tensor = {self.tensor}"] if self.tensor > 1 else []
         parts += [f"expert = {self.expert}"] if self.expert > 1 else []
+        parts += [f"expert_tensor = {self.expert_tensor}"] if self.expert_tensor > 1 else []
         return f"{where} ({', '.join(parts)})"
 
 
@@ -214,6 +223,10 @@ def expert_cases(ranks: int, experts: int, heads: int) -> list[Case]:
                 dataclasses.replace(own, context=ranks, zero=2),
             ]
             cases += [dataclasses.replace(own, tensor=ranks)] if heads % ranks == 0 else []
+    for split in [n for n in range(2, ranks + 1) if ranks % n == 0 and experts]:
+        expert = ranks // split if experts % (ranks // split) == 0 else 1
+        own = dataclasses.replace(_SHARED, ranks=ranks, expert=expert, expert_tensor=split)
+        cases += [own, dataclasses.replace(own, zero=3, context_tokens=512, recompute="full")]
     return cases
 
 

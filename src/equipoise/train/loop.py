@@ -122,9 +122,9 @@ class Trainer:
         if isinstance(self.sharing, ContextGroup):
             return self.sharing.mesh
         layout = self.spec.layout
-        return (
-            Mesh.join(self.ranks, layout.of_ranks(self.ranks.world)) if layout.expert > 1 else None
-        )
+        if max(layout.expert, layout.expert_tensor) == 1:
+            return None
+        return Mesh.join(self.ranks, layout.of_ranks(self.ranks.world))
 
     @property
     def checkpoints(self) -> Path:

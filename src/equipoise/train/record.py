@@ -207,6 +207,7 @@ class RunRecord:
             precision=self.spec.train.precision,
             recompute=self.spec.train.recompute,
             expert_ranks=self.spec.layout.expert,
+            expert_parts=self.spec.layout.expert_tensor,
         )
         terms = dict(forecast.terms)
         if self._received_bytes:

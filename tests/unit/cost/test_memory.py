@@ -105,3 +105,11 @@ def test_a_layer_with_experts_keeps_rows_and_not_all_experts() -> None:
     dense = dataclasses.replace(SPARSE, experts=0)
     of_first, of_dense = (forecast(model).terms["activations"] for model in (first, dense))
     assert kept - of_first == (kept - of_dense) // SPARSE.layers
+
+
+def test_ranks_that_share_hidden_units_hold_less_and_keep_the_rows_of_all() -> None:
+    whole, parts = (forecast(SPARSE, zero=0, expert_parts=n).terms for n in (1, 2))
+    away = SPARSE.sparse_layers * 4 * SPARSE.expert_params  # as many as with half of the experts
+    assert whole["master parameters"] - parts["master parameters"] == 4 * away
+    rows = 4096 * SPARSE.sparse_layers * SPARSE.top_k * SPARSE.hidden
+    assert parts["activations"] - whole["activations"] == 4 * rows

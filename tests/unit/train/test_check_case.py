@@ -138,6 +138,8 @@ def test_json_has_every_key(
         "recompute": "none",
         "context": 2,
         "tensor": 1,
+        "expert": 1,
+        "expert_tensor": 1,
         "strategy": "ring",
         "sharding": "mixed",
         "in_process": False,

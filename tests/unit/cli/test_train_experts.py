@@ -1,0 +1,22 @@
+"""Layouts of experts that a model does not carry are refused before a corpus is read."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from equipoise.base.errors import LayoutError
+from equipoise.cli.train import prepare_run
+from equipoise.spec.load import read_run
+
+
+def test_ranks_that_would_share_no_experts(tmp_path: Path) -> None:
+    dense = read_run(None, [("layout.dp", "2"), ("layout.expert", "2")])
+    missing = dataclasses.replace(dense.spec.data, source="text", path="missing")
+    run = dataclasses.replace(dense, spec=dataclasses.replace(dense.spec, data=missing))
+    with pytest.raises(LayoutError) as caught:
+        prepare_run(run, tmp_path, quiet=True)
+    assert str(caught.value) == (
+        "The model has no experts that 2 ranks could share. Set layout.expert = 1 and "
+        "layout.expert_tensor = 1, or model.experts."
+    )
