@@ -1,10 +1,15 @@
 """A corpus of a few kilobytes with a long tail, on which the training half is tested."""
 
+import os
 import random
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Tests run beside each other, and ranks within them: a pool of threads for each would make small
+# operators ten times slower. Read by torch when it is imported, and by the processes it starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A test asserts what is so, never how fast: a slow machine is no counterexample.
 settings.register_profile("unhurried", deadline=None)
