@@ -42,8 +42,10 @@ SETTINGS = {
         *(Setting(Layout(cp=2, tp=2, zero=zero)) for zero in (0, 1, 2, 3)),
         Setting(Layout(cp=2, tp=2, zero=1, order=("pp", "tp", "dp", "cp")), recompute=True),
         Setting(Layout(dp=2, tp=2, zero=3, replicas=2)),
+        *(Setting(Layout(dp=4, zero=zero, replicas=2)) for zero in (1, 3)),
     ],
     6: [Setting(Layout(cp=2, tp=3, zero=1)), Setting(Layout(dp=2, tp=3, zero=3))],
+    8: [Setting(Layout(dp=2, cp=2, tp=2, zero=3, replicas=2))],
 }
 
 
