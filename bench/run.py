@@ -7,7 +7,18 @@ from pathlib import Path
 
 from equipoise.launch.local import ALLOCATOR
 
-BENCHES = ("throughput", "ranks", "start", "memory", "context", "groups", "attention")
+BENCHES = (
+    "throughput",
+    "ranks",
+    "start",
+    "memory",
+    "packing",
+    "wlb",
+    "context",
+    "groups",
+    "attention",
+    "pipeline",
+)
 
 
 def main() -> None:

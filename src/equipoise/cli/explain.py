@@ -1,23 +1,13 @@
-"""``equipoise explain``: who holds, sends and computes what, drawn before anything runs."""
+"""``equipoise explain``: who computes and sends what, and when, drawn before anything runs."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
-from equipoise.base.nearest import nearest
-from equipoise.cli.explain_setting import (
-    BYTES,
-    EXAMPLE_MODEL,
-    EXAMPLE_RANKS,
-    EXAMPLE_TOKENS,
-    RSA,
-    score_strategy,
-    setting_from,
-)
+from equipoise.cli.explain_setting import BYTES, EXAMPLE_MODEL, EXAMPLE_RANKS, EXAMPLE_TOKENS
 from equipoise.cli.run_arguments import add_run_arguments
 
-HELP = "draw what ranks that share attention send and compute, and when; needs no torch"
+HELP = "draw who computes what and when, in attention or in a pipeline; needs no torch"
 
 EXAMPLES = """\
 examples:
@@ -29,7 +19,29 @@ examples:
   equipoise explain --attention run.toml             what the run's own layout does
   equipoise explain --attention run.toml --strategy all --json
   equipoise explain --attention --strategy token-ring --plot token-ring.svg
+
+  equipoise explain --schedule                       8 equal micro-batches, 4 ranks, 1f1b
+  equipoise explain --schedule --strategy all        every strategy, a row each
+  equipoise explain --schedule --strategy zb-v --plot zb-v.svg --trace zb-v.json
+  equipoise explain --schedule --strategy all --ranks 8 --micro-batches 32 \\
+      --lengths pretrain-128k --context-tokens 131072 --policy by-work
+  equipoise explain --schedule --lengths 6000,300,512,64,1024 --micro-batches 5 \\
+      --policy divided-in-time
+  equipoise explain --schedule run.toml --ranks 2 --strategy auto --most-held 1.5
 """
+
+_OF_ATTENTION = ("sharding", "mask", "ranks_per_node", "link_in_node")
+
+_OF_SCHEDULE = (
+    "chunks",
+    "micro_batches",
+    "policy",
+    "arranged",
+    "skip",
+    "most_held",
+    "memory",
+    "trace",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,49 +49,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attention", action="store_true", help="explain the schedule of attention"
     )
+    parser.add_argument(
+        "--schedule", action="store_true", help="explain the schedule of a pipeline's step"
+    )
     add_run_arguments(parser)
     parser.add_argument(
         "--strategy",
         metavar="NAME",
-        help="what moves: all-gather, needed-kv, ring, double-ring, pass-q, token-ring, ulysses, "
-        "usp, rsa (a ring over contiguous shares), or all (default: the run's, else needed-kv)",
-    )
-    parser.add_argument(
-        "--sharding",
-        metavar="NAME",
-        help="who holds what: contiguous, head-tail, head-tail-document, by-work, mixed, "
-        "hierarchical, auto (default: the run's, else mixed)",
+        help="all, or one. Of attention, what moves: all-gather, needed-kv, ring, double-ring, "
+        "pass-q, token-ring, ulysses, usp, rsa (a ring over contiguous shares) (default: the "
+        "run's, else needed-kv). Of a pipeline, the order: gpipe, 1f1b, interleaved, zb-h1, zb-h2, "
+        "interleaved-zb, zb-v, dualpipe-v, v-half, v-min, auto, and skip-partial and "
+        "skip-reordered, which train another model (default: 1f1b)",
     )
     parser.add_argument(
         "--lengths",
         metavar="LIST|NAME|FILE",
-        help="the documents of one pack, as in 3000,40,900; or one window of pretrain-128k, "
-        "prolong, python-stdlib, wikipedia, or of a file of lengths (default: one window of the "
-        f"run's corpus; without a run.toml, five documents of {EXAMPLE_TOKENS:,} tokens)",
+        help="documents, as in 3000,40,900; or as many as a window (a step of a pipeline) takes of "
+        "pretrain-128k, prolong, python-stdlib, wikipedia, or of a file of lengths (default: of "
+        f"the run's corpus; without a run.toml, five documents of {EXAMPLE_TOKENS:,} tokens, or "
+        "one a micro-batch)",
     )
     parser.add_argument(
         "--context-tokens",
         type=int,
         metavar="N",
-        help=f"pack.context_tokens (default: the run's, else {EXAMPLE_TOKENS})",
-    )
-    parser.add_argument(
-        "--mask",
-        default="causal",
-        metavar="MASK",
-        help="causal, full, or a sliding window as in window:4096 (default: causal)",
+        help=f"pack.context_tokens (default: the run's, else {EXAMPLE_TOKENS}, of a pipeline 8192)",
     )
     parser.add_argument(
         "--ranks",
         type=int,
         metavar="N",
-        help=f"ranks that share the pack (default: the run's layout.context, else {EXAMPLE_RANKS})",
-    )
-    parser.add_argument(
-        "--ranks-per-node",
-        type=int,
-        metavar="N",
-        help="ranks on a node, with faster links (default: the run's, else all links alike)",
+        help="ranks that share the pack, or the layers (default: of attention the run's "
+        f"layout.context, else {EXAMPLE_RANKS})",
     )
     parser.add_argument(
         "--model", metavar="NAME", help=f"model.preset (default: the run's, else {EXAMPLE_MODEL})"
@@ -92,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=400.0,
         metavar="N",
-        help="assumed speed of a rank's attention (default: 400)",
+        help="assumed speed of a rank (default: 400)",
     )
     parser.add_argument(
         "--link",
@@ -101,85 +103,133 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="assumed latency in us and bandwidth in GB/s between two ranks; with "
         "--ranks-per-node, of different nodes (default: 10:50)",
     )
-    parser.add_argument(
-        "--link-in-node",
-        default="10:450",
-        metavar="US:GB",
-        help="the same within a node (default: 10:450)",
-    )
     parser.add_argument("--text", action="store_true", help="print the whole schedule as text")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw tiles and time (.png, .svg or .pdf)"
+        "--plot", type=Path, metavar="FILE", help="draw the schedule in time (.png, .svg or .pdf)"
+    )
+    _add_attention(parser.add_argument_group("of --attention alone"))
+    _add_schedule(parser.add_argument_group("of --schedule alone"))
+
+
+def _add_attention(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--sharding",
+        metavar="NAME",
+        help="who holds what: contiguous, head-tail, head-tail-document, by-work, mixed, "
+        "hierarchical, auto (default: the run's, else mixed)",
+    )
+    group.add_argument(
+        "--mask",
+        metavar="MASK",
+        help="causal, full, or a sliding window as in window:4096 (default: causal)",
+    )
+    group.add_argument(
+        "--ranks-per-node",
+        type=int,
+        metavar="N",
+        help="ranks on a node, with faster links (default: the run's, else all links alike)",
+    )
+    group.add_argument(
+        "--link-in-node",
+        metavar="US:GB",
+        help="as --link, within a node (default: 10:450)",
+    )
+
+
+def _add_schedule(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--chunks",
+        type=int,
+        metavar="V",
+        help="stages of each rank (default: 2 where the strategy wants several, else 1)",
+    )
+    group.add_argument(
+        "--micro-batches",
+        type=int,
+        metavar="M",
+        help="windows of a step, one a micro-batch (default: the run's pack.step_tokens; 8 without "
+        "a run.toml)",
+    )
+    group.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="pack.policy, which makes the micro-batches; divided-in-time cuts a document into "
+        "slices for several (default: the run's, else by-work)",
+    )
+    group.add_argument(
+        "--arranged",
+        action="store_true",
+        help="let micro-batches enter light ones first and last, instead of as they are packed",
+    )
+    group.add_argument(
+        "--skip",
+        type=float,
+        metavar="SHARE",
+        help="share of the inner stages that each micro-batch leaves out, of skip-partial and "
+        "skip-reordered (default: 0.25)",
+    )
+    group.add_argument(
+        "--most-held",
+        type=float,
+        metavar="N",
+        help="activations that a rank may hold, in mean micro-batches (default: no bound; of auto, "
+        "1f1b's for the largest micro-batch)",
+    )
+    group.add_argument(
+        "--memory", type=float, metavar="GIB", help="the same in GiB, as activations are counted"
+    )
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write the predicted step as a trace for https://ui.perfetto.dev (.json)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain one strategy, or compare all."""
-    from equipoise.cli.explain_rows import explain_rows
-    from equipoise.cli.explain_show import print_all, print_lines, print_one
-
-    if not args.attention:
+    """Explain attention or a pipeline."""
+    if args.attention == args.schedule:
+        what = "one of them, not both" if args.attention else "what to explain"
         raise SpecError(
-            "equipoise explain: say what to explain. --attention explains the schedule of "
-            "attention over several ranks."
+            f"equipoise explain: say {what}: --attention, for ranks that share attention, or "
+            f"--schedule, for the stages of a pipeline."
         )
     _judge(args)
-    setting = setting_from(args)
-    names = _names(setting.strategy)
-    scores = [score_strategy(name, setting) for name in names]
-    if args.plot is not None:
-        from equipoise.dash.attention_plot import plot_attention
+    if args.attention:
+        from equipoise.cli.explain_attention import explain_attention
 
-        plot_attention(args.plot, scores, setting.machine, setting.origin)
-    if args.json:
-        import json
-
-        sys.stdout.write(json.dumps(explain_rows(scores, setting), separators=(",", ":")) + "\n")
-        return 0
-    if args.text:
-        sys.stdout.write("\n\n".join(str(score.schedule) for score in scores) + "\n")
-    elif args.quiet:
-        print_lines(scores)
-    elif len(scores) == 1:
-        print_one(scores[0], setting)
+        explain_attention(args)
     else:
-        print_all(scores, setting)
-    if args.plot is not None and not args.quiet:
-        sys.stdout.write(f"{args.plot}\n")
+        from equipoise.cli.explain_pipeline import explain_pipeline
+
+        explain_pipeline(args)
     return 0
 
 
-def _names(wanted: str) -> list[str]:
-    from equipoise.schedule.attention_strategies import STRATEGIES
-
-    names = [*STRATEGIES, RSA]
-    if wanted == "all":
-        return names
-    if wanted not in names:
-        raise SpecError(
-            f'--strategy: "{wanted}" is not one of all, {", ".join(names)}. Nearest: '
-            f'"{nearest(wanted, names)}".'
-        )
-    return [wanted]
-
-
 def _judge(args: argparse.Namespace) -> None:
-    if args.strategy is not None:
-        _names(args.strategy)
-    for flag in ("ranks", "ranks_per_node", "context_tokens"):
+    asked, other = (
+        ("--attention", "--schedule") if args.attention else ("--schedule", "--attention")
+    )
+    for flag in _OF_SCHEDULE if args.attention else _OF_ATTENTION:
+        if getattr(args, flag) not in (None, False):
+            name = flag.replace("_", "-")
+            raise SpecError(f"--{name} goes with {other}, not with {asked}. Leave it out.")
+    for flag in ("ranks", "ranks_per_node", "context_tokens", "chunks", "micro_batches"):
         value = getattr(args, flag)
         if value is not None and value < 1:
             raise SpecError(f"--{flag.replace('_', '-')} {value} is below 1. Give 1 or more.")
-    if args.strategy == RSA and args.sharding not in (None, "contiguous"):
-        raise SpecError(
-            f"--strategy {RSA} is the ring over contiguous shares, and --sharding says "
-            f'"{args.sharding}". Say --strategy ring.'
-        )
-    file: Path | None = args.plot
-    if file is not None and file.suffix not in (".png", ".svg", ".pdf"):
-        raise SpecError(
-            f"--plot {file}: a picture's name ends in .png, .svg or .pdf, not "
-            f'"{file.suffix}". Try {file.with_suffix(".png")}.'
-        )
-    if file is not None and not file.parent.is_dir():
-        raise SpecError(f"--plot {file}: there is no folder {file.parent}. Create it first.")
+    for flag, what, endings in (
+        ("plot", "picture", (".png", ".svg", ".pdf")),
+        ("trace", "trace", (".json",)),
+    ):
+        file: Path | None = getattr(args, flag)
+        if file is None:
+            continue
+        if file.suffix not in endings:
+            said = " or ".join((", ".join(endings[:-1]), endings[-1])) if endings[1:] else ".json"
+            raise SpecError(
+                f"--{flag} {file}: a {what}'s name ends in {said}, not "
+                f'"{file.suffix}". Try {file.with_suffix(endings[0])}.'
+            )
+        if not file.parent.is_dir():
+            raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")

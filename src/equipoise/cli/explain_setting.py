@@ -85,14 +85,16 @@ def setting_from(args: argparse.Namespace) -> Setting:
     layout = resolved.spec.layout
     doc_tokens, origin = _documents(args, resolved)
     per_node = layout.ranks_per_node
-    in_node = None if per_node is None else _link("--link-in-node", args.link_in_node)
-    link = _link("--link", args.link)
+    in_node = (
+        None if per_node is None else read_link("--link-in-node", args.link_in_node or "10:450")
+    )
+    link = read_link("--link", args.link)
     return Setting(
         strategy=args.strategy or layout.strategy,
         sharding=layout.sharding,
         doc_tokens=doc_tokens,
         origin=origin,
-        mask=_mask(args.mask),
+        mask=_mask(args.mask or "causal"),
         ranks=layout.context,
         ranks_per_node=per_node or _nodes_of(layout.context),
         model=resolved.model,
@@ -120,7 +122,12 @@ def _mask(text: str) -> "Mask":
     raise SpecError(f'--mask: "{text}" is not causal, full, or a window as in window:4096.')
 
 
-def _link(flag: str, text: str) -> "LinkPrice":
+def read_link(flag: str, text: str) -> "LinkPrice":
+    """A link as a flag gives it, as in 10:50.
+
+    Raises:
+        SpecError: the flag's text is none.
+    """
     from equipoise.schedule.attention_price import LinkPrice
 
     latency, _, bandwidth = text.partition(":")
@@ -137,16 +144,9 @@ def _documents(args: argparse.Namespace, resolved: "ResolvedRun") -> tuple[tuple
     has_corpus = args.run_toml is not None or any(k.startswith("data.") for k, _ in args.overrides)
     if text is None and not has_corpus:
         return EXAMPLE_DOCUMENTS, "an example"
-    if text is not None and ("," in text or text.isdigit()):
-        words = [word.strip() for word in text.rstrip(",").split(",")]
-        wrong = [word for word in words if not re.fullmatch(r"\d+(_\d+)*", word)]
-        if not wrong:
-            return tuple(int(word) for word in words), "--lengths"
-        if not Path(text).is_file():
-            raise SpecError(
-                f'--lengths {text}: "{wrong[0]}" is no length. Give whole numbers of tokens, as '
-                f"in 3000,40,900."
-            )
+    listed = None if text is None else listed_lengths(text)
+    if listed is not None:
+        return listed, "--lengths"
     from equipoise.data.stream import DocumentStream
 
     window = resolved.spec.pack.context_tokens
@@ -157,6 +157,26 @@ def _documents(args: argparse.Namespace, resolved: "ResolvedRun") -> tuple[tuple
     pieces = stream.step(0, window)
     source = origin.partition(" (")[0]
     return tuple((pieces[:, 2] - pieces[:, 1]).tolist()), f"first window of {source}"
+
+
+def listed_lengths(text: str) -> tuple[int, ...] | None:
+    """Lengths that ``--lengths`` lists, as in 3000,40,900; None where it names something.
+
+    Raises:
+        SpecError: a list with a word that is no length.
+    """
+    if "," not in text and not text.isdigit():
+        return None
+    words = [word.strip() for word in text.rstrip(",").split(",")]
+    wrong = [word for word in words if not re.fullmatch(r"\d+(_\d+)*", word)]
+    if not wrong:
+        return tuple(int(word) for word in words)
+    if Path(text).is_file():
+        return None
+    raise SpecError(
+        f'--lengths {text}: "{wrong[0]}" is no length. Give whole numbers of tokens, as in '
+        f"3000,40,900."
+    )
 
 
 def score_strategy(name: str, setting: Setting) -> "AttentionScore":

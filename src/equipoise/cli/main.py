@@ -29,7 +29,7 @@ VERBS = {
     "init": "write a commented run.toml to start from",
     "config": "show what every key of a run resolves to, and why",
     "pack": "show how evenly each policy would pack a corpus; needs no torch",
-    "explain": "draw what ranks that share attention send and compute, and when; needs no torch",
+    "explain": "draw who computes what and when, in attention or in a pipeline; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
     "check": "prove that every layout and packing gives one rank's loss and gradients",

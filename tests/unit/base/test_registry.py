@@ -42,6 +42,8 @@ def test_what_works_now() -> None:
         "Sequence parallelism (RSA)": "part",
         "ByteScale": "part",
         "DeepSpeed-Ulysses": "part",
+        "Megatron-LM": "part",
+        "SkipPipe": "part",
         "ZeRO": "part",
         "FlexSP (data-centric SP)": "part",
         "TokenRing": "part",
