@@ -38,6 +38,9 @@ EXAMPLE_CONTEXT = 8192
 
 _SKIP = 0.25
 
+_SPEEDS = (0.001, 1e6)
+"""TFLOP/s for which the largest models' steps, and the smallest's, are whole nanoseconds."""
+
 _IN_WINDOWS = ("in-order", "fixed", "fixed-exact")
 """Policies that cut documents at windows by themselves."""
 
@@ -155,6 +158,12 @@ def _judge(args: argparse.Namespace) -> None:
         raise SpecError(
             f"--skip {args.skip:g} goes with --strategy {' or '.join(LOSSY)}, which train another "
             f"model, not with {args.strategy or '1f1b'}. Leave it out."
+        )
+    least, most = _SPEEDS
+    if not least <= args.tflop_per_s <= most:
+        raise SpecError(
+            f"--tflop-per-s {args.tflop_per_s:g} is not between {least:g} and {most:,.0f}, and "
+            f"times are whole nanoseconds. Give a speed of a rank in TFLOP/s."
         )
     if args.dtype == "fp64":
         raise SpecError("--dtype fp64: a pipeline's activations are bf16 or fp32. Give one.")

@@ -293,6 +293,11 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "--mask goes with --attention, not with --schedule. Leave it out.\n"
     )
     assert refused(capsys, "--chunks", "0") == "--chunks 0 is below 1. Give 1 or more.\n"
+    for speed in ("nan", "0", "1e-12", "inf"):
+        assert refused(capsys, "--tflop-per-s", speed) == (
+            f"--tflop-per-s {speed} is not between 0.001 and 1,000,000, and times are whole "
+            "nanoseconds. Give a speed of a rank in TFLOP/s.\n"
+        )
     assert refused(capsys, "--dtype", "fp64") == (
         "--dtype fp64: a pipeline's activations are bf16 or fp32. Give one.\n"
     )
