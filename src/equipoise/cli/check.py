@@ -29,7 +29,8 @@ examples:
 """
 
 _SHARED = ("context", "tensor", "expert", "expert_tensor")
-_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", *_SHARED)
+_PIPELINE = ("pipeline", "schedule")
+_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", *_SHARED, *_PIPELINE)
 _ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
 
 
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         played_cases,
         tensor_cases,
     )
+    from equipoise.train.check_pipeline import pipeline_cases
 
     if min(args.ranks) < 1:
         raise SpecError(f"--ranks {min(args.ranks)} is no number of ranks. Give 1 or more.")
@@ -95,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 *context_cases(world, layout.strategy, layout.sharding),
                 *tensor_cases(world, model.heads),
                 *expert_cases(world, model.experts, model.heads),
+                *([] if model.experts else pipeline_cases(world, model.heads)),
             ]
         ]
         verdicts += run_cases(real, model, progress)
@@ -198,11 +201,12 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
     experts += f", in {case.expert_tensor} parts" if case.expert_tensor > 1 else ""
     if case.policy in TOGETHER:
         return str(case.ranks), case.policy + experts
-    shared = [("context", case.context), ("tensor", case.tensor)]
+    shared = [("pipeline", case.pipeline), ("context", case.context), ("tensor", case.tensor)]
     parts = [f"{name} {ranks}" for name, ranks in shared if ranks > 1]
     if not parts:
         return str(case.ranks), f"data {case.ranks}{experts}"
-    return str(case.ranks), " x ".join([str(case.layout.dp), *parts]) + experts
+    how = f", {case.schedule}" if case.pipeline > 1 else ""
+    return str(case.ranks), " x ".join([str(case.layout.dp), *parts]) + how + experts
 
 
 def _add_row(table: "Table", kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> None:

@@ -40,6 +40,7 @@ from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run import LayoutSpec, PackSpec
+from equipoise.train import check_pipeline
 from equipoise.train.check_case import Case, Verdict
 from equipoise.train.check_sample import (
     Reference,
@@ -66,7 +67,7 @@ class _Setup:
     def of(cls, case: Case, references: References) -> "_Setup":
         model, sample = references.model, references.sample
         pack = PackSpec(policy=case.policy, context_tokens=case.context_tokens)
-        data_ranks = case.ranks // case.layout.sharing
+        data_ranks = case.ranks // (case.layout.sharing * case.pipeline)
         packed = pack_step(sample.pieces, pack, data_ranks, counted_curve(model))
         if case.policy in TOGETHER:
             packed = align_turns(packed)
@@ -97,7 +98,10 @@ class _Setup:
             sent_bytes += forwards * int(counts.forward_bytes.sum())
             sent_bytes += int(counts.backward_bytes.sum())
             messages += (forwards + 1) * int(counts.messages.sum())
-        return model.layers * sent_bytes, model.layers * messages
+        stages = (0, 0)
+        if self.case.pipeline > 1:
+            stages = check_pipeline.scheduled(self.case, model, self.packed)
+        return model.layers * sent_bytes + stages[0], model.layers * messages + stages[1]
 
     def logits_error(self, logits: Tensor, share: Share, batch: MicroBatch) -> float:
         """Of this rank's rows, over the largest logit."""
@@ -185,8 +189,28 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
         sharded.sum_gradients()
     mine = (*setup.gradient_error(decoder), forward_error, loss_sum)
     sent = int(ledger.sent_bytes.sum()), int(ledger.sent_messages.sum())
+    return _join_verdict(ranks, setup, (*mine, *sent))
+
+
+def _run_pipeline(ranks: Ranks, case: Case, references: References) -> Verdict:
+    """Likewise, of a case whose ranks share the layers."""
+    setup, sample = _Setup.of(case, references), references.sample
+    decoder = make_decoder(references.model, setup.labels)
+    done = check_pipeline.compute(
+        ranks, case, decoder, setup.packed, setup.labels, sample.batch, setup.logits_error
+    )
+    has_weights = any(True for _ in done.part.parameters())
+    gradient = setup.gradient_error(done.part) if has_weights else (0.0, "")
+    mine = (*gradient, done.forward_error, done.loss)
+    return _join_verdict(ranks, setup, (*mine, done.sent_bytes, done.sent_messages))
+
+
+def _join_verdict(
+    ranks: Ranks, setup: _Setup, mine: tuple[float, str, float, float, int, int]
+) -> Verdict:
+    """Of what every rank found: gradient error and its parameter, logits, loss, bytes, messages."""
     errors, worst, forward_errors, losses, sent_bytes, messages = zip(
-        *ranks.gather_objects((*mine, *sent)), strict=True
+        *ranks.gather_objects(mine), strict=True
     )
     return setup.verdict(
         sum(losses),
@@ -216,6 +240,10 @@ def check_cases(
 
     found = []
     for case in cases:
+        if case.pipeline > 1:
+            found.append(_run_pipeline(ranks, case, references))
+            _tell(ranks, done)
+            continue
         grouping = LayoutSpec(
             context=case.context,
             tensor=case.tensor,
@@ -224,10 +252,14 @@ def check_cases(
             zero=case.zero if case.shares_weights else 0,  # whose mesh is used
         )
         found.append(_run_case(ranks, case, references, join(grouping)))
-        if done is not None and ranks.rank == 0:
-            with done.open("ab") as file:
-                file.write(b".")
+        _tell(ranks, done)
     return found
+
+
+def _tell(ranks: Ranks, done: Path | None) -> None:
+    if done is not None and ranks.rank == 0:
+        with done.open("ab") as file:
+            file.write(b".")
 
 
 def play_case(case: Case, references: References) -> Verdict:

@@ -59,6 +59,10 @@ class Case:
     """Ranks that share the experts of each layer."""
     expert_tensor: int = 1
     """Ranks that share the hidden units of each expert."""
+    pipeline: int = 1
+    """Ranks that share the layers."""
+    schedule: str = "1f1b"
+    """Of a pipeline: who runs what when."""
     played: bool = False
     """All ranks in one process, without data parallelism and ZeRO."""
 
@@ -71,7 +75,7 @@ class Case:
     def layout(self) -> LayoutSpec:
         """The same as run.toml says it; two ranks to a node where they divide."""
         return LayoutSpec(
-            dp=self.ranks // (self.context * self.tensor),
+            dp=self.ranks // (self.context * self.tensor * self.pipeline),
             context=self.context,
             tensor=self.tensor,
             expert=self.expert,
@@ -93,6 +97,7 @@ class Case:
         parts += [f"tensor = {self.tensor}"] if self.tensor > 1 else []
         parts += [f"expert = {self.expert}"] if self.expert > 1 else []
         parts += [f"expert_tensor = {self.expert_tensor}"] if self.expert_tensor > 1 else []
+        parts += [f"pipeline = {self.pipeline}, {self.schedule}"] if self.pipeline > 1 else []
         return f"{where} ({', '.join(parts)})"
 
 

@@ -140,6 +140,8 @@ def test_json_has_every_key(
         "tensor": 1,
         "expert": 1,
         "expert_tensor": 1,
+        "pipeline": 1,
+        "schedule": "1f1b",
         "strategy": "ring",
         "sharding": "mixed",
         "in_process": False,

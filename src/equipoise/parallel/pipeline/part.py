@@ -119,12 +119,14 @@ class DecoderPart(Decoder):
                 x_TD = self.run_layers(x_TD, pack.in_layer(at), [self.layers[at]])
         else:
             x_TD = self.run_layers(x_TD, pack, (self.layers[at] for at in self.layers_of(stage)))
-        return self.finish(x_TD, labels_T) if stage == self.stages - 1 else x_TD
+        if stage == self.stages - 1:
+            return self.finish(x_TD, labels_T)
+        return x_TD.clone() if x_TD is tokens_T else x_TD  # a stage without layers
 
     def _touch(self, none_T: Tensor) -> Tensor:
-        like = next(self.parameters())
-        none_TD = torch.zeros(0, self.model.hidden, dtype=like.dtype, device=like.device)
-        total = torch.zeros((), dtype=like.dtype, device=like.device)
+        like = next(self.parameters(), torch.empty(0))
+        none_TD = torch.zeros(0, self.model.hidden, dtype=like.dtype, device=none_T.device)
+        total = torch.zeros((), dtype=like.dtype, device=none_T.device, requires_grad=True)
         for stage in self.held:
             x = none_T if stage == 0 else none_TD
             total = total + self.forward(x, (), labels_T=none_T, stage=stage).sum()
