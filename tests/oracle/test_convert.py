@@ -126,7 +126,8 @@ def test_a_manifest_of_another_model(built: Path) -> None:
         read_checkpoint_weights(folder, newer)
     assert str(caught.value) == (
         "The manifest of step 4 was written by equipoise 0, and its model cannot be read "
-        "(ModelSpec.__init__() got an unexpected keyword argument 'memory_layers'). Use that version."
+        "(ModelSpec.__init__() got an unexpected keyword argument 'memory_layers'). Use that "
+        "version."
     )
 
 
