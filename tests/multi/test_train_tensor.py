@@ -33,6 +33,7 @@ LAYOUTS = {
     4: {
         "data": {"dp": 2, "tensor": 2, "zero": 2},
         "context": {"context": 2, "tensor": 2},
+        "hybrid": {"dp": 4, "zero": 3, "replicas": 2},
     },
 }
 
@@ -100,6 +101,11 @@ def test_a_checkpoint_goes_on_in_another_layout(runs, tmp_path: Path, store: Tok
 
 
 REFUSED = {
+    "replicas": (
+        ["--layout.dp=4", "--layout.replicas=3"],
+        "replicas = 3 does not divide the 4 ranks that ZeRO shards over, dp x cp = 4 x 1. Give one "
+        "of 1, 2, 4.",
+    ),
     "heads": (
         ["--layout.tensor=3", "--layout.dp=1"],
         "4 heads do not divide over 3 tensor-parallel ranks. Set layout.tensor to one of 1, 2, 4, "

@@ -262,6 +262,14 @@ class LayoutSpec:
         Literal[0, 1, 2, 3],
         Field(description="ZeRO stage: what is sharded over all ranks besides the documents"),
     ] = 1
+    replicas: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="copies of what ZeRO shards over dp x context ranks (hybrid sharding); "
+            "must divide them",
+        ),
+    ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
 
     @property
@@ -289,6 +297,7 @@ class LayoutSpec:
             ep=self.expert,
             etp=self.expert_tensor,
             zero=self.zero,
+            replicas=self.replicas,
         )
         layout.require_world(ranks)
         return layout

@@ -118,11 +118,11 @@ class Trainer:
         )
 
     def _mesh(self) -> Mesh | None:
-        """The groups of the layout, where weights or experts are shared."""
+        """The groups of the layout, where weights are not sharded over all ranks alike."""
         if isinstance(self.sharing, ContextGroup):
             return self.sharing.mesh
         layout = self.spec.layout
-        if max(layout.expert, layout.expert_tensor) == 1:
+        if max(layout.expert, layout.expert_tensor, layout.replicas) == 1:
             return None
         return Mesh.join(self.ranks, layout.of_ranks(self.ranks.world))
 

@@ -198,11 +198,11 @@ class RunRecord:
         """Forecast and measured peak of this rank's fullest micro-batch."""
         if not self._largest_tokens:
             return
-        tensor = self.spec.layout.tensor
+        tensor, copies = self.spec.layout.tensor, self.spec.layout.replicas
         forecast = forecast_memory(
             share_model(self.model, tensor),  # all tokens of the stream, of which it keeps a part
             tokens=self._largest_tokens,
-            ranks=self.ranks.world // tensor,
+            ranks=self.ranks.world // (tensor * copies),
             zero=self.spec.layout.zero,
             precision=self.spec.train.precision,
             recompute=self.spec.train.recompute,
