@@ -18,6 +18,7 @@ BENCHES = (
     "groups",
     "attention",
     "pipeline",
+    "pipeline_peer",
     "experts",
 )
 
