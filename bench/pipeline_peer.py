@@ -5,9 +5,7 @@
 - split: the backward of one micro-batch on one rank, whole, in halves, and asked of autograd twice.
 """
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +13,8 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from bench.stamp import LoadStamp, environment, spread
+from bench.stamp import spread
 from equipoise.comm.group import Ranks
-from equipoise.comm.local import run_ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.defer import defer_weights
@@ -41,6 +38,11 @@ WARM, STEPS = 3, 6
 def batch_of(lengths: Sequence[int]) -> StageBatch:
     tokens = torch.randint(MODEL.vocab, (int(sum(lengths)),))
     return StageBatch(tokens, tokens.roll(-1), tuple(map(int, lengths)))
+
+
+def in_documents(tokens: int, most: int = 500) -> list[int]:
+    """So many tokens as documents of ``most`` and a rest."""
+    return [most] * (tokens // most) + ([tokens % most] if tokens % most else [])
 
 
 class Runner:
@@ -184,22 +186,3 @@ def split_cost(ranks: Ranks) -> dict[str, Any]:
         }
         for way, times in found.items()
     }
-
-
-def measure() -> dict[str, Any]:
-    """Both, one after the other."""
-    stamp = LoadStamp()
-    answers = run_ranks(2, peer, "1f1b")
-    ranks_s = sum(answer.pop("cpu_s") for answer in answers)
-    return {
-        "what": "fp32; 8 layers of width 128, 8 micro-batches of 1,024 tokens, 1F1B",
-        "torch.distributed.pipelining": answers[0],
-        "backward of one micro-batch": run_ranks(1, split_cost)[0],
-        "other_load_cores, the split's own core included": round(stamp.other_load(ranks_s), 2),
-        "environment": environment(),
-    }
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    json.dump(measure(), sys.stdout, indent=1)

@@ -18,7 +18,7 @@ BENCHES = (
     "groups",
     "attention",
     "pipeline",
-    "pipeline_peer",
+    "pipeline_ranks",
     "experts",
 )
 
