@@ -2,7 +2,7 @@
 # make test    install what is missing and run every test that needs no accelerator
 # make check   lint, types, floors
 # make docs    build the documentation
-# make bench   print the measured numbers as JSON (about twenty minutes, a quiet machine)
+# make bench   print the measured numbers as JSON (about forty minutes, a quiet machine)
 
 PYTHON ?= python3
 VENV := .venv
