@@ -85,12 +85,12 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
 
 def _sizes(model: ModelSpec) -> Facts:
     """The sizes of a model that are not its defaults, as plain data."""
-    plain = dataclasses.asdict(model)
-    return {
-        each.name: plain[each.name]
-        for each in dataclasses.fields(model)
-        if plain[each.name] != each.default
-    }
+    return _no_defaults(dataclasses.asdict(model))
+
+
+def _no_defaults(model: Facts) -> Facts:
+    defaults = {each.name: each.default for each in dataclasses.fields(ModelSpec)}
+    return {key: value for key, value in model.items() if value != defaults.get(key)}
 
 
 def _bytes_of(folder: Path) -> int:
@@ -157,7 +157,7 @@ def _run(folder: Path, silent: bool) -> Facts:
             "stopped": record.stop.reason if record.stop else None,
             "faults": [fault.message for fault in record.faults],
             "journal": f"{record.torn_lines} torn lines" if record.torn_lines else _OK,
-            "model": {key: value for key, value in record.start.model.items() if value},
+            "model": _no_defaults(dict(record.start.model)),
         }
     found = list(find_checkpoints(folder / _CHECKPOINTS))
     progress = make_progress(silent or not found)
