@@ -11,7 +11,10 @@ from equipoise.comm.group import Ranks, join
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.optim.adamw import clip, global_norm, make_adamw
+from equipoise.parallel.context.attention import attend_in_one_process
+from equipoise.parallel.context.plan import plan_context
 from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.mask import Mask
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import TrainSpec
 
@@ -35,6 +38,22 @@ def test_attention_and_its_gradients_equal_the_cpus() -> None:
         found.append([x.detach().float().cpu() for x in (out, q.grad, k.grad, v.grad)])
     for cpu, cuda in zip(*found, strict=True):
         # bf16 keeps 8 bits.
+        assert (cpu - cuda).abs().max() <= 0.03 * cpu.abs().max()
+
+
+@pytest.mark.parametrize("strategy", ["needed-kv", "ring", "pass-q", "ulysses"])
+def test_attention_in_parts_equals_the_cpus(strategy: str) -> None:
+    """All ranks played on one device."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(sum(LENGTHS), heads, 64, generator=generator) for heads in (4, 2, 2)]
+    plan = plan_context(LENGTHS, 3, strategy, heads=4, kv_heads=2, mask=Mask("window", 70))
+    found = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        q, k, v = (part.to(device, dtype).requires_grad_() for part in parts)
+        out = attend_in_one_process(q, k, v, plan)
+        out.sum().backward()
+        found.append([x.detach().float().cpu() for x in (out, q.grad, k.grad, v.grad)])
+    for cpu, cuda in zip(*found, strict=True):
         assert (cpu - cuda).abs().max() <= 0.03 * cpu.abs().max()
 
 

@@ -6,7 +6,8 @@ Why
     the output and the log-sum-exp over *all* keys.
 
 What it decides
-    Which operator computes a part: on CPU the flash operator of aten. A tile is full, or a
+    Which operator computes a part: on CPU the flash operator of aten, on CUDA the one of
+    ``nn.tile_cuda``. A tile is full, or a
     square of which query r reads keys 0 to r (``causal``) or keys from r on (``anticausal``,
     which is causal with queries and keys in reverse order). So every row has a key: for a row
     without one that operator returns a log-sum-exp of 0 where minus infinity is right, and
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
+from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
 from equipoise.schedule.attention import TileKind
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -59,12 +61,13 @@ def attend_tile(
         fp32 (fp64 where the queries are).
 
     Raises:
-        LayoutError: the tensors are not on a CPU, or a tile that is not full is not square.
+        LayoutError: the tensors are neither on a CPU nor in bf16 or fp16 on a CUDA device, or a
+            tile that is not full is not square.
     """
-    if q_tHE.device.type != "cpu":
+    if q_tHE.device.type not in ("cpu", "cuda"):
         raise LayoutError(
-            f"Attention in parts runs on CPU, the queries are on {q_tHE.device}. Train with data "
-            f"parallelism there."
+            f"Attention in parts runs on CPU and on CUDA, the queries are on {q_tHE.device}. Train "
+            f"with data parallelism there."
         )
     if kind != "full" and len(q_tHE) != len(k_sGE):
         raise LayoutError(
@@ -72,6 +75,9 @@ def attend_tile(
             f"many keys as queries."
         )
     q, k, v = (_order(x, kind) for x in (q_tHE, k_sGE, v_sGE))
+    if q.is_cuda:
+        o_tHE, lse_tH = forward_cuda(q, k, v, kind != "full")
+        return _order(o_tHE, kind), _order(lse_tH, kind)
     out, lse = _forward_cpu(_lead(q), _lead(k), _lead(v), 0.0, kind != "full")
     o_tHE, lse_tH = (x.squeeze(0).transpose(0, 1) for x in (out, lse))
     return _order(o_tHE, kind), _order(lse_tH, kind)
@@ -103,6 +109,10 @@ def attend_tile_backward(
     grad_o, q, k, v, o, lse = (
         _order(x, kind) for x in (grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH)
     )
+    if q.is_cuda:
+        found = backward_cuda(grad_o, q, k, v, o, lse, kind != "full")
+        grad_q, grad_k, grad_v = (_order(each, kind) for each in found)
+        return grad_q, grad_k, grad_v
     parts = _backward_cpu(
         _lead(grad_o),
         _lead(q),

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.tile import attend_tile, attend_tile_backward, merge_tile_, sum_dtype
+from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -142,6 +144,29 @@ def test_tensors_on_another_device() -> None:
     with pytest.raises(LayoutError) as caught:
         attend_tile(q, q, q, "causal")
     assert str(caught.value) == (
-        "Attention in parts runs on CPU, the queries are on meta. Train with data parallelism "
-        "there."
+        "Attention in parts runs on CPU and on CUDA, the queries are on meta. Train with data "
+        "parallelism there."
     )
+
+
+def test_a_dtype_that_the_operator_of_cuda_does_not_take() -> None:
+    q = torch.zeros(3, 1, 4)
+    with pytest.raises(LayoutError) as caught:
+        forward_cuda(q, q, q, True)
+    assert str(caught.value) == (
+        "Attention in parts on cpu takes bf16 and fp16, the queries are torch.float32. Set "
+        'train.precision = "bf16".'
+    )
+
+
+def test_the_operator_of_cuda_gives_outputs_of_these_shapes() -> None:
+    """By torch's own description of its shapes: no device is needed."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k = (
+            torch.zeros(tokens, heads, 16, dtype=torch.bfloat16, device="cuda")
+            for tokens, heads in ((3, 4), (5, 2))
+        )
+        out, lse = forward_cuda(q, k, k, False)
+        found = backward_cuda(out, q, k, k, out, lse, False)
+    assert (out.shape, lse.shape) == (q.shape, q.shape[:2])
+    assert [each.shape for each in found] == [q.shape, k.shape, k.shape]
