@@ -1,6 +1,6 @@
 """Dynamic groups: when the last rank ends, over the ideal, ours beside Megatron's scheduler.
 
-The peer is ``BalancedCPScheduler`` of megatron-core 0.16.1, run with a stub of its process group.
+The peer is ``BalancedCPScheduler`` of megatron-core 0.16.1, given the number of ranks alone.
 It is no dependency: ``pip install --no-deps --target DIR megatron-core==0.16.1``, then run with
 ``PYTHONPATH=DIR``. Without it the peer's columns are empty.
 
@@ -74,7 +74,7 @@ def load_peer() -> tuple[Any, str]:
     return BalancedCPScheduler, f"megatron-core {megatron.core.__version__}"
 
 
-class StubGroup:
+class RankCount:
     """All that the peer asks of its process group."""
 
     def __init__(self, ranks: int) -> None:
@@ -91,7 +91,7 @@ Rounds = list[list[list[int]]]
 def run_peer(scheduler: Any, lengths: np.ndarray, ranks: int, cap: int) -> tuple[Rounds, float]:
     """The peer's rounds, and the seconds it took."""
     began = time.perf_counter()
-    peer = scheduler(max_seq_len_per_rank=cap, dp_cp_group=StubGroup(ranks))
+    peer = scheduler(max_seq_len_per_rank=cap, dp_cp_group=RankCount(ranks))
     _, rounds = peer.get_groups_and_subsamples(list(enumerate(lengths.tolist())), None)
     return rounds, time.perf_counter() - began
 

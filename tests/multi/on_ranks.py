@@ -17,6 +17,7 @@ from equipoise.checkpoint import store as checkpoint_store
 from equipoise.checkpoint.manifest import FORMAT, Manifest, read_manifest
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
+from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import counted_curve
 from equipoise.data.batch import Batch
 from equipoise.data.store import open_store
@@ -24,6 +25,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw
 from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.resolved import ResolvedFile
@@ -221,9 +223,11 @@ def join_partners(ranks: Ranks, device: str) -> None:
     Partners.join(dataclasses.replace(ranks, device=torch.device(device)), preset("2m"))
 
 
-def neighbours_of(ranks: Ranks, count: int) -> list[int]:
-    group = ranks.neighbours(count)
-    return torch.distributed.get_process_group_ranks(group)
+def sharers_of(ranks: Ranks, context: int) -> list[int]:
+    """The ranks that share micro-batches with this one."""
+    mesh = Mesh.join(ranks, Layout(dp=ranks.world // context, cp=context))
+    group = mesh.peers("cp").group
+    return torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
 
 
 def pack_differently(ranks: Ranks, folder: Path, corpus: str, model: ModelSpec) -> None:

@@ -227,9 +227,6 @@ def test_ranks_that_are_no_whole_number_of_contexts() -> None:
     assert refused(3, on_ranks.join_context, 2, "cpu") == (
         "layout.context = 2 does not divide 3 ranks. Set layout.context to a divisor of 3."
     )
-    assert refused(3, on_ranks.neighbours_of, 2) == (
-        "3 ranks are no whole number of groups of 2. Give a divisor of 3."
-    )
 
 
 def test_contexts_on_an_accelerator_are_refused_before_the_model_is_built() -> None:
@@ -247,5 +244,5 @@ def test_documents_divided_over_accelerators_are_refused() -> None:
 
 
 def test_neighbours_share() -> None:
-    assert run_ranks(4, on_ranks.neighbours_of, 2) == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    assert run_ranks(2, on_ranks.neighbours_of, 2) == [[0, 1], [0, 1]]
+    assert run_ranks(4, on_ranks.sharers_of, 2) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert run_ranks(2, on_ranks.sharers_of, 2) == [[0, 1], [0, 1]]

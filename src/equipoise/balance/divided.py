@@ -259,7 +259,7 @@ def macro_units(micro_batches: tuple[MicroBatch, ...]) -> list[tuple[int, int]]:
     first_of: dict[tuple[int, int], int] = {}
     joined = list(range(len(micro_batches)))  # earliest micro-batch that each is bound to
     for turn, batch in enumerate(micro_batches):
-        froms = batch.pieces[:, 1] - batch.history_tokens
+        froms = batch.begins
         for document, start in zip(batch.pieces[:, 0].tolist(), froms.tolist(), strict=True):
             joined[turn] = min(joined[turn], first_of.setdefault((document, start), turn))
     units: list[tuple[int, int]] = []

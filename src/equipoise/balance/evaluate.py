@@ -204,7 +204,7 @@ def _missing_tokens(share: MicroBatch) -> int:
     """Tokens that a rank's pieces read and that it does not hold."""
     if not len(share.pieces):
         return 0
-    froms = share.pieces[:, 1] - share.history_tokens
+    froms = share.begins
     keys = np.stack((share.pieces[:, 0], froms), axis=1)
     _, owner = np.unique(keys, axis=0, return_inverse=True)
     reach = np.zeros(owner.max() + 1, dtype=np.int64)
@@ -226,7 +226,7 @@ def _delays(records: list[PackedRecord], setting: Setting) -> tuple[Ints, Ints]:
     for record in records:
         for batch in record.micro_batches:
             rows = np.concatenate([share.pieces for share in batch])
-            froms = np.concatenate([share.pieces[:, 1] - share.history_tokens for share in batch])
+            froms = np.concatenate([share.begins for share in batch])
             for document, begin in {*zip(rows[:, 0].tolist(), froms.tolist(), strict=True)}:
                 mine = rows[(rows[:, 0] == document) & (froms == begin)]
                 waited.append(record.step - arrived[document, begin].popleft())

@@ -192,7 +192,7 @@ def _print_table(verdicts: "Sequence[Verdict]") -> None:
 
 
 def _kind(verdict: "Verdict") -> tuple[str, str]:
-    from equipoise.train.together import TOGETHER
+    from equipoise.balance.turns import TOGETHER
 
     case = verdict.case
     if case.played:

@@ -54,7 +54,7 @@ def _line(
     record: PackedRecord, place: int, index: int, batch: tuple[MicroBatch, ...]
 ) -> dict[str, object]:
     pieces = np.concatenate([share.pieces for share in batch])
-    froms = np.concatenate([share.pieces[:, 1] - share.history_tokens for share in batch])
+    froms = np.concatenate([share.begins for share in batch])
     order = np.lexsort((pieces[:, 1], pieces[:, 0]))
     line: dict[str, object] = {
         "policy": record.policy,

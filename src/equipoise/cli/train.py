@@ -92,8 +92,8 @@ def _require_runnable(spec: "RunSpec") -> None:
         LayoutError: policy, context and device do not go together.
     """
     from equipoise.balance.pack import DIVIDES
+    from equipoise.balance.turns import TOGETHER
     from equipoise.comm.group import choose_device
-    from equipoise.train.together import TOGETHER
 
     context, policy = spec.layout.context, spec.pack.policy
     if policy in DIVIDES and policy not in TOGETHER:

@@ -55,22 +55,6 @@ class Ranks:
         """Wait for every rank."""
         dist.barrier()
 
-    def neighbours(self, count: int) -> dist.ProcessGroup | None:
-        """This rank's group of ``count`` consecutive ranks, None for all; every rank calls it.
-
-        Raises:
-            LayoutError: the ranks are no whole number of such groups.
-        """
-        if self.world % count:
-            raise LayoutError(
-                f"{self.world} ranks are no whole number of groups of {count}. Give a divisor of "
-                f"{self.world}."
-            )
-        if count == self.world:
-            return None
-        group: dist.ProcessGroup = dist.new_subgroups(count, timeout=TIMEOUT)[0]
-        return group
-
     def data_mesh(self, zero: int) -> DeviceMesh:
         """The mesh that ``fully_shard`` shards and replicates over at this ZeRO stage."""
         if zero == 0:

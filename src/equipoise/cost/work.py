@@ -94,11 +94,6 @@ def useful_flop(model: ModelSpec, tokens: int, pairs: int) -> int:
     return 6 * model.matmul_params * tokens + 3 * pair_flop(model) * pairs
 
 
-def expert_row_flop(model: ModelSpec) -> int:
-    """Forward FLOP of one row, a token at one of its experts."""
-    return 2 * model.expert_params
-
-
 def kv_bytes_per_token(model: ModelSpec, element_bytes: int = 2) -> int:
     """Keys and values of one token in one layer [bytes]; what context parallelism moves."""
     return 2 * model.kv_heads * model.head_width * element_bytes

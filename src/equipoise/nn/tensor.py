@@ -120,12 +120,6 @@ def look_up(tokens_T: Tensor, words_vD: Tensor, words: int, tensor: TensorRanks)
     return tensor.leave(found_TD.masked_fill(is_other[:, None], 0.0))
 
 
-def rank_rows(x_T: Tensor, tensor: TensorRanks) -> Tensor:
-    """This rank's rows of what every rank has whole."""
-    own = rows_of(x_T.shape[0], ranks=tensor.ranks, rank=tensor.rank)
-    return x_T[own.start : own.stop]
-
-
 def join_columns(x_Tv: Tensor, columns: int, tensor: TensorRanks) -> Tensor:
     """Every rank's columns side by side [T, columns]; not differentiable."""
     if tensor.ranks == 1:

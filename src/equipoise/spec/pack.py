@@ -50,6 +50,11 @@ class MicroBatch:
         return history
 
     @property
+    def begins(self) -> npt.NDArray[np.int64]:
+        """First token of the document, or of its cut, that each piece belongs to."""
+        return self.pieces[:, 1] if self.attends_from is None else self.attends_from
+
+    @property
     def doc_tokens(self) -> npt.NDArray[np.int64]:
         """Length of each piece [tokens]."""
         return lengths_of(self.pieces)

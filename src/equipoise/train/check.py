@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from equipoise.balance.pack import pack_step, skew
+from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Ledger
@@ -50,7 +51,7 @@ from equipoise.train.check_sample import (
 )
 from equipoise.train.context import ContextGroup, Share, play_share
 from equipoise.train.shares import ContextPlanner
-from equipoise.train.together import TOGETHER, Partners, align_turns, plan_turn
+from equipoise.train.together import Partners, plan_turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -129,7 +129,7 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
     """Pieces of a step in the order of the stream, however they were packed and divided."""
     stops: dict[tuple[int, int], int] = {}
     for batch in packed:
-        begins = batch.pieces[:, 1] - batch.history_tokens
+        begins = batch.begins
         for row, begin in zip(batch.pieces.tolist(), begins.tolist(), strict=True):
             stops[row[0], begin] = max(row[2], stops.get((row[0], begin), 0))
     return tuple(sorted((*begin, stop) for begin, stop in stops.items()))

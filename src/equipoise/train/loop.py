@@ -13,6 +13,7 @@ from pathlib import Path
 
 import equipoise
 from equipoise.balance.pack import make_packer, skew
+from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good, require_same
 from equipoise.checkpoint.store import load, save
@@ -42,7 +43,7 @@ from equipoise.train.record import RunRecord
 from equipoise.train.shares import ContextPlanner, RankLoads
 from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.step import StepRunner
-from equipoise.train.together import TOGETHER, Partners, align_turns
+from equipoise.train.together import Partners
 
 CHECKPOINTS = "checkpoint"
 

@@ -38,7 +38,7 @@ def table(packed: PackedStep) -> np.ndarray:
     found = []
     for rank, batches in enumerate(packed.ranks):
         for turn, batch in enumerate(batches):
-            froms = batch.pieces[:, 1] - batch.history_tokens
+            froms = batch.begins
             found += [
                 (rank, turn, *row, begin)
                 for row, begin in zip(batch.pieces.tolist(), froms.tolist(), strict=True)
@@ -106,7 +106,7 @@ def test_macro_units_cover_all_and_hold_every_documents_slices(step) -> None:
         unit_of = {turn: unit for unit in units for turn in range(*unit)}
         home: dict[tuple[int, int], tuple[int, int]] = {}
         for turn, batch in enumerate(batches):
-            froms = batch.pieces[:, 1] - batch.history_tokens
+            froms = batch.begins
             for key in zip(batch.pieces[:, 0].tolist(), froms.tolist(), strict=True):
                 assert home.setdefault(key, unit_of[turn]) == unit_of[turn]
 

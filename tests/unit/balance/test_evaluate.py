@@ -132,5 +132,5 @@ def test_shares_of_a_micro_batch_hold_its_tokens_and_its_pairs(rows, ranks: int)
     expected = [(d, at) for d, start, stop in pieces.tolist() for at in range(start, stop)]
     assert sorted(tokens) == expected
     for share in shares:
-        froms = share.pieces[:, 1] - share.history_tokens
+        froms = share.begins
         assert (froms == 0).all()

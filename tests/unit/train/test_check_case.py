@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from equipoise.balance.turns import TOGETHER
 from equipoise.base.errors import CheckError
 from equipoise.cli import check as verb
 from equipoise.cli.main import main
@@ -21,7 +22,6 @@ from equipoise.train.check_case import (
     played_cases,
     tensor_cases,
 )
-from equipoise.train.together import TOGETHER
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6])

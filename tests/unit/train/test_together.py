@@ -8,19 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balance.pack import DIVIDES, POLICIES
+from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run import PackSpec
-from equipoise.train.together import TOGETHER, align_turns, plan_turn
+from equipoise.train.together import plan_turn
 
 MODEL = ModelSpec(layers=1, hidden=32, heads=4, kv_heads=2, ffn=32, vocab=99, head_width=8)
 
 
 def rows_of(batch: MicroBatch) -> set[tuple[int, ...]]:
-    begins = batch.pieces[:, 1] - batch.history_tokens
+    begins = batch.begins
     return {
         (*row, begin) for row, begin in zip(batch.pieces.tolist(), begins.tolist(), strict=True)
     }

@@ -111,11 +111,6 @@ class RankProgram:
         """Whether held queries are the home queries, in all heads."""
         return self.held_queries == self.home_tokens and self.held_heads == slice(0, self.heads)
 
-    @property
-    def holds_home_keys_alone(self) -> bool:
-        """Whether held keys are the home keys, in all heads."""
-        return self.held_keys == self.home_tokens and self.held_kv_heads == slice(0, self.kv_heads)
-
 
 class _Places:
     """Where tokens lie in a tensor whose rows are runs, one after another."""

@@ -51,7 +51,7 @@ class Slices:
     @classmethod
     def of(cls, micro_batch: MicroBatch) -> "Slices":
         """Pieces of a micro-batch, as the packer divided them."""
-        starts = micro_batch.pieces[:, 1] - micro_batch.history_tokens
+        starts = micro_batch.begins
         rows = zip(micro_batch.pieces.tolist(), starts.tolist(), strict=True)
         return cls(tuple((d, start, stop, first) for (d, start, stop), first in rows))
 
