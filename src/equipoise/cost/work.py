@@ -86,7 +86,7 @@ def causal_pairs(doc_tokens: Ints) -> Ints:
 
 def pair_flop(model: ModelSpec) -> int:
     """Forward FLOP of one query-key pair over all heads and layers: QK and PV, 2 each."""
-    return 4 * model.layers * model.heads * model.head_width
+    return 2 * model.layers * model.heads * (model.score_width + model.head_width)
 
 
 def useful_flop(model: ModelSpec, tokens: int, pairs: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from equipoise.base.errors import SpecError
 from equipoise.spec.hf_config import hf_config
 from equipoise.spec.load import nearest_key, read_run
-from equipoise.spec.model import preset
+from equipoise.spec.model import PRESETS, preset
 from equipoise.spec.run import RunSpec
 
 PACK = RunSpec().pack
@@ -243,9 +243,7 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
     (
         'model.preset = "llama3-8"',
         'run.toml:1  model.preset: "llama3-8" is not a preset. Nearest: "llama3-8b". '
-        "All: 2m, 7m, 30m, 120m, moe-3m, smollm2-135m, llama3.2-1b, llama3-8b, llama3-70b, "
-        "llama3-405b, llama3.1-8b, llama3.1-70b, llama3.1-405b, qwen2.5-0.5b, qwen2.5-7b, "
-        "qwen2.5-72b, qwen3-8b, mixtral-8x7b, qwen2-57b-a14b.",
+        f"All: {', '.join(PRESETS)}.",
     ),
     (
         'model.init = "zeros"',

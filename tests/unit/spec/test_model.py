@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from equipoise.base.errors import SpecError
-from equipoise.spec.model import PRESETS, ModelSpec, preset
+from equipoise.spec.model import PLANNED, PRESETS, ModelSpec, preset
 
 SPARSE = ModelSpec(
     layers=4,
@@ -28,11 +28,22 @@ SPARSE = ModelSpec(
         ("mixtral-8x7b", 46_702_792_704, 12_879_925_248),
         ("qwen2-57b-a14b", 57_408_658_944, 14_249_270_784),
         ("llama3-8b", 8_030_261_248, 8_030_261_248),
+        # 141B and 39B: mistral.ai/news/mixtral-8x22b.
+        ("mixtral-8x22b", 140_630_071_296, 39_161_468_928),
     ],
 )
 def test_presets_have_their_published_sizes(name: str, params: int, active: int) -> None:
     model = preset(name)
     assert (model.params, model.active_params) == (params, active)
+
+
+def test_models_that_are_planned_alone_have_their_published_sizes() -> None:
+    # 671B and 37B: arXiv:2412.19437. The published 174.6B of GPT-3 count the same vocabulary.
+    latent, plain = PLANNED["deepseek-v3"], PLANNED["gpt3-175b"]
+    assert (latent.params, latent.active_params) == (671_026_279_424, 37_552_157_696)
+    assert (latent.score_width, latent.attention_params) == (192, 187_105_280)
+    assert (plain.params, plain.products) == (174_577_692_672, 2)
+    assert not {"deepseek-v3", "gpt3-175b"} & set(PRESETS)
 
 
 def test_the_small_sparse_preset_multiplies_a_token_as_often_as_the_small_dense_one() -> None:

@@ -1,0 +1,197 @@
+"""Sizes on a command line: ``--model`` and ``--layout`` as ``name=value`` words.
+
+Why
+    "How long does this take, and does it fit?" is asked in one line, before there is a file.
+
+What it decides
+    A model is a name in ``PLANNED``, a path to a Hugging Face ``config.json`` or its folder, or
+    words; a layout is words alone. What is left out of a model's words follows from the rest:
+    key/value heads are the heads, the width of a feed-forward four times the hidden width, or
+    8/3 of it with a gate, rounded up to a multiple of 256.
+
+Kept true (tests/unit/spec/test_words.py)
+    Every size of a preset, written as words, gives the preset's weights; each faulty word is
+    refused by name.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from equipoise.base.errors import ModelError, SpecError
+from equipoise.base.nearest import nearest
+from equipoise.spec.hf_config import model_from_hf_config
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import PLANNED, ModelSpec
+
+_MODEL_WORDS = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_width",
+    "ffn",
+    "vocab",
+    "gated",
+    "tied",
+    "experts",
+    "top_k",
+    "expert_ffn",
+    "shared_ffn",
+    "dense_layers",
+    "expert_every",
+)
+_NEEDED = ("layers", "hidden", "heads", "vocab")
+_FROM_ZERO = ("gated", "tied", "experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers")
+_LAYOUT_WORDS = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas", "virtual")
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutWords:
+    """What ``--layout`` says."""
+
+    layout: Layout
+    virtual: int
+    """Stages of each pipeline rank."""
+
+
+def read_words(flag: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
+    """Whole numbers by name, of ``name=value,name=value``.
+
+    Args:
+        flag: Which flag has them; messages begin with it.
+        text: The words.
+        known: Names that are legal.
+
+    Raises:
+        SpecError: a word is no ``name=value``, unknown, given twice, or no whole number.
+
+    >>> read_words("--layout", "tp=8,pp=16", ("tp", "pp"))
+    {'tp': 8, 'pp': 16}
+    """
+    found: dict[str, int] = {}
+    for word in text.split(","):
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name not in known:
+            raise SpecError(
+                f'{flag}: "{word}" begins with no known name. Nearest: {nearest(name, known)}. '
+                f"Give {', '.join(known)} as name=number, with commas between."
+            )
+        if name in found:
+            raise SpecError(f"{flag}: {name} is given twice. Give it once.")
+        digits = value.replace("_", "")
+        if not digits.isdecimal() or (int(digits) == 0 and name not in (*_FROM_ZERO, "zero")):
+            raise SpecError(
+                f'{flag}: {name} is "{value}". Give a whole number'
+                f"{'' if name in (*_FROM_ZERO, 'zero') else ' of 1 or more'}, as in {name}=8."
+            )
+        found[name] = int(digits)
+    return found
+
+
+def read_layout(text: str) -> LayoutWords:
+    """Degrees of parallelism; what is not given is 1, and ``zero`` is 1.
+
+    Raises:
+        SpecError: a word is wrong.
+        LayoutError: the degrees do not go together.
+
+    >>> read_layout("tp=8,pp=16,dp=64,virtual=7").layout.world
+    8192
+    """
+    words = read_words("--layout", text, _LAYOUT_WORDS)
+    zero = words.get("zero", 1)
+    if zero not in (0, 1, 2, 3):
+        raise SpecError(f"--layout: zero is {zero}. Give 0, 1, 2 or 3.")
+    layout = Layout(
+        dp=words.get("dp", 1),
+        cp=words.get("cp", 1),
+        tp=words.get("tp", 1),
+        pp=words.get("pp", 1),
+        ep=words.get("ep", 1),
+        etp=words.get("etp", 1),
+        zero=cast(Literal[0, 1, 2, 3], zero),
+        replicas=words.get("replicas", 1),
+    )
+    return LayoutWords(layout, words.get("virtual", 1))
+
+
+def read_model(text: str) -> ModelSpec:
+    """A model by name, by its config.json, or by its sizes.
+
+    Raises:
+        SpecError: no such preset, or a word is wrong or missing.
+        ModelError: the config.json is none, or of a model that this decoder is not.
+
+    >>> read_model("layers=2,hidden=64,heads=4,vocab=100,gated=0").ffn
+    256
+    """
+    if text in PLANNED:
+        return PLANNED[text]
+    if "=" in text:
+        return _model_of(read_words("--model", text, _MODEL_WORDS))
+    file = Path(text) / "config.json" if Path(text).is_dir() else Path(text)
+    if file.suffix != ".json":
+        raise SpecError(
+            f'--model: "{text}" is neither a known model nor a config.json. Nearest: '
+            f"{nearest(text, PLANNED)}. All: {', '.join(PLANNED)}. Any other is "
+            f"layers=..,hidden=..,heads=..,vocab=.., or the path of its config.json."
+        )
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"--model: {file} cannot be read as a config.json ({error}). Give the file that the "
+            f"model was published with."
+        ) from None
+    return model_from_hf_config(config if isinstance(config, dict) else {})
+
+
+def _model_of(words: Mapping[str, int]) -> ModelSpec:
+    missing = [name for name in _NEEDED if name not in words]
+    if missing:
+        raise SpecError(
+            f"--model: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Give "
+            f"at least {', '.join(_NEEDED)}."
+        )
+    for name in ("gated", "tied"):
+        if words.get(name, 0) > 1:
+            raise SpecError(f"--model: {name} is {words[name]}. Give 0 for no or 1 for yes.")
+    hidden, heads = words["hidden"], words["heads"]
+    kv_heads = words.get("kv_heads", heads)
+    if heads % kv_heads:
+        raise SpecError(
+            f"--model: {heads} heads cannot share {kv_heads} key/value heads. Give a kv_heads that "
+            f"divides heads."
+        )
+    if "head_width" not in words and hidden % heads:
+        raise SpecError(
+            f"--model: a width of {hidden} does not divide over {heads} heads. Give head_width."
+        )
+    experts, top_k = words.get("experts", 0), words.get("top_k", 0)
+    if (experts == 0) != (top_k == 0) or top_k > experts:
+        raise SpecError(
+            f"--model: {experts} experts with top_k = {top_k}. Give both, top_k between 1 and "
+            f"experts."
+        )
+    gated = bool(words.get("gated", 1))
+    ffn = words.get("ffn") or (-(-8 * hidden // 768) * 256 if gated else 4 * hidden)
+    return ModelSpec(
+        layers=words["layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocab=words["vocab"],
+        head_width=words.get("head_width") or hidden // heads,
+        tied=bool(words.get("tied", 0)),
+        gated=gated,
+        experts=experts,
+        top_k=top_k,
+        expert_ffn=words.get("expert_ffn") or (ffn if experts else 0),
+        shared_ffn=words.get("shared_ffn", 0),
+        dense_layers=words.get("dense_layers", 0),
+        expert_every=words.get("expert_every", 1),
+    )

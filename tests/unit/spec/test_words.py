@@ -1,0 +1,131 @@
+"""Models and layouts on a command line: presets written as words, and every refusal."""
+
+import json
+
+import pytest
+
+from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.spec.hf_config import hf_config
+from equipoise.spec.model import PLANNED, preset
+from equipoise.spec.words import read_layout, read_model
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNED if PLANNED[name].latent is None])
+def test_a_preset_written_as_words_has_its_weights(name: str) -> None:
+    model = PLANNED[name]
+    sizes = ["layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab"]
+    sizes += ["experts", "top_k", "expert_ffn", "shared_ffn"]
+    words = [f"{size}={getattr(model, size)}" for size in sizes]
+    words += [f"gated={int(model.gated)}", f"tied={int(model.tied)}"]
+    found = read_model(",".join(words))
+    assert found.attention_params == model.attention_params
+    assert found.count_layer(sparse=False, active=True) == model.count_layer(
+        sparse=False, active=True
+    )
+    assert found.expert_params == model.expert_params
+
+
+def test_what_is_left_out_follows() -> None:
+    model = read_model("layers=2,hidden=4096,heads=32,vocab=32_000")
+    assert (model.kv_heads, model.head_width, model.ffn, model.gated) == (32, 128, 11_008, True)
+
+
+def test_a_config_json_and_its_folder(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(hf_config(preset("qwen3-8b"))))
+    assert read_model(str(tmp_path)) == preset("qwen3-8b")
+    assert read_model(str(tmp_path / "config.json")) == preset("qwen3-8b")
+
+
+def test_a_layout_of_words() -> None:
+    found = read_layout("tp=8, cp=2, pp=4, dp=16, ep=8, etp=1, zero=3, replicas=2, virtual=5")
+    layout = found.layout
+    assert (layout.world, layout.ep, layout.zero, layout.replicas) == (1024, 8, 3, 2)
+    assert (found.virtual, read_layout("dp=2").virtual) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "llama3-80b",
+            '--model: "llama3-80b" is neither a known model nor a config.json. Nearest: '
+            f"llama3-8b. All: {', '.join(PLANNED)}. Any other is "
+            "layers=..,hidden=..,heads=..,vocab=.., or the path of its config.json.",
+        ),
+        (
+            "layer=2",
+            '--model: "layer=2" begins with no known name. Nearest: layers. Give layers, hidden, '
+            "heads, kv_heads, head_width, ffn, vocab, gated, tied, experts, top_k, expert_ffn, "
+            "shared_ffn, dense_layers, expert_every as name=number, with commas between.",
+        ),
+        (
+            "layers=2,layers=3",
+            "--model: layers is given twice. Give it once.",
+        ),
+        (
+            "layers=two",
+            '--model: layers is "two". Give a whole number of 1 or more, as in layers=8.',
+        ),
+        (
+            "layers=2,tied=-1",
+            '--model: tied is "-1". Give a whole number, as in tied=8.',
+        ),
+        (
+            "layers=2,hidden=8",
+            "--model: heads, vocab are missing. Give at least layers, hidden, heads, vocab.",
+        ),
+        (
+            "layers=2,hidden=8,heads=2",
+            "--model: vocab is missing. Give at least layers, hidden, heads, vocab.",
+        ),
+        (
+            "layers=2,hidden=8,heads=2,vocab=9,gated=2",
+            "--model: gated is 2. Give 0 for no or 1 for yes.",
+        ),
+        (
+            "layers=2,hidden=8,heads=4,kv_heads=3,vocab=9",
+            "--model: 4 heads cannot share 3 key/value heads. Give a kv_heads that divides heads.",
+        ),
+        (
+            "layers=2,hidden=8,heads=3,vocab=9",
+            "--model: a width of 8 does not divide over 3 heads. Give head_width.",
+        ),
+        (
+            "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=5",
+            "--model: 4 experts with top_k = 5. Give both, top_k between 1 and experts.",
+        ),
+        (
+            "nowhere/config.json",
+            "--model: nowhere/config.json cannot be read as a config.json ([Errno 2] No such file "
+            "or directory: 'nowhere/config.json'). Give the file that the model was published "
+            "with.",
+        ),
+    ],
+)
+def test_a_faulty_model_is_refused(text: str, message: str) -> None:
+    with pytest.raises(EquipoiseError) as caught:
+        read_model(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "pq=2",
+            '--layout: "pq=2" begins with no known name. Nearest: dp. Give dp, cp, tp, pp, ep, '
+            "etp, zero, replicas, virtual as name=number, with commas between.",
+        ),
+        ("tp=0", '--layout: tp is "0". Give a whole number of 1 or more, as in tp=8.'),
+        ("zero=4", "--layout: zero is 4. Give 0, 1, 2 or 3."),
+    ],
+)
+def test_a_faulty_layout_is_refused(text: str, message: str) -> None:
+    with pytest.raises(EquipoiseError) as caught:
+        read_layout(text)
+    assert str(caught.value) == message
+
+
+def test_degrees_that_do_not_go_together() -> None:
+    with pytest.raises(LayoutError):
+        read_layout("dp=2,ep=3")
