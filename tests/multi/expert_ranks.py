@@ -19,6 +19,7 @@ from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.expert import split_experts
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Recompute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Case:
     packs: tuple[tuple[tuple[int, ...], ...], ...]
     states: tuple[int, ...] = ()
     """Of the balance of every layer, before the step."""
-    recompute: bool = False
+    recompute: Recompute = "none"
 
 
 @dataclasses.dataclass(frozen=True)

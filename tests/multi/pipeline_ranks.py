@@ -36,6 +36,7 @@ from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import needed_places
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.layout import Layout
+from equipoise.spec.run import Recompute
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Case:
     dp: int = 1
     cp: int = 1
     is_tied: bool = False
-    recompute: bool = False
+    recompute: Recompute = "none"
     tp: int = 1
     zero: int = 1
     runs: int = 1

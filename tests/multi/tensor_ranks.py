@@ -22,6 +22,7 @@ from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.heads import share_heads
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Recompute
 
 
 def mesh_of(
@@ -95,7 +96,7 @@ class Setting:
     """A layout, and how it runs."""
 
     layout: Layout
-    recompute: bool = False
+    recompute: Recompute = "none"
 
 
 @dataclasses.dataclass

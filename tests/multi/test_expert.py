@@ -14,6 +14,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.schedule.expert import schedule_experts
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Recompute
 
 MODEL = ModelSpec(
     layers=2,
@@ -52,7 +53,7 @@ def worst(outcomes: list[expert_ranks.Outcome]) -> list[float]:
 def test_any_number_of_ranks_equals_one(world: int) -> None:
     degrees = [ep for ep in range(1, world + 1) if world % ep == 0]
     cases = [case(MODEL, world, ep, zero) for ep in degrees for zero in (0, 1, 2, 3)]
-    cases += [case(SHARED, world, world, 3), case(MODEL, world, world, 1, recompute=True)]
+    cases += [case(SHARED, world, world, 3), case(MODEL, world, world, 1, recompute="full")]
     # All tokens choose two experts; the others, and some ranks, have none.
     cases += [case(HOT, world, world, 2, states=(0, 0, 50, 50, 0, 0, 0))]
     cases += [case(TIGHT, world, ep, 1) for ep in degrees]
@@ -64,7 +65,7 @@ def test_any_number_of_ranks_equals_one(world: int) -> None:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_that_share_the_weights_of_each_expert_equal_one(world: int) -> None:
     cases = [case(MODEL, world, 1, zero, etp=world) for zero in (0, 1, 3)]
-    cases += [case(SHARED, world, 1, 2, etp=world, recompute=True)]
+    cases += [case(SHARED, world, 1, 2, etp=world, recompute="selective")]
     cases += [case(HOT, world, 1, 1, etp=world, states=(0, 0, 50, 50, 0, 0, 0))]
     if world == 4:
         cases += [case(MODEL, 4, 2, zero, etp=2) for zero in (0, 1, 3)]
@@ -111,14 +112,16 @@ def test_a_second_run_is_bitwise_the_same() -> None:
                 assert torch.equal(grad, two.gradients[name]), name
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_the_bytes_sent_are_those_of_the_schedule(recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", ["none", "attention", "selective", "full"])
+def test_the_bytes_sent_are_those_of_the_schedule(recompute: Recompute) -> None:
     packs = (((9, 1, 14),), ((30,),), ((),))
     one = Case(MODEL, Layout(dp=3, ep=3, zero=2), packs, recompute=recompute)
     outcomes = [found[0] for found in run_ranks(3, expert_ranks.compare, [one])]
     for layer in range(MODEL.layers):
         schedule = schedule_experts([each.loads[layer] for each in outcomes])
-        expected = schedule.bytes(MODEL.hidden, element_bytes=8, forwards=1 + recompute)
+        expected = schedule.bytes(
+            MODEL.hidden, element_bytes=8, forwards=2 if recompute in ("selective", "full") else 1
+        )
         assert [each.sent[layer] for each in outcomes] == expected.tolist()
         assert expected.sum() > 0
 

@@ -13,6 +13,9 @@ from pipeline_ranks import Case  # noqa: E402
 from equipoise.base.errors import CheckError  # noqa: E402
 from equipoise.comm.local import run_ranks  # noqa: E402
 from equipoise.schedule.pipeline_strategies import STRATEGIES  # noqa: E402
+from equipoise.spec.run import Recompute  # noqa: E402
+
+SETTINGS: tuple[Recompute, ...] = ("none", "full", "attention", "selective", "every-2")
 
 
 def check(ranks: int, cases: list[Case]) -> None:
@@ -29,7 +32,7 @@ def test_every_strategy_equals_one_rank_on_two_ranks() -> None:
     check(
         2,
         [
-            Case(strategy, LENGTHS, pp=2, is_tied=bool(at % 2), recompute=at % 3 == 0)
+            Case(strategy, LENGTHS, pp=2, is_tied=bool(at % 2), recompute=SETTINGS[at % 5])
             for at, strategy in enumerate(STRATEGIES)
         ],
     )
@@ -49,7 +52,7 @@ def test_replicas_of_a_pipeline() -> None:
         [
             Case("1f1b", seven, pp=2, dp=2, is_tied=True),
             Case("zb-h1", seven, pp=2, dp=2, zero=0),
-            Case("zb-v", seven, pp=2, dp=2, is_tied=True, recompute=True),
+            Case("zb-v", seven, pp=2, dp=2, is_tied=True, recompute="selective"),
             Case("gpipe", seven, pp=2, dp=2, runs=2),
         ],
     )
@@ -61,7 +64,7 @@ def test_context_parallelism_inside_stages() -> None:
         [
             Case("1f1b", LENGTHS, pp=2, cp=2, is_tied=True),
             Case("zb-h1", LENGTHS, pp=2, cp=2),
-            Case("v-half", LENGTHS, pp=2, cp=2, recompute=True),
+            Case("v-half", LENGTHS, pp=2, cp=2, recompute="attention"),
         ],
     )
 

@@ -33,14 +33,14 @@ SETTINGS = {
     1: [Setting(Layout())],
     2: [
         *(Setting(Layout(tp=2, zero=zero)) for zero in (0, 1, 2, 3)),
-        Setting(Layout(tp=2, zero=3), recompute=True),
+        Setting(Layout(tp=2, zero=3), recompute="full"),
     ],
     3: [Setting(Layout(tp=3, zero=0)), Setting(Layout(tp=3, zero=3))],
     4: [
         *(Setting(Layout(dp=2, tp=2, zero=zero)) for zero in (0, 1, 2, 3)),
         Setting(Layout(dp=2, tp=2, zero=2, order=("tp", "pp", "cp", "dp"))),
         *(Setting(Layout(cp=2, tp=2, zero=zero)) for zero in (0, 1, 2, 3)),
-        Setting(Layout(cp=2, tp=2, zero=1, order=("pp", "tp", "dp", "cp")), recompute=True),
+        Setting(Layout(cp=2, tp=2, zero=1, order=("pp", "tp", "dp", "cp")), recompute="selective"),
         Setting(Layout(dp=2, tp=2, zero=3, replicas=2)),
         *(Setting(Layout(dp=4, zero=zero, replicas=2)) for zero in (1, 3)),
     ],

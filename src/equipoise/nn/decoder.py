@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from equipoise.base.digest import digest
 from equipoise.nn.attention import Attend, PackAttention, pack_attention
@@ -26,10 +25,13 @@ from equipoise.nn.loss import head_loss
 from equipoise.nn.moe import MixtureOfExperts
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.project import add_project, add_swiglu, project
+from equipoise.nn.recompute import again
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
 from equipoise.nn.tensor import Alone, TensorRanks, join_columns, look_up
 from equipoise.spec.heads import share_heads
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.recompute import LayerRecompute, layer_recompute
+from equipoise.spec.run import Recompute
 
 
 class Attention(nn.Module):
@@ -57,8 +59,8 @@ class Attention(nn.Module):
             found |= {f"{name}.weight": placement, f"{name}.bias": placement}
         return found | {f"{name}.weight": Copied() for name in ("query_norm", "key_norm")}
 
-    def forward(self, residual_tD: Tensor, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
-        """``residual + attention(x)`` inside each document."""
+    def heads(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of this rank's heads, as the attention core takes them."""
         x_TD = self.tensor.enter(x_tD, table.shape[1])
         parts = [self.query, self.key, self.value]
         projected = project(x_TD, *(self._rows(part.weight, part) for part in parts))
@@ -68,8 +70,11 @@ class Attention(nn.Module):
         q_THE, k_TGE, v_TGE = (x.unflatten(1, (-1, self.head_width)) for x in projected)
         if self.query_norm is not None and self.key_norm is not None:
             q_THE, k_TGE = self.query_norm(q_THE), self.key_norm(k_TGE)
-        q_THE, k_TGE = rotate(q_THE, table), rotate(k_TGE, table)
-        o_TD = attend(q_THE, k_TGE, v_TGE).flatten(1)
+        return rotate(q_THE, table), rotate(k_TGE, table), v_TGE
+
+    def join(self, residual_tD: Tensor, o_THE: Tensor) -> Tensor:
+        """``residual`` plus what the output projection makes of the core's output."""
+        o_TD = o_THE.flatten(1)
         if self.tensor.ranks == 1:
             return add_project(residual_tD, o_TD, self.output.weight)
         (partial_TD,) = project(o_TD, local(self.output.weight))
@@ -107,15 +112,21 @@ class FeedForward(nn.Module):
         return add_swiglu(residual_TD, x_TD, *weights)
 
 
-def set_recompute(decoder: "Decoder", recompute: bool) -> None:
-    """Make every layer keep its input alone for the backward, or all that it needs."""
-    for layer in decoder.layers:
+def set_recompute(decoder: "Decoder", setting: Recompute) -> None:
+    """Say what every layer makes again in the backward instead of keeping it."""
+    for at, layer in enumerate(decoder.layers):
         if isinstance(layer, DecoderLayer):
-            layer.recompute = recompute
+            layer.recompute = layer_recompute(setting, at)
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind its norm, each added to the stream."""
+    """Attention and feed-forward, each behind its norm, each added to the stream.
+
+    ::
+
+        x -> norm -> heads -> attend -> join (+ x) -> norm -> feed-forward (+) ->
+             ------[begin]    [core]    ----------------------------[end]
+    """
 
     def __init__(self, model: ModelSpec, *, sparse: bool = False) -> None:
         super().__init__()
@@ -124,14 +135,19 @@ class DecoderLayer(nn.Module):
         self.feed_forward_norm = RmsNorm(model.hidden, model.norm_eps)
         self.feed_forward = MixtureOfExperts(model) if sparse else FeedForward(model)
         self.tensor: TensorRanks = Alone()
-        self.recompute = False
+        self.recompute: LayerRecompute = "none"
 
     def declare(self) -> dict[str, Placement]:
         """Norms are whole."""
         return {f"{name}.weight": Copied() for name in ("attention_norm", "feed_forward_norm")}
 
-    def _run(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
-        x_tD = self.attention(x_tD, self.attention_norm(x_tD), table, attend)
+    def _begin(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.attention.heads(self.attention_norm(x_tD), table)
+
+    def _attend(self, x_tD: Tensor, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+        return self.attention.join(x_tD, attend(q, k, v))
+
+    def _feed(self, x_tD: Tensor, table: Tensor) -> Tensor:
         normed_tD = self.feed_forward_norm(x_tD)
         if self.tensor.ranks == 1 or not isinstance(self.feed_forward, FeedForward):
             out: Tensor = self.feed_forward(x_tD, normed_tD)  # experts take tokens where they are
@@ -140,18 +156,22 @@ class DecoderLayer(nn.Module):
         partial_TD = self.feed_forward(normed_TD.new_zeros(1, 1), normed_TD)
         return x_tD + self.tensor.leave(partial_TD)
 
+    def _end(self, x_tD: Tensor, o_THE: Tensor, table: Tensor) -> Tensor:
+        return self._feed(self.attention.join(x_tD, o_THE), table)
+
+    def _run(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
+        return self._end(x_tD, attend(*self._begin(x_tD, table)), table)
+
     def forward(self, x_tD: Tensor, table: Tensor, attend: Attend) -> Tensor:
-        """One layer; with ``recompute`` only its input is kept for the backward."""
-        if self.recompute and torch.is_grad_enabled():
-            out: Tensor = checkpoint(
-                self._run,
-                x_tD,
-                table,
-                attend,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            return out
+        """One layer; ``recompute`` says what it keeps for the backward."""
+        if self.recompute == "full":
+            return again(self._run, x_tD, table, attend)
+        if self.recompute == "attention":
+            heads = self._begin(x_tD, table)
+            return self._feed(again(self._attend, x_tD, *heads, attend), table)
+        if self.recompute == "selective":
+            heads = again(self._begin, x_tD, table)
+            return again(self._end, x_tD, attend(*heads), table)
         return self._run(x_tD, table, attend)
 
 

@@ -12,6 +12,7 @@ What it decides
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,6 +21,7 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.recompute import LayerRecompute, attention_repeats, layer_recompute
 from equipoise.spec.run import Recompute
 
 _SHORT_TOKENS = 64
@@ -86,11 +88,11 @@ def _decoder_s(
     lengths: Sequence[int],
     device: torch.device,
     dtype: torch.dtype,
-    recompute: Recompute,
+    recompute: LayerRecompute,
 ) -> float:
     decoder = Decoder(dataclasses.replace(model, layers=layers))
     initialize(decoder, 0)
-    set_recompute(decoder, recompute == "full")
+    set_recompute(decoder, recompute)
     decoder = decoder.to(device=device, dtype=dtype)
     tokens_T = torch.arange(sum(lengths), device=device) % model.vocab
 
@@ -137,7 +139,8 @@ def measure_curve(
     Cost: two to four seconds on one core for models of up to 30M weights.
     """
     ladder = sorted({min(context_tokens, 16 * 2**power) for power in range(24)})
-    passes = 4.5 / 3.5 if recompute == "full" else 1.0  # one more forward of attention
+    # A backward is 2.5 forwards of attention; some layers run one more.
+    passes = 1 + attention_repeats(recompute, model.layers) / model.layers / 3.5
     doc_ns = []
     for tokens in ladder:
         copies = max(1, 256 // tokens)
@@ -145,15 +148,18 @@ def measure_curve(
         doc_ns.append(took_s * passes * model.layers * 1e9)
     documents = max(2, min(context_tokens, 2048) // _SHORT_TOKENS)
     shorts = [min(_SHORT_TOKENS, context_tokens)] * documents
-    attention_s = _attention_s(model, shorts, device, dtype) * passes
+    attention_s = _attention_s(model, shorts, device, dtype)
     alike = dataclasses.replace(model, dense_layers=0, expert_every=1)  # of layers with experts
-    one_s, two_s = (
-        _decoder_s(alike, layers, shorts, device, dtype, recompute) for layers in (1, 2)
-    )
-    layer_s = max(two_s - one_s - attention_s, 1e-9)
-    outside_s = max(one_s - attention_s - layer_s, 1e-9)
+    kinds = Counter(layer_recompute(recompute, layer) for layer in range(model.layers))
+    layer_s = outside_s = 0.0
+    for kind, layers in kinds.items():
+        one_s, two_s = (_decoder_s(alike, n, shorts, device, dtype, kind) for n in (1, 2))
+        own_s = attention_s * (1 + attention_repeats(kind, 1) / 3.5)
+        each_s = max(two_s - one_s - own_s, 1e-9)
+        layer_s += layers / model.layers * each_s
+        outside_s += layers / model.layers * max(one_s - own_s - each_s, 1e-9)
     mean = model.layer_matmul_params / alike.layer_matmul_params
-    few_s = _decoder_s(alike, 1, [1], device, dtype, recompute)
+    few_s = max(_decoder_s(alike, 1, [1], device, dtype, kind) for kind in kinds)
     return LoadCurve(
         fixed_ns=few_s * model.layers * 1e9,
         ns_per_token=(layer_s * mean * model.layers + outside_s) / sum(shorts) * 1e9,

@@ -35,7 +35,7 @@ StrategyName = Literal[
 Sharding = Literal[
     "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
 ]
-Recompute = Literal["none", "full"]
+Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,11 @@ class TrainSpec:
         Precision, Field(description="of activations and matmuls; master weights are fp32")
     ] = "fp32"
     recompute: Annotated[
-        Recompute, Field(description='"full" keeps only each layer\'s input for the backward')
+        Recompute,
+        Field(
+            description="what layers make again in the backward instead of keeping it: the "
+            "attention core; all else (selective); every N-th layer; or every layer (full)"
+        ),
     ] = "none"
 
 

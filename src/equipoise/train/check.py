@@ -40,6 +40,7 @@ from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.spec.recompute import attention_repeats
 from equipoise.spec.run import LayoutSpec, PackSpec
 from equipoise.train import check_pipeline
 from equipoise.train.check_case import Case, Verdict
@@ -91,18 +92,18 @@ class _Setup:
     def scheduled(self) -> tuple[int, int]:
         """Bytes and messages of all attention layers of the step."""
         model = self.planner.model
-        forwards = 2 if self.case.recompute == "full" else 1
+        forwards = model.layers + attention_repeats(self.case.recompute, model.layers)
         width = 8 if model.experts else 4  # see ``check_sample``
         sent_bytes = messages = 0
         for plan in self.plans():
             counts = count_attention(plan.schedule, Wire(model.head_width, width, width))
             sent_bytes += forwards * int(counts.forward_bytes.sum())
-            sent_bytes += int(counts.backward_bytes.sum())
-            messages += (forwards + 1) * int(counts.messages.sum())
+            sent_bytes += model.layers * int(counts.backward_bytes.sum())
+            messages += (forwards + model.layers) * int(counts.messages.sum())
         stages = (0, 0)
         if self.case.pipeline > 1:
             stages = check_pipeline.scheduled(self.case, model, self.packed)
-        return model.layers * sent_bytes + stages[0], model.layers * messages + stages[1]
+        return sent_bytes + stages[0], messages + stages[1]
 
     def logits_error(self, logits: Tensor, share: Share, batch: MicroBatch) -> float:
         """Of this rank's rows, over the largest logit."""
@@ -172,7 +173,7 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
         ledger = Ledger(case.context)
         sharing = dataclasses.replace(joined, planner=setup.planner, ledger=ledger)
     decoder = make_decoder(references.model, setup.labels)
-    set_recompute(decoder, case.recompute == "full")
+    set_recompute(decoder, case.recompute)
     mesh = joined.mesh if case.shares_weights else None
     sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32", mesh=mesh)
     logits = _Logits(decoder)
@@ -267,7 +268,7 @@ def play_case(case: Case, references: References) -> Verdict:
     """Run a case with all its ranks in this process."""
     setup, sample = _Setup.of(case, references), references.sample
     decoder = make_decoder(references.model, setup.labels)
-    set_recompute(decoder, case.recompute == "full")
+    set_recompute(decoder, case.recompute)
     logits = _Logits(decoder)
     sent = np.zeros((case.context, case.context), dtype=np.int64)
     loss_sum, forward_error = 0.0, 0.0

@@ -110,7 +110,7 @@ def compute(
     schedule = schedule_of(case, turns)
     held = np.flatnonzero(schedule.rank_of == place["pp"]).tolist()
     part = DecoderPart(decoder, even_edges(decoder.model.layers, schedule.stages), held)
-    set_recompute(part, case.recompute == "full")
+    set_recompute(part, case.recompute)
     logits = _Logits(part)
     sharded = ShardedDecoder(part, ranks, zero=case.zero, precision="fp32", mesh=mesh)
     pipeline = Pipeline(sharded, mesh.peers("pp"))

@@ -38,10 +38,12 @@ from equipoise.spec.resolved import ResolvedFile
 from equipoise.spec.run import RunSpec
 from equipoise.train.context import ContextGroup
 from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
+from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.process import StopRequest, return_freed_memory
 from equipoise.train.record import RunRecord
 from equipoise.train.shares import ContextPlanner, RankLoads
 from equipoise.train.sinks import TensorBoardSink
+from equipoise.train.stages import StagePlanner
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
 
@@ -59,11 +61,17 @@ class Position:
     tokens: int = 0
 
 
-def _join(ranks: Ranks, spec: RunSpec, model: ModelSpec) -> ContextGroup | Partners:
+def _join(
+    ranks: Ranks, spec: RunSpec, model: ModelSpec, curve: LoadCurve, stream: DocumentStream
+) -> ContextGroup | Partners:
     """Those that this rank shares with: micro-batches, or documents of them."""
     if spec.pack.policy in TOGETHER:
         return Partners.join(ranks, model)
-    return ContextGroup.join(ranks, ContextPlanner(model, spec.layout))
+    planner, stages = ContextPlanner(model, spec.layout), None
+    if spec.layout.pipeline > 1:
+        first = stream.step(0, spec.pack.step_tokens)
+        stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
+    return ContextGroup.join(ranks, planner, stages)
 
 
 class Trainer:
@@ -85,7 +93,7 @@ class Trainer:
             self.curve: LoadCurve = obtain_curve(
                 self.spec, self.model, ranks, self.store.folder.parent
             )
-        self.sharing = _join(ranks, self.spec, self.model)
+        self.sharing = _join(ranks, self.spec, self.model, self.curve, self.stream)
         data_ranks = ranks.world // self.spec.layout.sharing
         self.packer = make_packer(self.spec.pack, data_ranks, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
@@ -96,12 +104,8 @@ class Trainer:
         self._build()
 
     def _build(self) -> None:
-        decoder = Decoder(self.model)
-        if self.resolved.init_folder:
-            load_hf(decoder, Path(self.resolved.init_folder))
-        else:
-            initialize(decoder, self.spec.train.seed)
-        set_recompute(decoder, self.spec.train.recompute == "full")
+        decoder = self._initial_decoder()
+        set_recompute(decoder, self.spec.train.recompute)
         sharded = ShardedDecoder(
             decoder.to(self.ranks.device),
             self.ranks,
@@ -109,6 +113,18 @@ class Trainer:
             precision=self.spec.train.precision,
             mesh=self._mesh(),
         )
+        pipeline = None
+        if self._stages is not None:
+            sharing, stages = self._stages
+            pipeline = PipelineRunner.join(
+                sharded,
+                sharing,
+                stages,
+                self.store,
+                self.ranks,
+                self.journal,
+                precision=self.spec.train.precision,
+            )
         self.runner = StepRunner(
             sharded,
             make_adamw(sharded.decoder, self.spec.train),
@@ -116,7 +132,27 @@ class Trainer:
             self.ranks,
             self.journal,
             self.sharing,
+            pipeline,
         )
+
+    @property
+    def _stages(self) -> tuple[ContextGroup, StagePlanner] | None:
+        """The stages of a pipeline, and the ranks that have them."""
+        if isinstance(self.sharing, ContextGroup) and self.sharing.stages is not None:
+            return self.sharing, self.sharing.stages
+        return None
+
+    def _initial_decoder(self) -> Decoder:
+        """The layers of this rank, with their weights."""
+        seed, folder = self.spec.train.seed, self.resolved.init_folder
+        if not folder and self._stages is not None:
+            return initial_part(*self._stages, seed)
+        decoder = Decoder(self.model)
+        if folder:
+            load_hf(decoder, Path(folder))
+        else:
+            initialize(decoder, seed)
+        return decoder if self._stages is None else cut_part(decoder, *self._stages)
 
     def _mesh(self) -> Mesh | None:
         """The groups of the layout, where weights are not sharded over all ranks alike."""

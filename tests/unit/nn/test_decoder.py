@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from equipoise.nn.attention import PackAttention, attend_documents, pack_attenti
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.loss import IGNORED
 from equipoise.spec.model import ModelSpec, RopeScaling
+from equipoise.spec.recompute import attention_repeats
+from equipoise.spec.run import Recompute
 
 PLAIN = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61, head_width=8)
 MODELS = {
@@ -60,10 +63,10 @@ def test_recomputation_is_bitwise_the_same(model: ModelSpec) -> None:
     decoder = build(model)
     batch = draw(model, LENGTHS)
     kept = step(decoder, *batch, LENGTHS)
-    for layer in decoder.layers:
-        layer.recompute = True
-    again = step(decoder, *batch, LENGTHS)
-    assert all(torch.equal(one, two) for one, two in zip(kept, again, strict=True))
+    for setting in get_args(Recompute):
+        set_recompute(decoder, setting)
+        again = step(decoder, *batch, LENGTHS)
+        assert all(torch.equal(one, two) for one, two in zip(kept, again, strict=True)), setting
     assert any(grad.any() for grad in kept[1:])
 
 
@@ -143,9 +146,9 @@ def test_parameters_are_as_many_as_the_spec_says() -> None:
 
 
 @each_model
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", get_args(Recompute))
 def test_tokens_that_say_where_they_stand_may_come_in_any_order(
-    model: ModelSpec, recompute: bool
+    model: ModelSpec, recompute: Recompute
 ) -> None:
     decoder = build(model).double()
     set_recompute(decoder, recompute)
@@ -163,7 +166,7 @@ def test_tokens_that_say_where_they_stand_may_come_in_any_order(
     positions_T = pack_attention(LENGTHS, tokens_T.device).positions_T[order]
     pack = PackAttention(positions_T, attend)
     found = step(decoder, tokens_T[order], labels_T[order], pack)
-    assert calls == [sum(LENGTHS)] * model.layers * (2 if recompute else 1)
+    assert calls == [sum(LENGTHS)] * (model.layers + attention_repeats(recompute, model.layers))
     for one, two in zip(found, expected, strict=True):
         assert torch.allclose(one, two, rtol=1e-10, atol=1e-12)
     assert torch.allclose(decoder(tokens_T[order], pack), logits_TV[order], atol=1e-12)

@@ -1,6 +1,7 @@
 """Weight gradients put off: both halves together equal one backward, weight by weight."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 import torch
@@ -9,12 +10,13 @@ from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.defer import defer_weights
 from equipoise.nn.project import add_project, project
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Recompute
 
 MODEL = ModelSpec(layers=2, hidden=16, heads=2, kv_heads=1, ffn=24, vocab=31, head_width=8)
 DEFERRED = {"query", "key", "value", "output", "gate", "up", "down"}
 
 
-def decoder_of(model: ModelSpec, *, recompute: bool = False) -> Decoder:
+def decoder_of(model: ModelSpec, *, recompute: Recompute = "none") -> Decoder:
     decoder = Decoder(model).double()
     initialize(decoder, 0)
     set_recompute(decoder, recompute)
@@ -26,9 +28,9 @@ def loss_of(decoder: Decoder, lengths: tuple[int, ...]) -> torch.Tensor:
     return decoder(tokens, lengths, labels_T=tokens.roll(-1))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", get_args(Recompute))
 @pytest.mark.parametrize("keys", [{}, {"tied": True}, {"qkv_bias": True, "qk_norm": True}])
-def test_both_halves_equal_a_whole_backward(recompute: bool, keys) -> None:
+def test_both_halves_equal_a_whole_backward(recompute: Recompute, keys) -> None:
     model = dataclasses.replace(MODEL, **keys)
     whole, split = (decoder_of(model, recompute=recompute) for _ in range(2))
     for lengths in ((5, 3), (0,), (7,)):  # gradients are added up

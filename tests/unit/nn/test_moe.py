@@ -1,6 +1,7 @@
 """The mixture of experts against a loop over tokens and experts, alone and in a decoder."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from equipoise.nn.moe import MixtureOfExperts
 from equipoise.nn.moe_balance import balances
 from equipoise.nn.moe_route import capacity
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Recompute
 
 PLAIN = ModelSpec(
     layers=2,
@@ -123,7 +125,7 @@ def test_a_decoder_recomputes_bitwise_and_counts_once(model: ModelSpec) -> None:
     initialize(decoder, 0)
     tokens, labels = draw(model)
     found = []
-    for recompute in (False, True):
+    for recompute in get_args(Recompute):
         set_recompute(decoder, recompute)
         decoder.zero_grad()
         loss = decoder(tokens, LENGTHS, labels_T=labels)
@@ -134,7 +136,7 @@ def test_a_decoder_recomputes_bitwise_and_counts_once(model: ModelSpec) -> None:
         for each in balances(decoder):
             each.loads_X.zero_()
         found.append([loss.detach(), *(p.grad.clone() for p in decoder.parameters())])
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
     with torch.no_grad():
         decoder(tokens, LENGTHS, labels_T=labels)
     assert not any(each.loads_X.any() for each in balances(decoder))

@@ -20,7 +20,9 @@ from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.pack import MicroBatch
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run import PackSpec, Recompute
+
+KINDS = st.sampled_from(("none", "attention", "selective", "full"))
 
 
 def tokens_of(document: int, length: int) -> torch.Tensor:
@@ -57,7 +59,7 @@ def schedule_of(strategy: str, ranks: int, packed: list[MicroBatch]) -> Pipeline
     return write_pipeline(strategy, prices, ranks=ranks, units=macro_units(tuple(packed)))
 
 
-def check(model, lengths, packed, schedule, *, recompute: bool = False) -> None:
+def check(model, lengths, packed, schedule, *, recompute: Recompute = "none") -> None:
     batches = batches_of(lengths, packed)
     parts = parts_of(
         model, uneven_edges(model.layers, schedule.stages), schedule, recompute=recompute
@@ -88,11 +90,11 @@ def divided(draw: st.DrawFn) -> tuple[list[int], list[MicroBatch]]:
     return lengths, packed
 
 
-@given(divided(), st.sampled_from(["gpipe", "1f1b", "auto"]), st.integers(1, 3), st.booleans())
+@given(divided(), st.sampled_from(["gpipe", "1f1b", "auto"]), st.integers(1, 3), KINDS)
 @settings(max_examples=25)
 def test_any_cut_equals_whole_documents(case, strategy: str, ranks: int, recompute) -> None:
     lengths, packed = case
-    model = TIED if recompute else MODEL
+    model = MODEL if recompute == "none" else TIED
     check(model, lengths, packed, schedule_of(strategy, ranks, packed), recompute=recompute)
 
 
