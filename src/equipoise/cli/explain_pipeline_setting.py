@@ -242,17 +242,19 @@ def _for_listed(
 
 def _token_bytes(model: "ModelSpec", dtype: str, recompute: "Recompute") -> int:
     """Kept of one token in the mean layer, by the forecast of memory [bytes]."""
-    from equipoise.cost.memory import forecast_memory
+    from equipoise.cost.memory_layer import token_bytes
+    from equipoise.spec.layout import Layout
+    from equipoise.spec.recompute import layer_recompute
 
-    once, twice = (
-        forecast_memory(
-            replace(model, layers=layers),
-            tokens=1,
-            ranks=1,
-            zero=0,
-            precision="bf16" if dtype == "bf16" else "fp32",
-            recompute=recompute,
-        ).terms["activations"]
-        for layers in (model.layers, 2 * model.layers)
-    )
-    return (twice - once) // model.layers
+    width = 2 if dtype == "bf16" else 4
+    kept = [
+        token_bytes(
+            model,
+            Layout(),
+            width=width,
+            sparse=model.is_sparse(layer),
+            recompute=layer_recompute(recompute, layer),
+        ).kept
+        for layer in range(model.layers)
+    ]
+    return round(sum(kept) / model.layers)

@@ -1,44 +1,88 @@
 """Forecast of a rank's peak memory, term by term.
 
 Why
-    Whether a step fits is asked before it runs. The terms are what the model keeps for its
-    backward, read off ``nn``: change what a layer saves and this file changes with it.
+    Whether a step fits is asked before it runs, of layouts, devices and models that are not here.
 
 What it decides
-    Let ``b`` be the bytes of an activation, T a micro-batch's tokens, ``q`` the query width
-    and ``k`` the key width of all heads. A layer keeps, for each token: the streams before
-    and after attention (2 D), their norms' outputs (2 D), rotated queries, keys, values and
-    attention's output (2 q + 2 k), gate and up (2 F), and float32 log-sum-exps and norm
-    scales. Full recomputation keeps D, and one layer's worth while that layer runs.
+    What is *counted* comes from the model, the layout and the program (``nn``, ``fully_shard``) and
+    is the same on any device; what a device takes beside that (what its allocator cannot use, what
+    its message library holds) is ``DeviceOverhead``, measured and given from outside.
 
-    A sparse layer keeps, instead of gate and up, for each of a token's K choices the row that
-    its expert computes and what comes back (2 D), gate and up (2 F) and where the row went; for
-    the token the scores of all experts, and gate and up of the shared expert. Experts that live
-    on other ranks are not held here, and the tokens that come are taken to be as many as go.
-    Ranks that share the hidden units of an expert each keep the rows of all, and their part of F.
+    A rank holds, besides what stays, what the fullest of three moments needs:
+
+    ==========  ===================================================================================
+    moment      besides parameters, their gathered form, optimizer states and gradients so far
+    ==========  ===================================================================================
+    backward    kept activations, the loss's gradients, one layer's working space; from ZeRO 2 on
+                one layer's gradients and the buffers that reduce them
+    reduce      gradients of the tables and the buffers that reduce them
+    ==========  ===================================================================================
+
+    With mixed precision parameters, their moments and gradients stay fp32; activations, gathered
+    parameters and a layer's own gradients are narrow, and are cast at the layer's edges.
+
+    ZeRO shards over dp x cp ranks, in ``replicas`` copies; what experts have, over the edp ranks
+    where ranks share experts. ZeRO 0 holds weights twice: ``fully_shard`` copies them even where
+    there is nobody to gather from.
 
 Kept true (tests/unit/cost/test_memory.py)
-    Terms are positive, grow with tokens and shrink with ranks. How near the forecast is to a
-    real rank's peak is printed by ``bench/memory.py`` and by every run's report.
+    Terms are positive, add up, grow with tokens and shrink with ranks; parts of a pipeline add up
+    to the whole. How near the forecast is to a real rank's peak is printed by ``bench/memory.py``
+    and by every run's report.
+
+Sources
+    ZeRO: arXiv:1910.02054, section 3. Buffers: torch 2.13, ``fsdp/_fully_shard``.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
+from equipoise.cost.memory_layer import TokenBytes, token_bytes
+from equipoise.cost.memory_weights import Group, held_groups
+from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.recompute import layer_recompute
 from equipoise.spec.run import Precision, Recompute
 
 _LOSS_CHUNK_BYTES = 8 << 20
 
-_ROUTE_BYTES = 40
-"""Of one choice: expert, token, slot, place (int64 each), weight and score (fp32)."""
+_TOKEN_BYTES = 32
+"""Of a token, whatever the model: its number, label and position (int64 each), and a mask."""
 
-_ALLOCATOR_SHARE = 0.2
-"""What malloc holds beyond live activations, as a share of them.
 
-Measured on glibc 2.36 with a 7M decoder of 4,096 tokens in fp32 on one rank (bench/memory.py
-scores the others): 500 MiB live at the peak, of which 375 come and go, 570 MiB resident.
+@dataclass(frozen=True, slots=True)
+class DeviceOverhead:
+    """What a device and its libraries take beside the bytes that are counted."""
+
+    slack_share: float = 0.0
+    """What the allocator cannot use, as a share of what comes and goes."""
+    message_copies: float = 0.0
+    """Copies of a reduced buffer that the message library makes."""
+    fixed_bytes: int = 0
+    """Contexts, workspaces and streams, once."""
+
+
+CPU_OVERHEAD = DeviceOverhead(slack_share=0.2, message_copies=1.0)
+"""glibc 2.36 and gloo.
+
+Gloo reduces a copy of its input. The share of malloc was measured with a 7M decoder of 4,096 tokens
+in fp32 on one rank (``bench/memory.py`` scores the others): 500 MiB live at the peak, of which 375
+come and go, 570 MiB resident.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class StageShare:
+    """What one rank has of a pipeline; all of the model where there is none."""
+
+    layers: tuple[int, ...]
+    """Numbers of the layers that it holds, of all its stages."""
+    embeds: bool = True
+    """Whether the embedding is here."""
+    has_head: bool = True
+    """Whether last norm, head and loss are here."""
+    kept_micro_batches: float = 1.0
+    """Micro-batches whose activations are kept at once, each as large as the largest: the tokens
+    of those in flight, summed over the layers held, over layers x tokens of the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,89 +90,138 @@ class MemoryForecast:
     """Peak bytes of one rank by term; the interpreter and its libraries are not in it."""
 
     terms: dict[str, int]
+    """``parameters``, ``gathered parameters``, ``gradients``, ``optimizer``, ``activations``,
+    ``loss``, ``working space``, ``communication`` and ``allocator``, at the fullest moment."""
 
     @property
     def total_bytes(self) -> int:
         """Sum of the terms."""
         return sum(self.terms.values())
 
+    @property
+    def counted_bytes(self) -> int:
+        """Without what the device takes."""
+        return self.total_bytes - self.terms["allocator"]
 
-def _layer_token_bytes(model: ModelSpec, width: int, *, sparse: bool, expert_parts: int) -> int:
-    query, key = model.heads * model.head_width, model.kv_heads * model.head_width
-    normed_heads = (query + key) * width if model.qk_norm else 0
-    values = 4 * model.hidden + 2 * query + 2 * key
-    scales = 4 * (model.heads + 2)
-    if not sparse:
-        return (values + 2 * model.ffn) * width + normed_heads + scales
-    rows = (1 + expert_parts) * model.hidden + 2 * model.expert_ffn  # with all who share them
-    values += model.top_k * rows + 2 * model.shared_ffn
-    values += model.hidden if model.shared_gate else 0
-    routes = 4 * model.experts + _ROUTE_BYTES * model.top_k
-    return values * width + normed_heads + scales + routes
+
+def whole_model(model: ModelSpec) -> StageShare:
+    """The share of a rank that holds every layer."""
+    return StageShare(tuple(range(model.layers)))
 
 
 def forecast_memory(
     model: ModelSpec,
+    layout: Layout,
     *,
     tokens: int,
-    ranks: int,
-    zero: Literal[0, 1, 2, 3],
     precision: Precision,
     recompute: Recompute,
-    expert_ranks: int = 1,
-    expert_parts: int = 1,
+    stage: StageShare | None = None,
+    received_values: int = 0,
+    overhead: DeviceOverhead = CPU_OVERHEAD,
 ) -> MemoryForecast:
     """Peak memory of a rank whose largest micro-batch has ``tokens`` tokens.
 
     Args:
-        model: Sizes.
-        tokens: Tokens of the largest micro-batch.
-        ranks: Data-parallel ranks.
-        zero: ZeRO stage.
+        model: The whole model.
+        layout: Degrees of parallelism, ZeRO stage and replicas.
+        tokens: Of the largest micro-batch, this rank's share of it along cp [tokens]; tokens that
+            tensor-parallel ranks share count once.
         precision: Of activations and gathered parameters; master weights are fp32.
         recompute: Activation recomputation.
-        expert_ranks: Ranks that share the experts of a layer.
-        expert_parts: Ranks that share the hidden units of each expert.
+        stage: Layers and tables that this rank holds, and micro-batches in flight; the whole
+            model, one micro-batch, unless given.
+        received_values: Keys and values of other ranks' tokens that a layer keeps for its
+            backward, along cp [numbers].
+        overhead: Of the device.
+
+    Returns:
+        Bytes by term.
+
+    Cost: microseconds for each layer held.
+
+    >>> from equipoise.spec.model import preset
+    >>> found = forecast_memory(
+    ...     preset("7m"), Layout(dp=2, zero=3), tokens=2048, precision="fp32", recompute="none"
+    ... )
+    >>> found.terms["parameters"], found.terms["optimizer"] / found.terms["parameters"]
+    (13048320, 2.0)
     """
+    stage = whole_model(model) if stage is None else stage
     width = 2 if precision == "bf16" else 4
-    table = model.hidden * model.vocab * (1 if model.tied else 2) + model.hidden
-    here = -(-model.experts // expert_ranks) * model.expert_params // expert_parts
-    away = model.experts * model.expert_params - here  # of a layer, on other ranks
-    held = model.params - model.sparse_layers * away
-    layer_params = model.layer_params - (away if model.sparse_layers else 0)
-    gathered_params = held if zero < 3 else table + 2 * layer_params
-    held_grads = 4 * held if zero < 2 else 4 * (table + layer_params)
-    owned, shard = (held, 1) if zero == 0 else (model.params, ranks)
-    kinds = [model.is_sparse(layer) for layer in range(model.layers)]
-    kept = {
-        kind: _layer_token_bytes(model, width, sparse=kind, expert_parts=expert_parts)
-        for kind in set(kinds)
-    }
-    if recompute == "full":
-        layers_bytes = tokens * (model.hidden * width * model.layers + max(kept.values()))
-    else:
-        layers_bytes = tokens * sum(kept[kind] for kind in kinds)
-    # A group of parameters is gathered and reduced through flat copies; the tables' is largest.
-    # One layer's backward works on the gradients of gate, up and their product.
-    widest = max(
-        model.ffn if False in kept else 0,
-        model.top_k * (model.expert_ffn + model.hidden) if True in kept else 0,
-        model.shared_ffn,
+    tables, layers = held_groups(model, layout, stage.layers, stage.embeds, stage.has_head)
+    groups = [tables, *layers]
+    kept, widest = _activations(model, layout, stage, tokens, width, recompute)
+    # Where the attention core runs again, one layer's at a time.
+    keeping = [layer_recompute(recompute, each) in ("none", "selective") for each in stage.layers]
+    receives = received_values * width * max(1, sum(keeping) * stage.kept_micro_batches)
+    angles = tokens * (model.head_width * width + _TOKEN_BYTES)
+    activations = kept + receives + angles * stage.kept_micro_batches
+    loss = _loss(model, layout, tokens, width) if stage.has_head else 0
+    largest = max(layers, key=lambda group: group.params, default=Group(0, 0))
+
+    owned = sum(group.owned for group in groups)
+    params = sum(group.params for group in groups)
+    sums_at_end = layout.zero <= 1
+    gathered = width * (params if layout.zero < 3 else tables.params + largest.params)
+    gradients = 4 * params if sums_at_end else 4 * owned + width * (tables.params + largest.params)
+    # Reduced are fp32 buffers: what is put together, the library's copy, what comes out.
+    copies = 1 + overhead.message_copies
+    reducing = tables if sums_at_end else max(tables, largest, key=lambda group: group.params)
+    reduced = int(4 * (copies * reducing.params + reducing.owned))
+    ahead = width * largest.params if layout.zero == 3 else 0  # gathered for the layer to come
+    moments = (
+        {
+            "activations": activations,
+            "loss": loss,
+            "working space": widest,
+            "communication": ahead
+            + (0 if sums_at_end else int(4 * (copies * largest.params + largest.owned))),
+        },
+        {
+            "activations": activations if stage.kept_micro_batches > 1 else 0,
+            "loss": 0,
+            "working space": 0,
+            "communication": reduced,
+        },
     )
-    working = tokens * width * (3 * widest + 2 * model.hidden)
-    head = 2 * tokens * model.hidden * width + 4 * model.hidden * model.vocab
-    angles = tokens * model.head_width * width
-    passing = layers_bytes + angles + head + 2 * _LOSS_CHUNK_BYTES + working
+    fullest = max(moments, key=lambda terms: sum(terms.values()))
+    passing = sum(fullest.values())
     return MemoryForecast(
         {
-            "master parameters": 4 * owned // shard,
-            "gathered parameters": width * gathered_params,
-            "gradients": held_grads,
-            "optimizer": 8 * owned // shard,
-            "activations": layers_bytes + angles,
-            "loss": head + 2 * _LOSS_CHUNK_BYTES,
-            "working space": working,
-            "collectives": 12 * table,
-            "allocator": int(_ALLOCATOR_SHARE * passing),
+            "parameters": 4 * owned,
+            "gathered parameters": gathered,
+            "gradients": gradients,
+            "optimizer": 8 * owned,
+            **{name: int(value) for name, value in fullest.items()},
+            "allocator": int(overhead.slack_share * passing) + overhead.fixed_bytes,
         }
     )
+
+
+def _activations(
+    model: ModelSpec,
+    layout: Layout,
+    stage: StageShare,
+    tokens: int,
+    width: int,
+    recompute: Recompute,
+) -> tuple[float, int]:
+    """Kept by all layers that are held, and worked with by the one that works with most."""
+    kept, widest = 0.0, 0.0
+    found: dict[tuple[bool, str], TokenBytes] = {}
+    for layer in stage.layers:
+        kind = model.is_sparse(layer), layer_recompute(recompute, layer)
+        if kind not in found:
+            found[kind] = token_bytes(model, layout, width=width, sparse=kind[0], recompute=kind[1])
+        each = found[kind]
+        kept += tokens * each.kept
+        widest = max(widest, tokens * (each.working + each.whole - each.kept))
+    return kept * stage.kept_micro_batches, int(widest)
+
+
+def _loss(model: ModelSpec, layout: Layout, tokens: int, width: int) -> int:
+    """The last norm's input, output and its gradient; the head's gradient; chunks of logits."""
+    words = -(-model.vocab // layout.tp)
+    streams = int(tokens * model.hidden * width * (2 + 1 / layout.tp))
+    return streams + 4 * model.hidden * words + 2 * _LOSS_CHUNK_BYTES

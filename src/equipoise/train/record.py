@@ -20,7 +20,6 @@ from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
 from equipoise.optim.rate import learning_rate
 from equipoise.schedule.expert import layer_skews, split_experts
-from equipoise.spec.heads import share_model
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
@@ -198,27 +197,19 @@ class RunRecord:
         """Forecast and measured peak of this rank's fullest micro-batch."""
         if not self._largest_tokens:
             return
-        tensor, copies = self.spec.layout.tensor, self.spec.layout.replicas
         forecast = forecast_memory(
-            share_model(self.model, tensor),  # all tokens of the stream, of which it keeps a part
+            self.model,
+            self.spec.layout.of_ranks(self.ranks.world),
             tokens=self._largest_tokens,
-            ranks=self.ranks.world // (tensor * copies),
-            zero=self.spec.layout.zero,
             precision=self.spec.train.precision,
             recompute=self.spec.train.recompute,
-            expert_ranks=self.spec.layout.expert,
-            expert_parts=self.spec.layout.expert_tensor,
+            received_values=self._received_bytes // 4,
         )
-        terms = dict(forecast.terms)
-        if self._received_bytes:
-            layers = 1 if self.spec.train.recompute == "full" else self.model.layers
-            width = 2 if self.spec.train.precision == "bf16" else 4
-            terms["received keys and values"] = layers * self._received_bytes * width // 4
         self.journal.write(
             "decision",
             "memory",
-            forecast_bytes=sum(terms.values()),
-            terms=terms,
+            forecast_bytes=forecast.total_bytes,
+            terms=forecast.terms,
             tokens=self._largest_tokens,
             most_tokens=self.spec.pack.most_tokens,
             measured_bytes=self._peak_bytes,

@@ -2,90 +2,164 @@
 
 import dataclasses
 import itertools
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.memory import MemoryForecast, forecast_memory
+from equipoise.cost.memory import (
+    DeviceOverhead,
+    MemoryForecast,
+    StageShare,
+    forecast_memory,
+    whole_model,
+)
+from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.run import Recompute
 
 MODEL = preset("7m")
-
-
 SPARSE = preset("moe-3m")
+NONE = DeviceOverhead()
 
 
-def forecast(model: ModelSpec = MODEL, **changes) -> MemoryForecast:
-    given_ = {
-        "tokens": 4096,
-        "ranks": 2,
-        "zero": 1,
-        "precision": "fp32",
-        "recompute": "none",
-    } | changes
-    return forecast_memory(model, **given_)
+def forecast(model: ModelSpec = MODEL, layout: Layout | None = None, **changes) -> MemoryForecast:
+    given_ = {"tokens": 4096, "precision": "fp32", "recompute": "none"} | changes
+    return forecast_memory(model, layout or Layout(dp=2), **given_)
 
 
 @pytest.mark.parametrize(
     ("zero", "precision", "recompute"),
-    list(itertools.product((0, 1, 2, 3), ("fp32", "bf16"), ("none", "full"))),
+    list(itertools.product((0, 1, 2, 3), ("fp32", "bf16"), get_args(Recompute))),
 )
 def test_terms_add_up_to_the_total_and_none_is_negative(zero, precision, recompute) -> None:
-    found = forecast(zero=zero, precision=precision, recompute=recompute)
+    found = forecast(layout=Layout(dp=2, zero=zero), precision=precision, recompute=recompute)
     assert found.total_bytes == sum(found.terms.values())
     assert all(isinstance(value, int) and value >= 0 for value in found.terms.values())
+    counted = forecast(
+        layout=Layout(dp=2, zero=zero), precision=precision, recompute=recompute, overhead=NONE
+    )
+    assert counted.total_bytes == counted.counted_bytes <= found.counted_bytes
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from((0, 1, 2, 3)))
 def test_more_tokens_never_need_less(few: int, more: int, zero: int) -> None:
     few, more = sorted((few, more))
+    layout = Layout(dp=2, zero=zero)
     assert (
-        forecast(tokens=few, zero=zero).total_bytes <= forecast(tokens=more, zero=zero).total_bytes
+        forecast(layout=layout, tokens=few).total_bytes
+        <= forecast(layout=layout, tokens=more).total_bytes
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 8, 64])
-def test_a_higher_stage_never_needs_more(ranks: int) -> None:
-    totals = [forecast(ranks=ranks, zero=zero).total_bytes for zero in (0, 1, 2, 3)]
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_a_higher_stage_holds_less(ranks: int) -> None:
+    held = ("parameters", "gathered parameters", "gradients", "optimizer")
+    terms = [forecast(layout=Layout(dp=ranks, zero=zero)).terms for zero in (0, 1, 2, 3)]
+    totals = [sum(each[name] for name in held) for each in terms]
     assert totals == sorted(totals, reverse=True)
+    assert len(set(totals)) == 4
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_more_ranks_never_need_more(zero: int) -> None:
-    totals = [forecast(ranks=ranks, zero=zero).total_bytes for ranks in (1, 2, 4, 16)]
+    totals = [forecast(layout=Layout(dp=n, zero=zero)).total_bytes for n in (1, 2, 4, 16)]
     assert totals == sorted(totals, reverse=True)
 
 
 def test_without_sharding_ranks_change_nothing() -> None:
-    assert forecast(ranks=1, zero=0).terms == forecast(ranks=8, zero=0).terms
+    assert forecast(layout=Layout(zero=0)).terms == forecast(layout=Layout(dp=8, zero=0)).terms
+
+
+def test_zero_shards_over_data_and_context_ranks_and_not_over_copies() -> None:
+    of_two = forecast(layout=Layout(dp=2, zero=3)).terms
+    assert forecast(layout=Layout(dp=1, cp=2, zero=3)).terms == of_two
+    assert forecast(layout=Layout(dp=4, cp=2, zero=3, replicas=4)).terms == of_two
 
 
 def test_recomputation_and_narrow_numbers_need_less() -> None:
-    assert forecast(recompute="full").total_bytes < forecast().total_bytes
+    kept = {each: forecast(recompute=each).terms["activations"] for each in get_args(Recompute)}
+    order = ("none", "attention", "every-4", "every-2", "selective", "full")
+    assert sorted(order, key=lambda each: -kept[each]) == list(order)
+    saved = kept["none"] - kept["every-4"]  # by one layer of six
+    assert [kept["none"] - kept[each] for each in ("every-3", "every-2")] == [2 * saved, 3 * saved]
     assert forecast(precision="bf16").total_bytes < forecast().total_bytes
 
 
 def test_master_weights_and_moments_are_twelve_bytes_a_parameter_whatever_the_precision() -> None:
     for precision in ("fp32", "bf16"):
-        terms = forecast(zero=0, precision=precision).terms
-        assert terms["master parameters"] + terms["optimizer"] == 12 * MODEL.params
+        terms = forecast(layout=Layout(zero=0), precision=precision).terms
+        assert terms["parameters"] + terms["optimizer"] == 12 * MODEL.params
+
+
+@pytest.mark.parametrize("model", [MODEL, SPARSE, dataclasses.replace(MODEL, tied=True)])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_stages_of_a_pipeline_hold_the_model_once(model: ModelSpec, zero: int) -> None:
+    layout = Layout(dp=2, pp=2, zero=zero)
+    first = StageShare((0,), has_head=False)
+    last = StageShare(tuple(range(1, model.layers)), embeds=False)
+    parts = [forecast(model, layout, stage=stage, overhead=NONE).terms for stage in (first, last)]
+    whole = forecast(model, layout, overhead=NONE).terms
+    twice = model.hidden * model.vocab if model.tied else 0  # a tied table is on both
+    for name, width in (("gathered parameters", 4), ("gradients", 4)):
+        assert sum(part[name] for part in parts) == whole[name] + width * twice
+    assert parts[0]["loss"] == 0
+    assert parts[1]["loss"] == whole["loss"]
+
+
+def test_what_is_in_flight_is_kept() -> None:
+    one, three = (
+        forecast(overhead=NONE, stage=dataclasses.replace(whole_model(MODEL), kept_micro_batches=n))
+        for n in (1, 3)
+    )
+    assert three.terms["activations"] == 3 * one.terms["activations"]
+    assert three.terms["working space"] == one.terms["working space"]
+
+
+def test_tensor_ranks_share_weights_streams_and_words() -> None:
+    model = preset("llama3-8b")
+    one, two, eight = (
+        forecast(model, Layout(tp=n, zero=0), overhead=NONE).terms for n in (1, 2, 8)
+    )
+    norms = 4 * (2 * model.layers + 1) * model.hidden
+    for other, ranks in ((two, 2), (eight, 8)):
+        assert ranks * (other["parameters"] - norms) == one["parameters"] - norms
+        # Norms' outputs are kept whole.
+        whole = 4096 * 4 * 2 * model.hidden * model.layers
+        angles = 4096 * (model.head_width * 4 + 32)
+        shared = other["activations"] - whole - angles
+        assert ranks * shared == one["activations"] - whole - angles
+
+
+def test_received_keys_and_values_are_kept_by_each_layer_that_does_not_attend_again() -> None:
+    def more(recompute: str) -> int:
+        with_, without = (
+            forecast(recompute=recompute, received_values=n).terms["activations"] for n in (10, 0)
+        )
+        return with_ - without
+
+    assert [more(each) for each in ("none", "selective", "every-2", "attention", "full")] == [
+        40 * MODEL.layers,
+        40 * MODEL.layers,
+        20 * MODEL.layers,
+        40,
+        40,
+    ]
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_experts_on_other_ranks_are_not_held(zero: int) -> None:
-    totals = [
-        forecast(SPARSE, ranks=8, zero=zero, expert_ranks=ranks).total_bytes for ranks in (1, 2, 8)
-    ]
+    totals = [forecast(SPARSE, Layout(dp=8, zero=zero, ep=n)).total_bytes for n in (1, 2, 8)]
     assert totals == sorted(totals, reverse=True)
     assert len(set(totals)) == 3
 
 
 def test_ranks_that_share_experts_hold_their_part_alone() -> None:
-    whole, half = (forecast(SPARSE, zero=0, expert_ranks=ranks).terms for ranks in (1, 2))
+    whole, half = (forecast(SPARSE, Layout(dp=8, zero=0, ep=n)).terms for n in (1, 2))
     away = SPARSE.sparse_layers * 4 * SPARSE.expert_params
     for name, width in (
-        ("master parameters", 4),
+        ("parameters", 4),
         ("gathered parameters", 4),
         ("gradients", 4),
         ("optimizer", 8),
@@ -93,7 +167,7 @@ def test_ranks_that_share_experts_hold_their_part_alone() -> None:
         assert whole[name] - half[name] == width * away
     assert whole["activations"] == half["activations"]
     # With ZeRO each weight and moment is on one rank anyway.
-    sharded = [forecast(SPARSE, zero=1, expert_ranks=ranks).terms for ranks in (1, 2)]
+    sharded = [forecast(SPARSE, Layout(dp=8, zero=1, ep=n)).terms for n in (1, 2)]
     assert sharded[0]["optimizer"] == sharded[1]["optimizer"]
 
 
@@ -108,8 +182,18 @@ def test_a_layer_with_experts_keeps_rows_and_not_all_experts() -> None:
 
 
 def test_ranks_that_share_hidden_units_hold_less_and_keep_the_rows_of_all() -> None:
-    whole, parts = (forecast(SPARSE, zero=0, expert_parts=n).terms for n in (1, 2))
+    whole, parts = (forecast(SPARSE, Layout(dp=2, zero=0, etp=n)).terms for n in (1, 2))
     away = SPARSE.sparse_layers * 4 * SPARSE.expert_params  # as many as with half of the experts
-    assert whole["master parameters"] - parts["master parameters"] == 4 * away
+    assert whole["parameters"] - parts["parameters"] == 4 * away
     rows = 4096 * SPARSE.sparse_layers * SPARSE.top_k * SPARSE.hidden
     assert parts["activations"] - whole["activations"] == 4 * rows
+
+
+def test_what_a_device_takes_is_given_from_outside() -> None:
+    counted = forecast(overhead=NONE)
+    taken = forecast(overhead=DeviceOverhead(slack_share=0.5, fixed_bytes=1000))
+    passing = sum(
+        counted.terms[name] for name in ("activations", "loss", "working space", "communication")
+    )
+    assert taken.total_bytes - counted.total_bytes == passing // 2 + 1000
+    assert taken.counted_bytes == counted.counted_bytes

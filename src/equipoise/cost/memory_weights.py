@@ -1,0 +1,89 @@
+"""The weights that one rank holds, by the groups in which ``fully_shard`` moves them.
+
+What it decides
+    A layer is one group, its experts another one where ranks share them; both tables and the last
+    norm are one. ZeRO shards each over the ranks that hold the same weights: dp x cp over the
+    copies, or edp for experts.
+
+Kept true (tests/unit/cost/test_memory_weights.py)
+    Groups of all stages, tensor and expert ranks hold every weight of the model, norms and copied
+    heads once for each rank.
+
+Sources
+    Folding of experts: arXiv:2504.14960.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equipoise.spec.heads import share_model
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Weights that are gathered and reduced together."""
+
+    params: int
+    """Of this rank, gathered."""
+    owned: int
+    """Of these, the ones that it keeps and updates."""
+
+
+def held_groups(
+    model: ModelSpec, layout: Layout, layers: Sequence[int], embeds: bool, has_head: bool
+) -> tuple[Group, list[Group]]:
+    """Groups of a rank: the tables', which may be of nothing, and those of its layers.
+
+    Args:
+        model: The whole model.
+        layout: Degrees, ZeRO stage and replicas.
+        layers: Numbers of the layers that the rank holds.
+        embeds: It holds the embedding.
+        has_head: It holds last norm and head; a tied head's copy of the embedding, too.
+
+    >>> from equipoise.spec.model import preset
+    >>> tables, layers = held_groups(preset("7m"), Layout(dp=2, zero=3), range(6), True, True)
+    >>> tables.params + sum(each.params for each in layers) == preset("7m").params
+    True
+    """
+    table = model.hidden * -(-model.vocab // layout.tp)
+    heads = has_head and not (model.tied and embeds)
+    words = table * (embeds + heads) + (model.hidden if has_head else 0)
+    groups = []
+    for layer in layers:
+        sparse = model.is_sparse(layer)
+        dense = _layer_params(model, layout, sparse=sparse)
+        experts = _expert_params(model, layout) if sparse else 0
+        if layout.ep * layout.etp == 1:
+            groups.append(_group(dense + experts, layout))
+            continue
+        groups.append(_group(dense, layout))
+        if experts:
+            owned = experts if layout.zero == 0 else -(-experts // layout.edp)
+            groups.append(Group(experts, owned))
+    return _group(words, layout), groups
+
+
+def _group(params: int, layout: Layout) -> Group:
+    sharers = 1 if layout.zero == 0 else layout.zero_ranks // layout.replicas
+    return Group(params, -(-params // sharers))
+
+
+def _layer_params(model: ModelSpec, layout: Layout, *, sparse: bool) -> int:
+    """All but the experts of one layer; router and shared expert are whole on every rank."""
+    share = share_model(model, layout.tp)
+    biases = model.head_width * (share.heads + 2 * share.kv_heads) if model.qkv_bias else 0
+    norms = 2 * model.hidden + (2 * model.head_width if model.qk_norm else 0)
+    attention = model.hidden * model.head_width * (2 * share.heads + 2 * share.kv_heads)
+    if not sparse:
+        return attention + biases + norms + 3 * model.hidden * share.ffn
+    router = model.hidden * (model.experts + (1 if model.shared_gate else 0))
+    return attention + biases + norms + router + 3 * model.hidden * model.shared_ffn
+
+
+def _expert_params(model: ModelSpec, layout: Layout) -> int:
+    """Of the rank that has most."""
+    units = -(-model.expert_ffn // layout.etp)
+    return -(-model.experts // layout.ep) * 3 * model.hidden * units
