@@ -124,7 +124,7 @@ def _make_group(ranks: Ranks, row: tuple[int, ...]) -> dist.ProcessGroup | None:
     return group
 
 
-def _join_alone(ranks: Ranks) -> dist.ProcessGroup:
+def join_alone(ranks: Ranks) -> dist.ProcessGroup:
     """This rank's group of itself, which ``fully_shard`` wants where there is nothing to shard."""
     if "alone" not in ranks.made:
         groups = [dist.new_group([rank], timeout=TIMEOUT) for rank in range(ranks.world)]
@@ -142,7 +142,7 @@ def _weights_mesh(ranks: Ranks, layout: Layout) -> DeviceMesh:
         if shape[dim] > 1 or name == SHARD_AXIS:
             rows = np.moveaxis(grid, dim, -1).reshape(-1, shape[dim]).tolist()
             names.append(name)
-            groups.append(_join_groups(ranks, rows).group or _join_alone(ranks))
+            groups.append(_join_groups(ranks, rows).group or join_alone(ranks))
     stage = grid[layout.coordinates(ranks.rank)["pp"]]
     mesh = stage.reshape([*(size for size in shape[1:3] if size > 1), shape[3]])
     # torch keeps the meshes it has met and takes an equal one for the first: it must be that one.

@@ -43,9 +43,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from equipoise.base.axes import EXPERT_AXIS, EXPERT_TENSOR_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
-from equipoise.comm.group import TIMEOUT
 from equipoise.comm.mail import Ledger
-from equipoise.comm.mesh import Mesh, Peers
+from equipoise.comm.mesh import Mesh, Peers, join_alone
 from equipoise.nn.moe import Experts, MixtureOfExperts
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert_split import ExpertSplit
@@ -247,14 +246,14 @@ def _experts_mesh(mesh: Mesh) -> DeviceMesh:
     """Of the weights of experts: ZeRO innermost, so that it splits what a rank has of them."""
     layout = mesh.layout
     grid = layout.grid("pp", "ep", "etp", "edp")[mesh.coordinates["pp"]]
-    alone = [dist.new_group([rank], timeout=TIMEOUT) for rank in range(layout.world)]
+    alone = join_alone(mesh.ranks)
     axes: list[tuple[str, str | None]] = [(EXPERT_AXIS, "ep")]
     axes += [(EXPERT_TENSOR_AXIS, "etp")] if layout.etp > 1 else []
     axes += (
         [(REPLICATE_AXIS, "edp"), (SHARD_AXIS, None)] if layout.zero == 0 else [(SHARD_AXIS, "edp")]
     )
     shape = [1 if axis is None else layout.size(axis) for _, axis in axes]
-    groups = [(axis and mesh.peers(axis).group) or alone[mesh.ranks.rank] for _, axis in axes]
+    groups = [(axis and mesh.peers(axis).group) or alone for _, axis in axes]
     names = [name for name, _ in axes]
     ranks = torch.from_numpy(grid.copy()).reshape(shape)
     return DeviceMesh.from_group(

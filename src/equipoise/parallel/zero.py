@@ -56,6 +56,7 @@ class ShardedDecoder:
         mesh: Mesh | None = None,
     ) -> None:
         self.decoder = decoder
+        self.mesh = mesh
         self._device = ranks.device
         self.zero = zero
         policy = MixedPrecisionPolicy()

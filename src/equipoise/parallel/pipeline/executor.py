@@ -86,6 +86,7 @@ class Executor:
         divisor: float,
         dtype: torch.dtype,
         widen: Callable[[], None] | None = None,
+        halves: bool = True,
     ) -> None:
         """Prepare a step.
 
@@ -96,6 +97,8 @@ class Executor:
             divisor: What the sum of losses is divided by: the count of labels.
             dtype: Of hidden states between stages.
             widen: Called after each weight gradient, to add it up in a wider dtype.
+            halves: Whether weight gradients wait for their own instruction; else they are made
+                with the input's, and that instruction does nothing.
 
         Raises:
             LayoutError: the part has other stages than the program, or the documents of a
@@ -111,6 +114,7 @@ class Executor:
             _require_batch(at, batch)
         self._part, self._program, self._batches = part, program, batches
         self._divisor, self._dtype, self._widen = divisor, dtype, widen
+        self._halves = halves
         self._resident = Resident.of([batch.pack for batch in batches])
         self._inputs: dict[tuple[bool, int, int], Tensor] = {}
         """By (is it a gradient, stage, micro-batch): what is there or on its way."""
@@ -171,6 +175,8 @@ class Executor:
         at = slot.stage, slot.micro_batch
         if slot.op == Op.FORWARD:
             return self._forward(slot)
+        if slot.op == Op.BACKWARD_WEIGHT and not self._halves:
+            return None
         if slot.op == Op.BACKWARD_WEIGHT:
             self._later.pop(at).finish()
             if self._widen is not None:
@@ -178,7 +184,7 @@ class Executor:
             return None
         given, out = self._kept.pop(at)
         grad = None if out.dim() == 0 else self._take(slot, is_gradient=True)
-        if slot.op == Op.BACKWARD_INPUT:
+        if slot.op == Op.BACKWARD_INPUT and self._halves:
             self._later[at] = defer_weights(out)
         out.backward(grad)
         return given.grad

@@ -6,19 +6,32 @@ Why
     call.
 
 What it decides
-    Under ``parallel.zero`` parameters are gathered by the first forward and stay whole for the
-    step; gradients add up locally, and are summed once, after all instructions, by a pass
-    without tokens. So replicas may have other numbers of micro-batches, other schedules even,
-    and nobody waits for a replica within a step. That is ZeRO 0 and 1; what ZeRO 2 and 3 give
-    back during a step, halves of backwards still need.
+    ====  ================================  ===========================  =================
+    zero  parameters                        gradients                    optimizer states
+    ====  ================================  ===========================  =================
+    0     whole                             summed once a step           whole
+    1     whole during the step             summed and split at its end  split
+    2     whole during the step             split in every backward      split
+    3     gathered layer by layer, forward  split in every backward      split
+          and backward of a micro-batch
+    ====  ================================  ===========================  =================
+
+    Under 0 and 1 nobody waits for a replica within a step, and replicas may have other numbers
+    of micro-batches, other schedules even. Under 2 and 3, and wherever ranks share experts,
+    replicas of a stage meet in its instructions: they must run the same ones in the same order,
+    which is compared before each step (``schedule.pipeline_replicas``).
+
+    A gradient that is split at once is whole no longer when the second half of its backward
+    comes, and what waits for a second half would be kept whole until then. So under 2 and 3 both
+    halves run at once, where the schedule has the first, and the second is nothing.
 
     A tied table's gradient is then summed over the first and the last stage's rank, shard by
     shard: each sends its own and adds the other's, and both have the same bits.
 
 Kept true (tests/multi/test_pipeline.py)
     Loss and every gradient equal one rank's: alone, with replicas, with context and tensor
-    parallelism, tied and untied, over several runs before a sum; ranks that would run different
-    schedules are told so before one waits.
+    parallelism, with experts, at every ZeRO stage, tied and untied, over several runs before a
+    sum; ranks that would run different schedules are told so before one waits.
 """
 
 from collections.abc import Sequence
@@ -38,6 +51,7 @@ from equipoise.parallel.context.steps import Await, Post, Steps
 from equipoise.parallel.pipeline.executor import Executor, PipelineRun, StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.program import compile_rank
+from equipoise.parallel.pipeline.replicas import Replicas
 from equipoise.parallel.pipeline.slices import require_slices
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.pipeline import PipelineSchedule
@@ -67,7 +81,7 @@ class Pipeline:
             ledger: Counts what this rank sends to the others and receives.
 
         Raises:
-            LayoutError: the model is no part, or sharded by ZeRO 2 or 3.
+            LayoutError: the model is no part.
         """
         self._sharded = model if isinstance(model, ShardedDecoder) else None
         part = model.decoder if isinstance(model, ShardedDecoder) else model
@@ -76,16 +90,12 @@ class Pipeline:
                 "A whole decoder is no part of a pipeline. Cut it with DecoderPart, as the "
                 "schedule's rank_of says."
             )
-        if self._sharded is not None and not self._sharded.sums_at_end:
-            raise LayoutError(
-                f"zero = {self._sharded.zero} gives up parameters or gradients during a step, "
-                f"which a pipeline's backwards need until its end. Set zero = 1, or 0."
-            )
         self.part, self._peers = part, peers
         self._mail = Mail(peers.group, ledger)
         kept = next((p.dtype for p in part.parameters()), torch.float32)
         self._dtype = dtype or kept
         self._is_narrow = self._sharded is not None and self._dtype != kept
+        self._replicas = None if self._sharded is None else Replicas.of(self._sharded, part)
 
     @property
     def ledger(self) -> Ledger:
@@ -113,6 +123,8 @@ class Pipeline:
             CheckError: the schedule is not right, or another rank has another one.
         """
         self._require_agreement(schedule, batches)
+        if self._replicas is not None:
+            self._replicas.require_meetings(schedule)
         _require(schedule, self._peers.count, [self.part], batches)
         program = compile_rank(schedule, self._peers.rank, _empty(self.part, batches))
         check_pipeline(schedule, allow_lossy=allow_lossy)
@@ -123,11 +135,22 @@ class Pipeline:
             divisor=divisor,
             dtype=self._dtype,
             widen=self._widen if self._is_narrow else None,
+            halves=self._halves,
         )
         if self._sharded is not None:
             self._sharded.prepare_micro_batch(last=False)
         drive(executor.steps(), self._mail)
         return executor.finish(schedule.ranks)
+
+    @property
+    def _halves(self) -> bool:
+        """Whether the weights' half of a backward may come later.
+
+        Under bf16 it ends in a pass without tokens, in which ranks that share experts would meet.
+        """
+        if self._sharded is None or self._replicas is None:
+            return True
+        return self._sharded.sums_at_end and not (self._is_narrow and self._replicas.share_experts)
 
     def sum_gradients(self, rank_of: npt.NDArray[np.int64]) -> None:
         """Sum gradients over replicas and tied tables, once, after all runs of a step.

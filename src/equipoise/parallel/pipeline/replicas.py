@@ -1,0 +1,85 @@
+"""The ranks that hold the same stages, and whether they come to meet in the same order.
+
+What it decides
+    Which groups a step's instructions meet over, and how often, from what the part really has:
+    layers whose experts are shared, and the ZeRO stage. Every rank of a pipeline compares, also
+    one whose own stages never meet anybody: it would wait for messages of one that does.
+
+Kept true (tests/multi/test_pipeline_experts.py)
+    Replicas with other orders are told so, all of them, before one waits; what is counted before
+    a step is what ranks do in it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from equipoise.base.digest import digest
+from equipoise.comm.mesh import Peers
+from equipoise.parallel.pipeline.part import DecoderPart
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.schedule.instruction import Ints
+from equipoise.schedule.pipeline import PipelineSchedule
+from equipoise.schedule.pipeline_replicas import (
+    check_meetings,
+    count_exchanges,
+    count_splits,
+    list_meetings,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replicas:
+    """This rank among those that hold the same stages for other tokens."""
+
+    part: DecoderPart
+    peers: Peers
+    """Along dp x cp."""
+    device: torch.device
+    zero: int
+    share_experts: bool
+
+    @classmethod
+    def of(cls, sharded: ShardedDecoder, part: DecoderPart) -> "Replicas | None":
+        """Those of a part on its mesh; None where it was sharded without one."""
+        mesh = sharded.mesh
+        if mesh is None:
+            return None
+        shares = mesh.layout.ep * mesh.layout.etp > 1
+        return cls(part, mesh.peers("dp", "cp"), mesh.ranks.device, sharded.zero, shares)
+
+    def count_meetings(self) -> Ints:
+        """Collectives of each operation on each stage, int64 [4, stages].
+
+        Those over ranks that share experts, but for forwards that run again; and one where ZeRO
+        has some.
+        """
+        counts = np.zeros((4, self.part.stages), dtype=np.int64)
+        if self.share_experts:
+            model = self.part.model
+            layers = [self.part.layers_of(stage) for stage in range(self.part.stages)]
+            sparse = [sum(model.is_sparse(at) for at in each) for each in layers]
+            counts += count_exchanges(sparse)
+        if self.peers.count > 1:
+            counts += count_splits(self.part.stages, zero=self.zero)
+        return counts
+
+    def require_meetings(self, schedule: PipelineSchedule) -> None:
+        """Refuse a schedule by which this rank and its replicas would miss each other.
+
+        Raises:
+            CheckError: the first meeting that differs.
+        """
+        counts = self.count_meetings()
+        if self.peers.count == 1 or not (self.share_experts or self.zero >= 2):
+            return
+        mine = list_meetings(schedule, counts)
+        name = torch.tensor([int(digest([mine])[:15], 16)], device=self.device)
+        names = name.new_empty(self.peers.count)
+        dist.all_gather_single(names, name, group=self.peers.group)
+        if bool((names != name).any()):
+            every: list[Ints] = [mine] * self.peers.count
+            dist.all_gather_object(every, mine, group=self.peers.group)
+            check_meetings(every)

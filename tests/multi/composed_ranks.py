@@ -1,0 +1,277 @@
+"""Layouts of several axes at once, on a small decoder with experts, and what ranks find of them."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from equipoise.base.errors import CheckError
+from equipoise.comm.group import Ranks
+from equipoise.comm.mesh import Mesh
+from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.moe_balance import balances, set_loss_scale
+from equipoise.parallel.expert import ExpertExchange
+from equipoise.parallel.expert_loads import settle_experts
+from equipoise.parallel.pipeline.executor import Executor, StageBatch
+from equipoise.parallel.pipeline.part import DecoderPart
+from equipoise.parallel.pipeline.pipeline import Pipeline
+from equipoise.parallel.pipeline.program import Slot
+from equipoise.parallel.pipeline.replicas import Replicas
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.schedule.pipeline import PipelineSchedule
+from equipoise.schedule.pipeline_prices import make_prices
+from equipoise.schedule.pipeline_replicas import list_meetings
+from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Recompute
+
+SPARSE = ModelSpec(
+    layers=4,
+    hidden=16,
+    heads=2,
+    kv_heads=1,
+    ffn=24,
+    vocab=61,
+    head_width=8,
+    experts=5,
+    top_k=2,
+    expert_ffn=8,
+    dense_layers=1,
+    balance_rate=0.5,
+)
+DENSE = dataclasses.replace(SPARSE, experts=0, top_k=1, dense_layers=0)
+BIASED = dataclasses.replace(SPARSE, balance="bias", shared_ffn=12, tied=True)
+# Uneven micro-batches of four data-parallel ranks; some have no token.
+LENGTHS = (((9, 1, 14), (5,), (7,)), ((30,), (2, 2), ()), ((3, 4), (17,), (1,)), ((), (1,), (6, 5)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step of a model over the ranks of a layout."""
+
+    layout: Layout
+    model: ModelSpec = SPARSE
+    strategy: str = "1f1b"
+    chunks: int = 1
+    recompute: Recompute = "none"
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Found:
+    """How far a rank is from one rank, and whether it met others as often as was counted."""
+
+    loss_error: float
+    gradient_error: float
+    worst: str
+    loads_agree: bool
+    meetings: tuple[int, int]
+    """Collectives over ep that were counted before the step, and that it had."""
+
+
+def make(model: ModelSpec) -> Decoder:
+    decoder = Decoder(model)
+    initialize(decoder, 0)
+    with torch.no_grad():
+        for name, weight in decoder.named_parameters():
+            if "router" in name or "experts" in name:
+                weight *= 8.0  # so that experts differ, and so do scores
+    for each in balances(decoder):
+        each.state_X.copy_(torch.arange(model.experts))
+    return decoder.double()
+
+
+def batches_of(layout: Layout) -> list[list[StageBatch]]:
+    found = []
+    for rank, turns in enumerate(LENGTHS[: layout.dp]):
+        rows = []
+        for turn, lengths in enumerate(turns):
+            source = torch.Generator().manual_seed(100 * rank + turn)
+            tokens = torch.randint(SPARSE.vocab, (sum(lengths),), generator=source)
+            rows.append(StageBatch(tokens, tokens.roll(-1), lengths))
+        found.append(rows)
+    return found
+
+
+def schedule_of(case: Case, every: list[list[StageBatch]]) -> PipelineSchedule:
+    """One for all replicas, from the longest of each micro-batch."""
+    work = np.max([[len(batch.tokens_t) for batch in turns] for turns in every], axis=0)
+    prices = make_prices(work, work, work, stages=case.chunks * case.layout.pp)
+    return write_pipeline(case.strategy, prices, ranks=case.layout.pp)
+
+
+def cut(case: Case, schedule: PipelineSchedule, rank: int) -> DecoderPart:
+    held = np.flatnonzero(schedule.rank_of == rank).tolist()
+    edges = [stage * case.model.layers // schedule.stages for stage in range(schedule.stages + 1)]
+    part = DecoderPart(make(case.model), edges, held)
+    set_recompute(part, case.recompute)
+    return part
+
+
+def one_rank(case: Case, every: list[list[StageBatch]], labels: int) -> tuple[float, Decoder]:
+    whole, total = make(case.model), 0.0
+    set_loss_scale(whole, 1 / labels)
+    for batch in (batch for turns in every for batch in turns):
+        loss = whole(batch.tokens_t, batch.pack, labels_T=batch.labels_t)
+        (loss / labels).backward()
+        total += float(loss.detach())
+    return total, whole
+
+
+def error_of(found: Tensor | None, wanted: Tensor) -> float:
+    if found is None:
+        return float("inf")
+    whole = found.full_tensor() if isinstance(found, DTensor) else found
+    return float((whole - wanted).abs().max()) / (float(wanted.abs().max()) or 1.0)
+
+
+def run_case(ranks: Ranks, case: Case) -> tuple[Found, list[Tensor]]:
+    layout = case.layout
+    mesh = Mesh.join(ranks, layout)
+    every = batches_of(layout)
+    labels = sum(len(batch.tokens_t) for turns in every for batch in turns)
+    schedule = schedule_of(case, every)
+    part = cut(case, schedule, mesh.coordinates["pp"])
+    set_loss_scale(part, 1 / labels)
+    sharded = ShardedDecoder(part, ranks, zero=layout.zero, precision=case.precision, mesh=mesh)
+    pipeline = Pipeline(sharded, mesh.peers("pp"))
+    with CountExchanges() as met:
+        run = pipeline.run(schedule, every[mesh.coordinates["dp"]], divisor=labels)
+    pipeline.sum_gradients(schedule.rank_of)
+    wanted_loss, whole = one_rank(case, every, labels)
+    wanted = dict(whole.named_parameters())
+    errors = {name: error_of(p.grad, wanted[name].grad) for name, p in part.named_parameters()}
+    worst = max(errors, key=lambda name: errors[name])
+    loss = float(ranks.sum_(torch.tensor(run.loss, dtype=torch.float64))) / layout.tp
+    counted = Replicas.of(sharded, part).count_meetings()
+    rows = list_meetings(schedule, counted)
+    mine = rows[rows[:, 0] == mesh.coordinates["pp"]]
+    found = Found(
+        loss_error=abs(loss - wanted_loss) / wanted_loss,
+        gradient_error=errors[worst],
+        worst=worst,
+        loads_agree=_loads_agree(part, whole, ranks),
+        meetings=(int(mine[:, 4].sum()), met.count),
+    )
+    return found, [_local(p.grad) for p in part.parameters()]
+
+
+def _local(grad: Tensor) -> Tensor:
+    return grad.to_local().clone() if isinstance(grad, DTensor) else grad.clone()
+
+
+def _loads_agree(part: DecoderPart, whole: Decoder, ranks: Ranks) -> bool:
+    """Counts, auxiliary loss and the balance of the next step, of every layer that is here."""
+    if not part.model.experts:
+        return True
+    every = balances(whole)
+    wanted = torch.stack([each.loads_X for each in every])
+    penalty = sum(float(each.penalty) for each in every)
+    for each in every:
+        each.settle(each.loads_X.clone())
+    loads, found = settle_experts(part, ranks)
+    here = {name: each for name, each in part.named_buffers() if name.endswith("state_X")}
+    states = dict(whole.named_buffers())
+    same = all(torch.equal(each, states[name]) for name, each in here.items())
+    return same and torch.equal(loads, wanted) and abs(float(found) - penalty) <= 1e-9
+
+
+class CountExchanges:
+    """Collectives over the ranks that share this one's experts, while it is entered."""
+
+    def __init__(self) -> None:
+        self._plain = ExpertExchange.move
+        self.count = 0
+
+    def __enter__(self) -> "CountExchanges":
+        plain = self._plain
+
+        def counted(exchange: ExpertExchange, *args: object) -> Tensor:
+            self.count += exchange.peers.count > 1
+            return plain(exchange, *args)
+
+        ExpertExchange.move = counted
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ExpertExchange.move = self._plain
+
+
+def compare(ranks: Ranks, cases: list[Case]) -> list[tuple[Found, bool]]:
+    """Every case twice, and whether both were the same bit for bit."""
+    told = []
+    for case in cases:
+        (found, one), (_, two) = run_case(ranks, case), run_case(ranks, case)
+        told.append((found, all(map(torch.equal, one, two))))
+    return told
+
+
+def miss(ranks: Ranks, case: Case, ends_early: bool) -> str:
+    """A step in which replica 1 has another order, or has a micro-batch less; what is said."""
+    mesh = Mesh.join(ranks, case.layout)
+    turns = batches_of(case.layout)[mesh.coordinates["dp"]]
+    mine = case
+    if mesh.coordinates["dp"] == 1 and ends_early:
+        turns = turns[:-1]
+    elif mesh.coordinates["dp"] == 1:
+        mine = dataclasses.replace(case, strategy="gpipe")
+    schedule = schedule_of(mine, [turns])
+    part = cut(mine, schedule, mesh.coordinates["pp"])
+    sharded = ShardedDecoder(part, ranks, zero=case.layout.zero, precision="fp32", mesh=mesh)
+    try:
+        Pipeline(sharded, mesh.peers("pp")).run(schedule, turns, divisor=1.0)
+    except CheckError as error:
+        return str(error)
+    return ""
+
+
+def hold(ranks: Ranks, cases: list[Case]) -> list[dict[str, list[int]]]:
+    """Bytes of whole weights, of whole gradients and of split ones, after each instruction and at
+    the end of the step; and of all weights of this rank's stages."""
+    told = []
+    for case in cases:
+        mesh, every = Mesh.join(ranks, case.layout), batches_of(case.layout)
+        schedule = schedule_of(case, every)
+        part = cut(case, schedule, mesh.coordinates["pp"])
+        weights = sum(p.nbytes for p in part.parameters())
+        sharded = ShardedDecoder(part, ranks, zero=case.layout.zero, precision="fp32", mesh=mesh)
+        pipeline = Pipeline(sharded, mesh.peers("pp"))
+        seen: list[tuple[int, int, int]] = []
+        plain = Executor._run
+
+        def run(self: Executor, slot: Slot, part=part, seen=seen, plain=plain) -> Tensor | None:
+            made = plain(self, slot)
+            seen.append(_held(part))
+            return made
+
+        Executor._run = run
+        try:
+            pipeline.run(schedule, every[mesh.coordinates["dp"]], divisor=1.0)
+        finally:
+            Executor._run = plain
+        pipeline.sum_gradients(schedule.rank_of)
+        seen.append(_held(part))
+        names = ("whole weights", "whole gradients", "split gradients")
+        columns = zip(names, map(list, zip(*seen, strict=True)), strict=True)
+        told.append(dict(columns) | {"weights": [weights]})
+    return told
+
+
+def _held(part: DecoderPart) -> tuple[int, int, int]:
+    whole = grads = split = 0
+    for module in part.modules():
+        state = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
+        for group in [] if state is None else state._fsdp_param_groups:
+            for each in group.fsdp_params:
+                gathered = getattr(each, "_unsharded_param", None)
+                if gathered is not None:
+                    whole += gathered.untyped_storage().nbytes()
+                    grads += 0 if gathered.grad is None else gathered.grad.nbytes
+                mine = each.sharded_param.grad
+                split += 0 if mine is None else mine.to_local().nbytes
+    return whole, grads, split
