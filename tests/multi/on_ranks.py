@@ -122,7 +122,8 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
     view = Script(ranks, **script)
     with Journal(folder / "journal", ranks.rank) as journal:
         trainer = loop.Trainer(folder, resolved, ranks, journal)
-        view.norm = trainer.runner.model.decoder.norm.weight.data.to_local()
+        norm = getattr(trainer.runner.model.decoder, "norm", None)  # the last stage's
+        view.norm = None if norm is None else norm.weight.data.to_local()
         trainer.resume(view)
         reason = trainer.run(view, view)
     runner = trainer.runner

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import on_ranks
 import pytest
+from make_run import MODEL
 
-from conftest import MODEL
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import find_checkpoints, newest_good
 from equipoise.comm.local import run_ranks

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import on_ranks
 import pytest
+from make_run import MODEL, MakeRun
 from on_ranks import Ended
 
-from conftest import MODEL, MakeRun
 from equipoise.base.errors import CheckpointError, EquipoiseError, FaultError, LayoutError
 from equipoise.checkpoint.manifest import newest_good, read_manifest, write_manifest
 from equipoise.comm.local import run_ranks

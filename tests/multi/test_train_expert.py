@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import on_ranks
 import pytest
+from make_run import MODEL, MakeRun
 from on_ranks import Ended
 
-from conftest import MODEL, MakeRun
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
 from equipoise.spec.resolved import ResolvedFile

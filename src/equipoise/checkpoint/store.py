@@ -5,7 +5,8 @@ What it decides
     manifest with digests, hands it all to the disk and renames it ``step-000250``. A kill, a
     full disk or a lost rank at any moment leaves the older checkpoints as they were.
 
-    Another world size or ZeRO stage may load: shards are addressed by tensor name and offset.
+    Another layout may load: shards are addressed by tensor name and offset, and a stage of a
+    pipeline writes and reads its own names.
     Tensors come from the checkpoint, the optimizer's settings from the run that loads it.
 
     Checkpoints are dropped only from this step downwards: one of a later step was passed over
@@ -185,10 +186,13 @@ def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> N
         for group in optimizer.param_groups
     ]
     state = _state(module, optimizer)
+    # Stages of a pipeline have groups of their own weights, of which one rank's were written.
+    groups = state["optimizer"].pop("param_groups")
     try:
         state_dict_loader.load(state, checkpoint_id=folder)
     except (Exception, CheckpointException) as error:
         raise CheckpointError(f"{folder} could not be loaded ({_root_cause(error)}).") from error
+    state["optimizer"]["param_groups"] = groups
     set_model_state_dict(module, state["model"])
     set_optimizer_state_dict(module, optimizer, state["optimizer"])
     for group, own in zip(optimizer.param_groups, settings, strict=True):

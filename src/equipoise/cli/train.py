@@ -96,11 +96,19 @@ def _require_runnable(spec: "RunSpec") -> None:
     from equipoise.comm.group import choose_device
 
     context, policy = spec.layout.context, spec.pack.policy
-    if policy in DIVIDES and policy not in TOGETHER:
+    stages = spec.layout.pipeline
+    if policy in DIVIDES and policy not in TOGETHER and (stages == 1 or context > 1):
         raise LayoutError(
             f'pack.policy = "{policy}" lets parts of one document attend to each other from '
-            f'different micro-batches, which equipoise train cannot run; "equipoise pack" shows '
-            f'what it would win. Set pack.policy = "divided", "by-work" or "delayed".'
+            f"different micro-batches, which only a pipeline of whole micro-batches runs; "
+            f"layout.pipeline = {stages} and layout.context = {context}. Set layout.pipeline = 2 "
+            f'and layout.context = 1, or pack.policy = "divided", "by-work" or "delayed".'
+        )
+    if stages > 1 and policy in TOGETHER:
+        raise LayoutError(
+            f'pack.policy = "{policy}" divides documents over all ranks at once, and '
+            f"layout.pipeline = {stages} has ranks that compute one after another. Set "
+            f'layout.pipeline = 1, or pack.policy = "divided-in-time" or "by-work".'
         )
     if context > 1 and policy in TOGETHER:
         raise LayoutError(

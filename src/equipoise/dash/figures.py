@@ -32,7 +32,7 @@ from equipoise.dash.summary import (
     summarize,
     wait_share_of,
 )
-from equipoise.observe.reader import Floats, RunRecord
+from equipoise.observe.reader import Floats, RunRecord, Spans
 
 LINE_POINTS = 200
 DOTS = 600
@@ -45,6 +45,9 @@ Table = dict[str, Any]
 
 OUTSIDE_STEPS = ("load", "measure")
 """Spans that carry a step's number and happen before any step."""
+
+SHARED_AXES = ("context", "tensor", "pipeline", "expert")
+"""Degrees of a layout that are told where they are more than one."""
 
 
 def page_data(records: Sequence[RunRecord]) -> Table:
@@ -172,6 +175,7 @@ def _timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
         kept.append((rank, rows))
         if rows.size:
             origin = min(origin, float(spans.t[rows[0]]))
+    begins = _pipeline_begins(record, kept)
     extent: dict[int, list[float]] = {}
     columns = []
     for rank, rows in kept:
@@ -180,14 +184,16 @@ def _timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
         duration_us = (spans.duration_s[rows] * 1e6).round().astype(np.int64)
         step = spans.step[rows].astype(np.int64)
         legend = np.array([names.index(name) for name in spans.names], dtype=np.int64)
+        name = legend[spans.name[rows]] if rows.size else np.zeros(0, dtype=np.int64)
         columns.append(
             {
                 "rank": rank,
-                "name": legend[spans.name[rows]].tolist() if rows.size else [],
+                "name": name.tolist(),
                 "t": start_us.tolist(),
                 "d": duration_us.tolist(),
                 "step": step.tolist(),
                 "micro_batch": _plain(spans.micro_batch[rows]),
+                "predicted": _predicted(spans, rows, name, begins, origin),
             }
         )
         inside = ~np.isin(
@@ -214,6 +220,41 @@ def _timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
         "steps": steps,
         "of": int(record.step.size),
         "ranks_of": record.ranks,
+    }
+
+
+def _pipeline_begins(
+    record: RunRecord, kept: Sequence[tuple[int, NDArray[np.intp]]]
+) -> dict[float, float]:
+    """When the first rank began each step's pipeline [unix seconds]; none without one."""
+    begins: dict[float, float] = {}
+    for rank, rows in kept:
+        spans = record.spans[rank]
+        staged = rows[~np.isnan(spans.predicted_s[rows])]
+        for step, t in zip(spans.step[staged].tolist(), spans.t[staged].tolist(), strict=True):
+            begins[step] = min(t, begins.get(step, math.inf))
+    return begins
+
+
+def _predicted(
+    spans: Spans,
+    rows: NDArray[np.intp],
+    name: NDArray[np.int64],
+    begins: Mapping[float, float],
+    origin: float,
+) -> Table | None:
+    """The same spans as they were to be, from where the first of all ranks began."""
+    staged = ~np.isnan(spans.predicted_s[rows])
+    if not staged.any():
+        return None
+    chosen = rows[staged]
+    begin = np.array([begins[step] for step in spans.step[chosen].tolist()])
+    start_us = (begin + spans.predicted_begin_s[chosen] - origin) * 1e6
+    return {
+        "name": name[staged].tolist(),
+        "t": start_us.round().astype(np.int64).tolist(),
+        "d": (spans.predicted_s[chosen] * 1e6).round().astype(np.int64).tolist(),
+        "micro_batch": _plain(spans.micro_batch[chosen]),
     }
 
 
@@ -291,6 +332,11 @@ def _about(record: RunRecord) -> str:
     parts = [
         f"{model.get('layers', '?')} layers of {model.get('hidden', '?')}",
         f"{record.ranks} rank{'s' if record.ranks > 1 else ''}",
+        *(
+            f"{axis} {spec[key]}"
+            for axis in SHARED_AXES
+            if int(spec.get(key := f"layout.{axis}") or 1) > 1
+        ),
         f"ZeRO {spec['layout.zero']}" if "layout.zero" in spec else "",
         f"{record.step.size:,} step{'' if record.step.size == 1 else 's'}",
         f"{format_count(float(record.tokens_seen[-1]))} tokens"

@@ -228,8 +228,8 @@ def compare(
 
 def _in_order_step_s(record: RunRecord) -> Floats:
     """Seconds of each step that the run foresaw for an in-order pack of its documents."""
-    beside_compute_s = record.predicted_step_s - _fullest(record.predicted_s)
-    answer: Floats = _fullest(record.in_order_predicted_s) + beside_compute_s
+    beside_compute_s = record.predicted_step_s - record.longest_s
+    answer: Floats = record.in_order_longest_s + beside_compute_s
     return answer
 
 
@@ -383,6 +383,8 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
         answer["lengths"] = lengths
     if max(one.ranks for one in summaries) > 1:
         answer["timeline"] = "Hatched is waiting: a rank is done before another."
+        if any(int(str(_setting(record, "layout", "pipeline") or 1)) > 1 for record in records):
+            answer["timeline"] += " Gaps inside a pipeline's step are its bubble."
     return answer
 
 

@@ -68,6 +68,10 @@ class Spans:
     """NaN where the span belongs to no step."""
     micro_batch: Floats
     """NaN where the span belongs to a whole step."""
+    predicted_begin_s: Floats
+    """When it was to start, from the start of its step's pipeline [s]; NaN outside pipelines."""
+    predicted_s: Floats
+    """How long it was to take [s]; NaN outside pipelines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,10 @@ class RunRecord:
     """[step, rank], compute seconds that the packer foresaw."""
     in_order_predicted_s: Floats
     """[step, rank], had the same documents been packed in order."""
+    longest_s: Floats
+    """Until the last rank was to have computed: the fullest, or a pipeline with its bubble."""
+    in_order_longest_s: Floats
+    """Likewise, had the same documents been packed in order."""
     rank_tokens: Floats
     rank_documents: Floats
     rank_flop: Floats
@@ -200,8 +208,14 @@ def read_run(folder: Path) -> RunRecord:
                 table[row, rank] = _number(value)
         return table
 
+    def of_longest(key: str, of_each: Floats) -> Floats:
+        told = of_pack(key)  # older journals are of runs without a pipeline
+        return np.where(np.isnan(told), of_each.max(axis=1), told)
+
     start_t = tuple(each.t for each in starts)
     predicted_s = of_pack_ranks("predicted_s")
+    predicted_s = np.where(np.isnan(predicted_s), of_ranks("predicted_s"), predicted_s)
+    in_order_s = of_pack_ranks("in_order_predicted_s")
     return RunRecord(
         folder=folder,
         start=start,
@@ -222,8 +236,10 @@ def read_run(folder: Path) -> RunRecord:
         wait_s=of_ranks("wait_s"),
         memory_bytes=of_ranks("memory_bytes"),
         peak_memory_bytes=of_ranks("peak_memory_bytes"),
-        predicted_s=np.where(np.isnan(predicted_s), of_ranks("predicted_s"), predicted_s),
-        in_order_predicted_s=of_pack_ranks("in_order_predicted_s"),
+        predicted_s=predicted_s,
+        in_order_predicted_s=in_order_s,
+        longest_s=of_longest("longest_s", predicted_s),
+        in_order_longest_s=of_longest("in_order_longest_s", in_order_s),
         rank_tokens=of_pack_ranks("rank_tokens"),
         rank_documents=of_pack_ranks("rank_documents"),
         rank_flop=of_pack_ranks("rank_flop"),
@@ -376,6 +392,8 @@ def _spans(events: Sequence[Event], start_t: Sequence[float]) -> Spans:
         duration_s=_column(kept, "duration_s"),
         step=_column(kept, "step"),
         micro_batch=_column(kept, "micro_batch"),
+        predicted_begin_s=_column(kept, "predicted_begin_s"),
+        predicted_s=_column(kept, "predicted_s"),
     )
 
 

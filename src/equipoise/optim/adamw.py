@@ -1,5 +1,7 @@
 """AdamW on matrices and vectors apart, and a clip that is right on any mesh."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -31,21 +33,33 @@ def _square_sum(gradients: list[Tensor]) -> Tensor:
     return squares.sum()
 
 
-def global_norm(module: nn.Module) -> Tensor:
+def global_norm(
+    module: nn.Module,
+    *,
+    counted: Callable[[str], bool] = bool,
+    stages: dist.ProcessGroup | None = None,
+) -> Tensor:
     """Euclidean norm of all gradients, over every rank, float64 scalar.
 
     Gradients are grouped by how they are split; a group's squares are summed over exactly
     the mesh axes that split it, so replicas are counted once and shards all.
+
+    Args:
+        module: This rank's weights, or its stages of them.
+        counted: Whether a weight of this name counts here; it may count on another stage.
+        stages: The ranks that hold the other stages of a pipeline.
     """
     groups: dict[tuple[DeviceMesh, tuple[bool, ...]], list[DTensor]] = {}
     total: Tensor | None = None
     plain = []
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
         gradient = parameter.grad
+        if gradient is None or not counted(name):
+            continue
         if isinstance(gradient, DTensor):
             split = tuple(isinstance(place, Shard) for place in gradient.placements)
             groups.setdefault((gradient.device_mesh, split), []).append(gradient)
-        elif gradient is not None:
+        else:
             plain.append(gradient)
     if plain:
         total = _square_sum(plain)
@@ -58,6 +72,8 @@ def global_norm(module: nn.Module) -> Tensor:
         total = squares if total is None else total + squares
     if total is None:
         raise ValueError("No parameter has a gradient: run a backward before the clip.")
+    if stages is not None:
+        dist.all_reduce(total, group=stages)
     return total.sqrt_()
 
 

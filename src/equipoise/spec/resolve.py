@@ -494,7 +494,8 @@ def _effective(run: ResolvedRun, key: Key) -> Any:
     if key.section == "model":
         return getattr(run.model, key.field)
     if key.section == "layout":
-        return run.spec.layout.context
+        layout = run.spec.layout
+        return layout.stages // layout.pipeline if key.field == "virtual" else layout.context
     return int(1.25 * run.spec.pack.context_tokens)  # the rule that pack.max_tokens describes
 
 

@@ -36,6 +36,29 @@ Sharding = Literal[
     "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
 ]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
+Schedule = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "interleaved-zb",
+    "zb-v",
+    "dualpipe-v",
+    "v-half",
+    "v-min",
+    "auto",
+]
+
+TWO_STAGES: tuple[Schedule, ...] = (
+    "interleaved",
+    "interleaved-zb",
+    "zb-v",
+    "dualpipe-v",
+    "v-half",
+    "v-min",
+)
+"""Schedules of two stages a rank; interleaved ones also run more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +240,7 @@ class LayoutSpec:
         int | Literal["cores"],
         Field(
             description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
-            "dp x context x tensor the cores of this machine"
+            "dp x context x tensor x pipeline the cores of this machine"
         ),
     ] = "cores"
     context: Annotated[
@@ -225,7 +248,7 @@ class LayoutSpec:
         Field(
             ge=1,
             description="context-parallel ranks: so many share the tokens of each micro-batch, so "
-            "there are dp x context x tensor ranks",
+            "there are dp x context x tensor x pipeline ranks",
         ),
     ] = 1
     tensor: Annotated[
@@ -236,12 +259,32 @@ class LayoutSpec:
             "divide the heads",
         ),
     ] = 1
+    pipeline: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="pipeline-parallel ranks: so many share the layers, and a step's "
+            "micro-batches go from one to the next",
+        ),
+    ] = 1
+    schedule: Annotated[
+        Schedule, Field(description="of a pipeline: in which order a rank runs its micro-batches")
+    ] = "1f1b"
+    virtual: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="stages of each pipeline rank; unless given 2 for schedules that need or "
+            "are made for it, else 1",
+        ),
+    ] = None
     expert: Annotated[
         int,
         Field(
             ge=1,
             description="expert-parallel ranks: so many share the experts of each layer, the same "
-            "ranks as share other things or nothing; expert x expert_tensor must divide all ranks",
+            "ranks as share other things or nothing; expert x expert_tensor must divide the ranks "
+            "of a pipeline stage",
         ),
     ] = 1
     expert_tensor: Annotated[
@@ -275,11 +318,25 @@ class LayoutSpec:
         ),
     ] = 1
     pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
+    deadline_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=36_000,
+            description="longest wait of one rank for another; the run then ends and says for whom",
+        ),
+    ] = 600.0
 
     @property
     def sharing(self) -> int:
-        """Ranks that compute each micro-batch together: ``context`` times ``tensor``."""
-        return self.context * self.tensor
+        """Ranks that compute each micro-batch together: context x tensor x pipeline."""
+        return self.context * self.tensor * self.pipeline
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline, over all its ranks."""
+        two = self.schedule in TWO_STAGES
+        return self.pipeline * (self.virtual or (2 if two and self.pipeline > 1 else 1))
 
     def of_ranks(self, ranks: int) -> Layout:
         """Where so many ranks stand: data parallelism outermost, tensor parallelism innermost.
@@ -287,17 +344,19 @@ class LayoutSpec:
         >>> LayoutSpec(context=2, tensor=2).of_ranks(8).coordinates(5)["cp"]
         0
         """
-        if ranks % (self.expert * self.expert_tensor):
-            divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        stage_ranks = ranks // self.pipeline
+        if stage_ranks % (self.expert * self.expert_tensor):
+            divisors = ", ".join(str(n) for n in range(1, stage_ranks + 1) if stage_ranks % n == 0)
             raise LayoutError(
                 f"layout.expert x layout.expert_tensor = {self.expert} x {self.expert_tensor} does "
-                f"not divide the {ranks} ranks of dp x context x tensor. Give degrees whose "
+                f"not divide the {stage_ranks} ranks of dp x context x tensor. Give degrees whose "
                 f"product is one of {divisors}."
             )
         layout = Layout(
             dp=max(1, ranks // self.sharing),
             cp=self.context,
             tp=self.tensor,
+            pp=self.pipeline,
             ep=self.expert,
             etp=self.expert_tensor,
             zero=self.zero,
@@ -307,22 +366,26 @@ class LayoutSpec:
         return layout
 
     def count_ranks(self, cores: int) -> int:
-        """All ranks: ``dp`` times ``context`` times ``tensor``.
+        """All ranks: ``dp`` times those that share each micro-batch.
 
         Args:
             cores: Of this machine; they are the ranks where ``dp`` is ``"cores"``.
 
         Raises:
-            LayoutError: ``context`` times ``tensor`` does not divide the cores.
+            LayoutError: the ranks that share a micro-batch do not divide the cores.
 
         >>> LayoutSpec(dp=2, context=2).count_ranks(cores=8), LayoutSpec().count_ranks(cores=8)
         (4, 8)
         """
         if self.dp != "cores":
             return self.dp * self.sharing
-        if cores % self.sharing and self.tensor > 1:
+        if cores % self.sharing and self.sharing > self.context:
+            degrees = {"context": self.context, "tensor": self.tensor}
+            if self.pipeline > 1:
+                degrees["pipeline"] = self.pipeline
             raise LayoutError(
-                f"layout.context x layout.tensor = {self.context} x {self.tensor} does not divide "
+                f"{' x '.join(f'layout.{name}' for name in degrees)} = "
+                f"{' x '.join(map(str, degrees.values()))} does not divide "
                 f'the {cores} ranks of layout.dp = "cores", one for each core of this machine. '
                 f"Set layout.dp = 1 for {self.sharing} ranks in all."
             )

@@ -30,6 +30,7 @@ from equipoise.schedule.attention_count import Ints, Wire, count_attention
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.shares import ContextPlanner, RankLoads
+from equipoise.train.stages import StagePlanner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +69,13 @@ class ContextGroup:
     mesh: Mesh
     ledger: Ledger
     """What it has sent to them and received."""
+    stages: StagePlanner | None = None
+    """Of a pipeline."""
 
     @classmethod
-    def join(cls, ranks: Ranks, planner: ContextPlanner) -> "ContextGroup":
+    def join(
+        cls, ranks: Ranks, planner: ContextPlanner, stages: StagePlanner | None = None
+    ) -> "ContextGroup":
         """Find the ranks that share with this one; every rank calls it.
 
         Raises:
@@ -80,7 +85,7 @@ class ContextGroup:
         require_context(context, ranks)
         mesh = Mesh.join(ranks, planner.layout.of_ranks(ranks.world))
         place = mesh.coordinates
-        return cls(planner, place["dp"], place["cp"], mesh, Ledger(context))
+        return cls(planner, place["dp"], place["cp"], mesh, Ledger(context), stages)
 
     @property
     def counts_loss(self) -> bool:
@@ -113,7 +118,9 @@ class ContextGroup:
 
     def loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
         """Load of each rank of the world."""
-        return self.planner.loads(packed, curve)
+        return (
+            self.planner.loads(packed, curve) if self.stages is None else self.stages.loads(packed)
+        )
 
     def _plan(self, doc_tokens: Sequence[int]) -> ContextPlan:
         """Of this rank's heads."""

@@ -52,6 +52,7 @@ class RunRecord:
         self._overhead_s: float | None = None
         self._largest_tokens = 0
         self._received_bytes = 0
+        self._kept_layer_tokens = 0
         self._peak_bytes = 0
 
     def write_start(self, resumed_step: int) -> None:
@@ -101,10 +102,14 @@ class RunRecord:
             tokens, received_bytes = self.sharing.holds(packed, turn)
             self._largest_tokens = max(self._largest_tokens, tokens)
             self._received_bytes = max(self._received_bytes, received_bytes)
+        if loads.kept_layer_tokens:
+            kept = loads.kept_layer_tokens[self.ranks.rank]
+            self._kept_layer_tokens = max(self._kept_layer_tokens, kept)
         if self.ranks.rank != 0:
             return
         plain = pack_in_order(pieces, self.spec.pack, len(packed.ranks), self.curve)
-        plain_s = self.sharing.loads(plain, self.curve).predicted_s
+        plain_loads = self.sharing.loads(plain, self.curve)
+        plain_s = plain_loads.predicted_s
         self.journal.write(
             "decision",
             "pack",
@@ -116,8 +121,10 @@ class RunRecord:
             rank_documents=loads.pieces,
             rank_flop=loads.flop,
             predicted_s=loads.predicted_s,
-            predicted_step_s=self._predict_step(loads.predicted_s),
+            predicted_step_s=self._predict_step(loads),
             in_order_predicted_s=plain_s,
+            longest_s=loads.longest_s,
+            in_order_longest_s=plain_loads.longest_s,
             skew=skew(loads.predicted_s),
             in_order_skew=skew(plain_s),
             digest=packed.digest,
@@ -152,7 +159,7 @@ class RunRecord:
         }
         if max(result.rank_busy_s) >= _CURVE_MATTERS_S:
             self.busy_over_predicted.append(max(result.rank_busy_s) / max(predicted_s))
-        predicted_step_s = self._predict_step(predicted_s)
+        predicted_step_s = self._predict_step(loads)
         self.journal.write(
             "scalar",
             "step",
@@ -163,7 +170,7 @@ class RunRecord:
         )
         if self._overhead_s is None:
             # Fitted on the first step of this process and scored on all later ones.
-            self._overhead_s = max(0.0, result.step_s - max(result.rank_busy_s))
+            self._overhead_s = max(0.0, result.step_s - result.computed_s)
             self.journal.write("decision", "overhead", overhead_s=self._overhead_s)
         if result.experts is not None and self.ranks.rank == 0:
             self._write_experts(result.experts, step)
@@ -187,22 +194,28 @@ class RunRecord:
             balance_loss=experts.balance_loss,
         )
 
-    def _predict_step(self, predicted_s: list[float]) -> float | None:
-        """Slowest rank plus the overhead that the first step of this process measured."""
+    def _predict_step(self, loads: RankLoads) -> float | None:
+        """When the last has computed, plus the overhead that the first step here measured."""
         if self._overhead_s is None:
             return None
-        return max(predicted_s) + self._overhead_s
+        return loads.longest_s + self._overhead_s
 
     def write_memory(self) -> None:
         """Forecast and measured peak of this rank's fullest micro-batch."""
         if not self._largest_tokens:
             return
+        stage = None
+        if isinstance(self.sharing, ContextGroup) and self.sharing.stages is not None:
+            share = self.sharing.stages.share_of(self.sharing.mesh.coordinates["pp"])
+            kept = self._kept_layer_tokens / (len(share.layers) * self._largest_tokens)
+            stage = dataclasses.replace(share, kept_micro_batches=kept)
         forecast = forecast_memory(
             self.model,
             self.spec.layout.of_ranks(self.ranks.world),
             tokens=self._largest_tokens,
             precision=self.spec.train.precision,
             recompute=self.spec.train.recompute,
+            stage=stage,
             received_values=self._received_bytes // 4,
         )
         self.journal.write(

@@ -12,7 +12,8 @@ Why
         micro-batches    data rank 0's     data rank 1's
         tokens of each   first    second   first    second     share
 
-    Where ``layout.tensor`` ranks share weights, each has an even part of that.
+    Where ``layout.tensor`` ranks share weights, each has an even part of that; where
+    ``layout.pipeline`` ranks share layers, ``train.stages`` says which part.
 
 What it decides
     Every rank plans every micro-batch of the step from the pack alone, so that all know the
@@ -29,11 +30,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.pack import rank_seconds
+from equipoise.balance.stage import LayerPrices, price_layers
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.nn.tensor import rows_of
 from equipoise.parallel.context.plan import ContextPlan, plan_context
 from equipoise.schedule.attention_count import Ints, tile_pairs
+from equipoise.schedule.attention_price import BACKWARD_OVER_FORWARD
 from equipoise.spec.heads import share_heads
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
@@ -60,6 +63,15 @@ class RankLoads:
     pieces: list[int]
     flop: list[int]
     """Useful ones."""
+    pipeline_s: float = 0.0
+    """The longest pipeline from its first forward to its last backward, bubbles included [s]."""
+    kept_layer_tokens: tuple[int, ...] = ()
+    """Of each rank of a pipeline, tokens times layers that it keeps activations of at a time."""
+
+    @property
+    def longest_s(self) -> float:
+        """When the last rank has computed [s]."""
+        return max(self.pipeline_s, *self.predicted_s)
 
     def divided(self, ranks: int) -> "RankLoads":
         """With so many ranks in place of each, which share its weights and so its work.
@@ -79,6 +91,8 @@ class RankLoads:
             divide(self.tokens),
             [pieces for pieces in self.pieces for _ in range(ranks)],
             divide(self.flop),
+            self.pipeline_s,
+            tuple(kept for kept in self.kept_layer_tokens for _ in range(ranks)),
         )
 
 
@@ -124,9 +138,31 @@ class ContextPlanner:
         Cost: a plan for each micro-batch, milliseconds each; those that are not kept are made
             again when the micro-batch runs.
         """
-        return self._context_loads(packed, curve).divided(self.layout.tensor)
+        return self.context_loads(packed, curve).divided(self.layout.tensor)
 
-    def _context_loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
+    def layer_prices(self, turns: Sequence[MicroBatch], curve: LoadCurve) -> LayerPrices:
+        """What a layer and the head take of each micro-batch, on the slowest rank that shares it.
+
+        Args:
+            turns: Micro-batches of one data-parallel rank.
+            curve: Price of a document.
+        """
+        whole = price_layers(curve, self.model, turns)
+        attention, tokens = whole.attention_ns, whole.tokens
+        if self.context > 1:
+            loads = [self._batch_loads(batch, curve) for batch in turns]
+            backward_too = (1 + BACKWARD_OVER_FORWARD) * self.model.layers
+            attention = np.array([load[0].max() for load in loads]) / backward_too
+            tokens = np.array([load[1].max() for load in loads], dtype=np.int64)
+        share = tokens / np.maximum(whole.tokens, 1) / self.layout.tensor
+        return LayerPrices(
+            whole.linear_ns * share,
+            attention / self.layout.tensor,
+            whole.head_ns * share,
+            tokens,
+        )
+
+    def context_loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
         """Load of each context rank, as if it held all weights."""
         if self.context == 1:
             return RankLoads(
@@ -140,13 +176,18 @@ class ContextPlanner:
             columns = np.zeros((4, self.context))
             for batch in turns:
                 columns += self._batch_loads(batch, curve)
+            columns[0] += len(turns) * curve.fixed_ns + curve.ns_per_token * columns[1]
             rows += columns.T.tolist()
         predicted_ns, tokens, pieces, flop = zip(*rows, strict=True)
-        whole = [list(map(int, column)) for column in (tokens, pieces, flop)]
-        return RankLoads([ns * 1e-9 for ns in predicted_ns], *whole)
+        return RankLoads(
+            [ns * 1e-9 for ns in predicted_ns],
+            list(map(int, tokens)),
+            list(map(int, pieces)),
+            list(map(int, flop)),
+        )
 
     def _batch_loads(self, batch: MicroBatch, curve: LoadCurve) -> np.ndarray[tuple[int, int]]:
-        """Nanoseconds, tokens, pieces and FLOP of each rank of one context, [4, ranks]."""
+        """Attention [ns], tokens, pieces and FLOP of each rank of one context, [4, ranks]."""
         plan = self.plan(batch.doc_tokens.tolist())
         rows = []
         for home, rounds in zip(plan.schedule.home, plan.schedule.rounds, strict=True):
@@ -156,9 +197,8 @@ class ContextPlanner:
             of_all_heads = tile_pairs(tiles)
             share = heads * self.layout.tensor / self.model.heads
             attention_ns = curve.attention_ns(of_all_heads // heads) * share
-            load_ns = curve.fixed_ns + float(attention_ns.sum()) + curve.ns_per_token * tokens
             flop = self._flop(tokens, of_all_heads)
-            rows.append((load_ns, tokens, len(home), flop))
+            rows.append((float(attention_ns.sum()), tokens, len(home), flop))
         return np.array(rows).T
 
     def _flop(self, tokens: int, of_all_heads: Ints) -> int:

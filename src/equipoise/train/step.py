@@ -15,7 +15,7 @@ What it decides
                                             ^ losses, digests and times are exchanged here
 
     Ranks that share a micro-batch run it at the same time, each its own tokens; what they wait
-    for each other in attention is waiting, too.
+    for each other in attention is waiting, too, and so is a pipeline's bubble.
 """
 
 import itertools
@@ -31,12 +31,14 @@ from equipoise.base.errors import FaultError, LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.store import TokenStore
-from equipoise.nn.moe_balance import balances, collect_loads, set_loss_scale, settle_loads
+from equipoise.nn.moe_balance import set_loss_scale
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm
+from equipoise.parallel.expert_loads import settle_experts
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup, whole
+from equipoise.train.pipeline import PipelineRunner
 from equipoise.train.together import Partners
 
 _NAMED_DOCUMENTS = 8
@@ -62,6 +64,8 @@ class StepResult:
     step_s: float
     rank_busy_s: list[float]
     rank_wait_s: list[float]
+    computed_s: float
+    """Until the last rank had computed: what it was busy, or its pipeline from end to end."""
     stop: bool
     experts: ExpertLoads | None
 
@@ -77,6 +81,8 @@ class StepRunner:
     journal: Journal
     sharing: ContextGroup | Partners | None = None
     """The ranks that share this one's micro-batches or documents, if it is not alone."""
+    pipeline: PipelineRunner | None = None
+    """Its stages, if others have the rest of the layers."""
 
     def run(
         self,
@@ -112,9 +118,8 @@ class StepRunner:
         if not np.isfinite(loss):
             raise self._not_finite("loss", step, packed, losses, last_good())
         with self.journal.span("reduce", step=step):
-            if self.model.sums_at_end:
-                self.model.sum_gradients()
-            norm = global_norm(self.model.decoder)
+            self._sum_gradients()
+            norm = self._norm()
         if not torch.isfinite(norm):
             raise self._not_finite("gradient norm", step, packed, losses, last_good())
         with self.journal.span("optimizer", step=step):
@@ -130,12 +135,15 @@ class StepRunner:
             step_s=time.perf_counter() - started,
             rank_busy_s=rows[:, 2].tolist(),
             rank_wait_s=rows[:, 3].tolist(),
+            computed_s=float(rows[:, 2 if self.pipeline is None else 5].max()),
             stop=bool(rows[:, 4].any()),
             experts=experts,
         )
 
     def _compute(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float]:
         """Forward and backward of this rank's micro-batches: their losses, and busy seconds."""
+        if self.pipeline is not None:
+            return self.pipeline.run(packed, step, labels)
         losses, busy_s = [], 0.0
         turns = self._turns(packed)
         for index, micro_batch in enumerate(turns):
@@ -151,15 +159,24 @@ class StepRunner:
             busy_s += time.thread_time() - clock
         return losses, busy_s
 
+    def _sum_gradients(self) -> None:
+        if self.pipeline is not None:
+            self.pipeline.sum_gradients()
+        elif self.model.sums_at_end:
+            self.model.sum_gradients()
+
+    def _norm(self) -> torch.Tensor:
+        """Of the gradients of all ranks, each weight counted once."""
+        if self.pipeline is None:
+            return global_norm(self.model.decoder)
+        counted, group = self.pipeline.counted, self.pipeline.group
+        return global_norm(self.model.decoder, counted=counted, stages=group)
+
     def _settle_experts(self, labels: int) -> ExpertLoads | None:
         """Sum what all ranks' routers chose, by which they are balanced in the next step."""
-        decoder = self.model.decoder
-        if not balances(decoder):
+        if not self.model.decoder.model.experts:
             return None
-        loads, penalty = collect_loads(decoder)
-        self.ranks.sum_(loads)
-        self.ranks.sum_(penalty)
-        settle_loads(decoder, loads)
+        loads, penalty = settle_experts(self.model.decoder, self.ranks)
         return ExpertLoads(loads.tolist(), float(penalty) / labels)
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
@@ -184,12 +201,13 @@ class StepRunner:
     ) -> torch.Tensor:
         """Exchange one row a rank; the fastest rank waits here for the slowest.
 
-        Columns: digest of the pack, loss sum, busy seconds, waited seconds, stop asked.
+        Columns: digest of the pack, loss sum, busy seconds, waited seconds, stop asked, seconds
+        until this rank had computed.
         Waiting is what passed since the step began less what this rank computed.
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
         counts = self.sharing is None or self.sharing.counts_loss
-        row = [name, sum(losses) if counts else 0.0, busy_s, 0.0, float(stop_asked)]
+        row = [name, sum(losses) if counts else 0.0, busy_s, 0.0, float(stop_asked), computed_s]
         began = time.perf_counter()
         with self.journal.span("wait", step=step):
             rows = self.ranks.gather_floats(row)

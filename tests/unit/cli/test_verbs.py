@@ -181,8 +181,9 @@ def test_train_refuses_what_only_pack_can_do(
     argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--pack.policy", "divided-in-time")
     assert refused(capsys, *argv) == (
         'pack.policy = "divided-in-time" lets parts of one document attend to each other from '
-        'different micro-batches, which equipoise train cannot run; "equipoise pack" shows what it '
-        'would win. Set pack.policy = "divided", "by-work" or "delayed".\n'
+        "different micro-batches, which only a pipeline of whole micro-batches runs; "
+        "layout.pipeline = 1 and layout.context = 1. Set layout.pipeline = 2 and layout.context = "
+        '1, or pack.policy = "divided", "by-work" or "delayed".\n'
     )
 
 

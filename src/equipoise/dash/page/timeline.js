@@ -1,10 +1,13 @@
 // The timeline: a lane for each rank, a box for each span; zoom and pan over the run's time.
 //
+// Of a rank of a pipeline the lower part of its lane is what was predicted of the same spans.
+//
 // All times are µs from the run's first span that the page holds. Between steps that the
 // page does not hold there are gaps, drawn as such: time is never closed up.
 
-const spanColors = ["forward", "backward", "reduce", "optimizer", "plan", "batch", "save", "load", "measure"];
+const spanColors = ["forward", "backward", "backward-input", "backward-weight", "reduce", "optimizer", "plan", "batch", "save", "load", "measure"];
 const waitName = "wait";
+const MEASURED_SHARE = 0.62;
 
 // Depth of each span among the spans of its lane that contain it. One that begins a little
 // before its forerunner ends was rounded, not nested: nested means more than half inside.
@@ -149,8 +152,19 @@ class Timeline {
   }
 
   drawLane(rank, top, lane) {
-    const { pen } = this;
     const gap = lane > 16 ? 4 : 1;
+    if (!rank.predicted) {
+      this.drawSpans(rank, rank.depth, top, lane, gap);
+      return;
+    }
+    const measured = Math.round(lane * MEASURED_SHARE);
+    this.drawSpans(rank, rank.depth, top, measured, gap / 2);
+    this.pen.globalAlpha = 0.5;
+    this.drawSpans(rank.predicted, null, top + measured - gap / 2, lane - measured, gap / 2);
+    this.pen.globalAlpha = 1;
+  }
+
+  drawSpans(rank, depth, top, lane, gap) {
     let inked = -1;
     for (let index = 0; index < rank.t.length; index += 1) {
       const start = rank.t[index], stop = start + rank.d[index];
@@ -161,7 +175,7 @@ class Timeline {
         if (Math.floor(right) === inked) continue;
         inked = Math.floor(right);
       }
-      const inset = Math.min(rank.depth[index] * 4, lane / 3);
+      const inset = depth ? Math.min(depth[index] * 4, lane / 3) : 0;
       this.drawSpan(this.timeline.names[rank.name[index]], x, top + gap / 2 + inset, Math.max(0.5, right - x), lane - gap - inset);
     }
   }
@@ -237,6 +251,8 @@ class Timeline {
     const rank = this.timeline.ranks[row];
     if (!rank || px < this.left) return null;
     const time = this.timeAt(px), slack = (this.to - this.from) / (this.width - this.left);
+    const below = (py - this.axis) / this.laneHeight() - row;
+    if (rank.predicted && below > MEASURED_SHARE) return this.predictedAt(rank, time, slack);
     let best = null;
     for (let index = 0; index < rank.t.length; index += 1) {
       const isUnder = rank.t[index] - slack <= time && time <= rank.t[index] + rank.d[index] + slack;
@@ -246,6 +262,14 @@ class Timeline {
     const rows = [["duration", formatSeconds(rank.d[best] / 1e6)], ["step", formatWhole(rank.step[best])]];
     if (isKnown(rank.micro_batch[best])) rows.push(["micro-batch", formatWhole(rank.micro_batch[best])]);
     return { title: `${this.timeline.names[rank.name[best]]} · rank ${rank.rank}`, rows };
+  }
+
+  predictedAt(rank, time, slack) {
+    const { name, t, d, micro_batch: microBatch } = rank.predicted;
+    const found = t.findIndex((start, index) => start - slack <= time && time <= start + d[index] + slack);
+    if (found < 0) return null;
+    const rows = [["predicted", formatSeconds(d[found] / 1e6)], ["micro-batch", formatWhole(microBatch[found])]];
+    return { title: `${this.timeline.names[name[found]]} · rank ${rank.rank}`, rows };
   }
 
   listen() {
@@ -317,9 +341,10 @@ function textOn(color) {
 function timelineFigure() {
   const runs = data.runs.filter((run) => run.timeline.steps.length);
   if (!runs.length) return;
-  const figure = addFigure({ id: "timeline", title: "What each rank did, and when", marks: ["measured"], wide: true });
+  const hasPredicted = runs.some((run) => run.timeline.ranks.some((rank) => rank.predicted));
+  const figure = addFigure({ id: "timeline", title: "What each rank did, and when", marks: hasPredicted ? ["measured", "predicted"] : ["measured"], wide: true });
   const present = [...new Set(runs.flatMap((run) => run.timeline.names))];
-  const order = [...spanColors.slice(0, 2), waitName, ...spanColors.slice(2)];
+  const order = [...spanColors.slice(0, 4), waitName, ...spanColors.slice(4)];
   present.sort((a, b) => (order.indexOf(a) + 1 || 99) - (order.indexOf(b) + 1 || 99));
   figure.legend.append(...present.map((name) => (name === waitName ? key("hatch", "var(--wait-ink)", name) : key("bar", `var(--span-${spanColors.includes(name) ? name : "other"})`, name))));
   const canvas = element("canvas", {
@@ -366,6 +391,7 @@ function timelineFigure() {
   keepDrawn(figure.body, (width) => timeline.resize(width));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => timeline.draw());
 
+  if (hasPredicted) figure.hint("Of a pipeline's ranks: above as measured, below, paler, as the schedule predicted.");
   figure.hint("Drag to move; pinch, Ctrl + wheel, or click and then the wheel, to zoom. Keys: ← → + − [ ] 0.");
   for (const { label, timeline: { steps, of, ranks, ranks_of: ranksOf } } of runs) {
     if (steps.length < of) figure.hint(`Of ${label} the page holds ${steps.length} of ${formatWhole(of)} steps, evenly chosen, and the last ones; grey is where others were.`);

@@ -75,17 +75,32 @@ def measured_prices(timelines: Sequence[PipelineTimeline], like: PipelinePrices)
     return PipelinePrices(forward, inputs, weights, like.hop_ns, like.activation)
 
 
-def write_spans(journal: Journal, timeline: PipelineTimeline, *, step: int) -> None:
-    """Write a rank's own instructions to its journal, a span each."""
-    rows = zip(
-        timeline.op.tolist(),
-        timeline.stage.tolist(),
-        timeline.micro_batch.tolist(),
-        timeline.begin_ns.tolist(),
-        timeline.end_ns.tolist(),
-        strict=True,
-    )
-    for op, stage, micro_batch, begin, end in rows:
+def write_spans(
+    journal: Journal,
+    timeline: PipelineTimeline,
+    *,
+    step: int,
+    predicted: PipelineTimeline | None = None,
+) -> None:
+    """Write a rank's own instructions to its journal, a span each.
+
+    Args:
+        journal: Of this rank.
+        timeline: Its instructions as they ran.
+        step: Of the run.
+        predicted: When they were to run, on all ranks, from 0 on; a span then also says that.
+    """
+    columns = ("op", "stage", "micro_batch", "begin_ns", "end_ns")
+    ran = np.stack([getattr(timeline, name) for name in columns], axis=1)
+    promised: dict[tuple[int, int, int], tuple[int, int]] = {}
+    if predicted is not None:
+        planned = np.stack([getattr(predicted, name) for name in columns], axis=1)
+        promised = {(op, stage, at): (begin, end) for op, stage, at, begin, end in planned.tolist()}
+    for op, stage, micro_batch, begin, end in ran.tolist():
+        said = {}
+        if (op, stage, micro_batch) in promised:
+            from_ns, to_ns = promised[op, stage, micro_batch]
+            said = {"predicted_begin_s": from_ns / 1e9, "predicted_s": (to_ns - from_ns) / 1e9}
         journal.write(
             "span",
             _SPANS[Op(op)],
@@ -94,4 +109,5 @@ def write_spans(journal: Journal, timeline: PipelineTimeline, *, step: int) -> N
             step=step,
             micro_batch=micro_batch,
             stage=stage,
+            **said,
         )

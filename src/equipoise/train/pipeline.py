@@ -1,0 +1,112 @@
+"""This rank's stages in a run: a packed step through its pipeline, and in its journal.
+
+What it decides
+    Nothing: ``train.stages`` has the schedule. Each instruction is journaled with when it was
+    to begin and how long it was to take, so that the report lays the two beside each other.
+
+Kept true (tests/multi/test_train_pipeline.py)
+    Trained weights equal those of one rank, with every schedule and beside every other axis.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from equipoise.comm.group import Ranks
+from equipoise.data.batch import make_batch
+from equipoise.data.store import TokenStore
+from equipoise.nn.decoder import Decoder
+from equipoise.observe.journal import Journal
+from equipoise.parallel.pipeline.executor import StageBatch
+from equipoise.parallel.pipeline.part import DecoderPart, make_part
+from equipoise.parallel.pipeline.pipeline import Pipeline
+from equipoise.parallel.pipeline.slices import Slices
+from equipoise.parallel.pipeline.timeline import write_spans
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.train.context import ContextGroup
+from equipoise.train.stages import StagePlanner
+
+
+def held_stages(sharing: ContextGroup, stages: StagePlanner) -> list[int]:
+    """Stages of this rank."""
+    held: list[int] = np.flatnonzero(stages.rank_of == sharing.mesh.coordinates["pp"]).tolist()
+    return held
+
+
+def cut_part(decoder: Decoder, sharing: ContextGroup, stages: StagePlanner) -> DecoderPart:
+    """This rank's stages of a decoder that has its weights."""
+    return DecoderPart(decoder, stages.split.edges.tolist(), held_stages(sharing, stages))
+
+
+def initial_part(sharing: ContextGroup, stages: StagePlanner, seed: int) -> DecoderPart:
+    """This rank's stages with initial weights; the others take no memory."""
+    edges = stages.split.edges.tolist()
+    return make_part(sharing.planner.model, edges, held_stages(sharing, stages), seed=seed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineRunner:
+    """Runs packed steps through the pipeline of this rank."""
+
+    pipeline: Pipeline
+    stages: StagePlanner
+    sharing: ContextGroup
+    store: TokenStore
+    ranks: Ranks
+    journal: Journal
+
+    @classmethod
+    def join(
+        cls,
+        model: ShardedDecoder,
+        sharing: ContextGroup,
+        stages: StagePlanner,
+        store: TokenStore,
+        ranks: Ranks,
+        journal: Journal,
+        *,
+        precision: str,
+    ) -> "PipelineRunner":
+        """Join the ranks of the pipeline; every rank does."""
+        dtype = torch.bfloat16 if precision == "bf16" else None
+        pipeline = Pipeline(model, sharing.mesh.peers("pp"), dtype=dtype)
+        return cls(pipeline, stages, sharing, store, ranks, journal)
+
+    def run(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float]:
+        """Forward and backward of all micro-batches: their losses, and busy seconds.
+
+        Losses are 0 but on the rank that has the last stage.
+        """
+        turns = self.sharing.turns(packed)
+        batches = [self._batch(packed, at, turn) for at, turn in enumerate(turns)]
+        planned = self.stages.plan_rank(packed, self.sharing.data_rank)
+        clock = time.thread_time()
+        run = self.pipeline.run(planned.schedule, batches, divisor=labels)
+        busy_s = time.thread_time() - clock
+        write_spans(self.journal, run.timeline, step=step, predicted=planned.predicted)
+        return [float(run.losses.get(at, 0.0)) for at in range(len(turns))], busy_s
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the other stages."""
+        return self.sharing.mesh.peers("pp").group
+
+    def counted(self, name: str) -> bool:
+        """Whether a weight counts in the norm of this rank's: a tied table does on one of two."""
+        part = self.pipeline.part
+        return part.holds_first or not (part.model.tied and name == "embed.weight")
+
+    def sum_gradients(self) -> None:
+        """Sum gradients over replicas and tied tables, once after all micro-batches."""
+        self.pipeline.sum_gradients(self.stages.rank_of)
+
+    def _batch(self, packed: PackedStep, at: int, turn: MicroBatch) -> StageBatch:
+        batch = make_batch(self.store, turn, self.ranks.device)
+        if turn.attends_from is not None:
+            return StageBatch(batch.tokens_T, batch.labels_T, Slices.of(turn))
+        share = self.sharing.share(packed, at, batch)
+        return StageBatch(share.tokens_t, share.labels_t, share.pack)

@@ -1,0 +1,61 @@
+"""Runs small enough for two cores."""
+
+import dataclasses
+
+from equipoise.data.store import TokenStore
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.resolved import ResolvedFile
+from equipoise.spec.run import (
+    CheckpointSpec,
+    LayoutSpec,
+    PackSpec,
+    RunSpec,
+    TrainSpec,
+)
+
+MODEL = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, head_width=16)
+
+
+class MakeRun:
+    """Makes settled runs: ``make_run(steps=5, zero=3)``; any key of its tables by its name.
+
+    ``schedule`` is the learning rate's; ``stages`` is ``layout.schedule``.
+    """
+
+    def __init__(self, store: TokenStore) -> None:
+        self._store = store
+
+    def __call__(
+        self, *, model: ModelSpec = MODEL, init_folder: str = "", **keys: object
+    ) -> ResolvedFile:
+        small = {
+            "context_tokens": 256,
+            "step_tokens": 1024,
+            "steps": 5,
+            "warmup_steps": 2,
+            "schedule": "constant",
+            "dp": 2,
+            "every_steps": 100,
+        }
+        left = small | keys
+        placed = {"schedule": left.pop("stages")} if "stages" in left else {}
+
+        def table(kind: type) -> object:
+            names = [field.name for field in dataclasses.fields(kind) if field.name in left]
+            return kind(**{name: left.pop(name) for name in names})
+
+        spec = RunSpec(
+            pack=table(PackSpec),
+            train=table(TrainSpec),
+            layout=dataclasses.replace(table(LayoutSpec), **placed),
+            checkpoint=table(CheckpointSpec),
+        )
+        assert not left
+        return ResolvedFile(
+            spec=spec,
+            model=model,
+            origins={},
+            ranks=spec.layout.count_ranks(cores=1),
+            corpus=str(self._store.folder),
+            init_folder=init_folder,
+        )

@@ -1,0 +1,137 @@
+"""Training where ranks share layers: the same losses and weights as on one rank."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import on_ranks
+import pytest
+from make_run import MODEL, MakeRun
+from on_ranks import Ended
+
+from equipoise.cli.main import main
+from equipoise.comm.local import run_ranks
+from equipoise.data.store import TokenStore
+
+EXACT = 1e-5
+MODEL = dataclasses.replace(MODEL, layers=4, tied=True)
+SAME = {"steps": 3, "cut": "windows", "lr": 1e-3, "eps": 1e-3, "model": MODEL, "dp": 1}
+
+LAYOUTS = {
+    2: {
+        "1f1b": {"pipeline": 2},
+        "narrow": {"pipeline": 2, "precision": "bf16", "stages": "zb-h1"},
+        "interleaved, recomputed": {
+            "pipeline": 2,
+            "stages": "interleaved",
+            "recompute": "full",
+            "policy": "in-order",
+        },
+        "auto": {"pipeline": 2, "stages": "auto"},
+        "zb-v, zero 0": {"pipeline": 2, "stages": "zb-v", "zero": 0},
+        "divided in time": {"pipeline": 2, "policy": "divided-in-time", "stages": "auto"},
+    },
+    4: {
+        "data": {"dp": 2, "pipeline": 2},
+        "context": {"context": 2, "pipeline": 2, "stages": "zb-h1"},
+        "tensor": {"tensor": 2, "pipeline": 2},
+        "four stages": {"pipeline": 4, "stages": "gpipe"},
+    },
+}
+
+
+def assert_close(found: Ended, expected: Ended) -> None:
+    assert found.losses == pytest.approx(expected.losses, rel=EXACT)
+    assert set(found.weights) == set(expected.weights)
+    for name, weights in expected.weights.items():
+        error = np.abs(found.weights[name] - weights).max()
+        assert error <= EXACT * np.abs(weights).max(), name
+
+
+def joined(ended: list[Ended]) -> Ended:
+    """Weights of all stages, under what rank 0 tells."""
+    every = {name: value for each in ended for name, value in each.weights.items()}
+    return dataclasses.replace(ended[0], weights=every)
+
+
+def events(folder: Path, name: str, rank: int = 0) -> list[dict]:
+    lines = (folder / "journal" / f"rank-{rank:05}.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["name"] == name]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict:
+    """Three steps of AdamW in every layout, on the same pieces: the run, its folder."""
+    root, make = tmp_path_factory.mktemp("stages"), MakeRun(store)
+    alone = {"alone": {}, "alone, narrow": {"precision": "bf16"}}
+    found = {}
+    for world, rows in {1: alone, **LAYOUTS}.items():
+        each = {name: make(**(SAME | keys)) for name, keys in rows.items()}
+        assert {resolved.ranks for resolved in each.values()} == {world}
+        ended = run_ranks(world, on_ranks.train_each, root, each)
+        for name in rows:
+            found[name] = joined([rank[name] for rank in ended]), root / name
+    return found
+
+
+@pytest.mark.parametrize("name", [name for rows in LAYOUTS.values() for name in rows])
+def test_ranks_that_share_layers_train_as_one(runs, name: str) -> None:
+    found, folder = runs[name]
+    if name == "narrow":
+        assert found.losses == pytest.approx(runs["alone, narrow"][0].losses, rel=5e-3)
+        assert found.dtypes == {"torch.float32"}
+        return
+    assert_close(found, runs["alone"][0])
+    plain = events(runs["alone"][1], "pack")
+    for pack, one in zip(events(folder, "pack"), plain, strict=True):
+        assert sum(pack["rank_tokens"]) == sum(one["rank_tokens"])
+        assert sum(pack["rank_flop"]) == pytest.approx(sum(one["rank_flop"]), rel=1e-9)
+        assert max(pack["predicted_s"]) < sum(one["predicted_s"])
+
+
+def test_what_was_predicted_stands_beside_what_was_measured(runs) -> None:
+    folder = runs["data"][1]
+    for rank in range(4):
+        forward, backward = (events(folder, name, rank) for name in ("forward", "backward"))
+        assert len(forward) == len(backward) > 0
+        for span in (*forward, *backward):
+            assert span["predicted_s"] > 0 <= span["predicted_begin_s"]
+        assert {span["stage"] for span in forward} == {rank // 1 % 2}
+    for pack in events(folder, "pack"):
+        assert pack["longest_s"] >= max(pack["predicted_s"])
+
+
+def test_a_checkpoint_goes_on_in_another_layout(runs, tmp_path: Path, store: TokenStore) -> None:
+    make = MakeRun(store)
+    for world, steps, keys in (
+        (4, 1, {"dp": 2, "pipeline": 2}),
+        (1, 2, {}),
+        (2, 3, {"pipeline": 2, "stages": "zb-v"}),
+    ):
+        run = make(**(SAME | keys | {"steps": steps, "every_steps": 1}))
+        ended = joined(run_ranks(world, on_ranks.train, tmp_path, run, {}))
+    expected = runs["alone"][0]
+    assert_close(ended, dataclasses.replace(expected, losses=expected.losses[-1:]))
+
+
+REFUSED = {
+    "layers": (
+        ["--layout.pipeline=5", "--layout.dp=1"],
+        "4 layers are fewer than pp = 5 stages. Set pp to 4 or less.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_ranks_cannot_share_is_refused_before_one_starts(
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    texts: Path,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = [f"--data.path={texts}", "--data.source=text", f"--data.cache={cache}"]
+    assert main(["train", "--out", str(tmp_path / "run"), *data, *flags]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
