@@ -34,9 +34,29 @@ LAYOUTS = {
     },
     4: {
         "data": {"dp": 2, "pipeline": 2},
+        "zero 2": {"dp": 2, "pipeline": 2, "zero": 2, "stages": "zb-h1"},
+        "zero 3": {"dp": 2, "pipeline": 2, "zero": 3, "stages": "zb-v"},
         "context": {"context": 2, "pipeline": 2, "stages": "zb-h1"},
         "tensor": {"tensor": 2, "pipeline": 2},
         "four stages": {"pipeline": 4, "stages": "gpipe"},
+    },
+}
+
+
+SPARSE = dataclasses.replace(
+    MODEL, experts=4, top_k=2, expert_ffn=24, dense_layers=1, balance="auxiliary"
+)
+WITH_EXPERTS = {
+    4: {"experts": {"dp": 2, "pipeline": 2, "expert": 2}},
+    8: {
+        "five axes": {
+            "context": 2,
+            "tensor": 2,
+            "pipeline": 2,
+            "expert": 2,
+            "expert_tensor": 2,
+            "stages": "interleaved",
+        }
     },
 }
 
@@ -88,6 +108,22 @@ def test_ranks_that_share_layers_train_as_one(runs, name: str) -> None:
         assert sum(pack["rank_tokens"]) == sum(one["rank_tokens"])
         assert sum(pack["rank_flop"]) == pytest.approx(sum(one["rank_flop"]), rel=1e-9)
         assert max(pack["predicted_s"]) < sum(one["predicted_s"])
+
+
+def test_ranks_that_share_experts_too_train_as_one(tmp_path: Path, store: TokenStore) -> None:
+    make = MakeRun(store)
+    same = SAME | {"model": SPARSE, "steps": 2}
+    alone = run_ranks(1, on_ranks.train_each, tmp_path, {"alone": make(**same)})[0]["alone"]
+    told = events(tmp_path / "alone", "experts")
+    for world, rows in WITH_EXPERTS.items():
+        each = {name: make(**(same | keys)) for name, keys in rows.items()}
+        assert {resolved.ranks for resolved in each.values()} == {world}
+        ended = run_ranks(world, on_ranks.train_each, tmp_path, each)
+        for name in rows:
+            assert_close(joined([rank[name] for rank in ended]), alone)
+            for found, one in zip(events(tmp_path / name, "experts"), told, strict=True):
+                assert found["loads"] == one["loads"]
+                assert found["balance_loss"] == pytest.approx(one["balance_loss"], rel=EXACT)
 
 
 def test_what_was_predicted_stands_beside_what_was_measured(runs) -> None:

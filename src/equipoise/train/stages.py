@@ -12,13 +12,12 @@ What it decides
 
     *Schedules* are written by every rank from the pack alone. Data-parallel ranks have schedules
     of their own, unless they meet in a stage: in shared experts, or under ZeRO 2 and 3, which split
-    gradients in every backward. Then they must run the same
-    instructions in the same order, and one schedule is written for the longest of each
-    micro-batch.
+    gradients in every backward. Then they must run the same instructions in the same order, and
+    one schedule is written for the longest of each micro-batch.
 
 Kept true (tests/unit/train/test_stages.py)
-    Loads of all ranks add up to those of one rank; data-parallel ranks that share experts have
-    one order.
+    Loads of all ranks add up to those of one rank; data-parallel ranks that meet within a step
+    have one order.
 """
 
 from collections.abc import Sequence
@@ -170,9 +169,9 @@ class StagePlanner:
 
     @property
     def _is_shared(self) -> bool:
-        """Whether data-parallel ranks meet in a stage: in shared experts, or in ZeRO 2 and 3."""
+        """Whether data-parallel ranks meet in the middle of a stage: experts, or ZeRO 2 and 3."""
         layout = self.planner.layout
-        return layout.expert * layout.expert_tensor > 1 or layout.zero > 1
+        return layout.expert * layout.expert_tensor > 1 or layout.zero >= 2
 
     def _price(self, layers: LayerPrices) -> PipelinePrices:
         return price_stages(self.split, layers, recomputed=self.recompute == "full")

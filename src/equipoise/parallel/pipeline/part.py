@@ -181,5 +181,7 @@ def make_part(
         whole = Decoder(model)
     part = DecoderPart(whole, edges, held).to(dtype)
     part.to_empty(device=device or torch.device("cpu"))
+    for buffer in part.buffers():  # counts of experts' loads, which begin at 0
+        buffer.zero_()
     initialize(part, seed)
     return part
