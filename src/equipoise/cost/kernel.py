@@ -1,0 +1,208 @@
+"""Seconds of kernels: matrix products, attention over documents, streams of bytes.
+
+Why
+    A peak is reached by nobody. What share of it a product of given sizes reaches, or attention
+    over documents of given lengths, was measured on a few devices at some thousand sizes, and
+    that is what a step is made of.
+
+What it decides
+    Inside the measured sizes of a device, log-log interpolation. On another device (*transfer*)
+    the same share of its roofline: seconds scale with ``max(FLOP / peak, bytes / bandwidth)``
+    of the two, but a kernel never takes less than the shortest measured one. Where the two
+    differ by power alone the sustained clock goes with its cube root. fp16 runs as bf16 does.
+    A transferred time is flagged as extrapolated, and so is one that only a formula gives.
+
+    Attention of a packed micro-batch is the sum over its documents; each runs as fast as in a
+    pack of documents like it with as many tokens in all. A slice of a document, as context
+    parallelism cuts them, costs what a whole document of as many pairs costs.
+
+Kept true (tests/unit/cost/test_kernel.py)
+    Measured points are met; time grows with each size; no product beats its device's peak by
+    more than rounding; twice the peak and bandwidth is never slower; documents add up.
+
+Sources
+    Curves: the first lines of each file of ``cost/data``. Backward over forward:
+    FlashAttention-3, arXiv:2407.08608, figures 5 and 6 (2.5 times the FLOP at five sixths of
+    the rate). Streams: aiconfigurator-core 0.12.0, mem_bw_empirical_scaling_factor 0.8 and a
+    constant of 3 us. Power: switching power is C V^2 f, and voltage follows the clock.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.base.errors import SpecError
+from equipoise.cost.grid import Floats, Timing, counted
+from equipoise.cost.measured import attention_curves, decode_curve, gemm_curve
+from equipoise.spec.device import DTYPE_BYTES, THIS_CPU, DeviceSpec, Dtype, find_device
+
+_BACKWARD_OVER_FORWARD = 3.0
+
+_STREAM_EFFICIENCY = 0.8
+_LAUNCH_S = 3e-6
+
+_UNMEASURED_EFFICIENCY = 0.6
+"""Of the peak, where nothing was measured: what people report of CPUs without tuning."""
+
+
+def _sustained_flop_per_s(device: DeviceSpec, base: DeviceSpec, dtype: Dtype) -> float:
+    peak = device.peak_flop_per_s(dtype)
+    if device.name != base.name and device.peaks == base.peaks:
+        return peak * float(min(1.0, (device.power_w / base.power_w) ** (1 / 3)))
+    return peak
+
+
+def _roofline_s(
+    device: DeviceSpec, base: DeviceSpec, dtype: Dtype, flop: Floats, size_bytes: Floats
+) -> Floats:
+    compute = flop / _sustained_flop_per_s(device, base, dtype)
+    return np.maximum(compute, size_bytes / device.memory_bytes_per_s)
+
+
+def gemm_s(
+    device: DeviceSpec, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, dtype: Dtype
+) -> Timing:
+    """Seconds of ``(m, k) @ (k, n)``; the sizes broadcast.
+
+    Raises:
+        SpecError: the device does not multiply this dtype.
+
+    Cost: about 0.3 us a product.
+
+    >>> h100 = find_device("h100-sxm")
+    >>> timing = gemm_s(h100, 8192, 8192, 8192, "bf16")
+    >>> round(2 * 8192**3 / float(timing.s) / 1e12), bool(timing.extrapolated)
+    (783, False)
+    """
+    device.peak_flop_per_s(dtype)  # says which dtypes there are
+    m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
+    flop = 2.0 * m * n * k
+    found = gemm_curve(device, dtype)
+    if found is None:
+        return _unmeasured(device, dtype, flop)
+    grid, name, known = found
+    timing = grid.at(m, n, k)
+    if name == device.name and DTYPE_BYTES[known] == DTYPE_BYTES[dtype]:
+        return timing
+    base = find_device(name)
+    elements = m * k + k * n + m * n
+    ratio = _roofline_s(device, base, dtype, flop, elements * DTYPE_BYTES[dtype]) / _roofline_s(
+        base, base, known, flop, elements * DTYPE_BYTES[known]
+    )
+    s = np.maximum(timing.s * ratio, grid.least_s())
+    return Timing(s, np.ones(s.shape, dtype=bool))
+
+
+def attention_s(
+    device: DeviceSpec,
+    doc_tokens: npt.ArrayLike,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_width: int,
+    dtype: Dtype = "bf16",
+    backward: bool = False,
+    pack_tokens: npt.ArrayLike | None = None,
+) -> Timing:
+    """Seconds of causal attention of each document of a pack; they add up to the pack's.
+
+    Args:
+        device: Where.
+        doc_tokens: Length of each document [tokens].
+        heads: Query heads on this device.
+        kv_heads: Key/value heads on this device.
+        head_width: Of one head.
+        dtype: Of queries, keys and values.
+        backward: The backward instead of the forward.
+        pack_tokens: Tokens of the whole pack; the documents' sum unless given. More documents
+            fill a GPU better.
+
+    Raises:
+        SpecError: heads do not divide, or the device does not multiply this dtype.
+
+    Cost: about 0.5 us a document.
+
+    >>> h100 = find_device("h100-sxm")
+    >>> one = attention_s(h100, [8192], heads=16, kv_heads=2, head_width=128)
+    >>> round(4 * 16 * 128 * 8192**2 / 2 / one.total_s / 1e12)
+    617
+    """
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise SpecError(
+            f"{heads} query heads cannot share {kv_heads} key/value heads. Give a number of "
+            f"query heads that {max(kv_heads, 1)} divides."
+        )
+    device.peak_flop_per_s(dtype)
+    tokens = np.maximum(np.asarray(doc_tokens, dtype=np.float64), 1.0)
+    whole = np.sum(tokens) if pack_tokens is None else np.asarray(pack_tokens, dtype=np.float64)
+    flop = 4.0 * heads * head_width * tokens * (tokens + 1) / 2
+    times = _BACKWARD_OVER_FORWARD if backward else 1.0
+    found = attention_curves(device, dtype)
+    if found is None:
+        return _unmeasured(device, dtype, flop * (2.5 if backward else 1.0))
+    forward_curve, backward_curve, name = found
+    curve = forward_curve
+    if backward and backward_curve is not None:
+        curve, times = backward_curve, 1.0
+    units = heads * np.maximum(whole / tokens, 1.0)
+    timing = curve.unit_s(head_width, heads // kv_heads, tokens, units).scaled(heads * times)
+    if name == device.name:
+        return timing
+    base = find_device(name)
+    moved = 2.0 * tokens * head_width * (heads + kv_heads) * 2
+    ratio = _roofline_s(device, base, "bf16" if "bf16" in device.dtypes else "fp16", flop, moved)
+    ratio = ratio / _roofline_s(base, base, "bf16", flop, moved)
+    s = timing.s * ratio
+    return Timing(s, np.ones(s.shape, dtype=bool))
+
+
+def decode_attention_s(
+    device: DeviceSpec,
+    kv_tokens: npt.ArrayLike,
+    *,
+    sequences: npt.ArrayLike,
+    heads: int,
+    kv_heads: int,
+    head_width: int,
+) -> Timing:
+    """Seconds of attention of one new token for each of some sequences, on bf16 caches.
+
+    Args:
+        device: Where.
+        kv_tokens: Tokens in the cache of each sequence; all alike.
+        sequences: How many.
+        heads: Query heads on this device.
+        kv_heads: Key/value heads on this device.
+        head_width: Of one head; other widths than 128 move so many more or fewer bytes.
+    """
+    tokens = np.asarray(kv_tokens, dtype=np.float64)
+    units = np.asarray(sequences, dtype=np.float64) * kv_heads
+    found = decode_curve(device)
+    if found is None:
+        return stream_s(device, 4.0 * tokens * units * head_width)
+    grid, name = found
+    timing = grid.at(heads / kv_heads, np.maximum(tokens, 1.0), units)
+    ratio = head_width / 128
+    if name != device.name:
+        ratio *= find_device(name).memory_bytes_per_s / device.memory_bytes_per_s
+    if ratio == 1.0:
+        return timing
+    s = np.maximum(timing.s * ratio, grid.least_s())
+    return Timing(s, np.ones(s.shape, dtype=bool))
+
+
+def stream_s(device: DeviceSpec, size_bytes: npt.ArrayLike) -> Timing:
+    """Seconds of a kernel that does little but read and write so many bytes.
+
+    >>> round(float(stream_s(find_device("a100-80"), 2.039e9).s) * 1e3, 3)
+    1.253
+    """
+    size = np.asarray(size_bytes, dtype=np.float64)
+    if device.name == THIS_CPU:  # what STREAM reached is what there is
+        s = size / device.memory_bytes_per_s
+    else:
+        s = size / (device.memory_bytes_per_s * _STREAM_EFFICIENCY) + _LAUNCH_S * (size > 0)
+    return Timing(s, np.zeros(s.shape, dtype=bool))
+
+
+def _unmeasured(device: DeviceSpec, dtype: Dtype, flop: Floats) -> Timing:
+    return counted(flop / (device.peak_flop_per_s(dtype) * _UNMEASURED_EFFICIENCY))

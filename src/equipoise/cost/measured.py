@@ -1,0 +1,172 @@
+"""Which measured curve stands behind a device and a link: shipped, this machine's, or none.
+
+Why
+    A curve that was measured on another device is still better than a formula, if it is said
+    which. Whoever prices asks here, and is told on what the answer was measured.
+
+What it decides
+    The device whose curves stand in for one that nobody measured, and that a device file of
+    ``equipoise calibrate`` is read once, until it changes.
+
+Kept true (tests/unit/cost/test_kernel.py, tests/unit/cost/test_link.py)
+    Every device and every link of the tables has a curve, or none and says so.
+"""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.cost.grid import LogGrid, read_table
+from equipoise.cost.kernel_curve import AttentionCurve, attention_curve, decode_grid, gemm_grid
+from equipoise.cost.link_curve import CollectiveCurve, curve_of_rows, nccl_rows
+from equipoise.spec.device_file import DeviceFile, read_device_file
+from equipoise.spec.device_here import device_file
+from equipoise.spec.device_spec import THIS_CPU, DeviceSpec, Dtype
+from equipoise.spec.link import LINKS, LinkSpec
+
+_GEMM = {"h100-sxm": "h100", "h200": "h200", "a100-80": "a100"}
+_ATTENTION = {"h100-sxm": "h100", "a100-80": "a100"}
+_LINK_OF = {"h100": "nvlink4", "a100": "nvlink3", THIS_CPU: "gloo"}
+
+_STANDS_IN = {
+    "h100-sxm-500w": "h100-sxm",
+    "h200": "h100-sxm",
+    "a100-40": "a100-80",
+    "v100-32": "a100-80",
+    "v100-16": "a100-80",
+    "mi250x": "a100-80",
+}
+"""Whose kernels waste alike: the next generation of one maker, or one of the same peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """The curves of this machine."""
+
+    gemm: dict[str, LogGrid]
+    forward: dict[str, AttentionCurve]
+    backward: dict[str, AttentionCurve]
+    collectives: CollectiveCurve
+
+
+def collective_curve(link: LinkSpec) -> CollectiveCurve | None:
+    """The measured curve of a link; None where there is none."""
+    if link.curve is None:
+        return None
+    if link.curve == THIS_CPU:
+        here = _here()
+        return None if here is None else here.collectives
+    return _shipped_collectives(link.curve)
+
+
+def gemm_curve(device: DeviceSpec, dtype: Dtype) -> tuple[LogGrid, str, Dtype] | None:
+    """A grid over m, n, k, the device and the dtype that it was measured on; None: none is near.
+
+    Dtypes of one width are multiplied alike.
+    """
+    if device.name == THIS_CPU:
+        here = _here()
+        if here is None or dtype not in here.gemm:
+            return None
+        return here.gemm[dtype], THIS_CPU, dtype
+    name = device.name if device.name in _GEMM else _STANDS_IN.get(device.name)
+    if name is None:
+        return None
+    grids = _shipped_gemm(_GEMM[name])
+    known: Dtype = "fp8" if dtype == "fp8" and "fp8" in grids else "bf16"
+    return grids[known], name, known
+
+
+def attention_curves(
+    device: DeviceSpec, dtype: Dtype
+) -> tuple[AttentionCurve, AttentionCurve | None, str] | None:
+    """Curves of forward and, where measured, of backward, and the device; None: none is near."""
+    if device.name == THIS_CPU:
+        here = _here()
+        if here is None or dtype not in here.forward:
+            return None
+        return here.forward[dtype], here.backward[dtype], THIS_CPU
+    name = device.name if device.name in _ATTENTION else _STANDS_IN.get(device.name)
+    return None if name is None else (_shipped_attention(_ATTENTION[name]), None, name)
+
+
+def decode_curve(device: DeviceSpec) -> tuple[LogGrid, str] | None:
+    """A grid over sharing, cached tokens and units, and the device it was measured on."""
+    name = device.name if device.name in _ATTENTION else _STANDS_IN.get(device.name)
+    return None if name is None else (_shipped_decode(_ATTENTION[name]), name)
+
+
+@functools.cache
+def _shipped_collectives(name: str) -> CollectiveCurve:
+    return curve_of_rows(nccl_rows(name), LINKS[_LINK_OF[name]].bytes_per_s)
+
+
+@functools.cache
+def _shipped_gemm(name: str) -> dict[str, LogGrid]:
+    rows = read_table(f"gemm_{name}.csv")
+    return {
+        dtype: gemm_grid(
+            (int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
+            for row in rows
+            if row["dtype"] == dtype
+        )
+        for dtype in dict.fromkeys(row["dtype"] for row in rows)
+    }
+
+
+@functools.cache
+def _shipped_attention(name: str) -> AttentionCurve:
+    keys = ("head_width", "sharing", "tokens", "units")
+    return attention_curve(
+        (*(int(row[key]) for key in keys), float(row["us"]) * 1e-6)
+        for row in read_table(f"attention_{name}.csv")
+    )
+
+
+@functools.cache
+def _shipped_decode(name: str) -> LogGrid:
+    return decode_grid(
+        (int(row["sharing"]), int(row["tokens"]), int(row["units"]), float(row["us"]) * 1e-6)
+        for row in read_table(f"decode_{name}.csv")
+    )
+
+
+def _here() -> _Here | None:
+    path = device_file()
+    return _read_here(path, path.stat().st_mtime_ns) if path.exists() else None
+
+
+@functools.lru_cache(maxsize=2)
+def _read_here(path: Path, _changed_ns: int) -> _Here:
+    return curves_of(read_device_file(path))
+
+
+def curves_of(found: DeviceFile) -> _Here:
+    """The curves that a device file holds."""
+    attention = {point.dtype for point in found.attention}
+    return _Here(
+        gemm={
+            dtype: gemm_grid((p.m, p.n, p.k, p.s.mid) for p in found.gemm if p.dtype == dtype)
+            for dtype in {point.dtype for point in found.gemm}
+        },
+        forward={dtype: _attention_here(found, dtype, False) for dtype in attention},
+        backward={dtype: _attention_here(found, dtype, True) for dtype in attention},
+        collectives=curve_of_rows(
+            [(point.op, point.ranks, point.bytes, point.s.mid) for point in found.collectives],
+            LINKS[_LINK_OF[THIS_CPU]].bytes_per_s,
+        ),
+    )
+
+
+def _attention_here(found: DeviceFile, dtype: Dtype, is_backward: bool) -> AttentionCurve:
+    return attention_curve(
+        (
+            p.head_width,
+            p.heads // p.kv_heads,
+            p.tokens,
+            None,
+            (p.backward_s if is_backward else p.forward_s).mid / p.heads,
+        )
+        for p in found.attention
+        if p.dtype == dtype
+    )

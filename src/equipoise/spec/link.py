@@ -1,0 +1,81 @@
+"""Links between devices: what one device can send, how soon, and what collectives make of it.
+
+Why
+    A collective is as slow as the slowest link it crosses, and links differ a hundredfold
+    between two dies of one package and two buildings. Each is a row with its source.
+
+What it decides
+    ``bytes_per_s`` is the datasheet's, of one port and one direction. ``efficiency`` is what
+    large collectives reach of it where no curve was measured; ``curve`` names the measured one.
+
+Kept true (tests/unit/spec/test_cluster.py)
+    Every link has a source, and an efficiency of at most one.
+"""
+
+from dataclasses import dataclass
+
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """One kind of link."""
+
+    name: str
+    bytes_per_s: float
+    """Peak of one port, one direction."""
+    efficiency: float
+    """Share of the peak that large collectives reach."""
+    latency_s: float
+    """Of one message over one hop, software included."""
+    source: str
+    curve: str | None = None
+    """Measured collectives of a node joined by this link, or by a faster or slower sister."""
+
+
+_NDR = "NVIDIA ConnectX-7: 400 Gb/s. Efficiency: DeepEP reports 43 of 50 GB/s between nodes"
+_HOP = "latency: NCCL between two nodes, about"
+
+_TABLE = (
+    LinkSpec("nvlink5", 900e9, 0.75, 2e-6, "NVIDIA GB200 datasheet: 1.8 TB/s both ways", "h100"),
+    LinkSpec("nvlink4", 450e9, 0.75, 2e-6, "NVIDIA H100 datasheet: 900 GB/s both ways", "h100"),
+    LinkSpec("nvlink3", 300e9, 0.75, 2e-6, "NVIDIA A100 datasheet: 600 GB/s both ways", "a100"),
+    LinkSpec("nvlink2", 150e9, 0.75, 2e-6, "NVIDIA V100 datasheet: 300 GB/s both ways", "a100"),
+    LinkSpec("xgmi-package", 200e9, 0.75, 3e-6, "OLCF Frontier user guide: 4 x 50 GB/s, two dies"),
+    LinkSpec("xgmi-node", 50e9, 0.75, 3e-6, "OLCF Frontier user guide: 1 x 50 GB/s, neighbours"),
+    LinkSpec("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0 x16, one direction"),
+    LinkSpec("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0 x16, one direction"),
+    LinkSpec("pcie3", 16e9, 0.8, 5e-6, "PCI Express 3.0 x16, one direction"),
+    LinkSpec("ib-ndr", 50e9, 0.86, 5e-6, f"{_NDR}; {_HOP}"),
+    LinkSpec("ib-hdr", 25e9, 0.86, 5e-6, f"NVIDIA ConnectX-6: 200 Gb/s; rest as ib-ndr; {_HOP}"),
+    LinkSpec("ib-edr", 12.5e9, 0.86, 5e-6, f"NVIDIA ConnectX-5: 100 Gb/s; rest as ib-ndr; {_HOP}"),
+    LinkSpec("slingshot", 25e9, 0.7, 8e-6, "HPE Slingshot 11: 200 Gb/s; efficiency a guess"),
+    LinkSpec("roce-400", 50e9, 0.8, 7e-6, "400 Gb/s Ethernet with RDMA; efficiency a guess"),
+    LinkSpec("roce-200", 25e9, 0.8, 7e-6, "200 Gb/s Ethernet with RDMA; efficiency a guess"),
+    LinkSpec("roce-100", 12.5e9, 0.8, 7e-6, "100 Gb/s Ethernet with RDMA; efficiency a guess"),
+    LinkSpec("ethernet-100", 12.5e9, 0.6, 40e-6, "100 Gb/s Ethernet, TCP; efficiency a guess"),
+    LinkSpec("ethernet-25", 3.125e9, 0.8, 40e-6, "25 Gb/s Ethernet, TCP; efficiency a guess"),
+    LinkSpec("ethernet-10", 1.25e9, 0.9, 40e-6, "10 Gb/s Ethernet, TCP; efficiency a guess"),
+    LinkSpec("gloo", 2e9, 0.5, 1e-4, 'a guess; "equipoise calibrate" measures it', "this-cpu"),
+)
+
+LINKS: dict[str, LinkSpec] = {link.name: link for link in _TABLE}
+"""By name."""
+
+
+def find_link(name: str) -> LinkSpec:
+    """The link of this name.
+
+    Raises:
+        SpecError: there is none; names the nearest.
+
+    >>> find_link("ib-ndr").bytes_per_s
+    50000000000.0
+    """
+    if name not in LINKS:
+        raise SpecError(
+            f'There is no link "{name}". Nearest: {nearest(name, LINKS)}. '
+            f"Known: {', '.join(LINKS)}."
+        )
+    return LINKS[name]
