@@ -46,8 +46,10 @@ from equipoise.spec.resolve import (
 __all__ = [
     "ResolvedRun",
     "TomlPath",
+    "explain_fault",
     "locate",
     "nearest_key",
+    "parse_toml",
     "read_run",
     "render",
     "schema",
@@ -124,7 +126,7 @@ def _read_layers(path: Path, faults: list[Fault]) -> Iterator[dict[str, Given]]:
         ) from None
     except OSError as error:
         raise SpecError(f"Cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
-    table, lines = _parse(data, path.name)
+    table, lines = parse_toml(data, path.name)
     extends = table.pop(EXTENDS, None)
     if extends is not None:
         origin = Origin(f"{path.name}:{lines[EXTENDS,]}", (_RUN, lines[EXTENDS,]))
@@ -137,7 +139,7 @@ def _read_base(path: Path, extends: Any, origin: Origin, faults: list[Fault]) ->
         faults.append(Fault(origin, EXTENDS, f"needs text, got {_describe(extends)}."))
         return {}
     try:
-        table, lines = _parse((path.parent / extends).read_bytes(), extends)
+        table, lines = parse_toml((path.parent / extends).read_bytes(), extends)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         faults.append(Fault(origin, EXTENDS, f"cannot read {toml(extends)}: {reason}."))
@@ -158,7 +160,12 @@ def _read_base(path: Path, extends: Any, origin: Origin, faults: list[Fault]) ->
     return _collect(table, lines, extends, _BASE, faults)
 
 
-def _parse(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, int]]:
+def parse_toml(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, int]]:
+    """The table of a TOML file, and the line of each of its keys.
+
+    Raises:
+        SpecError: not UTF-8, or not TOML; says at which line of the file called ``label``.
+    """
     try:
         text = data.decode("utf-8")
         return tomllib.loads(text), locate(text)
@@ -254,7 +261,7 @@ def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
         return _adapter(key.name).validate_python(value), None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        return None, _explain(allowed, value, first["type"], first.get("ctx", {}))
+        return None, explain_fault(allowed, value, first["type"], first.get("ctx", {}))
 
 
 def _has_lone_surrogate(text: str) -> bool:
@@ -283,7 +290,7 @@ _BOUNDS = {
 _WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
-def _explain(allowed: Sequence[Any], value: Any, kind: str, context: Mapping[str, Any]) -> str:
+def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mapping[str, Any]) -> str:
     """One of pydantic's error types, in our words."""
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
