@@ -155,46 +155,43 @@ def forecast_memory(
     # Where the attention core runs again, one layer's at a time.
     keeping = [layer_recompute(recompute, each) in ("none", "selective") for each in stage.layers]
     receives = received_values * width * max(1, sum(keeping) * stage.kept_micro_batches)
-    angles = tokens * (model.head_width * width + _TOKEN_BYTES)
-    activations = kept + receives + angles * stage.kept_micro_batches
-    loss = _loss(model, layout, tokens, width) if stage.has_head else 0
+    angles = tokens * (model.head_width * width + _TOKEN_BYTES) * stage.kept_micro_batches
+    activations = kept + receives + angles
     largest = max(layers, key=lambda group: group.params, default=Group(0, 0))
-
     owned = sum(group.owned for group in groups)
     params = sum(group.params for group in groups)
     sums_at_end = layout.zero <= 1
-    gathered = width * (params if layout.zero < 3 else tables.params + largest.params)
-    gradients = 4 * params if sums_at_end else 4 * owned + width * (tables.params + largest.params)
-    # Reduced are fp32 buffers: what is put together, the library's copy, what comes out.
-    copies = 1 + overhead.message_copies
-    reducing = tables if sums_at_end else max(tables, largest, key=lambda group: group.params)
-    reduced = int(4 * (copies * reducing.params + reducing.owned))
+
+    def reduced(group: Group) -> float:
+        # In fp32: what is put together, the message library's copy, and what comes out.
+        return 4 * ((1 + overhead.message_copies) * group.params + group.owned)
+
     ahead = width * largest.params if layout.zero == 3 else 0  # gathered for the layer to come
-    moments = (
+    moments = [
+        {"activations": activations, "communication": ahead} | _loss(model, layout, tokens, width),
         {
             "activations": activations,
-            "loss": loss,
-            "working space": widest,
-            "communication": ahead
-            + (0 if sums_at_end else int(4 * (copies * largest.params + largest.owned))),
+            "working space": widest + width * largest.params,
+            "communication": ahead + (0 if sums_at_end else reduced(largest)),
         },
         {
             "activations": activations if stage.kept_micro_batches > 1 else 0,
-            "loss": 0,
-            "working space": 0,
-            "communication": reduced,
+            "communication": reduced(tables),
         },
-    )
+    ]
+    if not stage.has_head:
+        del moments[0]
     fullest = max(moments, key=lambda terms: sum(terms.values()))
-    passing = sum(fullest.values())
+    names = ("activations", "loss", "working space", "communication")
     return MemoryForecast(
         {
             "parameters": 4 * owned,
-            "gathered parameters": gathered,
-            "gradients": gradients,
+            "gathered parameters": width
+            * (params if layout.zero < 3 else tables.params + largest.params),
+            "gradients": 4 * params if sums_at_end else 4 * owned + width * tables.params,
             "optimizer": 8 * owned,
-            **{name: int(value) for name, value in fullest.items()},
-            "allocator": int(overhead.slack_share * passing) + overhead.fixed_bytes,
+            **{name: int(fullest.get(name, 0)) for name in names},
+            "allocator": int(overhead.slack_share * sum(fullest.values())) + overhead.fixed_bytes,
         }
     )
 
@@ -216,12 +213,18 @@ def _activations(
             found[kind] = token_bytes(model, layout, width=width, sparse=kind[0], recompute=kind[1])
         each = found[kind]
         kept += tokens * each.kept
-        widest = max(widest, tokens * (each.working + each.whole - each.kept))
+        widest = max(widest, tokens * (each.backward - each.kept))
     return kept * stage.kept_micro_batches, int(widest)
 
 
-def _loss(model: ModelSpec, layout: Layout, tokens: int, width: int) -> int:
-    """The last norm's input, output and its gradient; the head's gradient; chunks of logits."""
-    words = -(-model.vocab // layout.tp)
-    streams = int(tokens * model.hidden * width * (2 + 1 / layout.tp))
-    return streams + 4 * model.hidden * words + 2 * _LOSS_CHUNK_BYTES
+def _loss(model: ModelSpec, layout: Layout, tokens: int, width: int) -> dict[str, float]:
+    """When the last chunk of logits is done.
+
+    The last norm's input, output and its gradient; the head's gradient, in fp32, and of narrow
+    numbers its last part; logits in fp32, and of narrow numbers twice more.
+    """
+    matrix = model.hidden * -(-model.vocab // layout.tp)
+    streams = tokens * model.hidden * width * (2 + 1 / layout.tp)
+    narrow = width < 4
+    head = (4 + (width if narrow else 0)) * matrix
+    return {"loss": streams + head + _LOSS_CHUNK_BYTES * (2 if narrow else 1)}

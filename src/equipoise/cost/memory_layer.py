@@ -35,9 +35,6 @@ from equipoise.spec.recompute import LayerRecompute
 _ROUTE_BYTES = 24
 """Of a choice, kept always: token, slot and place of its row (int64 each)."""
 
-_CHOICE_BYTES = 24
-"""Of a choice, kept with the router: expert (int64), its index to gather, score and weight."""
-
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
@@ -45,10 +42,8 @@ class TokenBytes:
 
     kept: float
     """Kept from the forward to the backward [bytes]."""
-    whole: float
-    """Kept while the layer's own backward runs: as with nothing recomputed [bytes]."""
-    working: float
-    """Made and dropped by the layer's backward, at most, at once [bytes]."""
+    backward: float
+    """Alive at the fullest moment of the layer's own backward, what is kept included [bytes]."""
 
 
 def token_bytes(
@@ -76,8 +71,9 @@ def token_bytes(
     core = query * width + 4 * share.heads  # output and log-sum-exps
     heads = (query + 2 * key) * width
     normed_heads = (query + key) * width + 4 * (len(own.heads) + len(own.kv_heads))
+    extra = normed_heads if model.qk_norm else 0
     begin = stream * width + scale + model.hidden * width + heads + core
-    begin += normed_heads if model.qk_norm else 0
+    begin += extra
     feed, routes, working = _feed(model, share, layout, width=width, sparse=sparse)
     whole = begin + stream * width + scale + feed + routes
     kept = {
@@ -86,8 +82,14 @@ def token_bytes(
         "selective": stream * width + heads + core + routes,
         "full": stream * width + routes,
     }[recompute]
-    # Gradients of the stream, of a norm's output and of what it is made from.
-    return TokenBytes(kept, whole, working + (stream + 2 * model.hidden) * width)
+    # When the feed-forward's backward runs, some of attention is not there again, or no more.
+    absent = {
+        "none": 0,
+        "attention": core,
+        "selective": model.hidden * width + scale + extra,
+        "full": 0,
+    }[recompute]
+    return TokenBytes(kept, whole - absent + working)
 
 
 def _feed(
@@ -95,18 +97,22 @@ def _feed(
 ) -> tuple[float, float, float]:
     """Of the feed-forward: kept, kept always, and worked with [bytes]."""
     if not sparse:
-        # The backward makes the hidden units again and three gradients of them.
-        return (model.hidden + 2 * share.ffn) * width, 0, 4 * share.ffn * width
+        # The backward has a gradient of each side, makes the hidden units again, and three
+        # gradients of them.
+        working = (4 * share.ffn + 2 * model.hidden) * width
+        return (model.hidden + 2 * share.ffn) * width, 0, working
     part = 1 / layout.tp
-    ffn = model.expert_ffn
-    rows = model.top_k * (1 + layout.etp) * model.hidden + 2 * model.top_k * ffn
-    values = rows + 2 * model.shared_ffn + (2 * model.hidden if model.shared_gate else 0)
+    ffn, hidden = model.expert_ffn, model.hidden
+    rows = model.top_k * ((1 + layout.etp) * hidden + 2 * ffn)
+    shared = 2 * model.shared_ffn + (hidden if model.shared_ffn and width == 2 else 0)
+    shared += hidden if model.shared_gate else 0
     # The router reads in fp32: of narrower tokens it keeps a copy, and the shared expert its own.
-    normed = 4 * model.hidden if width == 4 else (4 + width) * model.hidden
-    scores = 4 * model.experts + _CHOICE_BYTES * model.top_k
-    working = (4 * model.top_k * ffn + 2 * model.top_k * model.hidden) * width
+    router = 4 * hidden + 12 * model.experts + model.top_k * width
+    router += 4 * (model.top_k + 1) if model.norm_top_k else 0
+    # The shared expert's backward comes before the others', and lets go of what it kept.
+    working = max(model.top_k * (4 * ffn + hidden) - shared, 4 * model.shared_ffn)
     return (
-        part * (values * width + normed + scores),
+        part * ((rows + shared) * width + router),
         part * _ROUTE_BYTES * model.top_k,
-        part * max(working, 4 * model.shared_ffn * width),
+        part * width * working,
     )

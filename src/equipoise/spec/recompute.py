@@ -21,8 +21,9 @@ What it decides
     ``selective`` is the other way around: the core's results are kept, and its work, and with
     context parallelism its messages, are never repeated, however long the documents are.
 
-Kept true (tests/unit/nn/test_recompute.py)
-    Loss and gradients are those of ``none``, bitwise; the core runs as often as is said here.
+Kept true (tests/unit/nn/test_decoder.py, tests/unit/cost/test_memory_layer.py)
+    Loss and gradients are those of ``none``, bitwise; the core runs as often, and a layer keeps as
+    much, as is said here.
 
 Sources
     Attention core: Korthikanti et al., arXiv:2205.05198, section 5. Keeping the core's results:
