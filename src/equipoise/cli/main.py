@@ -30,6 +30,7 @@ VERBS = {
     "config": "show what every key of a run resolves to, and why",
     "pack": "show how evenly each policy would pack a corpus; needs no torch",
     "explain": "draw who computes what and when, in attention or in a pipeline; needs no torch",
+    "simulate": "say how long a step takes on another cluster, and whether it fits; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
     "check": "prove that every layout and packing gives one rank's loss and gradients",

@@ -1,0 +1,108 @@
+"""What ``equipoise simulate`` prints: a step's time, where it goes, memory, energy and money."""
+
+from typing import Any
+
+import numpy as np
+
+from equipoise.base.units import GIB, format_seconds
+from equipoise.cli.console import make_console
+from equipoise.cost.step import StepOptions
+from equipoise.sim.machine import Machine
+from equipoise.sim.step import StepRun
+
+
+def step_row(found: StepRun, machine: Machine, options: StepOptions) -> dict[str, Any]:
+    """One step as plain data: the keys that ``--json`` prints."""
+    price, devices = found.price, machine.cluster.devices
+    peak = machine.peak_flop_per_s(options.precision)
+    rate = price.published_flop / price.step_s / devices
+    useful = price.useful_flop / price.step_s / devices
+    energy_j, usd = energy_and_money(found, machine)
+    return {
+        "step_s": price.step_s,
+        "tokens_per_s_per_device": price.tokens / price.step_s / devices,
+        "tflops_per_device": rate / 1e12,
+        "mfu": rate / peak,
+        "useful_tflops_per_device": useful / 1e12,
+        "useful_mfu": useful / peak,
+        "memory_gib_max": float(price.memory_bytes.max()) / GIB,
+        "memory_gib": (price.memory_bytes / GIB).tolist(),
+        "capacity_gib": price.capacity_bytes / GIB,
+        "fits": price.fits,
+        "memory": {name: value / GIB for name, value in price.memory.items()},
+        "terms": price.terms,
+        "stages": {
+            "layers": list(found.layers),
+            "busy_s": price.busy_s.tolist(),
+            "exposed_s": price.exposed_s.tolist(),
+            "bubble_s": price.bubble_s.tolist(),
+        },
+        "energy_j_per_step": energy_j,
+        "energy_j_per_token": energy_j / price.tokens,
+        "usd_per_step": usd,
+        "usd_per_million_tokens": None if usd is None else 1e6 * usd / price.tokens,
+        "extrapolated": list(price.extrapolated),
+    }
+
+
+def energy_and_money(found: StepRun, machine: Machine) -> tuple[float, float | None]:
+    """Joules and dollars of one step over all devices.
+
+    A device draws its full power while it computes, what it draws at rest while it waits, and
+    its share of the host all the time. Dollars are None where a device has no public price.
+    """
+    price, device, devices = found.price, machine.device, machine.cluster.devices
+    computing = float(np.mean(price.busy_s)) / price.step_s
+    watts = computing * device.power_w + (1 - computing) * device.idle_power_w
+    energy_j = (watts + device.host_power_w) * price.step_s * devices
+    if device.usd_per_hour is None:
+        return energy_j, None
+    return energy_j, device.usd_per_hour * devices * price.step_s / 3600
+
+
+def print_step(
+    found: StepRun, machine: Machine, options: StepOptions, title: str, *, is_quiet: bool
+) -> None:
+    """The headline, and unless quiet where the seconds and the bytes go."""
+    from rich.table import Table
+
+    console = make_console()
+    row = step_row(found, machine, options)
+    fits = "fits" if row["fits"] else "DOES NOT FIT"
+    console.print(
+        f"{title}: a step of {found.price.tokens:,} tokens takes "
+        f"{format_seconds(row['step_s'])}, {row['tokens_per_s_per_device']:,.0f} tokens/s a "
+        f"device, {row['tflops_per_device']:.0f} TFLOP/s ({row['mfu']:.1%} MFU); "
+        f"{row['memory_gib_max']:.1f} GiB on the fullest rank of {row['capacity_gib']:.1f}: "
+        f"{fits}.",
+        soft_wrap=True,
+    )
+    if is_quiet:
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("seconds of the busiest rank", "", "share", "GiB of the fullest rank", ""):
+        table.add_column(
+            name, justify="left" if name[:1] in ("s", "G") and name != "share" else "right"
+        )
+    times = sorted(row["terms"].items(), key=lambda each: -each[1])
+    sizes = sorted(row["memory"].items(), key=lambda each: -each[1])
+    for at in range(max(len(times), len(sizes))):
+        seconds = times[at] if at < len(times) else None
+        gib = sizes[at] if at < len(sizes) and sizes[at][1] else None
+        table.add_row(
+            seconds[0] if seconds else "",
+            format_seconds(seconds[1]) if seconds else "",
+            f"{seconds[1] / row['step_s']:.1%}" if seconds else "",
+            gib[0] if gib else "",
+            f"{gib[1]:.2f}" if gib else "",
+        )
+    console.print(table)
+    usd = row["usd_per_million_tokens"]
+    money = "no public price" if usd is None else f"${usd:,.2f} a million tokens"
+    console.print(
+        f"{row['energy_j_per_token']:.3g} J a token, {money}. Layers of the stages: "
+        f"{' '.join(map(str, found.layers))}.",
+        soft_wrap=True,
+    )
+    if row["extrapolated"]:
+        console.print(f"Read beyond measured sizes: {', '.join(row['extrapolated'])}.", style="dim")

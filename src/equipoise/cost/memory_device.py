@@ -1,0 +1,197 @@
+"""Peak memory of one pipeline rank under a described program, term by term.
+
+Why
+    ``cost.memory`` forecasts this package's own ranks, byte by byte. A cluster that is not here
+    runs whatever program its owners run, and programs differ in what a layer keeps: scores or
+    none, a gathered or a divided copy of a norm's output, whole logits or chunks.
+
+What it decides
+    What a layer keeps of a token, with D the model's width, q and k those of a rank's query and
+    key heads, F a rank's hidden units, t tensor-parallel ranks::
+
+        2 x 2D        inputs of both norms                  / t with sequence parallelism
+        2 x 2D        what the projections read             / t with sequence parallelism
+        2 q + 4 k     queries, keys, values
+        2 q           the core's output
+        4 a           log-sum-exps of a heads (flash); 5 a s of s keys (unfused)
+        2 F x 3 or 2  gate, up and product, or before and after the activation
+        2 D           masks of two dropouts, one byte each  / t with sequence parallelism
+
+    With recomputation a layer keeps its input (``full``), or all but the core (``attention``),
+    or its input and the core (``selective``). At the peak a rank holds what its schedule has in
+    flight and, on the last stage, the logits of one micro-batch.
+
+    States of a weight: 2 bytes to compute with, ``grad_bytes`` of gradient, and 12 of master
+    copy and Adam's moments, each divided as ZeRO's stage says.
+
+Kept true (tests/unit/cost/test_memory_device.py)
+    Korthikanti's 34, 10 + 24/t and 5 a s, exactly; terms grow with tokens and vocabulary and
+    shrink with ranks. Beside published peaks: ``bench/memory_published.py``.
+
+Sources
+    arXiv:2205.05198, section 4 and table 2. States: arXiv:1910.02054, section 3.
+"""
+
+from dataclasses import dataclass
+
+from equipoise.cost.step import StepOptions
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.recompute import LayerRecompute, layer_recompute
+
+_STATES_BYTES = 12.0
+_PARAM_BYTES = 2.0
+_ROUTE_BYTES = 8.0
+"""Of a token's choice of an expert, kept to bring the row back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """What one pipeline rank holds."""
+
+    layers: tuple[int, ...]
+    embeds: bool
+    has_head: bool
+    kept_micro_batches: float
+    """In flight at once, of the largest size."""
+    tokens: float
+    """Of the largest micro-batch, this rank's share along cp [tokens]."""
+    doc_tokens: float
+    """Keys that a query of it reads at most: what unfused scores are written over [tokens]."""
+    received_rows: float = 1.0
+    """Rows of the expert rank that gets most, over the mean."""
+
+
+def kept_bytes(
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    *,
+    sparse: bool,
+    recompute: LayerRecompute,
+    doc_tokens: float,
+    received_rows: float = 1.0,
+) -> float:
+    """What a layer keeps of one token for its backward [bytes].
+
+    >>> from equipoise.cost.step import Stack
+    >>> from equipoise.spec.model import PLANNED
+    >>> stack = Stack(attention="unfused", dropout=True, sequence_parallel=False)
+    >>> options = StepOptions(2048, 1, stack=stack)
+    >>> model = PLANNED["gpt3-175b"]
+    >>> found = kept_bytes(
+    ...     model, Layout(tp=8), options, sparse=False, recompute="attention", doc_tokens=2048
+    ... )
+    >>> found / model.hidden  # 10 + 24 / 8
+    13.0
+    """
+    stack, hidden = options.stack, model.hidden
+    beside = 1 / layout.tp if stack.sequence_parallel else 1.0
+    heads = -(-model.heads // layout.tp)
+    query = heads * model.score_width
+    key = max(model.kv_heads / layout.tp, 1.0) * (model.score_width + model.head_width) / 2
+    value = heads * model.head_width
+    if model.latent is not None:
+        key = heads * (model.score_width + model.head_width) / 2
+    given = 2.0 * hidden * beside
+    output = 2.0 * value
+    core = 5.0 * heads * doc_tokens if stack.attention == "unfused" else 4.0 * heads
+    inputs = 2.0 * query + 4.0 * key
+    norms = 3 * given + (2.0 * hidden * beside if stack.dropout else 0.0)
+    feed = _feed_bytes(model, layout, options, sparse=sparse, received_rows=received_rows)
+    if recompute == "full":
+        return given
+    if recompute == "selective":
+        return given + inputs + output + (0.0 if stack.attention == "unfused" else core)
+    whole = given + norms + inputs + output + feed
+    return whole if recompute == "attention" else whole + core
+
+
+def _feed_bytes(
+    model: ModelSpec, layout: Layout, options: StepOptions, *, sparse: bool, received_rows: float
+) -> float:
+    """Of the feed-forward, its normed input left out [bytes a token]."""
+    if not sparse:
+        return 2.0 * model.products * model.ffn / layout.tp
+    # Each of a token's choices: the row that an expert reads, its hidden units, what comes back.
+    units = 2.0 * model.products * model.expert_ffn / layout.etp + 4.0 * model.hidden
+    beside = 1 / layout.tp if options.stack.sequence_parallel else 1.0
+    routed = model.top_k * (units * layout.etp * received_rows + _ROUTE_BYTES) * beside
+    shared = 2.0 * model.products * model.shared_ffn / layout.tp
+    return routed + shared + 4.0 * model.experts * beside
+
+
+def rank_memory(
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    share: RankShare,
+) -> dict[str, float]:
+    """Peak of one rank by term [bytes].
+
+    Cost: microseconds a layer.
+    """
+    dense, experts, largest = _weights(model, layout, share)
+    stack, kept, widest = options.stack, 0.0, 0.0
+    for layer in share.layers:
+        sparse, how = model.is_sparse(layer), layer_recompute(options.recompute, layer)
+        each = kept_bytes(
+            model,
+            layout,
+            options,
+            sparse=sparse,
+            recompute=how,
+            doc_tokens=share.doc_tokens,
+            received_rows=share.received_rows,
+        )
+        whole = kept_bytes(
+            model,
+            layout,
+            options,
+            sparse=sparse,
+            recompute="none",
+            doc_tokens=share.doc_tokens,
+            received_rows=share.received_rows,
+        )
+        kept += each
+        # The layer that runs backward has all of it again, and gradients of what it works on.
+        widest = max(widest, whole - each + 6.0 * model.hidden)
+    activations = kept * share.tokens * share.kept_micro_batches
+    tables = (share.embeds + share.has_head) - (model.tied and share.embeds and share.has_head)
+    dense += tables * model.hidden * model.vocab / layout.tp
+    sharers = layout.zero_ranks // layout.replicas
+    alike = layout.edp
+    states = dense / (sharers if layout.zero else 1) + experts / (alike if layout.zero else 1)
+    own = dense + experts
+    moved = tables * model.hidden * model.vocab / layout.tp + 2 * largest
+    params = _PARAM_BYTES * (own if layout.zero < 3 else moved)
+    scattered = dense / sharers + experts / alike
+    gradients = stack.grad_bytes * (own if layout.zero < 2 else scattered)
+    reduced = stack.grad_bytes * largest if layout.zero >= 2 else 0.0
+    words = model.vocab / layout.tp if share.has_head else 0.0
+    logits = stack.logit_bytes * share.tokens * words
+    streams = (4.0 if share.has_head else 0.0) * share.tokens * model.hidden
+    passing = activations + logits + streams + widest * share.tokens + reduced
+    return {
+        "parameters": params,
+        "gradients": gradients,
+        "optimizer": _STATES_BYTES * states,
+        "activations": activations,
+        "logits": logits + streams,
+        "working space": widest * share.tokens,
+        "communication": reduced,
+        "allocator": stack.slack_share * passing,
+    }
+
+
+def _weights(model: ModelSpec, layout: Layout, share: RankShare) -> tuple[float, float, float]:
+    """Weights of a rank's layers without experts, of its experts, and of its largest layer."""
+    dense = experts = largest = 0.0
+    for layer in share.layers:
+        sparse = model.is_sparse(layer)
+        routed = model.experts * model.expert_params if sparse else 0
+        whole = model.count_layer(sparse=sparse, active=False)
+        here = (whole - routed) / layout.tp
+        away = routed / (layout.ep * layout.etp)
+        dense, experts, largest = dense + here, experts + away, max(largest, here + away)
+    return dense, experts, largest

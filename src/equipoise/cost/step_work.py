@@ -1,0 +1,192 @@
+"""What one rank of a layout computes and moves for one micro-batch, counted by part.
+
+Why
+    Seconds come from sizes: a product of 4,096 rows runs at another rate than one of 128, the
+    gradient of weights has its tokens as the inner side, and what tensor parallelism divides is
+    not what context parallelism divides. So parts are kept apart until they are priced.
+
+What it decides
+    The parts of a layer: products (projections, feed-forward, experts), the attention core by
+    documents, and *moves*, the bytes that norms, rotations, activations and residuals carry
+    between memory and cores. Widths that tensor parallelism divides are this rank's share.
+
+    FLOP are counted by two conventions, kept apart by name:
+
+    =========== ==================================================================
+    useful      forward and backward once, each causal pair once: ``cost.work``
+    published   as Megatron-LM counts: every pair of a window, masked ones too
+    =========== ==================================================================
+
+Kept true (tests/unit/cost/test_step_work.py)
+    Over all ranks of a layout, products add up to ``useful_flop``'s, whatever the layout.
+
+Sources
+    Products of a sharded layer: Megatron-LM, arXiv:1909.08053, section 3. Experts folded over
+    the ranks of a stage: arXiv:2504.14960. Published FLOP: arXiv:2104.04473, appendix.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.cost.work import Ints, pair_flop
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Matrix products of one size: ``[rows, inner] x [inner, columns]``, so many of them."""
+
+    name: str
+    rows: float
+    """Tokens [rows]."""
+    columns: int
+    inner: int
+    count: int = 1
+    grouped: bool = False
+    """One kernel runs all of them: experts."""
+
+    @property
+    def flop(self) -> float:
+        """Of one forward."""
+        return 2.0 * self.count * self.rows * self.columns * self.inner
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """One layer's forward on one rank, for one micro-batch."""
+
+    products: tuple[Product, ...]
+    heads: int
+    """Query heads of this rank."""
+    kv_heads: float
+    """Key/value heads of this rank; below one where ranks hold copies."""
+    score_width: int
+    head_width: int
+    moved_bytes: float
+    """Of norms, rotations, activations and residuals, where each is one kernel that reads its
+    inputs and writes its output."""
+    kernels: int
+    """Launches of one forward, products and attention among them."""
+    routed_rows: float
+    """Rows that this rank sends to experts, and gets back; 0 of a dense layer."""
+
+
+def layer_work(
+    model: ModelSpec,
+    layout: Layout,
+    tokens: float,
+    *,
+    sparse: bool,
+    sequence_parallel: bool = True,
+    fused: bool = True,
+    expert_skew: float = 1.0,
+    width: int = 2,
+) -> LayerWork:
+    """Count one layer's forward on one rank.
+
+    Args:
+        model: Sizes.
+        layout: Degrees; only tp, cp, ep and etp are looked at.
+        tokens: Of the micro-batch on this rank's context share [tokens].
+        sparse: A layer with experts.
+        sequence_parallel: Whether norms and residuals are divided over tensor-parallel ranks.
+        fused: Whether neighbouring element-wise operations are one kernel.
+        expert_skew: The expert rank that gets most rows, over the mean [ratio]; balanced is 1.
+        width: Bytes of an activation.
+    """
+    tp, hidden = layout.tp, model.hidden
+    heads = -(-model.heads // tp)
+    kv_heads = max(model.kv_heads / tp, 1.0)
+    query = heads * model.score_width
+    value = heads * model.head_width
+    products = list(_attention_products(model, tokens, tp, kv_heads))
+    beside = tokens / (tp if sequence_parallel else 1)
+    # Two norms, each read and written, and two residuals, each two reads and a write.
+    moved = beside * hidden * width * (2 * 2 + 2 * 3)
+    moved += tokens * width * 2 * (query + kv_heads * model.head_width)  # rotations
+    kernels = 2 + 2 + 2 + 1
+    routed = 0.0
+    if not sparse:
+        ffn = model.ffn / tp
+        products += _ffn_products(model, "feed-forward", tokens, model.ffn, tp)
+        moved += tokens * width * ffn * model.products
+    else:
+        routed = beside * model.top_k if sequence_parallel else tokens * model.top_k / tp
+        mean = routed * layout.etp * layout.ep / model.experts  # rows of one local expert
+        local = max(1, model.experts // layout.ep)
+        rows = mean * expert_skew
+        ffn = -(-model.expert_ffn // layout.etp)
+        up = ffn * (model.products - 1)
+        products += [
+            Product("router", routed / model.top_k, model.experts, hidden),
+            Product("experts", rows, up, hidden, local, grouped=True),
+            Product("experts", rows, hidden, ffn, local, grouped=True),
+        ]
+        # Rows are put in order and back, scaled and added; the activation in between.
+        moved += rows * local * width * (ffn * model.products + 4 * hidden)
+        moved += routed * hidden * width * 3 + 4.0 * routed / model.top_k * model.experts * 4
+        kernels += 12
+        if model.shared_ffn:
+            products += _ffn_products(model, "shared expert", tokens, model.shared_ffn, tp)
+            moved += tokens * width * model.shared_ffn / tp * model.products
+    kernels += sum(1 if each.grouped else each.count for each in products) + 1
+    if not fused:
+        # Eager: a norm is up to five passes in fp32, a gated activation two kernels, and biases,
+        # dropout and casts pass by themselves.
+        moved *= 2.0
+        kernels *= 2
+    return LayerWork(
+        tuple(products), heads, kv_heads, model.score_width, value // heads, moved, kernels, routed
+    )
+
+
+def _attention_products(
+    model: ModelSpec, tokens: float, tp: int, kv_heads: float
+) -> tuple[Product, ...]:
+    heads, hidden = -(-model.heads // tp), model.hidden
+    out = Product("projections", tokens, hidden, heads * model.head_width)
+    if model.latent is None:
+        columns = int((heads + 2 * kv_heads) * model.head_width)
+        return Product("projections", tokens, columns, hidden), out
+    latent = model.latent
+    down = latent.query + latent.key_value + latent.rope
+    return (
+        Product("projections", tokens, down, hidden),
+        Product("projections", tokens, heads * model.score_width, latent.query),
+        Product("projections", tokens, 2 * heads * model.head_width, latent.key_value),
+        out,
+    )
+
+
+def _ffn_products(model: ModelSpec, name: str, tokens: float, width: int, tp: int) -> list[Product]:
+    share = -(-width // tp)
+    up = share * (model.products - 1)
+    return [
+        Product(name, tokens, up, model.hidden),
+        Product(name, tokens, model.hidden, share),
+    ]
+
+
+def head_work(model: ModelSpec, layout: Layout, tokens: float) -> Product:
+    """The head's product on one rank."""
+    return Product("head", tokens, -(-model.vocab // layout.tp), model.hidden)
+
+
+def published_flop(model: ModelSpec, doc_tokens: Ints) -> float:
+    """Forward and backward FLOP as Megatron-LM and NVIDIA's recipes count them.
+
+    Every pair of a document counts, masked ones too, and nothing that is computed a second time.
+
+    Args:
+        model: Sizes.
+        doc_tokens: Length of each document, or of each full window [tokens].
+
+    >>> from equipoise.spec.model import preset
+    >>> round(published_flop(preset("llama3-405b"), np.array([8192])) / 1e16, 2)
+    2.15
+    """
+    lengths = np.asarray(doc_tokens, dtype=np.float64)
+    pairs = float((lengths**2).sum())
+    return 6.0 * model.matmul_params * float(lengths.sum()) + 3.0 * pair_flop(model) * pairs

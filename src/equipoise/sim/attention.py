@@ -1,0 +1,161 @@
+"""Seconds of the attention core of each micro-batch, shared over context ranks or not.
+
+What it decides
+    Documents are shared out by ``balance.context``, and what travels is written and priced by
+    ``schedule.attention``: the same functions that a run calls. A micro-batch whose documents
+    were priced before is not priced again.
+
+Kept true (tests/unit/sim/test_attention.py)
+    One context rank pays no traffic; two packs of equal tokens and other documents differ;
+    several ranks are never faster than their share of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.context import split_context
+from equipoise.cost.step import Floats, StepOptions
+from equipoise.cost.step_layer import Rates
+from equipoise.cost.work import Ints
+from equipoise.schedule.attention_count import Wire
+from equipoise.schedule.attention_price import (
+    BACKWARD_OVER_FORWARD,
+    LinkPrice,
+    price_attention,
+)
+from equipoise.schedule.attention_strategies import write_attention
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+
+_SCORE_BYTES = (13.0, 17.0)
+"""Of a pair and head, forward and backward, in 16 bits with a mask of dropout: written by the
+product, read and written by softmax and by dropout, read by the next product; and likewise back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTimes:
+    """The attention core of one micro-batch in one layer, of the context rank that ends last."""
+
+    tokens: float
+    """Of the context rank that has most [tokens]."""
+    forward_s: float
+    """Computing."""
+    backward_s: float
+    forward_exposed_s: float
+    """Waiting for keys, queries and peers."""
+    backward_exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLinks:
+    """What connects the ranks of a context group."""
+
+    near: LinkPrice
+    """Between neighbours."""
+    far: LinkPrice | None = None
+    """Between ranks of different nodes, where some share one."""
+    ranks_per_node: int | None = None
+    """Of the group; with ``far``."""
+
+
+class AttentionCore:
+    """Prices micro-batches, each distinct one once."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        layout: Layout,
+        options: StepOptions,
+        rates: Rates,
+        links: ContextLinks,
+    ) -> None:
+        self._model, self._layout, self._options = model, layout, options
+        self._rates, self._links = rates, links
+        self._known: dict[bytes, CoreTimes] = {}
+
+    def price(self, doc_tokens: Sequence[int] | Floats) -> CoreTimes:
+        """The core of one micro-batch's documents [tokens]."""
+        lengths = np.sort(np.asarray(doc_tokens, dtype=np.int64))
+        key = lengths.tobytes()
+        if key not in self._known:
+            one = self._layout.cp == 1
+            self._known[key] = self._alone(lengths) if one else self._shared(lengths)
+        return self._known[key]
+
+    def _alone(self, lengths: Ints) -> CoreTimes:
+        if self._options.stack.attention == "unfused":
+            return self._unfused(lengths.astype(np.float64))
+        documents = lengths.astype(np.float64)
+        forward = float(self._documents_s(documents).sum())
+        backward = float(self._documents_s(documents, backward=True).sum())
+        return CoreTimes(float(lengths.sum()), forward, backward, 0.0, 0.0)
+
+    def _unfused(self, lengths: Floats) -> CoreTimes:
+        """Scores of whole windows, written and read: masked pairs cost as much as others."""
+        model, rates, residuals = self._model, self._rates, self._options.residuals
+        heads = -(-model.heads // self._layout.tp)
+        forward = backward = 0.0
+        for tokens in lengths.tolist():
+            product = rates.product_s(heads * tokens, tokens, model.head_width, fp8=False)
+            product *= residuals.products
+            moved = heads * tokens * tokens / rates.bytes_per_s * residuals.moves
+            forward += 2 * product + _SCORE_BYTES[0] * moved
+            backward += 4 * product + _SCORE_BYTES[1] * moved
+        return CoreTimes(float(lengths.sum()), forward, backward, 0.0, 0.0)
+
+    def _documents_s(self, lengths: Floats, *, backward: bool = False) -> Floats:
+        """Whole causal documents, this rank's heads [s]."""
+        model, tp = self._model, self._layout.tp
+        slower = self._options.residuals.attention / self._options.stack.attention_rate
+        return slower * self._rates.attention_s(
+            lengths,
+            -(-model.heads // tp),
+            max(model.kv_heads // tp, 1),
+            (model.score_width + model.head_width) // 2,
+            backward=backward,
+        )
+
+    def _shared(self, lengths: Ints) -> CoreTimes:
+        model, layout, options = self._model, self._layout, self._options
+        heads = -(-model.heads // layout.tp)
+        kv_heads = max(1, model.kv_heads // layout.tp)
+        split = split_context(lengths, layout.cp, options.sharding)
+        schedule = write_attention(
+            options.context_strategy,
+            split.pieces,
+            lengths,
+            heads=heads,
+            kv_heads=kv_heads,
+            ranks_per_node=self._links.ranks_per_node,
+        )
+
+        def tile_ns(pairs: Floats) -> Floats:
+            # A tile of so many pairs at the rate of a causal document of as many.
+            return 1e9 * self._documents_s(np.sqrt(2.0 * np.maximum(pairs, 0.5)))
+
+        width = (model.score_width + model.head_width) // 2
+        priced = price_attention(
+            schedule,
+            tile_ns,
+            self._links.near,
+            Wire(width),
+            node_link=self._links.far,
+            ranks_per_node=self._links.ranks_per_node,
+        )
+        compute = priced.compute_ns.max() / (1 + BACKWARD_OVER_FORWARD) * 1e-9
+        slower = self._backward_ratio(lengths)
+        return CoreTimes(
+            float(split.tokens.max()),
+            compute,
+            slower * compute,
+            max(0.0, priced.forward_ns.max() * 1e-9 - compute),
+            max(0.0, priced.backward_ns.max() * 1e-9 - BACKWARD_OVER_FORWARD * compute),
+        )
+
+    def _backward_ratio(self, lengths: Ints) -> float:
+        """Backward over forward of these documents on the device's own curves."""
+        documents = lengths[-1:].astype(np.float64)
+        forward = float(self._documents_s(documents).sum())
+        return float(self._documents_s(documents, backward=True).sum()) / forward

@@ -1,0 +1,116 @@
+"""What a step is priced on: a device's kernels, and the links of its ranks' groups.
+
+What it decides
+    Nothing of its own: ``cost.kernel`` and ``cost.link`` under the names by which a step asks
+    for them, each size looked up once, and which curves were read beyond their sizes. On a
+    cluster of several classes kernels are the slowest class's.
+
+Kept true (tests/unit/sim/test_machine.py)
+    What was asked twice is answered alike; a curve that is left is named.
+"""
+
+from equipoise.cost.kernel import attention_s, gemm_s, stream_s
+from equipoise.cost.link import Op, collective_s, group_of
+from equipoise.cost.step import Floats, Precision
+from equipoise.cost.step_layer import Collective
+from equipoise.schedule.attention_price import LinkPrice
+from equipoise.sim.attention import ContextLinks
+from equipoise.spec.cluster import ClusterSpec
+from equipoise.spec.device import DeviceSpec, Dtype
+from equipoise.spec.layout import Layout
+
+
+class Machine:
+    """A cluster, as a step asks for it."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self.cluster = cluster
+        self.extrapolated: set[str] = set()
+        """Curves that were read beyond their measured sizes."""
+        devices = [each.device for each in cluster.classes]
+        self.device: DeviceSpec = min(devices, key=lambda each: each.peaks[0][1])
+        self._dtype: Dtype = "bf16" if "bf16" in self.device.dtypes else self.device.dtypes[0]
+        self._products: dict[tuple[float, float, float, bool], float] = {}
+        self._traffic: dict[tuple[int, ...], Collective] = {}
+        self._moves = float(stream_s(self.device, 1e9).s - stream_s(self.device, 0.0).s) / 1e9
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of a device that tensors may fill."""
+        return min(each.device.usable_bytes for each in self.cluster.classes)
+
+    def peak_flop_per_s(self, precision: Precision) -> float:
+        """Dense peak of a device."""
+        return self.device.peak_flop_per_s("fp8" if precision == "fp8" else self._dtype)
+
+    def product_s(self, rows: float, columns: float, inner: float, *, fp8: bool) -> float:
+        """One matrix product [s]."""
+        key = rows, columns, inner, fp8
+        if key not in self._products:
+            timing = gemm_s(self.device, rows, columns, inner, "fp8" if fp8 else self._dtype)
+            self._products[key] = float(timing.s)
+            self._note("matrix products", bool(timing.extrapolated))
+        return self._products[key]
+
+    def attention_s(
+        self, doc_tokens: Floats, heads: int, kv_heads: int, head_width: int, *, backward: bool
+    ) -> Floats:
+        """Causal attention over whole documents, each [s]."""
+        timing = attention_s(
+            self.device,
+            doc_tokens,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_width=head_width,
+            dtype=self._dtype,
+            backward=backward,
+        )
+        self._note("attention", bool(timing.extrapolated.any()))
+        return timing.s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Between memory and cores, as kernels reach it."""
+        return 1.0 / self._moves
+
+    def collective(self, ranks: tuple[int, ...]) -> Collective:
+        """Collectives of one group of ranks: from the operation and the whole tensor's bytes."""
+        if ranks not in self._traffic:
+            group = group_of(self.cluster, list(ranks))
+            known: dict[tuple[str, float], float] = {}
+
+            def seconds(operation: Op, size_bytes: float) -> float:
+                key = operation, size_bytes
+                if key not in known:
+                    timing = collective_s(operation, size_bytes, group)
+                    known[key] = float(timing.s)
+                    self._note("collectives", bool(timing.extrapolated))
+                return known[key]
+
+            self._traffic[ranks] = seconds
+        return self._traffic[ranks]
+
+    def hop_s(self, source: int, target: int, size_bytes: float) -> float:
+        """One message between two ranks [s]."""
+        return self.collective((source, target))("send", size_bytes)
+
+    def context_links(self, layout: Layout) -> ContextLinks:
+        """What connects the ranks of a context group."""
+        ranks = layout.group_of(0, "cp")
+        if len(ranks) == 1:
+            return ContextLinks(LinkPrice(0.0, float("inf")))
+        nodes = self.cluster.node_of(ranks)
+        inside = int((nodes == nodes[0]).sum())
+        near = self._link(ranks[0], ranks[1])
+        if inside in (1, len(ranks)):
+            return ContextLinks(near)
+        return ContextLinks(near, self._link(ranks[0], ranks[inside]), inside)
+
+    def _link(self, source: int, target: int) -> LinkPrice:
+        small, large = 1.0, float(1 << 26)
+        first = self.hop_s(source, target, small)
+        return LinkPrice(first, (large - small) / (self.hop_s(source, target, large) - first))
+
+    def _note(self, curve: str, beyond: bool) -> None:
+        if beyond:
+            self.extrapolated.add(curve)

@@ -1,0 +1,68 @@
+"""Peak memory of every pipeline stage under the schedule that would run.
+
+What it decides
+    How much is in flight on each rank is counted from the schedule's own order of instructions,
+    in tokens times layers, never taken to be the number of stages. What a layer keeps of a
+    token, and what stays, is ``cost.memory_device``'s.
+
+Kept true (tests/unit/sim/test_memory.py)
+    Schedules that hold more need more; stages of a pipeline differ.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.stage import StageSplit
+from equipoise.cost.memory_device import RankShare, rank_memory
+from equipoise.cost.step import Floats, StepOptions
+from equipoise.schedule.pipeline_replay import count_in_flight
+from equipoise.sim.parts import PipelineRun, layers_of_ranks
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageMemory:
+    """Peaks of the data-parallel rank that holds most."""
+
+    stage_bytes: Floats
+    """Of each pipeline rank, float64 [pp] [bytes]."""
+    terms: dict[str, float]
+    """Of the fullest one [bytes]."""
+
+
+def stage_memory(
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    split: StageSplit,
+    runs: Sequence[PipelineRun],
+) -> StageMemory:
+    """Forecast every stage."""
+    held = layers_of_ranks(split, layout, options)
+    peaks, terms = np.zeros(layout.pp), []
+    for rank, mine in enumerate(held):
+        most = max(max(run.tokens) for run in runs)
+        kept = max(_kept(run, split, rank, most, len(mine)) for run in runs)
+        share = RankShare(
+            tuple(mine),
+            embeds=rank == 0,
+            has_head=model.layers - 1 in mine,
+            kept_micro_batches=kept,
+            tokens=most / layout.cp,
+            doc_tokens=float(options.context_tokens),
+            received_rows=options.expert_skew,
+        )
+        found = rank_memory(model, layout, options, share)
+        peaks[rank] = sum(found.values())
+        terms.append(found)
+    return StageMemory(peaks, terms[int(peaks.argmax())])
+
+
+def _kept(run: PipelineRun, split: StageSplit, rank: int, most: int, layers: int) -> float:
+    """Micro-batches of the largest size, of all the rank's layers, in flight at once."""
+    activation = split.layers[:, None] * np.array(run.tokens)[None, :]
+    peak = int(count_in_flight(run.schedule, activation).peak[rank])
+    return peak / max(1, layers * most)

@@ -1,0 +1,119 @@
+"""Seconds of moving parameters and gradients between data-parallel ranks, and of the optimizer.
+
+What it decides
+    ZeRO 0 reduces gradients whole; 1 and 2 scatter them and gather parameters once a step; 3
+    gathers each layer's parameters in every pass of every micro-batch and scatters its
+    gradients in each, hidden behind the layer's own computing as far as that lasts. Experts are
+    reduced over the ranks that hold the same ones.
+
+Kept true (tests/unit/sim/test_parameters.py)
+    ZeRO 3 pays per micro-batch; bytes shrink with tensor and expert parallelism; nothing is
+    paid on one data-parallel rank.
+
+Sources
+    Traffic of each stage of ZeRO: arXiv:1910.02054, section 7. Copies of shards: PyTorch FSDP,
+    arXiv:2304.11277, section 3.2. Adam reads parameters, gradients and two moments and writes
+    all but the gradients in fp32, and a bf16 copy: 30 bytes.
+"""
+
+from dataclasses import dataclass
+
+from equipoise.cost.link import Op
+from equipoise.cost.step import Floats, StepOptions
+from equipoise.cost.step_layer import add
+from equipoise.sim.machine import Machine
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+
+_OPTIMIZER_BYTES = 30.0
+_PARAM_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Weights of one rank, by who shares them."""
+
+    shared: float
+    """By the ranks of dp x cp."""
+    experts: float
+    """By the ranks of edp."""
+
+    def __add__(self, other: "Held") -> "Held":
+        return Held(self.shared + other.shared, self.experts + other.experts)
+
+
+def held_by_layer(model: ModelSpec, layout: Layout, *, sparse: bool) -> Held:
+    """Weights of one layer on one rank."""
+    experts = model.experts * model.expert_params / (layout.ep * layout.etp) if sparse else 0.0
+    whole = model.count_layer(sparse=sparse, active=False)
+    return Held(
+        (whole - (model.experts * model.expert_params if sparse else 0)) / layout.tp, experts
+    )
+
+
+def held_by_ends(model: ModelSpec, layout: Layout) -> float:
+    """Weights of one vocabulary table on one rank."""
+    return model.hidden * model.vocab / layout.tp
+
+
+def gather_s(machine: Machine, layout: Layout, held: Held, element_bytes: float) -> float:
+    """Gather parameters, or scatter gradients, of so many weights from their shards [s]."""
+    return _over(machine, layout, held, element_bytes, "all_gather")
+
+
+def reduce_s(machine: Machine, layout: Layout, held: Held, element_bytes: float) -> float:
+    """Sum gradients of so many weights into shards, and over copies of shards [s]."""
+    operation: Op = "all_reduce" if layout.zero == 0 else "reduce_scatter"
+    seconds = _over(machine, layout, held, element_bytes, operation)
+    if layout.replicas > 1 and layout.zero:
+        ranks = layout.group_of(0, "dp", "cp")
+        step = layout.zero_ranks // layout.replicas
+        copies = machine.collective(tuple(ranks[::step]))
+        seconds += copies("all_reduce", held.shared * element_bytes / step)
+    return seconds
+
+
+def _over(
+    machine: Machine, layout: Layout, held: Held, element_bytes: float, operation: Op
+) -> float:
+    seconds = 0.0
+    ranks = layout.group_of(0, "dp", "cp")
+    if layout.zero:
+        ranks = ranks[: layout.zero_ranks // layout.replicas]
+    if len(ranks) > 1:
+        seconds += machine.collective(tuple(ranks))(operation, held.shared * element_bytes)
+    if held.experts and layout.edp > 1:
+        alike = tuple(layout.group_of(0, "edp"))
+        seconds += machine.collective(alike)(operation, held.experts * element_bytes)
+    return seconds
+
+
+def pass_traffic(
+    parts: Floats,
+    model: ModelSpec,
+    machine: Machine,
+    layout: Layout,
+    options: StepOptions,
+    *,
+    sparse: bool,
+) -> None:
+    """Add what a layer waits for its parameters and gradients in each pass, of ZeRO 3."""
+    if layout.zero < 3 or layout.zero_ranks == 1:
+        return
+    held = held_by_layer(model, layout, sparse=sparse)
+    slow = options.residuals.traffic
+    gather = gather_s(machine, layout, held, _PARAM_BYTES) * slow
+    reduce = reduce_s(machine, layout, held, options.stack.grad_bytes) * slow
+    forward, backward = float(parts[0].sum()), float(parts[1:].sum())
+    if not options.stack.data_overlap:
+        forward = backward = 0.0
+    add(parts, 0, "parameter traffic", max(0.0, gather - forward))
+    add(parts, 1, "parameter traffic", max(0.0, gather + reduce - backward))
+
+
+def optimizer_s(machine: Machine, layout: Layout, held: Held, options: StepOptions) -> float:
+    """The optimizer's pass over this rank's shard [s]."""
+    shard = layout.zero_ranks // layout.replicas if layout.zero else 1
+    alike = layout.edp if layout.zero else 1
+    weights = held.shared / shard + held.experts / alike
+    return weights * _OPTIMIZER_BYTES / machine.bytes_per_s * options.residuals.moves

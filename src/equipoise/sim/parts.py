@@ -1,0 +1,244 @@
+"""Seconds of every part of a step on one rank, and one data-parallel rank's pipeline.
+
+What it decides
+    A layer is priced once for each kind and each number of tokens; what differs between
+    micro-batches of equal tokens is the attention core, by their documents. Recomputation runs
+    in front of the gradient of the input. Layers are put on stages, and the stages' prices into
+    the schedule that would run.
+
+Kept true (tests/unit/sim/test_parts.py)
+    Parts are never negative; layers of every split add up to the model.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.stage import StageSplit, split_stages
+from equipoise.cost.step import TERMS, Floats, StepOptions
+from equipoise.cost.step_layer import LayerTraffic, add, price_layer, product_passes
+from equipoise.cost.step_work import head_work, layer_work
+from equipoise.schedule.instruction import Ints
+from equipoise.schedule.pipeline import PipelineSchedule, place_in_loop, place_in_v
+from equipoise.schedule.pipeline_prices import make_prices
+from equipoise.schedule.pipeline_replay import PipelineTimeline, replay_pipeline
+from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
+from equipoise.sim.attention import AttentionCore, CoreTimes
+from equipoise.sim.machine import Machine
+from equipoise.sim.parameters import pass_traffic
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.recompute import layer_recompute
+
+_LOGIT_PASSES = (3.0, 3.0)
+"""Times that forward and backward of the loss read or write the logits in fp32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchParts:
+    """One micro-batch's seconds by pass and term, float64 [PASSES, TERMS], on one rank."""
+
+    layers: tuple[Floats, ...]
+    """Of every layer of the model."""
+    first: Floats
+    """Embedding."""
+    last: Floats
+    """Final norm, head and loss."""
+    hop_s: float
+    """One message to the next stage."""
+
+
+class StepParts:
+    """Prices micro-batches of one setting; each distinct one once."""
+
+    def __init__(
+        self, model: ModelSpec, machine: Machine, layout: Layout, options: StepOptions
+    ) -> None:
+        self._model, self._machine = model, machine
+        self._layout, self._options = layout, options
+        self._core = AttentionCore(model, layout, options, machine, machine.context_links(layout))
+        self._known: dict[bytes, BatchParts] = {}
+        self._kinds: dict[tuple[float, bool], Floats] = {}
+        ranks = tuple(layout.group_of(0, "tp"))
+        experts = tuple(layout.group_of(0, "ep"))
+        self._traffic = LayerTraffic(
+            machine.collective(ranks) if layout.tp > 1 else None,
+            machine.collective(experts) if layout.ep > 1 else None,
+        )
+        self._next = layout.rank_at(pp=min(1, layout.pp - 1))
+
+    def price(self, doc_tokens: Floats) -> BatchParts:
+        """One micro-batch's documents [tokens]."""
+        key = np.sort(np.asarray(doc_tokens, dtype=np.int64)).tobytes()
+        if key not in self._known:
+            self._known[key] = self._make(doc_tokens)
+        return self._known[key]
+
+    def _make(self, doc_tokens: Floats) -> BatchParts:
+        model, layout = self._model, self._layout
+        core = self._core.price(doc_tokens)
+        layers = []
+        made: dict[tuple[bool, str], Floats] = {}
+        for layer in range(model.layers):
+            kind = model.is_sparse(layer), layer_recompute(self._options.recompute, layer)
+            if kind not in made:
+                made[kind] = self._layer(core, kind[0], kind[1])
+            layers.append(made[kind])
+        size = core.tokens * model.hidden * 2
+        size /= layout.tp if self._options.stack.sequence_parallel else 1
+        hop = self._machine.hop_s(0, self._next, size) if layout.pp > 1 else 0.0
+        hop *= self._options.residuals.traffic
+        return BatchParts(tuple(layers), self._first(core), self._last(core), hop)
+
+    def _layer(self, core: CoreTimes, sparse: bool, recompute: str) -> Floats:
+        known = core.tokens, sparse
+        if known not in self._kinds:
+            stack = self._options.stack
+            work = layer_work(
+                self._model,
+                self._layout,
+                core.tokens,
+                sparse=sparse,
+                sequence_parallel=stack.sequence_parallel,
+                fused=stack.fused,
+                expert_skew=self._options.expert_skew,
+            )
+            self._kinds[known] = price_layer(
+                work,
+                self._machine,
+                self._layout,
+                self._options,
+                tokens=core.tokens,
+                hidden=self._model.hidden,
+                traffic=self._traffic,
+            )
+        parts = self._kinds[known].copy()
+        beside = parts[0].copy()
+        add(parts, 0, "attention", core.forward_s)
+        add(parts, 1, "attention", core.backward_s)
+        add(parts, 0, "context traffic", core.forward_exposed_s)
+        add(parts, 1, "context traffic", core.backward_exposed_s)
+        if recompute in ("full", "selective"):
+            parts[1] += beside
+        if recompute in ("full", "attention"):
+            add(parts, 1, "attention", core.forward_s)
+            add(parts, 1, "context traffic", core.forward_exposed_s)
+        pass_traffic(parts, self._model, self._machine, self._layout, self._options, sparse=sparse)
+        return parts
+
+    def _first(self, core: CoreTimes) -> Floats:
+        parts = np.zeros((3, len(TERMS)))
+        rates = self._machine
+        moved = core.tokens * self._model.hidden * 2 * 2 / rates.bytes_per_s
+        add(parts, 0, "element-wise", moved)
+        add(parts, 2, "element-wise", 2 * moved)
+        return parts
+
+    def _last(self, core: CoreTimes) -> Floats:
+        parts = np.zeros((3, len(TERMS)))
+        rates, residuals = self._machine, self._options.residuals
+        product = head_work(self._model, self._layout, core.tokens)
+        for row, seconds in enumerate(product_passes(product, rates, self._options)):
+            add(parts, row, "products", seconds * residuals.products)
+        logits = 4.0 * product.rows * product.columns / rates.bytes_per_s * residuals.moves
+        for row, passes in enumerate(_LOGIT_PASSES):
+            add(parts, row, "element-wise", passes * logits)
+        return parts
+
+
+def split_layers(parts: BatchParts, options: StepOptions, stages: int) -> StageSplit:
+    """Layers to stages, as the stack says."""
+    loads = np.array([layer.sum() for layer in parts.layers])
+    if options.stack.split == "equal":
+        bounds = np.round(np.linspace(0, len(loads), stages + 1)).astype(np.int64)
+        return StageSplit(bounds, np.add.reduceat(loads, bounds[:-1]))
+    first, last = float(parts.first.sum()), float(parts.last.sum())
+    return split_stages(loads, stages, first_load=first, last_load=last)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineRun:
+    """One data-parallel rank's pipeline, replayed."""
+
+    timeline: PipelineTimeline
+    schedule: PipelineSchedule
+    parts: Floats
+    """Seconds by stage's rank and term, over all its instructions, float64 [pp, TERMS]."""
+    last_backward_s: Floats
+    """Backward of the last micro-batch on each rank, all its stages, float64 [pp]."""
+    first_forward_s: Floats
+    """Forward of the first micro-batch, likewise."""
+    tokens: tuple[int, ...]
+    """Of each micro-batch."""
+
+
+def run_pipeline(
+    batches: Sequence[BatchParts],
+    split: StageSplit,
+    layout: Layout,
+    options: StepOptions,
+    *,
+    tokens: Sequence[int],
+) -> PipelineRun:
+    """Write and replay one data-parallel rank's step.
+
+    Args:
+        batches: Its micro-batches, in order.
+        split: Layers of every stage.
+        layout: Degrees.
+        options: Schedule.
+        tokens: Of each micro-batch.
+    """
+    stages = split.stages
+    table = np.zeros((stages, len(batches), 3, len(TERMS)))
+    made: dict[int, Floats] = {}
+    for at, batch in enumerate(batches):
+        if id(batch) not in made:
+            edges = split.edges.tolist()
+            rows = np.stack(
+                [
+                    np.sum(batch.layers[low:high], axis=0)
+                    if high > low
+                    else np.zeros((3, len(TERMS)))
+                    for low, high in itertools.pairwise(edges)
+                ]
+            )
+            rows[0] += batch.first
+            rows[-1] += batch.last
+            made[id(batch)] = rows
+        table[:, at] = made[id(batch)]
+    by_pass = 1e9 * table.sum(axis=3)
+    prices = make_prices(
+        by_pass[:, :, 0],
+        by_pass[:, :, 1],
+        by_pass[:, :, 2],
+        hop_ns=1e9 * np.array([batch.hop_s for batch in batches]),
+        stages=stages,
+        micro_batches=len(batches),
+    )
+    schedule = write_pipeline(options.schedule, prices, ranks=layout.pp)
+    timeline = replay_pipeline(schedule, prices)
+    place = _place(stages, layout, options)
+    parts = np.zeros((layout.pp, len(TERMS)))
+    np.add.at(parts, place, table.sum(axis=(1, 2)))
+    last, first = np.zeros(layout.pp), np.zeros(layout.pp)
+    np.add.at(last, place, 1e-9 * by_pass[:, -1, 1:].sum(axis=1))
+    np.add.at(first, place, 1e-9 * by_pass[:, 0, 0])
+    return PipelineRun(timeline, schedule, parts, last, first, tuple(tokens))
+
+
+def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:
+    """Numbers of the layers that each pipeline rank holds, over all its stages."""
+    place = _place(split.stages, layout, options)
+    edges = split.edges.tolist()
+    held: list[list[int]] = [[] for _ in range(layout.pp)]
+    for stage, rank in enumerate(place.tolist()):
+        held[rank] += range(edges[stage], edges[stage + 1])
+    return held
+
+
+def _place(stages: int, layout: Layout, options: StepOptions) -> Ints:
+    in_v = options.schedule in IN_V
+    return place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)

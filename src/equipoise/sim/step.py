@@ -1,0 +1,235 @@
+"""Price a whole training step: the product's packs and schedules on a described cluster.
+
+Why
+    Planners price steps by formulas: a bubble of ``(p - 1) / m``, documents of one length,
+    experts of one load. Each is wrong exactly where a choice matters. Here the step that would
+    run is written down by the code that would run it, and replayed.
+
+What it decides
+    Layers are priced from their kernels and collectives (``cost.step_layer``), the attention
+    core from each micro-batch's documents (``sim.attention``), and put on stages by
+    ``balance.stage``. Each data-parallel rank's pipeline is written by
+    ``schedule.pipeline_strategies`` and replayed; the step ends with the rank that ends last.
+    What travels once a step hides behind that rank's last backward (gradients) and first
+    forward (parameters) as far as the stack lets it.
+
+Kept true (tests/unit/sim/test_step.py)
+    Terms add up to the step; more of anything never makes it faster; two length histograms of
+    equal tokens take different times; ZeRO 3 pays for every micro-batch.
+
+Sources
+    As the modules that it calls.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.base.errors import LayoutError
+from equipoise.cost.step import TERMS, Floats, StepOptions, StepPrice
+from equipoise.cost.step_work import published_flop
+from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.sim.machine import Machine
+from equipoise.sim.memory import stage_memory
+from equipoise.sim.parameters import (
+    Held,
+    gather_s,
+    held_by_ends,
+    held_by_layer,
+    optimizer_s,
+    reduce_s,
+)
+from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+
+_TRAFFIC = ("tensor traffic", "context traffic", "expert traffic", "parameter traffic")
+
+Documents = Sequence[Sequence[Sequence[int]]]
+"""Of each data-parallel rank, of each of its micro-batches, the documents' lengths [tokens]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRun:
+    """A priced step with what it was priced from."""
+
+    price: StepPrice
+    slowest: PipelineRun
+    """The data-parallel rank that ends last."""
+    layers: tuple[int, ...]
+    """Of each stage."""
+
+
+def uniform_documents(layout: Layout, options: StepOptions) -> Documents:
+    """Micro-batches of full windows, all alike."""
+    batch = [options.context_tokens] * options.micro_batch
+    return [[batch] * options.count_micro_batches(layout)]
+
+
+def price_step(
+    model: ModelSpec,
+    machine: Machine,
+    layout: Layout,
+    options: StepOptions,
+    *,
+    documents: Documents | None = None,
+) -> StepPrice:
+    """Price one step.
+
+    Args:
+        model: Sizes.
+        machine: Device and links.
+        layout: Degrees; their product is the cluster's devices.
+        options: Everything else.
+        documents: Lengths of each data-parallel rank's micro-batches, as a packer made them;
+            full windows unless given. One row stands for all ranks.
+
+    Raises:
+        LayoutError: layout, model, schedule and sequences do not go together.
+
+    Cost: O(instructions) a data-parallel rank with micro-batches of its own.
+    """
+    return run_step(model, machine, layout, options, documents=documents).price
+
+
+def run_step(
+    model: ModelSpec,
+    machine: Machine,
+    layout: Layout,
+    options: StepOptions,
+    *,
+    documents: Documents | None = None,
+) -> StepRun:
+    """Likewise, with the replayed pipeline of the rank that ends last."""
+    options.require()
+    layout.require_model(model)
+    if layout.pp * options.virtual > model.layers:
+        raise LayoutError(
+            f"{model.layers} layers cannot fill {layout.pp} x {options.virtual} stages. Give "
+            f"virtual = {max(1, model.layers // layout.pp)} or less, or fewer stages."
+        )
+    rows = uniform_documents(layout, options) if documents is None else documents
+    parts = StepParts(model, machine, layout, options)
+    split = split_layers(parts.price(_typical(rows)), options, layout.pp * options.virtual)
+    runs = []
+    for row in rows:
+        batches = [parts.price(np.asarray(batch)) for batch in row]
+        tokens = [int(sum(batch)) for batch in row]
+        runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
+    slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
+    copies = layout.dp if len(rows) == 1 else 1
+    memory = stage_memory(model, layout, options, split, runs)
+    ends = _ends(model, machine, layout, options, slowest, layers_of_ranks(split, layout, options))
+    flat = np.concatenate([np.asarray(batch, np.int64) for row in rows for batch in row])
+    tokens_all, pairs = int(flat.sum()) * copies, int(causal_pairs(flat).sum()) * copies
+    times = _add_up(slowest, ends, options, layout)
+    return StepRun(
+        StepPrice(
+            step_s=times.step_s,
+            terms=times.terms,
+            busy_s=times.busy_s,
+            exposed_s=times.exposed_s,
+            bubble_s=times.bubble_s,
+            memory=memory.terms,
+            memory_bytes=memory.stage_bytes,
+            capacity_bytes=machine.capacity_bytes,
+            tokens=tokens_all,
+            useful_flop=float(useful_flop(model, tokens_all, pairs)),
+            published_flop=copies * published_flop(model, flat),
+            extrapolated=tuple(sorted(machine.extrapolated)),
+        ),
+        slowest,
+        tuple(split.layers.tolist()),
+    )
+
+
+def _typical(rows: Documents) -> Floats:
+    """The micro-batch of median squares: layers are split for it."""
+    batches = [np.asarray(batch, np.float64) for row in rows for batch in row]
+    weights = np.array([float((batch**2).sum()) for batch in batches])
+    return batches[int(np.argsort(weights, kind="stable")[len(weights) // 2])]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ends:
+    """What comes before and after the pipeline, of each stage's rank, float64 [pp] [s]."""
+
+    before: Floats
+    after: Floats
+    optimizer: Floats
+
+
+def _ends(
+    model: ModelSpec,
+    machine: Machine,
+    layout: Layout,
+    options: StepOptions,
+    run: PipelineRun,
+    layers: list[list[int]],
+) -> _Ends:
+    """Gradients and parameters that travel once a step, as far as nothing hides them."""
+    stack, slow = options.stack, options.residuals.traffic
+    before, after, optimizer = np.zeros((3, layout.pp))
+    for rank, mine in enumerate(layers):
+        held = Held(0.0, 0.0)
+        for layer in mine:
+            held = held + held_by_layer(model, layout, sparse=model.is_sparse(layer))
+        tables = (rank == 0) + (rank == layout.pp - 1)
+        tables -= model.tied and layout.pp == 1
+        held = held + Held(tables * held_by_ends(model, layout), 0.0)
+        optimizer[rank] = optimizer_s(machine, layout, held, options)
+        if layout.zero == 3:
+            held = Held(tables * held_by_ends(model, layout), 0.0)
+        gather = gather_s(machine, layout, held, 2.0) * slow if layout.zero else 0.0
+        reduce = reduce_s(machine, layout, held, stack.grad_bytes) * slow
+        # What is left when there is nothing more to hide behind: the last bucket of a layer.
+        least = 1.0 / max(1, len(mine))
+        hides_gather = run.first_forward_s[rank] if stack.data_overlap else 0.0
+        hides_reduce = run.last_backward_s[rank] if stack.data_overlap else 0.0
+        before[rank] = max(gather - hides_gather, least * gather)
+        after[rank] = max(reduce - hides_reduce, least * reduce)
+    return _Ends(before, after, optimizer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Times:
+    """The seconds of a ``StepPrice``."""
+
+    step_s: float
+    terms: dict[str, float]
+    busy_s: Floats
+    exposed_s: Floats
+    bubble_s: Floats
+
+
+def _add_up(run: PipelineRun, ends: _Ends, options: StepOptions, layout: Layout) -> _Times:
+    """The step's seconds, by term of the rank that computes most."""
+    timeline = run.timeline
+    begins, stops = np.full(layout.pp, np.inf), np.zeros(layout.pp)
+    np.minimum.at(begins, timeline.rank, 1e-9 * timeline.begin_ns)
+    np.maximum.at(stops, timeline.rank, 1e-9 * timeline.end_ns)
+    makespan = 1e-9 * timeline.makespan_ns
+    # A rank that begins late, or ends early, hides its own travel in that.
+    before = float(np.maximum(ends.before - begins, 0.0).max())
+    after = float((stops + ends.after + ends.optimizer).max()) - makespan
+    optimizer = min(after, float(ends.optimizer.max()))
+    pipeline = before + makespan + after
+    step_s = pipeline / (1.0 - options.residuals.step_share)
+    busy = run.parts.sum(axis=1)
+    top = int(busy.argmax())
+    exposed = run.parts[:, [TERMS.index(name) for name in _TRAFFIC]].sum(axis=1)
+    terms = dict(zip(TERMS, run.parts[top].tolist(), strict=True))
+    terms |= {
+        "pipeline bubble": makespan - float(busy[top]) if layout.pp > 1 else 0.0,
+        "data traffic": before + after - optimizer,
+        "optimizer": optimizer,
+        "host": step_s - pipeline,
+    }
+    return _Times(
+        step_s,
+        {name: value for name, value in terms.items() if value},
+        busy - exposed,
+        exposed,
+        np.maximum(makespan - busy, 0.0),
+    )

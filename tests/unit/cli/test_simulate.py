@@ -1,0 +1,148 @@
+"""``equipoise simulate``: its keys, its words, its files, and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.cli.main import main
+
+ASKED = (
+    "simulate",
+    "--model=llama3-405b",
+    "--cluster=h100-sxm:8192",
+    "--layout=tp=8,cp=1,pp=16,dp=64",
+    "--context-tokens=8192",
+    "--step-sequences=2048",
+)
+SMALL = (
+    "simulate",
+    "--model=llama3-8b",
+    "--cluster=h100-sxm:16",
+    "--context-tokens=8192",
+    "--step-sequences=32",
+)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main([*argv, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    found: dict[str, Any] = json.loads(captured.out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def test_a_straight_question(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, *ASKED)
+    # Published for this layout: 430 TFLOP/s of 989 (arXiv:2407.21783, table 4).
+    assert 350 < found["tflops_per_device"] < 480
+    assert found["mfu"] == pytest.approx(found["tflops_per_device"] / 989.4)
+    assert found["useful_mfu"] < found["mfu"]
+    tokens = 8192 * 2048 / 8192 / found["step_s"]
+    assert found["tokens_per_s_per_device"] == pytest.approx(tokens)
+    assert sum(found["terms"].values()) == pytest.approx(found["step_s"], rel=1e-6)
+    assert sum(found["memory"].values()) == pytest.approx(found["memory_gib_max"])
+    assert found["fits"] == (found["memory_gib_max"] <= found["capacity_gib"])
+    assert len(found["memory_gib"]) == 16
+    assert sum(found["stages"]["layers"]) == 126
+    assert found["energy_j_per_token"] * 8192 * 2048 == pytest.approx(found["energy_j_per_step"])
+    assert found["usd_per_million_tokens"] > 0
+
+
+def test_every_word_of_a_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--layout=tp=2,pp=4,dp=2,virtual=2,zero=2"
+    interleaved = answer(capsys, *SMALL, words, "--recompute=full", "--precision=fp8")
+    assert len(interleaved["stages"]["layers"]) == 8
+    sparse = answer(
+        capsys,
+        "simulate",
+        "--model=mixtral-8x7b",
+        "--cluster=h100-sxm:16",
+        "--layout=dp=16,ep=8,etp=1",
+        "--context-tokens=4096",
+        "--step-sequences=32",
+        "--expert-skew=1.3",
+    )
+    assert {"experts", "expert traffic"} <= set(sparse["terms"])
+
+
+def test_lengths_matter(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("\n".join(["512"] * 64))
+    layout = "--layout=dp=16,zero=3"
+    full = answer(capsys, *SMALL, layout)
+    short = answer(capsys, *SMALL, layout, f"--lengths={file}")
+    real = answer(capsys, *SMALL, layout, "--lengths=prolong", "--seed=1")
+    assert short["terms"]["attention"] < 0.5 * real["terms"]["attention"]
+    assert short["step_s"] < full["step_s"]
+    plain = answer(capsys, *SMALL, layout, "--lengths=prolong", "--seed=1", "--policy=in-order")
+    assert plain["step_s"] != real["step_s"]
+
+
+def test_a_table_a_line_a_picture_and_a_trace(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    layout = "--layout=tp=2,pp=4,dp=2"
+    trace, plot = tmp_path / "step.json", tmp_path / "step.svg"
+    assert main([*SMALL, layout, f"--trace={trace}", f"--plot={plot}"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("llama3-8b on h100-sxm:16, tp=2,pp=4,dp=2: a step of 262,144 tokens")
+    assert "products" in out and "optimizer" in out and "J a token" in out
+    assert out.endswith(f"{plot}\n{trace}\n")
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert plot.read_text().startswith("<?xml")
+    assert main([*SMALL, layout, "--quiet"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--layout=dp=8",),
+            "dp x cp x tp x pp = 8 x 1 x 1 x 1 = 8 ranks, and there are 16. Set dp = 16.\n",
+        ),
+        (
+            ("--layout=dp=16", "--schedule=1f2b"),
+            '--schedule: "1f2b" is not one of gpipe, 1f1b, interleaved, zb-h1, zb-h2, '
+            "interleaved-zb, zb-v, dualpipe-v, v-half, v-min, auto. Nearest: "
+            '"1f1b".\n',
+        ),
+        (
+            ("--layout=dp=16", "--lengths=prolong", "--policy=by-wrok"),
+            '--policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
+            "delayed, divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "
+            '"by-work".\n',
+        ),
+        (
+            ("--layout=dp=16", "--plot=step.gif"),
+            '--plot step.gif: a picture\'s name ends in .png, .svg or .pdf, not ".gif". Try '
+            "step.png.\n",
+        ),
+        (
+            ("--layout=dp=16", "--trace=nowhere/step.json"),
+            "--trace nowhere/step.json: there is no folder nowhere. Create it first.\n",
+        ),
+    ],
+)
+def test_what_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
+) -> None:
+    assert refused(capsys, *SMALL, *flags) == message
+
+
+def test_lengths_below_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("512\n-3\n")
+    assert refused(capsys, *SMALL, "--layout=dp=16", f"--lengths={file}") == (
+        f"{file}:2  '-3' is not a document length. Give each document one whole number of tokens, "
+        "1 to 2,147,483,647, and leave empty documents out.\n"
+    )

@@ -1,0 +1,102 @@
+"""What a described program keeps: Korthikanti's counts, exactly, and what shrinks with what."""
+
+import dataclasses
+
+import pytest
+
+from equipoise.cost.memory_device import RankShare, kept_bytes, rank_memory
+from equipoise.cost.step import Stack, StepOptions
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import PLANNED, preset
+
+GPT = PLANNED["gpt3-175b"]
+SHARE = RankShare((0, 1), True, True, 1.0, 4096.0, 4096.0)
+
+
+def kept(recompute: str, tp: int, *, sequence: bool) -> float:
+    """Bytes of a token over the model's width, and scores apart (arXiv:2205.05198, table 2)."""
+    stack = Stack(attention="unfused", dropout=True, sequence_parallel=sequence)
+    options = StepOptions(2048, 1, stack=stack)
+    found = kept_bytes(
+        GPT, Layout(tp=tp), options, sparse=False, recompute=recompute, doc_tokens=2048
+    )
+    return found / GPT.hidden
+
+
+SCORES = 5 * 96 * 2048 / GPT.hidden
+
+
+@pytest.mark.parametrize(
+    ("recompute", "tp", "sequence", "expected"),
+    [
+        ("none", 1, False, 34 + SCORES),
+        ("none", 8, False, 10 + 24 / 8 + SCORES / 8),
+        ("none", 8, True, (34 + SCORES) / 8),
+        ("attention", 8, False, 10 + 24 / 8),
+        ("attention", 8, True, 34 / 8),
+        ("full", 8, False, 2),
+        ("full", 8, True, 2 / 8),
+    ],
+)
+def test_table_2(recompute: str, tp: int, sequence: bool, expected: float) -> None:
+    assert kept(recompute, tp, sequence=sequence) == pytest.approx(expected)
+
+
+def test_a_gated_layer_with_grouped_keys() -> None:
+    model = preset("llama3-8b")
+    options = StepOptions(8192, 1)
+    found = kept_bytes(model, Layout(), options, sparse=False, recompute="none", doc_tokens=8192)
+    # 12 + 4 g / a of the width, 6 of the hidden units, and a log-sum-exp a head.
+    assert found == (12 + 1) * 4096 + 6 * 14_336 + 4 * 32
+
+
+def test_rows_of_experts_are_kept_where_they_are_computed() -> None:
+    model = preset("mixtral-8x7b")
+    options = StepOptions(4096, 1)
+    even, uneven = (
+        kept_bytes(
+            model,
+            Layout(dp=8, ep=8),
+            options,
+            sparse=True,
+            recompute="none",
+            doc_tokens=4096,
+            received_rows=rows,
+        )
+        for rows in (1.0, 2.0)
+    )
+    assert uneven - even == 2 * (6 * 14_336 + 4 * 4096)
+
+
+def test_states_of_a_weight() -> None:
+    model = dataclasses.replace(preset("llama3-8b"), layers=2)
+    weights = 2 * model.count_layer(sparse=False, active=False) + 2 * 4096 * 128_256
+    options = StepOptions(4096, 8)
+    whole = rank_memory(model, Layout(dp=8, zero=0), options, SHARE)
+    assert whole["parameters"] == 2 * weights
+    assert whole["gradients"] == 4 * weights
+    assert whole["optimizer"] == 12 * weights
+    shard = rank_memory(model, Layout(dp=8, zero=1), options, SHARE)
+    assert shard["optimizer"] == 12 * weights / 8
+    assert shard["gradients"] == 4 * weights
+    scattered = rank_memory(model, Layout(dp=8, zero=2), options, SHARE)
+    assert scattered["gradients"] == 4 * weights / 8
+    gathered = rank_memory(model, Layout(dp=8, zero=3), options, SHARE)
+    assert gathered["parameters"] == scattered["parameters"]  # two layers of two, and tables
+    deep = dataclasses.replace(SHARE, layers=tuple(range(8)))
+    more = rank_memory(dataclasses.replace(model, layers=8), Layout(dp=8, zero=3), options, deep)
+    assert more["parameters"] == gathered["parameters"]
+    copies = rank_memory(model, Layout(dp=8, zero=1, replicas=4), options, SHARE)
+    assert copies["optimizer"] == 4 * shard["optimizer"]
+
+
+def test_terms_shrink_with_ranks_and_grow_with_tokens() -> None:
+    model = dataclasses.replace(preset("llama3-8b"), layers=2)
+    options = StepOptions(4096, 8)
+    one = rank_memory(model, Layout(), options, SHARE)
+    four = rank_memory(model, Layout(tp=4), options, SHARE)
+    for term in ("parameters", "gradients", "optimizer", "activations", "logits"):
+        assert four[term] < one[term]
+    more = rank_memory(model, Layout(), options, dataclasses.replace(SHARE, tokens=8192.0))
+    for term in ("activations", "logits", "working space", "allocator"):
+        assert more[term] > one[term]
