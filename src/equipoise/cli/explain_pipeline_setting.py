@@ -99,10 +99,10 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
     _judge(args)
     _override(args)
     resolved = run_from(args)
-    model, train = resolved.model, resolved.spec.train
+    model, train, layout = resolved.model, resolved.spec.train, resolved.spec.layout
     machine = AssumedMachine(1e12 * args.tflop_per_s, read_link("--link", args.link))
     curve = counted_curve(model, flop_per_s=machine.flop_per_s)
-    dp = resolved.spec.layout.dp
+    dp, has_stages = layout.dp, layout.pipeline > 1
     pieces, pack, origin = _step(args, resolved, 1 if dp == "cores" else dp)
     if not len(pieces):
         raise SpecError(f"--lengths {args.lengths}: there is no token to train on. Give lengths.")
@@ -118,9 +118,9 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
         machine.link.bytes_per_s
     )
     setting = PipelineSetting(
-        strategy=args.strategy or "1f1b",
-        ranks=args.ranks or EXAMPLE_RANKS,
-        chunks=args.chunks,
+        strategy=args.strategy or layout.schedule,
+        ranks=args.ranks or (layout.pipeline if has_stages else EXAMPLE_RANKS),
+        chunks=args.chunks or layout.virtual,
         batches=batches,
         units=macro_units(batches),
         policy=pack.policy,
@@ -136,7 +136,7 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
         most_bytes=None if args.memory is None else int(args.memory * (1 << 30)),
         skip=_SKIP if args.skip is None else args.skip,
         is_arranged=args.arranged,
-        is_alone=resolved.spec.layout.sharing == 1,
+        is_alone=layout.context * layout.tensor == 1,
     )
     if args.most_held is not None:
         setting = replace(setting, most_bytes=round(args.most_held * setting.share_bytes))
