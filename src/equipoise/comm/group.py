@@ -3,11 +3,14 @@
 Why
     Process groups in module globals have given other trainers silently wrong gradients.
     ``Ranks`` is an argument.
+
+Kept true (tests/multi/test_watchdog.py)
+    No message of gloo's about a wait reaches anybody: the watchdog ends a run before.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -18,9 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equipoise.base.axes import DATA_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
+from equipoise.comm.meet import Facts, meet, open_store
+from equipoise.comm.standstill import Standstill
+from equipoise.comm.watchdog import Watchdog
 
-TIMEOUT = timedelta(minutes=10)
-"""The longest wait of one rank for another."""
+TIMEOUT = timedelta(days=1)
+"""torch's own deadline, which names nobody: beyond any of ``comm.watchdog``'s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +103,19 @@ def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iter
 
 
 @contextmanager
-def join_from_environment() -> Iterator[Ranks]:
-    """Be the rank that ``torchrun`` says this process is.
+def join_from_environment(
+    facts: Facts, *, deadline_s: float, tell: Callable[[Standstill], None]
+) -> Iterator[tuple[Ranks, Watchdog]]:
+    """Be the rank that ``torchrun`` says this process is, watched for as long as the block lasts.
 
-    Each restart gets a prefix of its own in the store: after a restart the agent's store
-    still holds the addresses of the dead attempt, and gloo would dial those.
+    Args:
+        facts: What must be the same on all ranks, by name.
+        deadline_s: The longest wait of one rank for another [s].
+        tell: Called before a standstill ends the process.
+
+    Raises:
+        LayoutError: not started by ``torchrun``, or ranks are to run different things.
+        FaultError: some rank did not come.
     """
     missing = [
         key for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if key not in os.environ
@@ -112,13 +126,13 @@ def join_from_environment() -> Iterator[Ranks]:
             f"or `torchrun`."
         )
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    agent_owns_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=rank == 0 and not agent_owns_store,
-    )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = open_store(rank, deadline_s=deadline_s)
+    meet(store, rank, world, {"WORLD_SIZE": str(world), **facts}, deadline_s=deadline_s)
     device = choose_device(int(os.environ.get("LOCAL_RANK", rank)))
-    with join(dist.PrefixStore(f"attempt-{attempt}", store), rank, world, device) as ranks:
-        yield ranks
+    with ExitStack() as stack:
+        watchdog = stack.enter_context(
+            Watchdog(store, rank, world, deadline_s=deadline_s, tell=tell)
+        )
+        with watchdog.phase("start"):
+            ranks = stack.enter_context(join(store, rank, world, device))
+        yield ranks, watchdog

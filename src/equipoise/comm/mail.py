@@ -68,7 +68,7 @@ class Mail:
         self.rank = dist.get_rank(self.group)
         self.ranks = dist.get_world_size(self.group)
         self.ledger = Ledger(self.ranks) if ledger is None else ledger
-        self._under_way: dict[int, list[tuple[dist.Work, list[torch.Tensor]]]] = {}
+        self._under_way: dict[int, list[tuple[dist.Work, list[Parcel]]]] = {}
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         """Start messages; their tensors are left alone until they have been waited for."""
@@ -76,14 +76,15 @@ class Mail:
         for due in sorted({parcel.due for parcel in (*sends, *receives)}):
             ops = [self._op(p, is_sent=False) for p in receives if p.due == due]
             ops += [self._op(p, is_sent=True) for p in sends if p.due == due]
-            kept = [parcel.data for parcel in (*receives, *sends)]  # gloo holds no reference
+            kept = [p for p in (*receives, *sends) if p.due == due]  # gloo holds no reference
             works = dist.batch_isend_irecv(ops)
             self._under_way.setdefault(due, []).extend((work, kept) for work in works)
 
     def wait(self, due: int) -> None:
         """Wait until all messages that are due then have left and arrived."""
-        for work, _ in self._under_way.pop(due, ()):
+        for work, parcels in self._under_way.pop(due, ()):
             work.wait()
+            del parcels  # read from outside by ``comm.progress`` while this waits
 
     def _op(self, parcel: Parcel, *, is_sent: bool) -> dist.P2POp:
         return dist.P2POp(

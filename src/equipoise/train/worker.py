@@ -1,17 +1,27 @@
 """The program of one rank: ``python -m equipoise.train.worker RUN``, under any torchrun."""
 
 import argparse
+import dataclasses
 import fcntl
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
+import torch
+
+import equipoise
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.comm.group import Ranks, join_from_environment
+from equipoise.comm.standstill import Standstill
+from equipoise.comm.watchdog import Watchdog
+from equipoise.data.store import open_store
 from equipoise.launch.local import LOCK, folder_taken
 from equipoise.observe.console import make_view
 from equipoise.observe.journal import Journal
@@ -41,7 +51,57 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-def _train(folder: Path, resolved: ResolvedFile, ranks: Ranks, *, quiet: bool) -> None:
+_OF_A_HOST = ("data.path", "data.cache", "data.tokenizer", "model.init")
+"""Keys that name files: they may lie elsewhere on another host, and what is in them is compared."""
+
+
+def run_facts(resolved: ResolvedFile) -> dict[str, str]:
+    """What must be the same on every rank of a run, by the names that a user knows.
+
+    Raises:
+        DataError: the corpus cannot be opened.
+    """
+    keys: dict[str, Any] = {}
+    for section, table in dataclasses.asdict(resolved.spec).items():
+        if isinstance(table, dict):
+            keys |= {f"{section}.{key}": value for key, value in table.items()}
+    keys |= {f"model.{key}": value for key, value in dataclasses.asdict(resolved.model).items()}
+    return {
+        "equipoise": equipoise.__version__,
+        "torch": torch.__version__,
+        "NumPy": np.__version__,
+        "Python": platform.python_version(),
+        "the corpus": open_store(Path(resolved.corpus)).digest,
+        **{key: str(value) for key, value in keys.items() if key not in _OF_A_HOST},
+    }
+
+
+class _WatchedJournal(Journal):
+    """A journal whose spans are the phases that the watchdog names."""
+
+    def __init__(self, folder: Path, rank: int, watchdog: Watchdog | None) -> None:
+        super().__init__(folder, rank)
+        self._watchdog = watchdog
+
+    @contextmanager
+    def span(self, name: str, **fields: Any) -> Iterator[None]:
+        """Append how long the block took, and be in it meanwhile."""
+        with ExitStack() as stack:
+            if self._watchdog is not None:
+                step = f" of step {fields['step']}" if "step" in fields else ""
+                stack.enter_context(self._watchdog.phase(name + step))
+            stack.enter_context(super().span(name, **fields))
+            yield
+
+
+def _train(
+    folder: Path,
+    resolved: ResolvedFile,
+    ranks: Ranks,
+    *,
+    quiet: bool,
+    watchdog: Watchdog | None = None,
+) -> None:
     if ranks.world != resolved.ranks:
         data_ranks, left = divmod(ranks.world, resolved.spec.layout.sharing)
         other = "" if left else f", or --layout.dp {data_ranks}"
@@ -50,7 +110,7 @@ def _train(folder: Path, resolved: ResolvedFile, ranks: Ranks, *, quiet: bool) -
             f"--nproc-per-node {resolved.ranks}{other}."
         )
     stop = StopRequest()
-    with Journal(folder / "journal", ranks.rank) as journal:
+    with _WatchedJournal(folder / "journal", ranks.rank, watchdog) as journal:
         trainer = Trainer(folder, resolved, ranks, journal)
         label = resolved.spec.pack.policy
         with make_view(
@@ -75,17 +135,31 @@ def _told(folder: Path, rank: int) -> Iterator[None]:
     except FolderTakenError:
         raise
     except BaseException as error:
-        known = isinstance(error, EquipoiseError)
-        with suppress(OSError, FaultError), Journal(folder / "journal", rank) as journal:
-            journal.write(
-                "fault",
-                "error" if known else "exception",
-                type=type(error).__name__,
-                message=str(error),
-                exit_code=error.exit_code if isinstance(error, EquipoiseError) else 6,
-                traceback="" if known else traceback.format_exc(),
-            )
+        _write_fault(folder, rank, error)
         raise
+
+
+def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> None:
+    known = isinstance(error, EquipoiseError)
+    with suppress(OSError, FaultError), Journal(folder / "journal", rank) as journal:
+        journal.write(
+            "fault",
+            "error" if known else "exception",
+            type=type(error).__name__,
+            message=str(error),
+            exit_code=error.exit_code if isinstance(error, EquipoiseError) else 6,
+            traceback="" if known else traceback.format_exc(),
+            **more,
+        )
+
+
+def _tell(folder: Path, rank: int, found: Standstill) -> None:
+    """Leave word of a standstill; the process ends after it."""
+    fields = dataclasses.asdict(found)
+    text, waiting_rank = fields.pop("text"), fields.pop("rank")
+    _write_fault(folder, rank, FaultError(text), waiting_rank=waiting_rank, **fields)
+    sys.stderr.write(f"{found.text}\n")
+    sys.stderr.flush()
 
 
 def main() -> int:
@@ -101,9 +175,14 @@ def main() -> int:
         resolved = read_resolved(folder)
         settle(int(os.environ.get("LOCAL_RANK", rank)), pin=resolved.spec.layout.pin)
         with ExitStack() as stack, _told(folder, rank):
-            ranks = stack.enter_context(join_from_environment())
+            joined = join_from_environment(
+                run_facts(resolved),
+                deadline_s=resolved.spec.layout.deadline_s,
+                tell=partial(_tell, folder, rank),
+            )
+            ranks, watchdog = stack.enter_context(joined)
             stack.enter_context(_sole_owner(folder, ranks))
-            _train(folder, resolved, ranks, quiet=args.quiet)
+            _train(folder, resolved, ranks, quiet=args.quiet, watchdog=watchdog)
     except EquipoiseError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -1,0 +1,169 @@
+"""Ranks find each other and compare what they run, before one of them waits in a collective.
+
+Why
+    Two versions or two seeds train without a word and are wrong, and a rank that never comes
+    leaves the others in a connection that names nobody.
+
+What it decides
+    Each rank leaves its facts in the store. Rank 0 reads them in the order of ranks, ends the
+    wait at the first difference or at the deadline, and leaves a verdict that all others read: so
+    each rank reads twice, however many there are, and all tell the same.
+
+Kept true (tests/unit/comm/test_meet.py, tests/multi/test_start.py)
+    A difference is told by every rank with the values of both sides, and a rank that does not
+    come by the others, before any process group is made.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+
+_NAMED_FACTS = 6
+"""Most differences that a message names."""
+
+_NAMED_RANKS = 16
+"""Most ranks that a message names."""
+
+_GRACE_S = 5.0
+"""What other ranks wait for the verdict beyond rank 0's own deadline."""
+
+Facts = Mapping[str, str]
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Ranks as a sentence has them.
+
+    >>> name_ranks([1]), name_ranks([0, 2])
+    ('rank 1', 'ranks 0, 2')
+    """
+    listed = ", ".join(map(str, ranks[:_NAMED_RANKS]))
+    more = f" and {len(ranks) - _NAMED_RANKS} more" if len(ranks) > _NAMED_RANKS else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed}{more}"
+
+
+def open_store(rank: int, *, deadline_s: float) -> dist.Store:
+    """The store that ``torchrun`` named in the environment, for this attempt.
+
+    Each restart gets a prefix of its own: after a restart the agent's store still holds the
+    addresses of the dead attempt, and gloo would dial those.
+
+    Raises:
+        FaultError: nobody answers there, or rank 0 cannot listen there.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    agent_owns_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = rank == 0 and not agent_owns_store
+    try:
+        store = dist.TCPStore(
+            host, port, is_master=is_master, timeout=timedelta(seconds=deadline_s)
+        )
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if is_master:
+            raise FaultError(
+                f"Rank 0 cannot listen at {host}:{port}, where the other ranks look for it. Set "
+                f"MASTER_ADDR to its host and MASTER_PORT to a port that is free."
+            ) from error
+        raise FaultError(
+            f"Rank {rank} found nobody at {host}:{port} within {deadline_s:g} s. Start rank 0 "
+            f"there, or set MASTER_ADDR and MASTER_PORT to where it runs."
+        ) from error
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt-{attempt}", store)
+
+
+def meet(store: dist.Store, rank: int, world: int, facts: Facts, *, deadline_s: float) -> None:
+    """Wait until every rank has come, and refuse those that are to run something else.
+
+    Args:
+        store: Which all ranks reach.
+        rank: This one.
+        world: How many there are to be.
+        facts: What must be the same on all, by name: versions, settings, digests.
+        deadline_s: The longest wait for the last of them [s].
+
+    Raises:
+        LayoutError: facts differ; names the ranks and the values.
+        FaultError: some rank did not come in time.
+
+    Cost: two reads of the store; on rank 0 one for each rank.
+    """
+    store.set(f"facts/{rank}", json.dumps(dict(facts)))
+    if rank == 0:
+        verdict = _judge(store, world, facts, deadline_s)
+        store.set("verdict", json.dumps(verdict))
+    elif _waited(store, "verdict", deadline_s + _GRACE_S):
+        verdict = json.loads(store.get("verdict"))
+    else:
+        verdict = ["missing", _missing([0], world, rank, deadline_s)]
+    kind, text = verdict
+    if kind != "same":
+        error: type[EquipoiseError] = LayoutError if kind == "differ" else FaultError
+        raise error(text)
+
+
+def _judge(store: dist.Store, world: int, facts: Facts, deadline_s: float) -> list[str]:
+    end = time.monotonic() + deadline_s
+    for rank in range(1, world):
+        came = _waited(store, f"facts/{rank}", max(0.001, end - time.monotonic()))
+        if came and json.loads(store.get(f"facts/{rank}")) == facts:
+            continue
+        # Whatever there is to tell of the others is told with it.
+        present = [r for r in range(1, world) if store.check([f"facts/{r}"])]
+        found = {r: json.loads(store.get(f"facts/{r}")) for r in present}
+        if text := tell_differences(found, facts):
+            return ["differ", text]
+        return ["missing", _missing(sorted({*range(1, world)} - {*present}), world, 0, deadline_s)]
+    return ["same", ""]
+
+
+def _waited(store: dist.Store, key: str, seconds: float) -> bool:
+    try:
+        store.wait([key], timedelta(seconds=seconds))
+    except (dist.DistStoreError, dist.DistNetworkError):
+        return False
+    return True
+
+
+def tell_differences(found: Mapping[int, Facts], mine: Facts) -> str:
+    """Which ranks have other facts than rank 0, and which; empty where none has.
+
+    Args:
+        found: Facts of other ranks.
+        mine: Those of rank 0.
+
+    >>> tell_differences({1: {"equipoise": "2"}, 2: {"equipoise": "1"}}, {"equipoise": "1"})[28:75]
+    'equipoise is 2 on rank 1 and 1 on rank 0. Start'
+    """
+    names = list(dict.fromkeys([*mine, *(name for facts in found.values() for name in facts)]))
+    told = []
+    for name in names:
+        others: dict[str, list[int]] = {}
+        for rank, facts in sorted(found.items()):
+            if facts.get(name) != mine.get(name):
+                others.setdefault(facts.get(name, "not known"), []).append(rank)
+        if others:
+            values = ", ".join(f"{value} on {name_ranks(r)}" for value, r in others.items())
+            told.append(f"{name} is {values} and {mine.get(name, 'not known')} on rank 0")
+    if not told:
+        return ""
+    more = f"; and {len(told) - _NAMED_FACTS} more" if len(told) > _NAMED_FACTS else ""
+    return (
+        f"Not all ranks run the same: {'; '.join(told[:_NAMED_FACTS])}{more}. Start every rank "
+        f"from one prepared folder and in one environment."
+    )
+
+
+def _missing(ranks: list[int], world: int, waiting: int, deadline_s: float) -> str:
+    verb, them, their = ("has", "it", "its") if len(ranks) == 1 else ("have", "them", "their")
+    named = name_ranks(ranks)
+    return (
+        f"{named[0].upper()}{named[1:]} of {world} {verb} not come within {deadline_s:g} s of rank "
+        f"{waiting}. Start {them}, or look into {their} log; where starting takes longer, raise "
+        f"layout.deadline_s."
+    )

@@ -1,0 +1,131 @@
+"""Where a rank stands: what it waits for, how many collectives it has entered, what it does.
+
+Why
+    To say who is missing from a collective one must know where everybody is. A note at each
+    collective would cost at each collective, and would miss those of torch itself: the gathers of
+    ``fully_shard``, the redistributions of DTensor.
+
+What it decides
+    Nothing is noted. torch's flight recorder counts every collective in C++ anyway, by group,
+    on gloo as on NCCL; messages between two ranks are not in it, so the stack of the training
+    thread is looked at for ``Mail.wait``, and for torch's own functions that meet before there is
+    a group. One look takes some two milliseconds; nobody looks but the watchdog.
+
+Kept true (tests/multi/test_watchdog.py)
+    Collectives of ours and of ``fully_shard``, and messages, are named as what a rank waits for.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d
+
+import equipoise
+from equipoise.comm.mail import Mail
+
+_RECORDED = "TORCH_FR_BUFFER_SIZE"
+_KEPT_CALLS = 64
+"""Collectives that are kept. torch keeps 2,000, and takes 0.26 s to tell of them."""
+
+_PACKAGE = str(Path(equipoise.__file__).parent) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a rank cannot go on without."""
+
+    what: str
+    """As a sentence has it: ``all_gather of ranks 0, 1``."""
+    ranks: tuple[int, ...]
+    """Who takes part."""
+    group: str = ""
+    """Name of the process group; none for messages, and where there is no group yet."""
+    call: int = 0
+    """Number of the collective in its group; of messages a count that grows with each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a rank is at a moment."""
+
+    wait: Wait | None
+    calls: dict[str, int] = field(default_factory=dict)
+    """Collectives entered, by group."""
+    place: str = ""
+    """Innermost line of this package that runs: ``train/step.py:151 (_compute)``."""
+
+
+def keep_few_calls() -> None:
+    """Let torch's recorder keep no more calls than are looked at; before the first group."""
+    os.environ.setdefault(_RECORDED, str(_KEPT_CALLS))
+
+
+class Looker:
+    """Looks where a thread of this process stands, again and again."""
+
+    def __init__(self, thread: int, world: int) -> None:
+        self.thread, self.world = thread, world
+        self._names: dict[str, str] = {}
+        """Group names by torch's number: a group that called long ago is in no record any more."""
+
+    def look(self) -> Standing:
+        """Where it is now."""
+        record = json.loads(_dump_fr_trace_json(True, True))
+        entries = record.get("entries", [])
+        self._names |= {str(each["pg_id"]): each["process_group"][0] for each in entries}
+        calls = {
+            self._names[number]: int(status["last_enqueued_collective"])
+            for number, status in record.get("pg_status", {}).items()
+            if number in self._names
+        }
+        place, stacked = self._stack()
+        under_way = [each for each in entries if not each["retired"]]
+        wait = _collective(under_way[0]) if under_way else stacked
+        return Standing(wait, calls, place)
+
+    def _stack(self) -> tuple[str, Wait | None]:
+        """The innermost line of the package, and what the stack says of waiting."""
+        place, wait = "", None
+        frame = sys._current_frames().get(self.thread)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not place and file.startswith(_PACKAGE):
+                name = frame.f_code.co_name
+                place = f"{file.removeprefix(_PACKAGE)}:{frame.f_lineno} ({name})"
+            if frame.f_code is Mail.wait.__code__:
+                wait = _messages(frame)
+            elif file == distributed_c10d.__file__ and (wait is None or not wait.call):
+                wait = Wait(frame.f_code.co_name, tuple(range(self.world)))
+            frame = frame.f_back
+        return place, wait
+
+
+def _collective(entry: dict[str, Any]) -> Wait:
+    group, call = entry["process_group"][0], int(entry["collective_seq_id"])
+    name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
+    try:
+        members = dist.get_process_group_ranks(distributed_c10d._resolve_process_group(group))
+    except (RuntimeError, KeyError, ValueError):  # the group is gone
+        members = []
+    listed = f" of ranks {', '.join(map(str, members))}" if members else ""
+    return Wait(f"{name}{listed}", tuple(members), group, call)
+
+
+def _messages(frame: FrameType) -> Wait | None:
+    """Of the thread that stands in ``Mail.wait``."""
+    mail, parcels = frame.f_locals.get("self"), frame.f_locals.get("parcels")
+    if not isinstance(mail, Mail) or parcels is None:
+        return None
+    members = dist.get_process_group_ranks(mail.group)
+    peers = sorted({members[parcel.peer] for parcel in parcels})
+    ledger = mail.ledger
+    count = int(ledger.sent_messages.sum() + ledger.received_bytes.sum()) + 1
+    plural = "rank" if len(peers) == 1 else "ranks"
+    return Wait(f"messages of {plural} {', '.join(map(str, peers))}", tuple(peers), "", count)
