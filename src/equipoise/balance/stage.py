@@ -35,6 +35,8 @@ from equipoise.schedule.attention_price import BACKWARD_OVER_FORWARD
 from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch
+from equipoise.spec.recompute import attention_repeats, linear_repeats
+from equipoise.spec.run import Recompute
 
 Floats = npt.NDArray[np.float64]
 
@@ -257,7 +259,7 @@ def price_stages(
     prices: LayerPrices,
     *,
     hop_ns: npt.ArrayLike = 0,
-    recomputed: bool = False,
+    recompute: Recompute = "none",
 ) -> PipelinePrices:
     """Prices of every stage and micro-batch, for ``schedule.pipeline_strategies``.
 
@@ -265,7 +267,8 @@ def price_stages(
         split: Layers of each stage; the head is on the last one.
         prices: Of one layer and of the head.
         hop_ns: One message between ranks, of each micro-batch or of any [ns].
-        recomputed: Whether the backward runs the forward of the layers again.
+        recompute: What the backward of the layers runs again; every N-th layer is taken to be
+            spread evenly over stages.
 
     Returns:
         Prices whose activations are tokens times layers.
@@ -275,8 +278,10 @@ def price_stages(
     head = is_last * prices.head_ns
     forward = layers * (prices.linear_ns + prices.attention_ns)
     backward = layers * (prices.linear_ns + BACKWARD_OVER_FORWARD * prices.attention_ns)
-    if recomputed:
-        backward = backward + forward
+    count = max(1, int(split.layers.sum()))
+    again = linear_repeats(recompute, count) / count * prices.linear_ns
+    again = again + attention_repeats(recompute, count) / count * prices.attention_ns
+    backward = backward + layers * again
     return make_prices(
         forward + head,
         backward + head,

@@ -131,7 +131,7 @@ def _score(name: str, chunks: int, setting: "PipelineSetting") -> PipelineScore:
         split,
         setting.layers,
         hop_ns=setting.hop_ns,
-        recomputed=setting.recompute == "full",
+        recompute=setting.recompute,
     )
     prices = replace(made, activation=made.activation * setting.token_bytes)
     schedule = _write(name, prices, setting)

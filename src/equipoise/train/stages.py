@@ -174,11 +174,13 @@ class StagePlanner:
         return layout.expert * layout.expert_tensor > 1 or layout.zero >= 2
 
     def _price(self, layers: LayerPrices) -> PipelinePrices:
-        return price_stages(self.split, layers, recomputed=self.recompute == "full")
+        return price_stages(self.split, layers, recompute=self.recompute)
 
     def _plan(self, layers: LayerPrices, units: list[tuple[int, int]]) -> PlannedPipeline:
         layout, prices = self.planner.layout, self._price(layers)
-        written = write_pipeline(layout.schedule, prices, ranks=layout.pipeline, units=units)
+        written = write_pipeline(
+            layout.schedule, prices, ranks=layout.pipeline, units=units, skip=layout.skip
+        )
         return PlannedPipeline(written, prices)
 
 

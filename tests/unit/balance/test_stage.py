@@ -107,10 +107,15 @@ def test_prices_of_stages_are_the_curves_price_of_the_micro_batch() -> None:
     wanted = [curve.slice_ns(b.history_tokens, b.history_tokens + b.doc_tokens) for b in batches]
     assert total.sum(axis=0) == pytest.approx([int(each.sum()) for each in wanted], rel=1e-3)
     assert (prices.activation.sum(axis=0) == [32 * batch.tokens for batch in batches]).all()
-    again = price_stages(split_model(layers, model, 4), layers, recomputed=True)
+    split = split_model(layers, model, 4)
+    again = price_stages(split, layers, recompute="full")
     head = np.zeros_like(prices.forward_ns)
     head[-1] = np.rint(layers.head_ns)
     assert np.abs(again.input_ns - prices.input_ns - prices.forward_ns + head).max() <= 2
+    half = price_stages(split, layers, recompute="every-2").input_ns - prices.input_ns
+    assert np.abs(2 * half - again.input_ns + prices.input_ns).max() <= 3
+    parts = [price_stages(split, layers, recompute=r).input_ns for r in ("attention", "selective")]
+    assert np.abs(sum(parts) - again.input_ns - prices.input_ns).max() <= 3
 
 
 def test_from_documents_to_a_schedule() -> None:
