@@ -126,6 +126,21 @@ def test_ranks_that_share_experts_too_train_as_one(tmp_path: Path, store: TokenS
                 assert found["balance_loss"] == pytest.approx(one["balance_loss"], rel=EXACT)
 
 
+def test_micro_batches_that_skip_stages_train_another_model(
+    runs, tmp_path: Path, store: TokenStore
+) -> None:
+    keys = {"pipeline": 4, "stages": "skip-partial", "policy": "in-order", "steps": 6}
+    make = MakeRun(store)
+    whole, lossy = (make(**(SAME | keys | {"skip": skip})) for skip in (0.0, 0.5))
+    ended = run_ranks(4, on_ranks.train_each, tmp_path, {"whole": whole, "lossy": lossy})[0]
+    assert ended["whole"].losses[:3] == pytest.approx(runs["alone"][0].losses, rel=EXACT)
+    assert ended["lossy"].losses[0] != pytest.approx(ended["whole"].losses[0], rel=EXACT)
+    assert ended["lossy"].losses[-1] < ended["lossy"].losses[0]
+    # Of 4 stages each micro-batch leaves out one of the two in the middle.
+    forwards = [len(events(tmp_path / "lossy", "forward", rank)) for rank in range(4)]
+    assert forwards[1] + forwards[2] == forwards[0] == forwards[3]
+
+
 def test_what_was_predicted_stands_beside_what_was_measured(runs) -> None:
     folder = runs["data"][1]
     for rank in range(4):

@@ -134,7 +134,7 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
         hop_ns=np.rint(1e9 * hop_s).astype(np.int64),
         token_bytes=_token_bytes(model, args.dtype, train.recompute),
         most_bytes=None if args.memory is None else int(args.memory * (1 << 30)),
-        skip=_SKIP if args.skip is None else args.skip,
+        skip=(layout.skip or _SKIP) if args.skip is None else args.skip,
         is_arranged=args.arranged,
         is_alone=layout.context * layout.tensor == 1,
     )

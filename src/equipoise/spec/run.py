@@ -48,6 +48,8 @@ Schedule = Literal[
     "v-half",
     "v-min",
     "auto",
+    "skip-partial",
+    "skip-reordered",
 ]
 
 TWO_STAGES: tuple[Schedule, ...] = (
@@ -270,6 +272,15 @@ class LayoutSpec:
     schedule: Annotated[
         Schedule, Field(description="of a pipeline: in which order a rank runs its micro-batches")
     ] = "1f1b"
+    skip: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="of skip-partial and skip-reordered, which train another model: share of "
+            "the stages between the first and the last that each micro-batch leaves out",
+        ),
+    ] = 0.0
     virtual: Annotated[
         int | None,
         Field(
