@@ -13,6 +13,7 @@ from tensor_ranks import Setting
 from equipoise.comm.local import run_ranks
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.recompute import LayerRecompute, layer_recompute
 from equipoise.spec.run import Recompute
 
 DENSE = ModelSpec(
@@ -20,7 +21,7 @@ DENSE = ModelSpec(
 )
 SPARSE = dataclasses.replace(DENSE, experts=5, top_k=2, expert_ffn=8, balance="bias")
 BATCHES = [[13, 5, 1], [11, 0, 2], [1], []]
-KINDS: tuple[Recompute, ...] = ("none", "attention", "selective", "every-2", "full")
+KINDS: tuple[Recompute, ...] = ("none", "attention", "selective", "every-2")
 LAYOUTS = {
     2: [
         *(Layout(dp=2, zero=zero) for zero in (0, 1, 2, 3)),
@@ -33,8 +34,9 @@ LAYOUTS = {
 }
 
 
-def test_every_setting_is_of_a_kind_that_is_tested() -> None:
-    assert {each for each in get_args(Recompute) if not each.startswith("every-")} < set(KINDS)
+def test_layers_do_everything_that_a_layer_can() -> None:
+    found = {layer_recompute(kind, layer) for kind in KINDS for layer in range(DENSE.layers)}
+    assert found == set(get_args(LayerRecompute))
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS)
