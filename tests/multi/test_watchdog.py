@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import time
 from pathlib import Path
 
@@ -96,6 +97,22 @@ def test_a_rank_that_never_makes_a_group(tmp_path: Path) -> None:
         f"busy \\(process \\d+ on {re.escape(HOST)}; in start, [^)]*\\(_call\\)\\). "
         f"{re.escape(FIX)}",
         text,
+    )
+
+
+def test_a_store_that_has_stopped_with_its_rank(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(FaultError) as caught:
+        run_ranks(2, watchdog_ranks.hang_with_the_store, tmp_path, port, DEADLINE_S, timeout_s=60)
+    assert str(caught.value) == (
+        "Rank 1 of 2 failed.\nThe process left with code 6 and without an answer."
+    )
+    assert re.fullmatch(
+        "Rank 1 has waited [1-9] s in all_reduce of ranks 0, 1, and the ranks' store, which would "
+        "tell who has not come, does not answer. Look at the host that MASTER_ADDR names and at "
+        "rank 0, and run the same command again to resume from the last checkpoint.",
+        (tmp_path / "told-1").read_text(),
     )
 
 

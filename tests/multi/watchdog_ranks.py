@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from equipoise.comm import watchdog as watchdog_module
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Mail, Parcel
 from equipoise.comm.standstill import Standstill
@@ -61,3 +62,18 @@ def hang_in_a_group_that_is_made(ranks: Ranks, folder: Path, deadline_s: float) 
         if ranks.rank == ranks.world - 1:
             time.sleep(60)
         dist.new_group([0, 1, 2], timeout=timedelta(minutes=5))
+
+
+def hang_with_the_store(ranks: Ranks, folder: Path, port: int, deadline_s: float) -> None:
+    """Rank 0, whose process has the store, stops."""
+    watchdog_module._STORE_S = 0.3
+    store = dist.TCPStore("127.0.0.1", port, is_master=ranks.rank == 0)
+
+    def tell(found: Standstill) -> None:
+        (folder / f"told-{ranks.rank}").write_text(found.text)
+
+    with Watchdog(store, ranks.rank, ranks.world, deadline_s=deadline_s, tell=tell):
+        ranks.barrier()
+        if ranks.rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        ranks.sum_(torch.ones(3))

@@ -113,6 +113,17 @@ def judge(
     return Standstill(rank, wait.what, phase, waited_s, missing, culprits, text)
 
 
+def judge_alone(rank: int, wait: Wait, waited_s: float, phase: str) -> Standstill:
+    """Say it where the others cannot be asked."""
+    where = f" ({phase})" if phase else ""
+    text = (
+        f"Rank {rank} has waited {waited_s:.0f} s in {wait.what}{where}, and the ranks' store, "
+        f"which would tell who has not come, does not answer. Look at the host that MASTER_ADDR "
+        f"names and at rank 0, and run the same command again to resume from the last checkpoint."
+    )
+    return Standstill(rank, wait.what, phase, waited_s, (), (), text)
+
+
 def _is_free(rank: int, beats: Mapping[int, Beat], silent: set[int]) -> bool:
     """Whether a rank waits for nobody, as far as is known."""
     beat = beats.get(rank)

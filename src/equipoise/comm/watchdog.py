@@ -5,13 +5,16 @@ Why
     to look at.
 
 What it decides
-    A thread on every rank looks twenty times in a deadline where its rank stands and leaves that in
-    the store. When its own rank has been in one wait for longer than the deadline, it reads what
-    the others left, judges, and leaves the verdict, with which every rank ends. Then it ends the
-    culprits that run on its own host, as a stopped process cannot do that itself.
+    A thread on every rank looks twenty times in a deadline where its rank stands, and another one
+    leaves that in the store. When the rank has been in one wait for longer than the deadline, what
+    the others left is judged and the verdict is left there, with which every rank ends. Then the
+    culprits that run on the same host are ended, as a stopped process cannot do that itself.
 
-    A thread that was itself not run for a while, in a stopped process that goes on, begins anew:
-    it must not blame those who waited for it.
+    The thread that looks never touches the store: its host may be what has stopped. If the other
+    one is still held when the deadline is over, the rank ends with what it knows.
+
+    A rank that was itself not run for a while, in a stopped process that goes on, begins anew: it
+    must not blame those who waited for it.
 
 Kept true (tests/multi/test_watchdog.py)
     A rank that is stopped, or sleeps, in any phase of a step ends the run within the deadline and
@@ -35,7 +38,7 @@ import torch.distributed as dist
 
 from equipoise.base.errors import FaultError
 from equipoise.comm.progress import Looker, Standing, Wait, keep_few_calls
-from equipoise.comm.standstill import Beat, Standstill, judge
+from equipoise.comm.standstill import Beat, Standstill, judge, judge_alone
 
 LOOKS = 20
 """Looks in a deadline."""
@@ -78,11 +81,19 @@ class Watchdog:
         self._looker = Looker(threading.get_ident(), world)
         self._phase = ""
         self._beat = self._make_beat(0, Standing(None))
+        self._standing = Standing(None)
         self._since: tuple[object, float] = (None, 0.0)
+        self._hung: tuple[Wait, float] | None = None
+        """What this rank has waited in for longer than the deadline, and for how long [s]."""
+        self._spoke = time.monotonic()
+        """When the store last answered."""
         self._heard: dict[int, tuple[int, int]] = {}
         """Of each rank: its last beat, and at how many looks it was the same."""
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._threads = [
+            threading.Thread(target=target, name="watchdog", daemon=True)
+            for target in (self._watch, self._speak)
+        ]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -96,7 +107,8 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         if self.world > 1:
-            self._thread.start()
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __exit__(
@@ -107,36 +119,48 @@ class Watchdog:
     ) -> None:
         self._ended.set()
         if self.world > 1:
-            self._thread.join(2 * _STORE_S)
+            for thread in self._threads:
+                thread.join(_STORE_S)
 
     def _watch(self) -> None:
+        """Look where the rank stands, and for how long; end it if nobody can be asked."""
         last = time.monotonic()
         while not self._ended.wait(self.pause_s):
             now = time.monotonic()
             if now - last > _SILENT_LOOKS * self.pause_s + 1.0:
                 self._since = (None, now)
-                self._heard.clear()
+                self._heard = {}
             last = now
-            # A store that has gone, or went on without us, does not end the watch.
-            with suppress(RuntimeError):
-                self._look(now)
+            self._standing = standing = self._looker.look()
+            wait = standing.wait
+            key = None if wait is None else (wait, self._phase, sorted(standing.calls.items()))
+            if key != self._since[0]:
+                self._since, self._hung = (key, now), None
+            waited_s = now - self._since[1]
+            if wait is not None and waited_s > self.deadline_s:
+                self._hung = (wait, waited_s)
+            is_deaf = now - self._spoke > self.pause_s + 2 * _STORE_S
+            if self._hung is not None and is_deaf:
+                self._end(judge_alone(self.rank, *self._hung, self._phase))
+
+    def _speak(self) -> None:
+        """Leave beats, and end the rank by its own judgement or by another's."""
+        while not self._ended.wait(self.pause_s):
+            with suppress(RuntimeError):  # a store that has gone does not end the watch
+                self._leave_beat(self._standing)
+                if self._store.check(["standstill"]):
+                    self._end(Standstill.read(json.loads(self._store.get("standstill"))))
+                if self._hung is not None:
+                    self._end_all(*self._hung)
+                elif self._is_waiting_long():
+                    self._hear()
+                self._spoke = time.monotonic()
         with suppress(RuntimeError):
             self._leave_beat(Standing(None), has_left=True)
 
-    def _look(self, now: float) -> None:
-        standing = self._looker.look()
-        wait = standing.wait
-        key = None if wait is None else (wait, self._phase, sorted(standing.calls.items()))
-        if key != self._since[0]:
-            self._since = (key, now)
-        waited_s = now - self._since[1]
-        if wait is not None and waited_s > self.deadline_s:
-            self._end_all(wait, waited_s)
-        self._leave_beat(standing)
-        if self._store.check(["standstill"]):
-            self._end(Standstill.read(json.loads(self._store.get("standstill"))))
-        if wait is not None and waited_s > self.deadline_s / 2:
-            self._hear()
+    def _is_waiting_long(self) -> bool:
+        is_late = time.monotonic() - self._since[1] > self.deadline_s / 2
+        return self._standing.wait is not None and is_late
 
     def _make_beat(self, count: int, standing: Standing, *, has_left: bool = False) -> Beat:
         return Beat(count, self._phase, standing, socket.gethostname(), os.getpid(), has_left)
@@ -159,13 +183,10 @@ class Watchdog:
         return beats
 
     def _end_all(self, wait: Wait, waited_s: float) -> None:
-        """Judge, unless another rank has, and end every rank."""
-        beats: dict[int, Beat] = {}
-        with suppress(RuntimeError):
-            if self._store.add("judges", 1) > 1 and waited_s < 2 * self.deadline_s:
-                return
-            beats = self._hear()
-        beats[self.rank] = self._beat
+        """Judge, unless another rank does, and end every rank."""
+        if self._store.add("judges", 1) > 1 and waited_s < 2 * self.deadline_s:
+            return
+        beats = self._hear() | {self.rank: self._beat}
         silent = {rank for rank, (_, looks) in self._heard.items() if looks >= _SILENT_LOOKS}
         found = judge(
             self.rank,
@@ -175,8 +196,7 @@ class Watchdog:
             silent - {self.rank},
             deadline_s=self.deadline_s,
         )
-        with suppress(RuntimeError):
-            self._store.set("standstill", json.dumps(dataclasses.asdict(found)))
+        self._store.set("standstill", json.dumps(dataclasses.asdict(found)))
         self.tell(found)
         time.sleep(2 * self.pause_s)  # the others end by themselves, with the same words
         for rank in found.culprits:

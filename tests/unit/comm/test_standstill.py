@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 from equipoise.comm.progress import Standing, Wait
-from equipoise.comm.standstill import Beat, Standstill, judge
+from equipoise.comm.standstill import Beat, Standstill, judge, judge_alone
 
 GATHER = Wait("all_gather of ranks 0, 1, 2", (0, 1, 2), "0", 5)
 FIX = (
@@ -105,3 +105,14 @@ def test_what_is_left_in_the_store_is_read_back() -> None:
         assert Beat.read(json.loads(json.dumps(dataclasses.asdict(each)))) == each
     found = judge(0, GATHER, 31.4, {0: MINE}, set(), deadline_s=30.0)
     assert Standstill.read(json.loads(json.dumps(dataclasses.asdict(found)))) == found
+
+
+def test_nobody_can_be_asked() -> None:
+    found = judge_alone(3, GATHER, 31.4, "save of step 2")
+    assert (found.missing, found.culprits) == ((), ())
+    assert found.text == (
+        "Rank 3 has waited 31 s in all_gather of ranks 0, 1, 2 (save of step 2), and the ranks' "
+        "store, which would tell who has not come, does not answer. Look at the host that "
+        "MASTER_ADDR names and at rank 0, and run the same command again to resume from the last "
+        "checkpoint."
+    )
