@@ -33,6 +33,7 @@ VERBS = {
     "simulate": "say how long a step takes on another cluster, and whether it fits; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
+    "trace": "write steps of a run as a trace for Perfetto, predicted beneath measured",
     "check": "prove that every layout and packing gives one rank's loss and gradients",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "inspect": "say what a file or a folder of a run holds",

@@ -32,6 +32,7 @@ from equipoise.dash.summary import (
     summarize,
     wait_share_of,
 )
+from equipoise.dash.trace import pipeline_begins
 from equipoise.observe.reader import Floats, RunRecord, Spans
 
 LINE_POINTS = 200
@@ -175,7 +176,7 @@ def _timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
         kept.append((rank, rows))
         if rows.size:
             origin = min(origin, float(spans.t[rows[0]]))
-    begins = _pipeline_begins(record, kept)
+    begins = pipeline_begins(record, dict(kept))
     extent: dict[int, list[float]] = {}
     columns = []
     for rank, rows in kept:
@@ -221,19 +222,6 @@ def _timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
         "of": int(record.step.size),
         "ranks_of": record.ranks,
     }
-
-
-def _pipeline_begins(
-    record: RunRecord, kept: Sequence[tuple[int, NDArray[np.intp]]]
-) -> dict[float, float]:
-    """When the first rank began each step's pipeline [unix seconds]; none without one."""
-    begins: dict[float, float] = {}
-    for rank, rows in kept:
-        spans = record.spans[rank]
-        staged = rows[~np.isnan(spans.predicted_s[rows])]
-        for step, t in zip(spans.step[staged].tolist(), spans.t[staged].tolist(), strict=True):
-            begins[step] = min(t, begins.get(step, math.inf))
-    return begins
 
 
 def _predicted(

@@ -68,6 +68,8 @@ class Spans:
     """NaN where the span belongs to no step."""
     micro_batch: Floats
     """NaN where the span belongs to a whole step."""
+    stage: Floats
+    """NaN outside pipelines."""
     predicted_begin_s: Floats
     """When it was to start, from the start of its step's pipeline [s]; NaN outside pipelines."""
     predicted_s: Floats
@@ -392,6 +394,7 @@ def _spans(events: Sequence[Event], start_t: Sequence[float]) -> Spans:
         duration_s=_column(kept, "duration_s"),
         step=_column(kept, "step"),
         micro_batch=_column(kept, "micro_batch"),
+        stage=_column(kept, "stage"),
         predicted_begin_s=_column(kept, "predicted_begin_s"),
         predicted_s=_column(kept, "predicted_s"),
     )

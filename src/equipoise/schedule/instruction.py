@@ -49,6 +49,11 @@ class Op(IntEnum):
         """How messages name it."""
         return ("forward", "backward", "input gradient", "weight gradient")[self]
 
+    @property
+    def span(self) -> str:
+        """How journals name the time that it took."""
+        return ("forward", "backward", "backward-input", "backward-weight")[self]
+
 
 @dataclass(frozen=True, slots=True)
 class Instruction:

@@ -23,13 +23,6 @@ from equipoise.schedule.instruction import Op
 from equipoise.schedule.pipeline_prices import PipelinePrices
 from equipoise.schedule.pipeline_replay import PipelineTimeline
 
-_SPANS = {
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "backward-input",
-    Op.BACKWARD_WEIGHT: "backward-weight",
-}
-
 
 def join_timelines(timelines: Sequence[PipelineTimeline]) -> PipelineTimeline:
     """Timelines of all ranks as one, in their order, from the first begin on."""
@@ -103,7 +96,7 @@ def write_spans(
             said = {"predicted_begin_s": from_ns / 1e9, "predicted_s": (to_ns - from_ns) / 1e9}
         journal.write(
             "span",
-            _SPANS[Op(op)],
+            Op(op).span,
             t=begin / 1e9,
             duration_s=(end - begin) / 1e9,
             step=step,

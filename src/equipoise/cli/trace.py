@@ -1,0 +1,61 @@
+"""``equipoise trace``: steps of a run for Perfetto, predicted beneath measured."""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from equipoise.base.errors import SpecError
+
+HELP: str = "write steps of a run as a trace for Perfetto, predicted beneath measured"
+
+EXAMPLES: str = """\
+examples:
+  equipoise trace runs/by-work                     the step of median duration
+  equipoise trace runs/by-work --steps 3-5
+  equipoise trace runs/by-work --steps 12 --out step.json
+
+Open the file at https://ui.perfetto.dev or chrome://tracing. Instructions of a pipeline are named
+as equipoise explain --schedule names them: 1F3 is the forward of micro-batch 3 on stage 1, I and W
+are the halves of a backward, B is a whole one.
+
+--json prints {"trace", "run", "steps"}.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run (holds journal/)")
+    parser.add_argument("--steps", metavar="N[-M]", help="a step, or the first and last of several")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the trace to write (default: trace/step-NNNNNN.json in the run's folder)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the trace and say where it is."""
+    from equipoise.dash.trace import typical_step, write_run_trace
+    from equipoise.observe.reader import read_run
+
+    record = read_run(args.run)
+    steps = _steps(args.steps) if args.steps else [typical_step(record)]
+    out: Path = args.out or args.run / "trace" / f"step-{steps[0]:06d}.json"
+    write_run_trace(record, steps, out)
+    if args.json:
+        told = {"trace": str(out), "run": str(args.run), "steps": steps}
+        sys.stdout.write(json.dumps(told) + "\n")
+    else:
+        sys.stdout.write(f"{out}\n")
+    return 0
+
+
+def _steps(text: str) -> list[int]:
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if first > last:
+        raise SpecError(f'--steps "{text}" names no steps. Give one, as 12, or several, as 3-5.')
+    return list(range(first, last + 1))

@@ -1,0 +1,111 @@
+"""A run's spans as a trace, measured and predicted."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from equipoise.base.errors import SpecError
+from equipoise.cli.main import main
+from equipoise.dash.trace import MEASURED, PREDICTED, trace_run, typical_step
+from equipoise.observe.reader import read_run
+
+
+def span(name: str, rank: int, t: float, duration_s: float, **more: object) -> dict[str, object]:
+    told = {"v": 1, "kind": "span", "name": name, "t": t, "rank": rank, "duration_s": duration_s}
+    return told | more
+
+
+def pipelined(folder: Path, journals: ModuleType) -> Path:
+    """A run whose fourth step went through two stages."""
+    run = journals.write_run(folder, steps=3)
+    at = 1_790_000_900.0
+    for rank in (0, 1):
+        instructions = [
+            ("forward", 0.0 + rank, 1.0, 0.5 * rank, 0.5),
+            ("backward-input", 3.0 - rank, 1.5, 2.0 - 0.5 * rank, 0.75),
+            ("backward-weight", 5.0 - rank, 0.5, 3.0, 0.25),
+        ]
+        with (run / "journal" / f"rank-{rank:05}.jsonl").open("a") as file:
+            for name, begin, takes, predicted_begin, predicted in instructions:
+                row = span(
+                    name,
+                    rank,
+                    at + begin,
+                    takes,
+                    step=4,
+                    stage=rank,
+                    micro_batch=0,
+                    predicted_begin_s=predicted_begin,
+                    predicted_s=predicted,
+                )
+                file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(span("reduce", rank, at + 6, 0.25, step=4)) + "\n")
+    return run
+
+
+def test_measured_and_predicted_are_two_processes(tmp_path: Path, journals: ModuleType) -> None:
+    record = read_run(pipelined(tmp_path / "run", journals))
+    events = trace_run(record, [4])
+    spans = [each for each in events if each["ph"] == "X"]
+    measured = [each for each in spans if each["pid"] == MEASURED]
+    predicted = [each for each in spans if each["pid"] == PREDICTED]
+    assert len(measured) == 2 * 4
+    assert len(predicted) == 2 * 3
+    first = next(each for each in measured if each["name"] == "1F0")
+    assert (first["tid"], first["ts"], first["dur"]) == (1, 1e6, 1e6)
+    assert first["args"] == {"step": 4, "stage": 1, "micro_batch": 0}
+    promised = {each["name"]: (each["ts"], each["dur"]) for each in predicted}
+    assert promised["0F0"] == (0.0, 0.5e6)
+    assert promised["1I0"] == (1.5e6, 0.75e6)
+    assert promised["1W0"] == (3e6, 0.25e6)
+    named = {each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert named == {"measured", "predicted"}
+
+
+def test_a_run_without_stages_is_measured_alone(tmp_path: Path, journals: ModuleType) -> None:
+    record = read_run(journals.write_run(tmp_path / "run", steps=9))
+    events = trace_run(record, [2, 3])
+    assert {each["pid"] for each in events} == {MEASURED}
+    told = [each for each in events if each["ph"] == "X"]
+    assert {each["args"]["step"] for each in told} == {2, 3}
+    assert min(each["ts"] for each in told) == 0
+    assert 2 <= typical_step(record) <= 9
+
+
+def test_the_verb_writes_into_the_run(
+    tmp_path: Path, journals: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = pipelined(tmp_path / "run", journals)
+    assert main(["trace", str(run), "--steps", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"trace": str(run / "trace/step-000004.json"), "run": str(run), "steps": [4]}
+    assert json.loads(Path(told["trace"]).read_text())["displayTimeUnit"] == "ms"
+    assert main(["trace", str(run), "--out", str(tmp_path / "typical.json")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/typical.json\n"
+
+
+def test_what_is_not_there(
+    tmp_path: Path, journals: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = journals.write_run(tmp_path / "run", steps=3)
+    for steps, message in {
+        "7": f"{run} has no span of step 7. Its steps are 1 to 3.\n",
+        "5-3": '--steps "5-3" names no steps. Give one, as 12, or several, as 3-5.\n',
+        "two": '--steps "two" names no steps. Give one, as 12, or several, as 3-5.\n',
+    }.items():
+        assert main(["trace", str(run), "--steps", steps]) == 2
+        assert capsys.readouterr().err == message
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["trace", str(run), "--out", str(blocked / "step.json")]) == 2
+    assert capsys.readouterr().err == (
+        f"The trace cannot be written to {blocked}/step.json: File exists. Give another file "
+        "with --out FILE.\n"
+    )
+    with pytest.raises(SpecError) as refused:
+        typical_step(read_run(journals.write_run(tmp_path / "empty", steps=0)))
+    assert str(refused.value) == (
+        f"{tmp_path}/empty has no finished step to trace. Let it train one."
+    )
