@@ -40,8 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
+    from equipoise.dash.compare import compare_all
+    from equipoise.dash.findings import headline
     from equipoise.dash.report import read_runs, write_page
-    from equipoise.dash.summary import compare_all, headline, labels, summarize
+    from equipoise.dash.summary import labels, summarize
 
     records = read_runs(args.runs)
     out = write_page(records, args.out or args.runs[0] / "report.html")

@@ -19,33 +19,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.base.units import format_count
-from equipoise.dash.sample import bucket, choose_evenly
+from equipoise.dash.compare import compare_all, flat
+from equipoise.dash.figures_timeline import draw_timeline
+from equipoise.dash.findings import findings, headline
+from equipoise.dash.sample import LAST_STEPS, WHOLE_STEPS, bucket, choose_evenly, plain_list
 from equipoise.dash.summary import (
     IN_ORDER,
-    compare_all,
-    findings,
-    flat,
-    headline,
     labels,
     skew_of,
     steady_steps,
     summarize,
     wait_share_of,
 )
-from equipoise.dash.trace import pipeline_begins
-from equipoise.observe.reader import Floats, RunRecord, Spans
+from equipoise.observe.reader import Floats, RunRecord
 
 LINE_POINTS = 200
 DOTS = 600
-WHOLE_STEPS = 60
-LAST_STEPS = 12
-SPANS = 24_000
 RANKS = 64
 
 Table = dict[str, Any]
 
-OUTSIDE_STEPS = ("load", "measure")
-"""Spans that carry a step's number and happen before any step."""
 
 SHARED_AXES = ("context", "tensor", "pipeline", "expert")
 """Degrees of a layout that are told where they are more than one."""
@@ -94,7 +87,7 @@ def _run(record: RunRecord, summary: Table) -> Table:
         "scatter": _scatter(record),
         "bars": _bars(record, ranks),
         "memory": _memory(record, ranks),
-        "timeline": _timeline(record, ranks),
+        "timeline": draw_timeline(record, ranks),
         "ranks_drawn": ranks,
     }
 
@@ -104,13 +97,13 @@ def _line(x: NDArray[Any], y: Floats) -> Table:
     x = x.astype(np.float64)
     parts = bucket(np.where(np.isnan(x), np.nan, y), LINE_POINTS)
     line = {
-        "x": _plain([float(np.median(x[part])) for part in parts]),
-        "y": _plain([float(np.median(y[part])) for part in parts]),
+        "x": plain_list([float(np.median(x[part])) for part in parts]),
+        "y": plain_list([float(np.median(y[part])) for part in parts]),
         "steps_a_point": max((part.size for part in parts), default=0),
     }
     if line["steps_a_point"] > 1:
-        line["low"] = _plain([float(y[part].min()) for part in parts])
-        line["high"] = _plain([float(y[part].max()) for part in parts])
+        line["low"] = plain_list([float(y[part].min()) for part in parts])
+        line["high"] = plain_list([float(y[part].max()) for part in parts])
     return line
 
 
@@ -119,9 +112,9 @@ def _scatter(record: RunRecord) -> Table:
     rows = known[choose_evenly(known.size, DOTS)]
     steady = steady_steps(record)
     return {
-        "step": _plain(record.step[rows]),
-        "predicted_s": _plain(record.predicted_step_s[rows]),
-        "measured_s": _plain(record.step_s[rows]),
+        "step": plain_list(record.step[rows]),
+        "predicted_s": plain_list(record.predicted_step_s[rows]),
+        "measured_s": plain_list(record.step_s[rows]),
         "is_steady": steady[rows].tolist(),
         "of": int(known.size),
     }
@@ -134,15 +127,15 @@ def _bars(record: RunRecord, ranks: Sequence[int]) -> Table:
     order = np.argsort(skew, kind="stable")  # NaN last
     known = int((~np.isnan(skew)).sum())
     return {
-        "step": _plain(record.step[rows]),
-        "in_order_s": [_plain(record.in_order_predicted_s[row, ranks]) for row in rows],
-        "predicted_s": [_plain(record.predicted_s[row, ranks]) for row in rows],
-        "busy_s": [_plain(record.busy_s[row, ranks]) for row in rows],
-        "tokens": [_plain(record.rank_tokens[row, ranks]) for row in rows],
-        "documents": [_plain(record.rank_documents[row, ranks]) for row in rows],
-        "in_order_skew": _plain(record.in_order_skew[rows]),
-        "predicted_skew": _plain(record.skew[rows]),
-        "measured_skew": _plain(skew_of(record.busy_s)[rows]),
+        "step": plain_list(record.step[rows]),
+        "in_order_s": [plain_list(record.in_order_predicted_s[row, ranks]) for row in rows],
+        "predicted_s": [plain_list(record.predicted_s[row, ranks]) for row in rows],
+        "busy_s": [plain_list(record.busy_s[row, ranks]) for row in rows],
+        "tokens": [plain_list(record.rank_tokens[row, ranks]) for row in rows],
+        "documents": [plain_list(record.rank_documents[row, ranks]) for row in rows],
+        "in_order_skew": plain_list(record.in_order_skew[rows]),
+        "predicted_skew": plain_list(record.skew[rows]),
+        "measured_skew": plain_list(skew_of(record.busy_s)[rows]),
         "typical": int(order[(known - 1) // 2]) if known else 0,
         "of": int(record.step.size),
     }
@@ -154,95 +147,11 @@ def _memory(record: RunRecord, ranks: Sequence[int]) -> Table:
         for column in record.peak_memory_bytes.T[list(ranks)]
     ]
     return {
-        "forecast_bytes": _plain(record.memory.forecast_bytes) if record.memory else None,
-        "terms": {key: _plain(value) for key, value in record.memory.terms.items()}
+        "forecast_bytes": plain_list(record.memory.forecast_bytes) if record.memory else None,
+        "terms": {key: plain_list(value) for key, value in record.memory.terms.items()}
         if record.memory
         else {},
-        "peak_bytes": _plain(peaks),
-    }
-
-
-def _timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
-    """Spans of some whole steps, as columns for each rank, times in µs from the first."""
-    spans_each = sum(record.spans[rank].name.size for rank in ranks) / max(1, record.step.size)
-    most = max(2, min(WHOLE_STEPS, int(SPANS / max(1.0, spans_each))))
-    chosen = record.step[choose_evenly(record.step.size, most, tail=min(LAST_STEPS, most // 2))]
-    names = sorted({name for rank in ranks for name in record.spans[rank].names})
-    origin = math.inf
-    kept: list[tuple[int, NDArray[np.intp]]] = []
-    for rank in ranks:
-        spans = record.spans[rank]
-        rows = np.flatnonzero(np.isin(spans.step, chosen) & ~np.isnan(spans.duration_s))
-        kept.append((rank, rows))
-        if rows.size:
-            origin = min(origin, float(spans.t[rows[0]]))
-    begins = pipeline_begins(record, dict(kept))
-    extent: dict[int, list[float]] = {}
-    columns = []
-    for rank, rows in kept:
-        spans = record.spans[rank]
-        start_us = ((spans.t[rows] - origin) * 1e6).round().astype(np.int64)
-        duration_us = (spans.duration_s[rows] * 1e6).round().astype(np.int64)
-        step = spans.step[rows].astype(np.int64)
-        legend = np.array([names.index(name) for name in spans.names], dtype=np.int64)
-        name = legend[spans.name[rows]] if rows.size else np.zeros(0, dtype=np.int64)
-        columns.append(
-            {
-                "rank": rank,
-                "name": name.tolist(),
-                "t": start_us.tolist(),
-                "d": duration_us.tolist(),
-                "step": step.tolist(),
-                "micro_batch": _plain(spans.micro_batch[rows]),
-                "predicted": _predicted(spans, rows, name, begins, origin),
-            }
-        )
-        inside = ~np.isin(
-            spans.name[rows],
-            [index for index, name in enumerate(spans.names) if name in OUTSIDE_STEPS],
-        )
-        for number in np.unique(step[inside]).tolist():
-            at = inside & (step == number)
-            low, high = float(start_us[at].min()), float((start_us + duration_us)[at].max())
-            known = extent.setdefault(number, [low, high])
-            known[:] = [min(known[0], low), max(known[1], high)]
-    steps = [
-        {"step": number, "from": extent[number][0], "to": extent[number][1]}
-        for number in sorted(extent)
-    ]
-    # A gap follows a step whose successor in the run is not on the page.
-    successor = dict(zip(record.step[:-1].tolist(), record.step[1:].tolist(), strict=True))
-    for each in steps:
-        following = successor.get(int(each["step"]))
-        each["is_before_gap"] = following is not None and following not in extent
-    return {
-        "names": names,
-        "ranks": columns,
-        "steps": steps,
-        "of": int(record.step.size),
-        "ranks_of": record.ranks,
-    }
-
-
-def _predicted(
-    spans: Spans,
-    rows: NDArray[np.intp],
-    name: NDArray[np.int64],
-    begins: Mapping[float, float],
-    origin: float,
-) -> Table | None:
-    """The same spans as they were to be, from where the first of all ranks began."""
-    staged = ~np.isnan(spans.predicted_s[rows])
-    if not staged.any():
-        return None
-    chosen = rows[staged]
-    begin = np.array([begins[step] for step in spans.step[chosen].tolist()])
-    start_us = (begin + spans.predicted_begin_s[chosen] - origin) * 1e6
-    return {
-        "name": name[staged].tolist(),
-        "t": start_us.round().astype(np.int64).tolist(),
-        "d": (spans.predicted_s[chosen] * 1e6).round().astype(np.int64).tolist(),
-        "micro_batch": _plain(spans.micro_batch[chosen]),
+        "peak_bytes": plain_list(peaks),
     }
 
 
@@ -392,17 +301,3 @@ def _shown(value: object) -> str:
             return value or '""'
         case _:
             return str(value)
-
-
-def _plain(values: Any) -> Any:
-    """Numbers at six figures, None for NaN; whole numbers whole."""
-    if isinstance(values, np.ndarray):
-        values = values.tolist()
-    if isinstance(values, list):
-        return [_plain(value) for value in values]
-    if isinstance(values, int):
-        return values
-    if not math.isfinite(values):
-        return None
-    whole = int(values)
-    return whole if whole == values else float(f"{values:.6g}")

@@ -10,10 +10,18 @@ Kept true (tests/unit/dash/test_sample.py)
     value once, in order, and are of one size but for the last.
 """
 
+import math
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.observe.reader import Floats
+
+WHOLE_STEPS = 60
+"""Steps that a figure holds one by one."""
+LAST_STEPS = 12
+"""Of them the last ones, without a gap."""
 
 
 def choose_evenly(count: int, most: int, *, tail: int = 0) -> list[int]:
@@ -41,3 +49,17 @@ def bucket(values: Floats, most: int) -> list[NDArray[np.intp]]:
     known = np.flatnonzero(~np.isnan(values))
     size = max(1, -(-known.size // most))
     return [known[at : at + size] for at in range(0, known.size, size)]
+
+
+def plain_list(values: Any) -> Any:
+    """Numbers at six figures, None for NaN; whole numbers whole."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, list):
+        return [plain_list(value) for value in values]
+    if isinstance(values, int):
+        return values
+    if not math.isfinite(values):
+        return None
+    whole = int(values)
+    return whole if whole == values else float(f"{values:.6g}")

@@ -1,9 +1,4 @@
-"""The few numbers that say how a run went, and the sentences that say them.
-
-Why
-    A page of figures is read in ten seconds or not at all. Every figure therefore has one
-    sentence with its numbers, and the page has one above all. They are computed here, in
-    plain Python that a test can check, not in the page.
+"""The few numbers that say how a run went.
 
 What is measured
     Means leave out the *first step of each session*: it pays for warming up caches,
@@ -12,20 +7,17 @@ What is measured
     Errors are medians of ``|measured - predicted| / measured``.
 
 Kept true (tests/unit/dash/test_summary.py)
-    A ratio between runs is taken over the steps that both have, and only where they
-    trained the same documents; anything else is compared by tokens a second. What was
-    predicted of a run against an in-order one is taken from one run's prices alone.
+    Every number of a run is the journal's, unknown ones are NaN.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.base.units import format_bytes, format_count
 from equipoise.observe.reader import Floats, RunRecord
 
 IN_ORDER = "in-order"
@@ -60,25 +52,7 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, None for NaN."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One run against another: how many times faster a step is, or a token where steps differ."""
-
-    baseline: str
-    label: str
-    measured: float
-    predicted: float
-    steps: int
-    is_same_documents: bool
-    differs_in: tuple[str, ...]
-    """Keys of run.toml whose values differ, the name left out."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, None for NaN."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        return {key: plain(value) for key, value in asdict(self).items()}
 
 
 def steady_steps(record: RunRecord) -> NDArray[np.bool_]:
@@ -164,303 +138,17 @@ def summarize(record: RunRecord, label: str) -> Summary:
     )
 
 
-def baseline_of(records: Sequence[RunRecord]) -> int:
-    """The run that others are held against: the one that packed in order, else the first."""
-    in_order = [index for index, record in enumerate(records) if record.start.policy == IN_ORDER]
-    return in_order[0] if len(in_order) == 1 else 0
-
-
-def compare(
-    baseline: RunRecord, record: RunRecord, *, baseline_label: str, label: str
-) -> Comparison:
-    """Hold ``record`` against ``baseline``: a ratio above 1 means that ``record`` is faster."""
-    common, ours, theirs = np.intersect1d(record.step, baseline.step, return_indices=True)
-    is_same = (
-        bool(common.size)
-        and bool(np.array_equal(record.tokens[ours], baseline.tokens[theirs]))
-        and record.start.corpus == baseline.start.corpus
-        and _setting(record, "train", "seed") == _setting(baseline, "train", "seed")
-        and record.ranks == baseline.ranks
-    )
-    if is_same:
-        steady = steady_steps(record)[ours] & steady_steps(baseline)[theirs]
-        steady = steady if steady.any() else np.ones_like(steady)
-        ours, theirs = ours[steady], theirs[steady]
-    else:
-        ours, theirs = steady_steps(record).nonzero()[0], steady_steps(baseline).nonzero()[0]
-
-    def seconds_a_token(of: RunRecord, rows: NDArray[np.intp], seconds: Floats) -> float:
-        known = rows[~np.isnan(seconds[rows]) & ~np.isnan(of.tokens[rows])]
-        tokens = float(of.tokens[known].sum())
-        return float(seconds[known].sum()) / tokens if tokens > 0 else math.nan
-
-    def ratio(theirs_s: float, ours_s: float) -> float:
-        return theirs_s / ours_s if ours_s > 0 else math.nan
-
-    foreseen_s = baseline.predicted_step_s
-    if is_same and baseline.start.policy == IN_ORDER:
-        # Each run measured its own prices, and a machine is not twice the same: the ratio is
-        # taken within one run, which also foresaw what in order would have cost.
-        foreseen_s = np.full(baseline.step.size, np.nan)
-        foreseen_s[theirs] = _in_order_step_s(record)[ours]
-    return Comparison(
-        baseline=baseline_label,
-        label=label,
-        measured=ratio(
-            seconds_a_token(baseline, theirs, baseline.step_s),
-            seconds_a_token(record, ours, record.step_s),
-        ),
-        predicted=ratio(
-            seconds_a_token(baseline, theirs, foreseen_s),
-            seconds_a_token(record, ours, record.predicted_step_s),
-        ),
-        steps=int(ours.size),
-        is_same_documents=is_same,
-        differs_in=tuple(
-            sorted(
-                key
-                for key, (one, other) in _pairs(record.start.spec, baseline.start.spec).items()
-                if one != other and key != "name"
-            )
-        ),
-    )
-
-
-def _in_order_step_s(record: RunRecord) -> Floats:
-    """Seconds of each step that the run foresaw for an in-order pack of its documents."""
-    beside_compute_s = record.predicted_step_s - record.longest_s
-    answer: Floats = record.in_order_longest_s + beside_compute_s
-    return answer
-
-
-def compare_all(records: Sequence[RunRecord], names: Sequence[str]) -> list[Comparison]:
-    """Every other run against the baseline, in the order given."""
-    base = baseline_of(records)
-    return [
-        compare(records[base], record, baseline_label=names[base], label=names[index])
-        for index, record in enumerate(records)
-        if index != base
-    ]
-
-
-def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) -> str:
-    """The page in one sentence with its numbers."""
-    known = [each for each in comparisons if not math.isnan(each.measured)]
-    if known:
-        # What was run on the same documents says more than any ratio that was not.
-        best = max(known, key=lambda each: (each.is_same_documents, each.measured))
-        return _same_documents(best) if best.is_same_documents else _other_documents(best)
-    return _alone(summaries[0])
-
-
-def _same_documents(best: Comparison) -> str:
-    measured, predicted, word = best.measured, best.predicted, "faster"
-    if measured < 1:
-        measured, predicted, word = 1 / measured, 1 / predicted, "slower"
-    return (
-        f"{best.label} is {measured:.2f}× {word} per step than {best.baseline} on the same "
-        f"documents{_foreseen('; predicted {}', predicted)}."
-    )
-
-
-def _other_documents(best: Comparison) -> str:
-    keys = best.differs_in[:3] + (("more",) if len(best.differs_in) > 3 else ())
-    differ = f" The runs differ in {_listed(keys)}." if keys else " Their documents differ."
-    return (
-        f"{best.label} trains {best.measured:.2f}× the tokens a second of {best.baseline}"
-        f"{_foreseen('; predicted {}', best.predicted)}.{differ}"
-    )
-
-
-def _alone(only: Summary) -> str:
-    if only.steps == 0:
-        return f"{only.label} has not finished a step yet."
-    if only.ranks == 1 or math.isnan(only.skew):
-        where = "one rank" if only.ranks == 1 else f"{only.ranks} ranks"
-        error = _percent(only.step_error)
-        foreseen = (
-            f"; half of its steps took what was predicted to within {error}"
-            if not math.isnan(only.step_error)
-            else ""
-        )
-        rate = format_count(only.tokens_per_s)
-        return f"{only.label} trains {rate} tokens a second on {where}{foreseen}."
-    is_in_order = only.policy == IN_ORDER
-    otherwise = "" if is_in_order else _foreseen("; in order it would be {}", only.in_order_skew)
-    return (
-        f"Packed {'in order' if is_in_order else only.policy}, the fullest of {only.ranks} ranks "
-        f"works {only.skew:.2f}× the mean{_foreseen(', predicted {}', only.predicted_skew)}"
-        f"{otherwise}."
-    )
-
-
-def _foreseen(clause: str, times: float) -> str:
-    """The clause around a ratio; nothing where the ratio is unknown."""
-    return "" if math.isnan(times) else clause.format(f"{times:.2f}×")
-
-
-def _listed(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
-
-
-def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict[str, str]:
-    """One sentence for each figure, by the figure's name; none where there is nothing to say."""
-    worst = {
-        one.label: _highest(skew_of(record.busy_s)[steady_steps(record)])
-        for record, one in zip(records, summaries, strict=True)
-    }
-    one_total = len({one.tokens for one in summaries}) == 1
-
-    def busy_error(one: Summary) -> float:
-        return _highest(np.array(one.busy_error))
-
-    def loss(one: Summary) -> str:
-        after = "" if one_total else f" (after {format_count(one.tokens)} tokens)"
-        return f"{one.loss:.3f}{after}"
-
-    def clauses(
-        value: Callable[[Summary], float], shown: Callable[[Summary], str], unit: str = ""
-    ) -> str:
-        """``3.1% of the peak with A, 2.9% with B``, of the runs that have the value."""
-        known = [one for one in summaries if not math.isnan(value(one))]
-        texts = [f"{shown(one)}{'' if index else unit}" for index, one in enumerate(known)]
-        if len(summaries) > 1:
-            texts = [f"{text} with {one.label}" for text, one in zip(texts, known, strict=True)]
-        return ", ".join(texts)
-
-    only = summaries[0]
-    in_order = (
-        _foreseen("; packed in order it would be {}", only.in_order_skew)
-        if len(summaries) == 1 and only.policy != IN_ORDER
-        else ""
-    )
-    total = f"After {format_count(only.tokens)} tokens the loss" if one_total else "Loss"
-    told = {
-        "work": (
-            "On an average step the fullest rank works {}" + in_order + ".",
-            clauses(lambda one: one.skew, lambda one: f"{one.skew:.2f}×", " the mean"),
-        ),
-        "skew": (
-            "On the worst step the fullest rank works {}.",
-            clauses(
-                lambda one: worst[one.label], lambda one: f"{worst[one.label]:.2f}×", " the mean"
-            ),
-        ),
-        "steps": (
-            "Half of all steps take what was predicted to within {}.",
-            clauses(lambda one: one.step_error, lambda one: _percent(one.step_error)),
-        ),
-        "errors": (
-            "On half of all steps even the worst rank's compute is foreseen to within {}.",
-            clauses(busy_error, lambda one: _percent(busy_error(one))),
-        ),
-        "wait": (
-            "Ranks wait {}.",
-            clauses(
-                lambda one: one.wait_share, lambda one: _percent(one.wait_share), " of their time"
-            ),
-        ),
-        "throughput": (
-            "The ranks together train {}.",
-            clauses(
-                lambda one: one.tokens_per_s,
-                lambda one: format_count(one.tokens_per_s),
-                " tokens a second",
-            ),
-        ),
-        "mfu": (
-            "The model's own FLOP come to {}.",
-            clauses(lambda one: one.mfu, lambda one: _percent(one.mfu), " of the peak"),
-        ),
-        "loss": (total + " is {}.", clauses(lambda one: one.loss, loss)),
-        "memory": (
-            "The fullest rank peaks at {}.",
-            clauses(lambda one: one.peak_memory_bytes, _memory_clause),
-        ),
-    }
-    answer = {name: sentence.format(text) for name, (sentence, text) in told.items() if text}
-    if lengths := _lengths_finding(records[0].start.corpus):
-        answer["lengths"] = lengths
-    if max(one.ranks for one in summaries) > 1:
-        answer["timeline"] = "Hatched is waiting: a rank is done before another."
-        if any(int(str(_setting(record, "layout", "pipeline") or 1)) > 1 for record in records):
-            answer["timeline"] += " Gaps inside a pipeline's step are its bubble."
-    return answer
-
-
-def _lengths_finding(corpus: Mapping[str, Any]) -> str:
-    histogram = corpus.get("histogram") or {}
-    edges, documents, tokens = (
-        np.array(histogram.get(key) or [], dtype=np.float64)
-        for key in ("edges", "documents", "tokens")
-    )
-    if not tokens.size or tokens.sum() <= 0:
-        return ""
-    # Tokens of documents at least as long as each edge, as a share.
-    above = tokens[::-1].cumsum()[::-1] / tokens.sum()
-    bin_ = int(np.flatnonzero(above >= 0.5)[-1])
-    share = documents[bin_:].sum() / documents.sum()
-    return (
-        f"The {_percent(share)} of documents that are {edges[bin_]:,.0f} tokens or longer hold "
-        f"{_percent(above[bin_])} of all tokens."
-    )
-
-
-def _memory_clause(one: Summary) -> str:
-    text = format_bytes(one.peak_memory_bytes)
-    if math.isnan(one.forecast_bytes):
-        return text
-    off = one.forecast_bytes / one.peak_memory_bytes - 1
-    signed = f"{off:+.0%}".replace("-", "−")
-    return f"{text} (forecast {format_bytes(one.forecast_bytes)}, {signed})"
-
-
-def _percent(share: float) -> str:
-    if math.isnan(share):
-        return "an unknown share"
-    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
-
-
-def _setting(record: RunRecord, section: str, key: str) -> object:
-    table = record.start.spec.get(section)
-    return table.get(key) if isinstance(table, dict) else None
-
-
-def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys.
-
-    >>> flat({"name": "run", "pack": {"policy": "by-work"}})
-    {'name': 'run', 'pack.policy': 'by-work'}
-    """
-    answer: dict[str, Any] = {}
-    for key, value in spec.items():
-        if isinstance(value, dict):
-            answer |= flat(value, f"{prefix}{key}.")
-        else:
-            answer[f"{prefix}{key}"] = value
-    return answer
-
-
-def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    ours, theirs = flat(one), flat(other)
-    return {key: (ours.get(key), theirs.get(key)) for key in ours.keys() | theirs.keys()}
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON has it: None for NaN, lists for tuples."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
-def _fullest(seconds: Floats) -> Floats:
-    """The greatest of each step's ranks; NaN where one is unknown."""
-    answer: Floats = seconds.max(axis=1)
-    return answer
-
-
-def _highest(values: Floats) -> float:
+def highest(values: Floats) -> float:
+    """The greatest of those that are known; NaN where none is."""
     known = values[~np.isnan(values)]
     return float(known.max()) if known.size else math.nan
 

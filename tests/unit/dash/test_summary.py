@@ -7,16 +7,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from equipoise.dash.summary import (
-    compare_all,
-    findings,
-    headline,
-    labels,
-    skew_of,
-    steady_steps,
-    summarize,
-    wait_share_of,
-)
+from equipoise.dash.compare import compare_all
+from equipoise.dash.findings import findings, headline
+from equipoise.dash.summary import labels, skew_of, steady_steps, summarize, wait_share_of
 from equipoise.observe.reader import RunRecord, read_run
 
 

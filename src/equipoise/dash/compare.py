@@ -1,0 +1,141 @@
+"""One run held against another: how many times faster, as measured and as predicted.
+
+Kept true (tests/unit/dash/test_summary.py)
+    A ratio between runs is taken over the steps that both have, and only where they
+    trained the same documents; anything else is compared by tokens a second. What was
+    predicted of a run against an in-order one is taken from one run's prices alone.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.dash.summary import IN_ORDER, plain, steady_steps
+from equipoise.observe.reader import Floats, RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One run against another: how many times faster a step is, or a token where steps differ."""
+
+    baseline: str
+    label: str
+    measured: float
+    predicted: float
+    steps: int
+    is_same_documents: bool
+    differs_in: tuple[str, ...]
+    """Keys of run.toml whose values differ, the name left out."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, None for NaN."""
+        return {key: plain(value) for key, value in asdict(self).items()}
+
+
+def baseline_of(records: Sequence[RunRecord]) -> int:
+    """The run that others are held against: the one that packed in order, else the first."""
+    in_order = [index for index, record in enumerate(records) if record.start.policy == IN_ORDER]
+    return in_order[0] if len(in_order) == 1 else 0
+
+
+def compare(
+    baseline: RunRecord, record: RunRecord, *, baseline_label: str, label: str
+) -> Comparison:
+    """Hold ``record`` against ``baseline``: a ratio above 1 means that ``record`` is faster."""
+    common, ours, theirs = np.intersect1d(record.step, baseline.step, return_indices=True)
+    is_same = (
+        bool(common.size)
+        and bool(np.array_equal(record.tokens[ours], baseline.tokens[theirs]))
+        and record.start.corpus == baseline.start.corpus
+        and setting_of(record, "train", "seed") == setting_of(baseline, "train", "seed")
+        and record.ranks == baseline.ranks
+    )
+    if is_same:
+        steady = steady_steps(record)[ours] & steady_steps(baseline)[theirs]
+        steady = steady if steady.any() else np.ones_like(steady)
+        ours, theirs = ours[steady], theirs[steady]
+    else:
+        ours, theirs = steady_steps(record).nonzero()[0], steady_steps(baseline).nonzero()[0]
+
+    def seconds_a_token(of: RunRecord, rows: NDArray[np.intp], seconds: Floats) -> float:
+        known = rows[~np.isnan(seconds[rows]) & ~np.isnan(of.tokens[rows])]
+        tokens = float(of.tokens[known].sum())
+        return float(seconds[known].sum()) / tokens if tokens > 0 else math.nan
+
+    def ratio(theirs_s: float, ours_s: float) -> float:
+        return theirs_s / ours_s if ours_s > 0 else math.nan
+
+    foreseen_s = baseline.predicted_step_s
+    if is_same and baseline.start.policy == IN_ORDER:
+        # Each run measured its own prices, and a machine is not twice the same: the ratio is
+        # taken within one run, which also foresaw what in order would have cost.
+        foreseen_s = np.full(baseline.step.size, np.nan)
+        foreseen_s[theirs] = _in_order_step_s(record)[ours]
+    return Comparison(
+        baseline=baseline_label,
+        label=label,
+        measured=ratio(
+            seconds_a_token(baseline, theirs, baseline.step_s),
+            seconds_a_token(record, ours, record.step_s),
+        ),
+        predicted=ratio(
+            seconds_a_token(baseline, theirs, foreseen_s),
+            seconds_a_token(record, ours, record.predicted_step_s),
+        ),
+        steps=int(ours.size),
+        is_same_documents=is_same,
+        differs_in=tuple(
+            sorted(
+                key
+                for key, (one, other) in _pairs(record.start.spec, baseline.start.spec).items()
+                if one != other and key != "name"
+            )
+        ),
+    )
+
+
+def _in_order_step_s(record: RunRecord) -> Floats:
+    """Seconds of each step that the run foresaw for an in-order pack of its documents."""
+    beside_compute_s = record.predicted_step_s - record.longest_s
+    answer: Floats = record.in_order_longest_s + beside_compute_s
+    return answer
+
+
+def compare_all(records: Sequence[RunRecord], names: Sequence[str]) -> list[Comparison]:
+    """Every other run against the baseline, in the order given."""
+    base = baseline_of(records)
+    return [
+        compare(records[base], record, baseline_label=names[base], label=names[index])
+        for index, record in enumerate(records)
+        if index != base
+    ]
+
+
+def setting_of(record: RunRecord, section: str, key: str) -> object:
+    """A key of the run's run.toml; None where the journal does not tell."""
+    table = record.start.spec.get(section)
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys.
+
+    >>> flat({"name": "run", "pack": {"policy": "by-work"}})
+    {'name': 'run', 'pack.policy': 'by-work'}
+    """
+    answer: dict[str, Any] = {}
+    for key, value in spec.items():
+        if isinstance(value, dict):
+            answer |= flat(value, f"{prefix}{key}.")
+        else:
+            answer[f"{prefix}{key}"] = value
+    return answer
+
+
+def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    ours, theirs = flat(one), flat(other)
+    return {key: (ours.get(key), theirs.get(key)) for key in ours.keys() | theirs.keys()}

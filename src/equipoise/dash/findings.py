@@ -1,0 +1,199 @@
+"""The sentences that say how runs went: one above all, and one for each figure.
+
+Why
+    A page of figures is read in ten seconds or not at all. Every figure therefore has one
+    sentence with its numbers, and the page has one above all. They are written here, in
+    plain Python that a test can check, not in the page.
+
+Kept true (tests/unit/dash/test_summary.py)
+    A sentence says nothing that the journal does not tell.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from equipoise.base.units import format_bytes, format_count
+from equipoise.dash.compare import Comparison, setting_of
+from equipoise.dash.summary import IN_ORDER, Summary, highest, skew_of, steady_steps
+from equipoise.observe.reader import RunRecord
+
+
+def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) -> str:
+    """The page in one sentence with its numbers."""
+    known = [each for each in comparisons if not math.isnan(each.measured)]
+    if known:
+        # What was run on the same documents says more than any ratio that was not.
+        best = max(known, key=lambda each: (each.is_same_documents, each.measured))
+        return _same_documents(best) if best.is_same_documents else _other_documents(best)
+    return _alone(summaries[0])
+
+
+def _same_documents(best: Comparison) -> str:
+    measured, predicted, word = best.measured, best.predicted, "faster"
+    if measured < 1:
+        measured, predicted, word = 1 / measured, 1 / predicted, "slower"
+    return (
+        f"{best.label} is {measured:.2f}× {word} per step than {best.baseline} on the same "
+        f"documents{_foreseen('; predicted {}', predicted)}."
+    )
+
+
+def _other_documents(best: Comparison) -> str:
+    keys = best.differs_in[:3] + (("more",) if len(best.differs_in) > 3 else ())
+    differ = f" The runs differ in {_listed(keys)}." if keys else " Their documents differ."
+    return (
+        f"{best.label} trains {best.measured:.2f}× the tokens a second of {best.baseline}"
+        f"{_foreseen('; predicted {}', best.predicted)}.{differ}"
+    )
+
+
+def _alone(only: Summary) -> str:
+    if only.steps == 0:
+        return f"{only.label} has not finished a step yet."
+    if only.ranks == 1 or math.isnan(only.skew):
+        where = "one rank" if only.ranks == 1 else f"{only.ranks} ranks"
+        error = _percent(only.step_error)
+        foreseen = (
+            f"; half of its steps took what was predicted to within {error}"
+            if not math.isnan(only.step_error)
+            else ""
+        )
+        rate = format_count(only.tokens_per_s)
+        return f"{only.label} trains {rate} tokens a second on {where}{foreseen}."
+    is_in_order = only.policy == IN_ORDER
+    otherwise = "" if is_in_order else _foreseen("; in order it would be {}", only.in_order_skew)
+    return (
+        f"Packed {'in order' if is_in_order else only.policy}, the fullest of {only.ranks} ranks "
+        f"works {only.skew:.2f}× the mean{_foreseen(', predicted {}', only.predicted_skew)}"
+        f"{otherwise}."
+    )
+
+
+def _foreseen(clause: str, times: float) -> str:
+    """The clause around a ratio; nothing where the ratio is unknown."""
+    return "" if math.isnan(times) else clause.format(f"{times:.2f}×")
+
+
+def _listed(items: Sequence[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict[str, str]:
+    """One sentence for each figure, by the figure's name; none where there is nothing to say."""
+    worst = {
+        one.label: highest(skew_of(record.busy_s)[steady_steps(record)])
+        for record, one in zip(records, summaries, strict=True)
+    }
+    one_total = len({one.tokens for one in summaries}) == 1
+
+    def busy_error(one: Summary) -> float:
+        return highest(np.array(one.busy_error))
+
+    def loss(one: Summary) -> str:
+        after = "" if one_total else f" (after {format_count(one.tokens)} tokens)"
+        return f"{one.loss:.3f}{after}"
+
+    def clauses(
+        value: Callable[[Summary], float], shown: Callable[[Summary], str], unit: str = ""
+    ) -> str:
+        """``3.1% of the peak with A, 2.9% with B``, of the runs that have the value."""
+        known = [one for one in summaries if not math.isnan(value(one))]
+        texts = [f"{shown(one)}{'' if index else unit}" for index, one in enumerate(known)]
+        if len(summaries) > 1:
+            texts = [f"{text} with {one.label}" for text, one in zip(texts, known, strict=True)]
+        return ", ".join(texts)
+
+    only = summaries[0]
+    in_order = (
+        _foreseen("; packed in order it would be {}", only.in_order_skew)
+        if len(summaries) == 1 and only.policy != IN_ORDER
+        else ""
+    )
+    total = f"After {format_count(only.tokens)} tokens the loss" if one_total else "Loss"
+    told = {
+        "work": (
+            "On an average step the fullest rank works {}" + in_order + ".",
+            clauses(lambda one: one.skew, lambda one: f"{one.skew:.2f}×", " the mean"),
+        ),
+        "skew": (
+            "On the worst step the fullest rank works {}.",
+            clauses(
+                lambda one: worst[one.label], lambda one: f"{worst[one.label]:.2f}×", " the mean"
+            ),
+        ),
+        "steps": (
+            "Half of all steps take what was predicted to within {}.",
+            clauses(lambda one: one.step_error, lambda one: _percent(one.step_error)),
+        ),
+        "errors": (
+            "On half of all steps even the worst rank's compute is foreseen to within {}.",
+            clauses(busy_error, lambda one: _percent(busy_error(one))),
+        ),
+        "wait": (
+            "Ranks wait {}.",
+            clauses(
+                lambda one: one.wait_share, lambda one: _percent(one.wait_share), " of their time"
+            ),
+        ),
+        "throughput": (
+            "The ranks together train {}.",
+            clauses(
+                lambda one: one.tokens_per_s,
+                lambda one: format_count(one.tokens_per_s),
+                " tokens a second",
+            ),
+        ),
+        "mfu": (
+            "The model's own FLOP come to {}.",
+            clauses(lambda one: one.mfu, lambda one: _percent(one.mfu), " of the peak"),
+        ),
+        "loss": (total + " is {}.", clauses(lambda one: one.loss, loss)),
+        "memory": (
+            "The fullest rank peaks at {}.",
+            clauses(lambda one: one.peak_memory_bytes, _memory_clause),
+        ),
+    }
+    answer = {name: sentence.format(text) for name, (sentence, text) in told.items() if text}
+    if lengths := _lengths_finding(records[0].start.corpus):
+        answer["lengths"] = lengths
+    if max(one.ranks for one in summaries) > 1:
+        answer["timeline"] = "Hatched is waiting: a rank is done before another."
+        if any(int(str(setting_of(record, "layout", "pipeline") or 1)) > 1 for record in records):
+            answer["timeline"] += " Gaps inside a pipeline's step are its bubble."
+    return answer
+
+
+def _lengths_finding(corpus: Mapping[str, Any]) -> str:
+    histogram = corpus.get("histogram") or {}
+    edges, documents, tokens = (
+        np.array(histogram.get(key) or [], dtype=np.float64)
+        for key in ("edges", "documents", "tokens")
+    )
+    if not tokens.size or tokens.sum() <= 0:
+        return ""
+    # Tokens of documents at least as long as each edge, as a share.
+    above = tokens[::-1].cumsum()[::-1] / tokens.sum()
+    bin_ = int(np.flatnonzero(above >= 0.5)[-1])
+    share = documents[bin_:].sum() / documents.sum()
+    return (
+        f"The {_percent(share)} of documents that are {edges[bin_]:,.0f} tokens or longer hold "
+        f"{_percent(above[bin_])} of all tokens."
+    )
+
+
+def _memory_clause(one: Summary) -> str:
+    text = format_bytes(one.peak_memory_bytes)
+    if math.isnan(one.forecast_bytes):
+        return text
+    off = one.forecast_bytes / one.peak_memory_bytes - 1
+    signed = f"{off:+.0%}".replace("-", "−")
+    return f"{text} (forecast {format_bytes(one.forecast_bytes)}, {signed})"
+
+
+def _percent(share: float) -> str:
+    if math.isnan(share):
+        return "an unknown share"
+    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
