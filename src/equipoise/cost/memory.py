@@ -8,15 +8,17 @@ What it decides
     is the same on any device; what a device takes beside that (what its allocator cannot use, what
     its message library holds) is ``DeviceOverhead``, measured and given from outside.
 
-    A rank holds, besides what stays, what the fullest of three moments needs:
+    A rank holds what stays (parameters, their gathered form, optimizer states, gradients so far)
+    and what the fullest moment of a step needs:
 
-    ==========  ===================================================================================
-    moment      besides parameters, their gathered form, optimizer states and gradients so far
-    ==========  ===================================================================================
-    backward    kept activations, the loss's gradients, one layer's working space; from ZeRO 2 on
-                one layer's gradients and the buffers that reduce them
-    reduce      gradients of the tables and the buffers that reduce them
-    ==========  ===================================================================================
+    ============  =================================================================================
+    moment        besides
+    ============  =================================================================================
+    loss          kept activations of all layers; streams, logits and gradients of the head
+    layer i       those of layers up to i; what i works with in its backward; from ZeRO 2 on the
+                  buffer that reduced the layer after it, under ZeRO 3 the one that gathers the next
+    reduce        buffers that reduce the tables
+    ============  =================================================================================
 
     With mixed precision parameters, their moments and gradients stay fp32; activations, gathered
     parameters and a layer's own gradients are narrow, and are cast at the layer's edges.
@@ -36,14 +38,17 @@ Sources
 
 from dataclasses import dataclass
 
-from equipoise.cost.memory_layer import TokenBytes, token_bytes
+from equipoise.cost.memory_layer import LayerBytes, token_bytes
 from equipoise.cost.memory_weights import Group, held_groups
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.recompute import layer_recompute
+from equipoise.spec.recompute import LayerRecompute, layer_recompute
 from equipoise.spec.run import Precision, Recompute
 
 _LOSS_CHUNK_BYTES = 8 << 20
+
+_PASSING = ("activations", "loss", "working space", "communication")
+"""Terms of what comes and goes within a step."""
 
 _TOKEN_BYTES = 32
 """Of a token, whatever the model: its number, label and position (int64 each), and a mask."""
@@ -151,80 +156,102 @@ def forecast_memory(
     width = 2 if precision == "bf16" else 4
     tables, layers = held_groups(model, layout, stage.layers, stage.embeds, stage.has_head)
     groups = [tables, *layers]
-    kept, widest = _activations(model, layout, stage, tokens, width, recompute)
-    # Where the attention core runs again, one layer's at a time.
-    keeping = [layer_recompute(recompute, each) in ("none", "selective") for each in stage.layers]
-    receives = received_values * width * max(1, sum(keeping) * stage.kept_micro_batches)
-    angles = tokens * (model.head_width * width + _TOKEN_BYTES) * stage.kept_micro_batches
-    activations = kept + receives + angles
     largest = max(layers, key=lambda group: group.params, default=Group(0, 0))
     owned = sum(group.owned for group in groups)
     params = sum(group.params for group in groups)
     sums_at_end = layout.zero <= 1
+    gathered = params if layout.zero < 3 else tables.params + largest.params
+    gradients = 4 * (params if sums_at_end else owned)
+    new = 0 if sums_at_end else width  # of what has a gradient of its own until it is reduced
+    ahead = width * largest.params if layout.zero == 3 else 0
+    head = model.hidden * -(-model.vocab // layout.tp) if stage.has_head else 0
 
-    def reduced(group: Group) -> float:
-        # In fp32: what is put together, the message library's copy, and what comes out.
-        return 4 * ((1 + overhead.message_copies) * group.params + group.owned)
+    each = _layers(model, layout, stage, tokens, width, recompute, received_values)
+    angles = tokens * (model.head_width * width + _TOKEN_BYTES) * stage.kept_micro_batches
+    total = sum(layer.kept for layer in each)
+    moments = []
+    if stage.has_head:
+        activations = total * stage.kept_micro_batches + angles
+        loss = _loss(model, layout, tokens, width, head)
+        moments.append(_moment(gradients, activations, ahead, loss=loss))
+    gone = 0.0
+    for at, layer in enumerate(reversed(each)):
+        activations = max(total * stage.kept_micro_batches - gone, layer.kept) + angles
+        behind = 4 * largest.params if at and not sums_at_end else 0
+        working = layer.backward - layer.kept + width * largest.params
+        moments.append(
+            _moment(gradients + new * head, activations, ahead + behind, working=working)
+        )
+        gone += layer.kept
+    # In fp32: what is put together, the message library's copy, and what comes out.
+    reduced = 4 * ((1 + overhead.message_copies) * tables.params + tables.owned)
+    left = 0 if sums_at_end else max(0.0, total * (stage.kept_micro_batches - 1))
+    moments.append(_moment(gradients + new * tables.params, left, reduced))
 
-    ahead = width * largest.params if layout.zero == 3 else 0  # gathered for the layer to come
-    moments = [
-        {"activations": activations, "communication": ahead} | _loss(model, layout, tokens, width),
-        {
-            "activations": activations,
-            "working space": widest + width * largest.params,
-            "communication": ahead + (0 if sums_at_end else reduced(largest)),
-        },
-        {
-            "activations": activations if stage.kept_micro_batches > 1 else 0,
-            "communication": reduced(tables),
-        },
-    ]
-    if not stage.has_head:
-        del moments[0]
-    fullest = max(moments, key=lambda terms: sum(terms.values()))
-    names = ("activations", "loss", "working space", "communication")
+    def slack(terms: dict[str, float]) -> float:
+        return overhead.slack_share * sum(terms[name] for name in _PASSING)
+
+    fullest = max(moments, key=lambda terms: sum(terms.values()) + slack(terms))
     return MemoryForecast(
         {
             "parameters": 4 * owned,
-            "gathered parameters": width
-            * (params if layout.zero < 3 else tables.params + largest.params),
-            "gradients": 4 * params if sums_at_end else 4 * owned + width * tables.params,
+            "gathered parameters": width * gathered,
             "optimizer": 8 * owned,
-            **{name: int(fullest.get(name, 0)) for name in names},
-            "allocator": int(overhead.slack_share * sum(fullest.values())) + overhead.fixed_bytes,
+            **{name: int(value) for name, value in fullest.items()},
+            "allocator": int(slack(fullest)) + overhead.fixed_bytes,
         }
     )
 
 
-def _activations(
+def _moment(
+    gradients: float,
+    activations: float,
+    communication: float,
+    *,
+    loss: float = 0.0,
+    working: float = 0.0,
+) -> dict[str, float]:
+    return {
+        "gradients": gradients,
+        "activations": activations,
+        "loss": loss,
+        "working space": working,
+        "communication": communication,
+    }
+
+
+def _layers(
     model: ModelSpec,
     layout: Layout,
     stage: StageShare,
     tokens: int,
     width: int,
     recompute: Recompute,
-) -> tuple[float, int]:
-    """Kept by all layers that are held, and worked with by the one that works with most."""
-    kept, widest = 0.0, 0.0
-    found: dict[tuple[bool, str], TokenBytes] = {}
+    received_values: int,
+) -> list[LayerBytes]:
+    """Of each layer held, in order: bytes of a whole micro-batch, not of a token."""
+    kinds: dict[tuple[bool, LayerRecompute], LayerBytes] = {}
+    found = []
+    received = received_values * width
     for layer in stage.layers:
         kind = model.is_sparse(layer), layer_recompute(recompute, layer)
-        if kind not in found:
-            found[kind] = token_bytes(model, layout, width=width, sparse=kind[0], recompute=kind[1])
-        each = found[kind]
-        kept += tokens * each.kept
-        widest = max(widest, tokens * (each.backward - each.kept))
-    return kept * stage.kept_micro_batches, int(widest)
+        if kind not in kinds:
+            each = token_bytes(model, layout, width=width, sparse=kind[0], recompute=kind[1])
+            # Where the attention core runs again, keys and values come again.
+            keeps = kind[1] in ("none", "selective")
+            kinds[kind] = LayerBytes(
+                tokens * each.kept + (received if keeps else 0), tokens * each.backward + received
+            )
+        found.append(kinds[kind])
+    return found
 
 
-def _loss(model: ModelSpec, layout: Layout, tokens: int, width: int) -> dict[str, float]:
-    """When the last chunk of logits is done.
+def _loss(model: ModelSpec, layout: Layout, tokens: int, width: int, head: int) -> float:
+    """Bytes when the last chunk of logits is done.
 
     The last norm's input, output and its gradient; the head's gradient, in fp32, and of narrow
     numbers its last part; logits in fp32, and of narrow numbers twice more.
     """
-    matrix = model.hidden * -(-model.vocab // layout.tp)
     streams = tokens * model.hidden * width * (2 + 1 / layout.tp)
     narrow = width < 4
-    head = (4 + (width if narrow else 0)) * matrix
-    return {"loss": streams + head + _LOSS_CHUNK_BYTES * (2 if narrow else 1)}
+    return streams + (4 + width * narrow) * head + _LOSS_CHUNK_BYTES * (2 if narrow else 1)

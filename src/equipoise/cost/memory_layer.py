@@ -37,8 +37,8 @@ _ROUTE_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBytes:
-    """Of one kind of layer, for each token of a micro-batch (of all tensor-parallel ranks)."""
+class LayerBytes:
+    """Of one layer, for a token of a micro-batch (of all tensor-parallel ranks) or for all."""
 
     kept: float
     """Kept from the forward to the backward [bytes]."""
@@ -53,7 +53,7 @@ def token_bytes(
     width: int,
     sparse: bool,
     recompute: LayerRecompute,
-) -> TokenBytes:
+) -> LayerBytes:
     """What a layer holds of a token on one rank.
 
     Args:
@@ -89,7 +89,7 @@ def token_bytes(
         "selective": model.hidden * width + scale + extra,
         "full": 0,
     }[recompute]
-    return TokenBytes(kept, whole - absent + working)
+    return LayerBytes(kept, whole - absent + working)
 
 
 def _feed(
