@@ -16,9 +16,9 @@ from sphinx.util.docutils import SphinxDirective
 
 from equipoise.base.registry import systems
 from equipoise.base.units import format_count
+from equipoise.spec.keys import Key, keys, toml
 from equipoise.spec.load import schema
 from equipoise.spec.model import PRESETS
-from equipoise.spec.resolve import Key, keys, toml
 
 Cell = str | Sequence[nodes.Node]
 

@@ -78,7 +78,7 @@ def split_overrides(
 def nearest_run_flag(flag: str, flags: Sequence[str]) -> str:
     """The flag that a wrong one most likely meant: ``--steps`` means ``--train.steps``."""
     from equipoise.base.nearest import nearest
-    from equipoise.spec.resolve import keys
+    from equipoise.spec.keys import keys
 
     dotted = [f"--{name}" for name in keys()]
     alike = [name for name in dotted if name.rpartition(".")[2] == flag.lstrip("-")]

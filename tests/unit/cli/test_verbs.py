@@ -160,13 +160,14 @@ def test_systems_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_system(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, "systems", "tempi") == (
-        "54. TEMPI\n"
+    one = systems()[71]
+    assert one.state == "not yet"
+    assert printed(capsys, "systems", "cloudf") == (
+        "72. CloudFormer\n"
         "  state         not yet\n"
-        "  what it does  brings nested strided data types to one canonical form, and picks the way "
-        "to pack them from measurements\n"
-        "  home          comm.layout\n"
-        "  tier          core\n"
+        f"  what it does  {one.mechanism}\n"
+        f"  home          {one.home}\n"
+        "  tier          family\n"
     )
     assert refused(capsys, "systems", "tempo") == (
         'No system is called "tempo". Nearest: TEMPI. "equipoise systems" lists all.\n'

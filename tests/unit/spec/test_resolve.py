@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from equipoise.spec.keys import keys
 from equipoise.spec.load import ResolvedRun, read_run, render, schema, template, to_dict
-from equipoise.spec.resolve import keys
 from equipoise.spec.run import RunSpec
 
 RUNS: list[list[tuple[str, str]]] = [
