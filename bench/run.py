@@ -20,6 +20,7 @@ BENCHES = (
     "pipeline",
     "pipeline_ranks",
     "experts",
+    "boxing",
     "collectives",
 )
 

@@ -1,4 +1,4 @@
-"""``equipoise explain``: who computes and sends what, and when, drawn before anything runs."""
+"""``equipoise explain``: who computes and sends what, and when, before anything runs."""
 
 import argparse
 from pathlib import Path
@@ -28,20 +28,42 @@ examples:
   equipoise explain --schedule --lengths 6000,300,512,64,1024 --micro-batches 5 \\
       --policy divided-in-time
   equipoise explain --schedule run.toml --ranks 2 --strategy auto --most-held 1.5
+
+  equipoise explain --boxing "S(0), P -> B, S(1)" --mesh 2x4 --shape 4096x4096
+  equipoise explain --boxing "P, P -> B, B" --mesh 4x8 --link 10:50,5:450
+  equipoise explain --boxing "S(0: 3+0+5) -> S(1)" --mesh 3 --shape 8x6 --json
 """
 
-_OF_ATTENTION = ("sharding", "mask", "ranks_per_node", "link_in_node")
+_OWN = {
+    "--attention": ("sharding", "mask", "ranks_per_node", "link_in_node"),
+    "--schedule": (
+        "chunks",
+        "micro_batches",
+        "policy",
+        "arranged",
+        "skip",
+        "most_held",
+        "memory",
+        "trace",
+    ),
+    "--boxing": ("mesh", "shape"),
+    "--attention and --schedule": (
+        "run_toml",
+        "name",
+        "overrides",
+        "strategy",
+        "lengths",
+        "context_tokens",
+        "ranks",
+        "model",
+        "tflop_per_s",
+        "text",
+        "plot",
+    ),
+}
+"""What goes with what alone."""
 
-_OF_SCHEDULE = (
-    "chunks",
-    "micro_batches",
-    "policy",
-    "arranged",
-    "skip",
-    "most_held",
-    "memory",
-    "trace",
-)
+_SPEED = 400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--schedule", action="store_true", help="explain the schedule of a pipeline's step"
+    )
+    parser.add_argument(
+        "--boxing",
+        metavar="FROM->TO",
+        help="explain how a tensor is redistributed over a mesh, from placements to others: for "
+        "each axis, outermost first, S(dim) split, S(dim: 3+1) split unevenly, B broadcast, P or "
+        "P(max) partial",
     )
     add_run_arguments(parser)
     parser.add_argument(
@@ -80,8 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="ranks that share the pack, or the layers (default: of attention the run's "
-        f"layout.context, else {EXAMPLE_RANKS})",
+        help="ranks that share the pack, or the layers (default: the run's layout.context or "
+        f"layout.pipeline, else {EXAMPLE_RANKS})",
     )
     parser.add_argument(
         "--model", metavar="NAME", help=f"model.preset (default: the run's, else {EXAMPLE_MODEL})"
@@ -92,16 +121,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tflop-per-s",
         type=float,
-        default=400.0,
+        default=_SPEED,
         metavar="N",
-        help="assumed speed of a rank (default: 400)",
+        help=f"assumed speed of a rank (default: {_SPEED:g})",
     )
     parser.add_argument(
         "--link",
         default="10:50",
         metavar="US:GB",
         help="assumed latency in us and bandwidth in GB/s between two ranks; with "
-        "--ranks-per-node, of different nodes (default: 10:50)",
+        "--ranks-per-node, of different nodes; with --boxing, one for each axis of the mesh, as in "
+        "10:50,5:450 (default: 10:50)",
     )
     parser.add_argument("--text", action="store_true", help="print the whole schedule as text")
     parser.add_argument(
@@ -109,6 +139,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_attention(parser.add_argument_group("of --attention alone"))
     _add_schedule(parser.add_argument_group("of --schedule alone"))
+    boxing = parser.add_argument_group("of --boxing alone")
+    boxing.add_argument(
+        "--mesh", metavar="NxM", help="ranks along each axis, outermost first (default: 2x4)"
+    )
+    boxing.add_argument("--shape", metavar="NxM", help="sizes of the tensor (default: 4096x4096)")
 
 
 def _add_attention(group: argparse._ArgumentGroup) -> None:
@@ -187,18 +222,27 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain attention or a pipeline."""
-    if args.attention == args.schedule:
-        what = "one of them, not both" if args.attention else "what to explain"
+    """Explain attention, a pipeline or a redistribution."""
+    asked = {
+        "--attention": args.attention,
+        "--schedule": args.schedule,
+        "--boxing": args.boxing is not None,
+    }
+    if sum(asked.values()) != 1:
+        what = "one of them" if any(asked.values()) else "what to explain"
         raise SpecError(
-            f"equipoise explain: say {what}: --attention, for ranks that share attention, or "
-            f"--schedule, for the stages of a pipeline."
+            f"equipoise explain: say {what}: --attention, for ranks that share attention, "
+            f"--schedule, for the stages of a pipeline, or --boxing, for a tensor's placements."
         )
-    _judge(args)
+    _judge(args, next(flag for flag, is_asked in asked.items() if is_asked))
     if args.attention:
         from equipoise.cli.explain_attention import explain_attention
 
         explain_attention(args)
+    elif args.boxing is not None:
+        from equipoise.cli.explain_boxing import explain_boxing
+
+        explain_boxing(args)
     else:
         from equipoise.cli.explain_pipeline import explain_pipeline
 
@@ -206,14 +250,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _judge(args: argparse.Namespace) -> None:
-    asked, other = (
-        ("--attention", "--schedule") if args.attention else ("--schedule", "--attention")
-    )
-    for flag in _OF_SCHEDULE if args.attention else _OF_ATTENTION:
-        if getattr(args, flag) not in (None, False):
-            name = flag.replace("_", "-")
-            raise SpecError(f"--{name} goes with {other}, not with {asked}. Leave it out.")
+def _judge(args: argparse.Namespace, asked: str) -> None:
+    unset = {"tflop_per_s": _SPEED, "overrides": []}
+    for other, flags in _OWN.items():
+        for flag in flags if asked not in other else ():
+            if getattr(args, flag) not in (None, False, unset.get(flag)):
+                name = {"run_toml": "A run.toml", "overrides": "A key of a run.toml"}.get(
+                    flag, f"--{flag.replace('_', '-')}"
+                )
+                raise SpecError(f"{name} goes with {other}, not with {asked}. Leave it out.")
     for flag in ("ranks", "ranks_per_node", "context_tokens", "chunks", "micro_batches"):
         value = getattr(args, flag)
         if value is not None and value < 1:

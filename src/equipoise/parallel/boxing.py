@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
-from equipoise.comm.blocks import Block, block_of, pack, unpack, view_of
+from equipoise.comm.blocks import How, block_of, pack, put, unpack, view_of
 from equipoise.comm.mail import Mail, Parcel
 from equipoise.schedule.boxing import BoxingSchedule
 from equipoise.schedule.boxing_exchange import Exchange, exchange_of, filling_of, flat_exchanges
 from equipoise.schedule.boxing_placement import Partial
 from equipoise.schedule.boxing_step import BoxingStep
+from equipoise.spec.block import Block, Box
 
 
 def redistribute(
@@ -189,10 +190,9 @@ def _exchange(local: Tensor, exchange: Exchange) -> _Steps:
         layers.append((buffer, [block for _, block in others]))
     yield _Turn(direct, receives)
     for turn, (buffer, blocks) in enumerate(layers):
-        how = "copy" if turn == 0 else exchange.reduce
+        how: How = "copy" if turn == 0 else exchange.reduce
         if exchange.own is not None and exchange.own.turn == turn:
-            source = pack(local, [block_of(local, exchange.own.source)])
-            unpack(source, out, [block_of(out, exchange.own.target)], how)
+            put(_part(local, exchange.own.source), _part(out, exchange.own.target), how)
         if blocks:
             unpack(buffer, out, blocks, how)
     return out
@@ -207,12 +207,12 @@ def _fill(local: Tensor, schedule: BoxingSchedule, step: BoxingStep, rank: int) 
         return local
     out = local.new_full(found.shape, _identity(local.dtype, reduce))
     if found.box is not None:
-        unpack(
-            pack(local, [block_of(local, [(0, n) for n in local.shape])]),
-            out,
-            [block_of(out, found.box)],
-        )
+        _part(out, found.box).copy_(local)
     return out
+
+
+def _part(tensor: Tensor, box: Box) -> Tensor:
+    return tensor[tuple(slice(first, stop) for first, stop in box)]
 
 
 def _identity(dtype: torch.dtype, reduce: str) -> float | int:

@@ -8,7 +8,8 @@ Why
 What it decides
     A path of steps, the least predicted time of all, found by Dijkstra's algorithm; of equal
     times the fewest bytes, then the fewest steps. Its states are all placements, of any dim on any
-    axis, partial where the tensor is so at either end; its steps change one axis, two at once, or all that is left::
+    axis, partial where the tensor is so at either end; its steps change one axis, two at once, or
+    all that is left::
 
         P, P -> B, B    slow links between rows of 4 x 8 ranks
 
@@ -124,8 +125,9 @@ class BoxingRequest:
         self.on.require(self.after)
         if len(self.links) != len(self.on.mesh):
             raise LayoutError(
-                f"{len(self.links)} links for a mesh of {len(self.on.mesh)} axes "
-                f"({'x'.join(map(str, self.on.mesh))}). Give one for each axis."
+                f"{len(self.links)} link{'s' * (len(self.links) != 1)} for a mesh of "
+                f"{len(self.on.mesh)} axes ({'x'.join(map(str, self.on.mesh))}). Give one for each "
+                f"axis."
             )
 
     def edges(self, before: Placements, after: Placements) -> Iterator[_Edge]:
@@ -202,11 +204,14 @@ def other_ways(request: BoxingRequest) -> tuple[BoxingSchedule, ...]:
     """
     if request.before == request.after:
         return ()
-    found = {"axis by axis": _axis_by_axis(request)}
     direct = min(request.edges(request.before, request.after), default=None, key=_cost_of)
-    found["one step"] = direct and (direct[1],)
-    found["whole tensor"] = _through_whole(request)
-    ways = [request.finish(name, steps) for name, steps in found.items() if steps is not None]
+    found = {
+        "one step": direct and (direct[1],),
+        "axis by axis": _axis_by_axis(request),
+        "whole tensor": _through_whole(request),
+    }
+    steps_of = {steps: name for name, steps in reversed(found.items()) if steps is not None}
+    ways = [request.finish(name, steps) for steps, name in steps_of.items()]
     return tuple(sorted(ways, key=lambda each: (each.seconds, each.sent_bytes, len(each.steps))))
 
 

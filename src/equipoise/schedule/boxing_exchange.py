@@ -10,6 +10,7 @@ Kept true (tests/unit/schedule/test_boxing.py)
     Sizes of what is sent are those of ``count_step``; what a rank sends is what its peer receives.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,7 @@ from equipoise.schedule.boxing_placement import (
     coordinates,
 )
 from equipoise.schedule.boxing_step import BoxingStep, groups_along, sources_of
+from equipoise.spec.block import block_in, join_blocks
 
 Box = tuple[tuple[int, int], ...]
 
@@ -95,6 +97,48 @@ def flat_exchanges(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[Exchang
     )
     first, second = (_exchange(flat, each, np.arange(len(row)), place, row) for each in steps)
     return first, second
+
+
+def count_copies(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[int, int]:
+    """A rank's messages that are no one run of memory, or are added, and the copies they take.
+
+    Args:
+        on: A tensor whose parts lie row after row in memory.
+        step: The step.
+        rank: The rank.
+
+    >>> from equipoise.schedule.boxing_placement import read_placements
+    >>> ends = read_placements("S(0)"), read_placements("S(1)")
+    >>> count_copies(MeshTensor((8, 8), (4,)), BoxingStep("exchange", (0,), *ends), rank=0)
+    (3, 1)
+    """
+    held = on.boxes(step.before)[rank]
+    shape = tuple((held[:, 1] - held[:, 0]).tolist())
+    if step.kind == "fill":
+        return 0, 0
+    if step.kind == "exchange":
+        return _copies(exchange_of(on, step, rank), shape)
+    first, second = flat_exchanges(on, step, rank)
+    found = (_copies(first, (math.prod(shape),)), _copies(second, first.shape))
+    return sum(pieces for pieces, _ in found), sum(copies for _, copies in found)
+
+
+def _copies(exchange: Exchange, held: tuple[int, ...]) -> tuple[int, int]:
+    sends = [block_in(piece.box, _strides(held)) for piece in exchange.sends]
+    lists = [[block for block in sends if not block.is_run]]
+    for turn in range(exchange.parts):
+        into = [
+            block_in(piece.box, _strides(exchange.shape))
+            for piece in exchange.receives
+            if piece.turn == turn
+        ]
+        lists.append([block for block in into if turn or not block.is_run])
+    return sum(map(len, lists)), sum(len(join_blocks(each)) for each in lists)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a tensor that lies row after row."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def filling_of(on: MeshTensor, step: BoxingStep, rank: int) -> Filling:

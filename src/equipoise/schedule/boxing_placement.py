@@ -156,8 +156,9 @@ class MeshTensor:
             LayoutError: their number, a dim, shares, or two kinds of partial at once.
         """
         if len(placements) != len(self.mesh):
+            what = f"{len(placements)} placement{'s' * (len(placements) != 1)}"
             raise LayoutError(
-                f"{write_placements(placements) or 'Nothing'} is {len(placements)} placements for "
+                f"{write_placements(placements)} is {what} for "
                 f"a mesh of {len(self.mesh)} axes ({'x'.join(map(str, self.mesh))}). Give one for "
                 f"each axis."
             )

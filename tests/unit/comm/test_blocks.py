@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.comm import blocks
-from equipoise.comm.blocks import Block, block_of, join_blocks, pack, unpack, view_of
+from equipoise.comm.blocks import block_of, pack, unpack, view_of
+from equipoise.spec.block import Block, join_blocks
 
 
 @st.composite
@@ -133,4 +134,4 @@ def test_a_slice_of_a_file_is_read_as_a_shard_is(tmp_path: Path) -> None:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(blocks).failed == 0
+    assert doctest.testmod(blocks).failed == 0  # those of ``spec`` run in tests/unit/base

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.schedule import boxing, boxing_placement, boxing_step
+from equipoise.schedule import boxing, boxing_exchange, boxing_placement, boxing_step
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.schedule.boxing_exchange import exchange_of, flat_exchanges
 from equipoise.schedule.boxing_placement import (
@@ -230,7 +230,7 @@ def test_words_that_are_no_placement_are_refused(word: str) -> None:
             (4,),
             (2, 2),
             "S(0)",
-            "S(0) is 1 placements for a mesh of 2 axes (2x2). Give one for each axis.",
+            "S(0) is 1 placement for a mesh of 2 axes (2x2). Give one for each axis.",
         ),
         (
             (4, 3),
@@ -275,6 +275,6 @@ def test_what_does_not_go_together_is_refused(
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize("module", [boxing, boxing_placement, boxing_step])
+@pytest.mark.parametrize("module", [boxing, boxing_exchange, boxing_placement, boxing_step])
 def test_examples(module) -> None:
     assert doctest.testmod(module).failed == 0
