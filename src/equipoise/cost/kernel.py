@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from equipoise.base.errors import SpecError
 from equipoise.cost.grid import Floats, Timing, counted
-from equipoise.cost.measured import attention_curves, decode_curve, gemm_curve
+from equipoise.cost.measured import attention_curves, decode_curve, gemm_curve, residual
 from equipoise.spec.device import DTYPE_BYTES, THIS_CPU, DeviceSpec, Dtype, find_device
 
 _BACKWARD_OVER_FORWARD = 3.0
@@ -82,7 +82,7 @@ def gemm_s(
     grid, name, known = found
     timing = grid.at(m, n, k)
     if name == device.name and DTYPE_BYTES[known] == DTYPE_BYTES[dtype]:
-        return timing
+        return timing.scaled(residual(device, "products"))
     base = find_device(name)
     elements = m * k + k * n + m * n
     ratio = _roofline_s(device, base, dtype, flop, elements * DTYPE_BYTES[dtype]) / _roofline_s(
@@ -146,7 +146,7 @@ def attention_s(
     units = heads * np.maximum(whole / tokens, 1.0)
     timing = curve.unit_s(head_width, heads // kv_heads, tokens, units).scaled(heads * times)
     if name == device.name:
-        return timing
+        return timing.scaled(residual(device, "attention"))
     base = find_device(name)
     moved = 2.0 * tokens * head_width * (heads + kv_heads) * 2
     ratio = _roofline_s(device, base, "bf16" if "bf16" in device.dtypes else "fp16", flop, moved)
@@ -198,7 +198,7 @@ def stream_s(device: DeviceSpec, size_bytes: npt.ArrayLike) -> Timing:
     """
     size = np.asarray(size_bytes, dtype=np.float64)
     if device.name == THIS_CPU:  # what STREAM reached is what there is
-        s = size / device.memory_bytes_per_s
+        s = size / device.memory_bytes_per_s * residual(device, "moves")
     else:
         s = size / (device.memory_bytes_per_s * _STREAM_EFFICIENCY) + _LAUNCH_S * (size > 0)
     return Timing(s, np.zeros(s.shape, dtype=bool))

@@ -19,8 +19,8 @@ class AttentionCurve:
     """Seconds of causal attention over head width, sharing, document length and units.
 
     *Sharing* is query heads for each key/value head. A *unit* is one head of one document. A
-    GPU computes many units at once, so their number is an axis of its grid; a core computes
-    one after the other, so its grid has none.
+    GPU computes many units at once, so their number is an axis of its grid. A core computes one
+    after the other, and keys and values stay in its cache: its grid has neither axis.
     """
 
     grid: LogGrid
@@ -35,7 +35,7 @@ class AttentionCurve:
     ) -> Timing:
         """Seconds of one unit among ``units`` like it."""
         if not self.has_units:
-            return self.grid.at(head_width, sharing, doc_tokens)
+            return self.grid.at(head_width, doc_tokens)
         count = np.maximum(np.asarray(units, dtype=np.float64), 1.0)
         found = self.grid.at(head_width, sharing, doc_tokens, count)
         return found.scaled(1 / count)
@@ -58,7 +58,7 @@ def attention_curve(
     for head_width, sharing, tokens, units, s in rows:
         has_units = units is not None
         place = (
-            (head_width, sharing, tokens)
+            (head_width, tokens)
             if units is None
             else (
                 head_width,
@@ -68,10 +68,10 @@ def attention_curve(
             )
         )
         points[tuple(map(float, place))].append(s)
-    powers = [_IN_PROPORTION, _STAYS, _AS_SQUARE]
-    return AttentionCurve(
-        build_grid(points, [*powers, STAYS_THEN_GROWS] if has_units else powers), has_units
-    )
+    powers = [_IN_PROPORTION, _AS_SQUARE]
+    if has_units:
+        powers = [_IN_PROPORTION, _STAYS, _AS_SQUARE, STAYS_THEN_GROWS]
+    return AttentionCurve(build_grid(points, powers), has_units)
 
 
 def decode_grid(rows: Iterable[tuple[int, int, int, float]]) -> LogGrid:

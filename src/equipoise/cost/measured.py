@@ -20,13 +20,12 @@ from equipoise.cost.grid import LogGrid, read_table
 from equipoise.cost.kernel_curve import AttentionCurve, attention_curve, decode_grid, gemm_grid
 from equipoise.cost.link_curve import CollectiveCurve, curve_of_rows, nccl_rows
 from equipoise.spec.device_file import DeviceFile, read_device_file
-from equipoise.spec.device_here import device_file
 from equipoise.spec.device_spec import THIS_CPU, DeviceSpec, Dtype
 from equipoise.spec.link import LINKS, LinkSpec
 
 _GEMM = {"h100-sxm": "h100", "h200": "h200", "a100-80": "a100"}
 _ATTENTION = {"h100-sxm": "h100", "a100-80": "a100"}
-_LINK_OF = {"h100": "nvlink4", "a100": "nvlink3", THIS_CPU: "gloo"}
+_LINK_OF = {"h100": "nvlink4", "a100": "nvlink3"}
 
 _STANDS_IN = {
     "h100-sxm-500w": "h100-sxm",
@@ -47,15 +46,15 @@ class _Here:
     forward: dict[str, AttentionCurve]
     backward: dict[str, AttentionCurve]
     collectives: CollectiveCurve
+    residuals: dict[str, float]
 
 
 def collective_curve(link: LinkSpec) -> CollectiveCurve | None:
     """The measured curve of a link; None where there is none."""
     if link.curve is None:
         return None
-    if link.curve == THIS_CPU:
-        here = _here()
-        return None if here is None else here.collectives
+    if link.curve not in _LINK_OF:
+        return _here(Path(link.curve)).collectives
     return _shipped_collectives(link.curve)
 
 
@@ -65,10 +64,9 @@ def gemm_curve(device: DeviceSpec, dtype: Dtype) -> tuple[LogGrid, str, Dtype] |
     Dtypes of one width are multiplied alike.
     """
     if device.name == THIS_CPU:
-        here = _here()
-        if here is None or dtype not in here.gemm:
+        if device.curve_file is None or dtype not in _here(device.curve_file).gemm:
             return None
-        return here.gemm[dtype], THIS_CPU, dtype
+        return _here(device.curve_file).gemm[dtype], THIS_CPU, dtype
     name = device.name if device.name in _GEMM else _STANDS_IN.get(device.name)
     if name is None:
         return None
@@ -82,9 +80,9 @@ def attention_curves(
 ) -> tuple[AttentionCurve, AttentionCurve | None, str] | None:
     """Curves of forward and, where measured, of backward, and the device; None: none is near."""
     if device.name == THIS_CPU:
-        here = _here()
-        if here is None or dtype not in here.forward:
+        if device.curve_file is None or dtype not in _here(device.curve_file).forward:
             return None
+        here = _here(device.curve_file)
         return here.forward[dtype], here.backward[dtype], THIS_CPU
     name = device.name if device.name in _ATTENTION else _STANDS_IN.get(device.name)
     return None if name is None else (_shipped_attention(_ATTENTION[name]), None, name)
@@ -131,17 +129,23 @@ def _shipped_decode(name: str) -> LogGrid:
     )
 
 
-def _here() -> _Here | None:
-    path = device_file()
-    return _read_here(path, path.stat().st_mtime_ns) if path.exists() else None
+def residual(device: DeviceSpec, curve: str) -> float:
+    """Measured over foreseen, as ``equipoise calibrate --fit`` found it; 1 where nobody looked."""
+    if device.curve_file is None:
+        return 1.0
+    return _here(device.curve_file).residuals.get(curve, 1.0)
 
 
-@functools.lru_cache(maxsize=2)
+def _here(path: Path) -> _Here:
+    return _read_here(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
 def _read_here(path: Path, _changed_ns: int) -> _Here:
-    return curves_of(read_device_file(path))
+    return _curves_of(read_device_file(path))
 
 
-def curves_of(found: DeviceFile) -> _Here:
+def _curves_of(found: DeviceFile) -> _Here:
     """The curves that a device file holds."""
     attention = {point.dtype for point in found.attention}
     return _Here(
@@ -153,8 +157,9 @@ def curves_of(found: DeviceFile) -> _Here:
         backward={dtype: _attention_here(found, dtype, True) for dtype in attention},
         collectives=curve_of_rows(
             [(point.op, point.ranks, point.bytes, point.s.mid) for point in found.collectives],
-            LINKS[_LINK_OF[THIS_CPU]].bytes_per_s,
+            LINKS["gloo"].bytes_per_s,
         ),
+        residuals=dict(found.residuals),
     )
 
 
@@ -162,10 +167,10 @@ def _attention_here(found: DeviceFile, dtype: Dtype, is_backward: bool) -> Atten
     return attention_curve(
         (
             p.head_width,
-            p.heads // p.kv_heads,
+            1,
             p.tokens,
             None,
-            (p.backward_s if is_backward else p.forward_s).mid / p.heads,
+            (p.backward_s if is_backward else p.forward_s).mid,
         )
         for p in found.attention
         if p.dtype == dtype

@@ -29,6 +29,15 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def busy_core_s() -> float:
+    """Seconds that all cores of this machine have been busy since it started, together."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    ticks = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
+
+
 def cpu_name() -> str:
     """Model name of the processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -23,6 +23,7 @@ Sources
     arXiv:2405.18093.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -185,7 +186,9 @@ def node_class(name: str, devices: int) -> NodeClass:
     """
     device = find_device(name)
     if device.name == THIS_CPU:
-        tier = Tier(devices, find_link("gloo"))
+        file = device.curve_file
+        gloo = dataclasses.replace(find_link("gloo"), curve=None if file is None else str(file))
+        tier = Tier(devices, gloo)
         return NodeClass(THIS_CPU, device, 1, (tier,), None, 0)
     shape = _SHAPES[device.name]
     size = shape.tiers[-1][0]

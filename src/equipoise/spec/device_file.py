@@ -51,12 +51,10 @@ class GemmPoint:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPoint:
-    """Seconds of causal attention of one document in a pack of documents like it."""
+    """Seconds of causal attention of one head over one document."""
 
     dtype: Dtype
     tokens: int
-    heads: int
-    kv_heads: int
     head_width: int
     forward_s: Measured
     backward_s: Measured

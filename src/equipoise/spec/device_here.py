@@ -39,6 +39,12 @@ def cpu_model() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
+def memory_share_bytes() -> int:
+    """One core's share of this machine's memory."""
+    pages = os.sysconf("SC_PHYS_PAGES") // len(os.sched_getaffinity(0))
+    return os.sysconf("SC_PAGE_SIZE") * pages
+
+
 def this_cpu(file: Path | None = None) -> DeviceSpec:
     """One core of this machine.
 
@@ -57,11 +63,11 @@ def this_cpu(file: Path | None = None) -> DeviceSpec:
             f'{path} was measured on "{found.machine}" and this is "{cpu_model()}". Measure this '
             f'one: "equipoise calibrate".'
         )
-    return calibrated_device(found)
+    return calibrated_device(found, path)
 
 
-def calibrated_device(found: DeviceFile) -> DeviceSpec:
-    """The device that a device file describes."""
+def calibrated_device(found: DeviceFile, path: Path) -> DeviceSpec:
+    """The device that a device file describes; its curves are read from the file."""
     source = f"equipoise calibrate, {found.date}, {found.other_load_cores:.1f} cores of other load"
     guess = _guess()
     return DeviceSpec(
@@ -79,6 +85,7 @@ def calibrated_device(found: DeviceFile) -> DeviceSpec:
         usd_per_hour=None,
         disk_read_bytes_per_s=found.disk_read_bytes_per_s.mid,
         disk_write_bytes_per_s=found.disk_write_bytes_per_s.mid,
+        curve_file=path,
         sources=tuple(
             (key, source if key in ("peaks", "memory_bytes_per_s", "host_bytes_per_s") else old)
             for key, old in guess.sources
@@ -103,8 +110,7 @@ def _guess() -> DeviceSpec:
     fp32 = hertz * lanes * 4
     bf16 = 16 * fp32 if "amx_bf16" in flags else 2 * fp32 if "avx512_bf16" in flags else fp32
     peaks: tuple[tuple[Dtype, float], ...] = (("bf16", bf16), ("fp32", fp32))
-    cores = len(os.sched_getaffinity(0))
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // cores
+    memory_bytes = memory_share_bytes()
     system = "read from the operating system, over its cores"
     return DeviceSpec(
         name=THIS_CPU,

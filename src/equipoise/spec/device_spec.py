@@ -20,6 +20,7 @@ Sources
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from equipoise.base.errors import SpecError
@@ -59,6 +60,8 @@ class DeviceSpec:
     """Where each group of numbers comes from."""
     disk_read_bytes_per_s: float | None = None
     disk_write_bytes_per_s: float | None = None
+    curve_file: Path | None = None
+    """Device file that holds its measured curves; None for those that are shipped."""
 
     @property
     def usable_bytes(self) -> int:

@@ -31,7 +31,8 @@ class LinkSpec:
     """Of one message over one hop, software included."""
     source: str
     curve: str | None = None
-    """Measured collectives of a node joined by this link, or by a faster or slower sister."""
+    """Measured collectives of a node joined by this link, or by a faster or slower sister: a
+    shipped table, or the path of a device file."""
 
 
 _NDR = "NVIDIA ConnectX-7: 400 Gb/s. Efficiency: DeepEP reports 43 of 50 GB/s between nodes"
@@ -57,7 +58,7 @@ _TABLE = (
     LinkSpec("ethernet-100", 12.5e9, 0.6, 40e-6, "100 Gb/s Ethernet, TCP; efficiency a guess"),
     LinkSpec("ethernet-25", 3.125e9, 0.8, 40e-6, "25 Gb/s Ethernet, TCP; efficiency a guess"),
     LinkSpec("ethernet-10", 1.25e9, 0.9, 40e-6, "10 Gb/s Ethernet, TCP; efficiency a guess"),
-    LinkSpec("gloo", 2e9, 0.5, 1e-4, 'a guess; "equipoise calibrate" measures it', "this-cpu"),
+    LinkSpec("gloo", 2e9, 0.5, 1e-4, 'a guess; "equipoise calibrate" measures it'),
 )
 
 LINKS: dict[str, LinkSpec] = {link.name: link for link in _TABLE}

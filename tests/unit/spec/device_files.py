@@ -36,7 +36,7 @@ A_FILE = DeviceFile(
         for k in (16, 256)
     ),
     attention=tuple(
-        AttentionPoint("fp32", tokens, 4, 4, 32, about(1e-9 * tokens**2), about(3e-9 * tokens**2))
+        AttentionPoint("fp32", tokens, 32, about(1e-9 * tokens**2), about(3e-9 * tokens**2))
         for tokens in (64, 512)
     ),
     collectives=tuple(

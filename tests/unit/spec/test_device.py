@@ -12,7 +12,14 @@ from equipoise.spec.device import DEVICES, DTYPE_BYTES, find_device
 from equipoise.spec.device_here import cpu_model, this_cpu
 from equipoise.spec.device_spec import DeviceSpec
 
-NAMES = {"name", "title", "sources", "disk_read_bytes_per_s", "disk_write_bytes_per_s"}
+NAMES = {
+    "name",
+    "title",
+    "sources",
+    "disk_read_bytes_per_s",
+    "disk_write_bytes_per_s",
+    "curve_file",
+}
 
 
 @pytest.mark.parametrize("name", [*DEVICES, "this-cpu"])

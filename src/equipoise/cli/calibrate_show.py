@@ -1,0 +1,182 @@
+"""Tables of ``equipoise calibrate``: what was measured, and a run beside it."""
+
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from equipoise.base.units import format_bytes, format_seconds
+from equipoise.cli.console import make_console
+from equipoise.cost.compare import Comparison
+from equipoise.spec.device_file import DeviceFile, Measured
+
+_BUSY_CORES = 0.3
+"""Cores of other load from which on the figures are doubted."""
+
+
+def file_rows(found: DeviceFile) -> dict[str, Any]:
+    """A device file's summary, as data; the file itself holds every point."""
+
+    def row(each: Measured) -> dict[str, float]:
+        return {"median": each.mid, "low": each.low, "high": each.high}
+
+    return {
+        "machine": found.machine,
+        "seconds": found.seconds,
+        "other_load_cores": found.other_load_cores,
+        "peak_flop_per_s": dict(found.peaks),
+        "stream_bytes_per_s": {
+            name: row(getattr(found.stream, name)) for name in ("copy", "scale", "add", "triad")
+        },
+        "disk_read_bytes_per_s": row(found.disk_read_bytes_per_s),
+        "disk_write_bytes_per_s": row(found.disk_write_bytes_per_s),
+        "points": {
+            "gemm": len(found.gemm),
+            "attention": len(found.attention),
+            "collectives": len(found.collectives),
+        },
+    }
+
+
+def print_file(found: DeviceFile, file: Path) -> None:
+    """The curves at a few sizes, each with its interval."""
+    console = make_console()
+    console.print(
+        f"{found.machine}: measured in {found.seconds:.0f} s on every core at once, with "
+        f"{found.other_load_cores:.1f} cores of other load"
+    )
+    if found.other_load_cores > _BUSY_CORES:
+        console.print(
+            "Something else kept cores busy, so these figures are too slow by as much. Measure "
+            "again on a quiet machine."
+        )
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading, side in (("what", "left"), ("size", "left"), ("median", "right")):
+        table.add_column(heading, justify=side)  # type: ignore[arg-type]
+    table.add_column("95% interval", justify="right")
+    for row in [*_gemm_rows(found), *_attention_rows(found), *_byte_rows(found)]:
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        f"{len(found.gemm)} products, {len(found.attention)} attentions and "
+        f"{len(found.collectives)} collectives are in {file}"
+    )
+
+
+def _rate(each: Measured, flop: float) -> tuple[str, str]:
+    """A time as a rate; the slowest time is the lowest rate."""
+    low, high = flop / each.high / 1e9, flop / each.low / 1e9
+    return f"{flop / each.mid / 1e9:.1f} GFLOP/s", f"{low:.1f} to {high:.1f}"
+
+
+def _gemm_rows(found: DeviceFile) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for dtype, _ in found.peaks:
+        points = [point for point in found.gemm if point.dtype == dtype]
+        by_flop = sorted(points, key=lambda point: point.m * point.n * point.k)
+        for point in (by_flop[0], by_flop[len(by_flop) // 2], by_flop[-1]):
+            flop = 2.0 * point.m * point.n * point.k
+            size = f"{point.m:,} x {point.k:,} x {point.n:,}"
+            rows.append((f"product, {dtype}", size, *_rate(point.s, flop)))
+    return rows
+
+
+def _attention_rows(found: DeviceFile) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for dtype, _ in found.peaks:
+        points = [point for point in found.attention if point.dtype == dtype]
+        for point in (points[0], points[len(points) // 2], points[-1]):
+            flop = 4.0 * point.head_width * point.tokens * (point.tokens + 1) / 2
+            size = f"{point.tokens:,} tokens, a head of {point.head_width}"
+            rows.append((f"attention, {dtype}", size, *_rate(point.forward_s, flop)))
+    return rows
+
+
+def _byte_rows(found: DeviceFile) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (f"memory, {name}", "", *_bytes(getattr(found.stream, name)))
+        for name in ("copy", "scale", "add", "triad")
+    ]
+    for point in found.collectives:
+        if point.op in ("all_reduce", "all_gather") and point.ranks == 2:
+            s = point.s
+            between = f"{format_seconds(s.low)} to {format_seconds(s.high)}"
+            size = format_bytes(point.bytes)
+            rows.append((f"{point.op}, 2 ranks", size, format_seconds(s.mid), between))
+    rows.append(("disk, read", "", *_bytes(found.disk_read_bytes_per_s)))
+    rows.append(("disk, write", "", *_bytes(found.disk_write_bytes_per_s)))
+    return rows
+
+
+def _bytes(each: Measured) -> tuple[str, str]:
+    return f"{each.mid / 1e9:.2f} GB/s", f"{each.low / 1e9:.2f} to {each.high / 1e9:.2f}"
+
+
+def comparison_rows(found: Comparison) -> dict[str, Any]:
+    """A comparison as data."""
+    return {
+        "steps": found.steps,
+        "ranks": found.ranks,
+        "compute": {
+            "predicted_s": found.compute_predicted_s,
+            "measured_s": found.compute_measured_s,
+            "mape": found.mape,
+        },
+        "optimizer": {
+            "predicted_s": found.optimizer_predicted_s,
+            "measured_s": found.optimizer_measured_s,
+        },
+        "curves": {
+            each.name: {
+                "predicted_s": each.predicted_s,
+                "measured_over_predicted": each.factor,
+                "low": each.low,
+                "high": each.high,
+            }
+            for each in found.curves
+        },
+        "is_told_apart": found.is_told_apart,
+        "wrong": None if found.wrong is None else found.wrong.name,
+    }
+
+
+def print_comparison(found: Comparison, run: Path, file: Path, *, is_fitted: bool) -> None:
+    """Predicted beside measured, and the curve to doubt."""
+    console = make_console()
+    console.print(f"{run}: {found.steps} steps on {found.ranks} ranks, beside {file}")
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("of a step's slowest rank")
+    for heading in ("predicted", "measured", "measured / predicted", "95% interval"):
+        table.add_column(heading, justify="right")
+    for each in found.curves:
+        table.add_row(
+            f"  {each.name}",
+            format_seconds(each.predicted_s),
+            format_seconds(each.predicted_s * each.factor) + " (fitted)",
+            f"{each.factor:.2f}",
+            f"{each.low:.2f} to {each.high:.2f}",
+        )
+    for name, predicted_s, measured_s in (
+        ("forward and backward", found.compute_predicted_s, found.compute_measured_s),
+        ("optimizer", found.optimizer_predicted_s, found.optimizer_measured_s),
+    ):
+        ratio = f"{measured_s / predicted_s:.2f}"
+        cells = format_seconds(predicted_s), format_seconds(measured_s), ratio
+        table.add_row(name, *cells, "")
+    console.print(table)
+    console.print(f"A step's computing is foreseen to {found.mape:.1%} on average.")
+    if not found.is_told_apart:
+        console.print(
+            "Products and moves rise together in this run, so they share what either is off."
+        )
+    wrong = found.wrong
+    if wrong is None:
+        console.print("No curve is further off than a tenth beyond doubt.")
+    else:
+        console.print(
+            f"The curve of {wrong.name} is wrong: this run took {wrong.factor:.2f} times what it "
+            f"foresees ({wrong.low:.2f} to {wrong.high:.2f})."
+        )
+    if is_fitted:
+        console.print(f"The factors are kept in {file}; this-cpu is priced with them from now on.")

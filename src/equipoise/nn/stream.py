@@ -1,0 +1,62 @@
+"""STREAM's four kernels on tensors: how fast one core moves memory.
+
+Why
+    Norms, gates and the optimizer do a few operations on each number they move, so bandwidth
+    is their price. Each kernel here is one pass over its arrays, as a loop in C would be
+    (``bench/stream.py`` holds triad to 97% of that loop).
+
+Sources
+    STREAM: J. McCalpin, https://www.cs.virginia.edu/stream/ref.html: bytes are counted as its
+    tables count them, without what a cache reads before it writes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_SCALAR = 3.0
+
+KERNELS = ("copy", "scale", "add", "triad")
+
+_ARRAYS = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
+"""Arrays that a kernel reads or writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamArrays:
+    """STREAM's arrays ``a``, ``b`` and ``c``."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+    @classmethod
+    def allocate(cls, elements: int) -> "StreamArrays":
+        """Three arrays of fp64, with STREAM's first values, every page touched."""
+        values = (1.0, 2.0, 0.0)
+        a, b, c = (torch.full((elements,), value, dtype=torch.float64) for value in values)
+        return cls(a, b, c)
+
+    def kernel(self, name: str) -> Callable[[], object]:
+        """One of STREAM's kernels, in one pass over memory.
+
+        >>> arrays = StreamArrays.allocate(4)
+        >>> for name in KERNELS:
+        ...     _ = arrays.kernel(name)()
+        >>> arrays.a.tolist(), arrays.b.tolist(), arrays.c.tolist()
+        ([15.0, 15.0, 15.0, 15.0], [3.0, 3.0, 3.0, 3.0], [4.0, 4.0, 4.0, 4.0])
+        """
+        a, b, c = self.a, self.b, self.c
+        kernels: dict[str, Callable[[], object]] = {
+            "copy": lambda: c.copy_(a),
+            "scale": lambda: torch.mul(c, _SCALAR, out=b),
+            "add": lambda: torch.add(a, b, out=c),
+            "triad": lambda: torch.add(b, c, alpha=_SCALAR, out=a),
+        }
+        return kernels[name]
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes that a kernel reads and writes, as STREAM counts them."""
+        return _ARRAYS[name] * self.a.numel() * self.a.element_size()

@@ -1,0 +1,248 @@
+"""Measure this machine: what ``equipoise calibrate`` does, stage by stage.
+
+Why
+    A core of this machine multiplies at its own rate, slower when its neighbour computes too,
+    and gloo's wait for a message is no constant of nature. A minute of measuring replaces every
+    guess about them.
+
+What it decides
+    Which sizes are measured. Kernels run on every core at once, one rank a core, pinned and
+    with a training process's allocator, because that is how they will run. Samples of all ranks
+    are pooled. A product of more operations than ``most_flop`` is left out unless its inner
+    side is the shortest: there the core is full, and time goes with the inner side.
+
+Kept true (tests/multi/test_calibrate.py)
+    A small plan gives a whole device file; its curves price what was measured.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from equipoise.comm.group import Ranks
+from equipoise.comm.local import run_ranks
+from equipoise.comm.measure import OPS, collective_samples
+from equipoise.cost.interval import median_interval
+from equipoise.nn.measure_kernels import attention_samples, gemm_samples, stream_samples
+from equipoise.observe.disk import disk_rates
+from equipoise.observe.machine import busy_core_s, usable_cores
+from equipoise.spec.device_file import (
+    FORM,
+    AttentionPoint,
+    CollectivePoint,
+    DeviceFile,
+    GemmPoint,
+    Stream,
+)
+from equipoise.spec.device_here import cpu_model, memory_share_bytes
+from equipoise.spec.device_spec import Dtype
+from equipoise.train.process import settle
+
+_MOST_RANKS = 16
+
+Place = tuple[Any, ...]
+"""What was measured: a kind and its sizes."""
+
+Samples = dict[Place, list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    """What is measured."""
+
+    dtypes: tuple[Dtype, ...] = ("fp32", "bf16")
+    rows: tuple[int, ...] = (16, 128, 1024, 8192)
+    widths: tuple[int, ...] = (64, 256, 1024, 4096)
+    """Of both other sizes of a product."""
+    most_flop: float = 9e9
+    doc_tokens: tuple[int, ...] = (16, 64, 256, 1024, 4096, 8192)
+    head_widths: tuple[int, ...] = (32, 64)
+    """Of one head: a core computes one after the other."""
+    stream_elements: int = 12 << 20
+    """Three arrays of 96 MiB: what a core streams is seldom in its cache."""
+    collective_bytes: tuple[int, ...] = tuple(1 << power for power in range(10, 27, 4))
+    disk_bytes: int = 32 << 20
+    budget_s: float = 0.03
+    """Of one point, where six samples take less."""
+
+
+class Progress(Protocol):
+    """Somebody who watches."""
+
+    def start(self, label: str, total: int) -> None:
+        """So many stages follow."""
+
+    def advance(self, amount: int = 1) -> None:
+        """One is done."""
+
+    def finish(self) -> None:
+        """All are."""
+
+
+def measure_machine(plan: CalibrationPlan, folder: Path, progress: Progress) -> DeviceFile:
+    """Measure everything.
+
+    Args:
+        plan: Which sizes.
+        folder: On the disk to measure.
+        progress: Told of every stage.
+
+    Cost: 30 to 50 s with the default plan, on all cores.
+    """
+    begin, busy_s, mine_s = time.perf_counter(), busy_core_s(), _own_s()
+    ranks_s = 0.0
+    found: Samples = {}
+    stages = list(_stages(plan, folder))
+    progress.start("measure", len(stages))
+    for stage in stages:
+        samples, spent_s = stage()
+        for place, values in samples.items():
+            found.setdefault(place, []).extend(values)
+        ranks_s += spent_s
+        progress.advance()
+    progress.finish()
+    seconds = time.perf_counter() - begin
+    others_s = busy_core_s() - busy_s - (_own_s() - mine_s) - ranks_s
+    gemm = tuple(
+        GemmPoint(dtype, m, n, k, median_interval(found["gemm", dtype, m, n, k]))
+        for _, dtype, m, n, k in _of_kind(found, "gemm")
+    )
+    return DeviceFile(
+        form=FORM,
+        machine=cpu_model(),
+        date=time.strftime("%Y-%m-%d"),
+        torch=torch.__version__,
+        seconds=round(seconds, 1),
+        other_load_cores=round(max(0.0, others_s) / seconds, 2),
+        memory_bytes=memory_share_bytes(),
+        peaks=tuple(
+            (dtype, max(2.0 * p.m * p.n * p.k / p.s.mid for p in gemm if p.dtype == dtype))
+            for dtype in plan.dtypes
+        ),
+        stream=Stream(
+            *(median_interval(found["stream", name]) for name in ("copy", "scale", "add", "triad"))
+        ),
+        disk_read_bytes_per_s=median_interval(found["disk", "read"]),
+        disk_write_bytes_per_s=median_interval(found["disk", "write"]),
+        gemm=gemm,
+        attention=tuple(
+            AttentionPoint(
+                dtype,
+                tokens,
+                width,
+                median_interval(found["forward", dtype, tokens, width]),
+                median_interval(found["backward", dtype, tokens, width]),
+            )
+            for _, dtype, tokens, width in _of_kind(found, "forward")
+        ),
+        collectives=tuple(
+            CollectivePoint(op, ranks, size, median_interval(found["collective", op, ranks, size]))
+            for _, op, ranks, size in _of_kind(found, "collective")
+        ),
+    )
+
+
+def _of_kind(found: Samples, kind: str) -> list[Place]:
+    return [place for place in found if place[0] == kind]
+
+
+def _own_s() -> float:
+    """Processor time of this process and of the children it has waited for."""
+    return sum(os.times()[:4])
+
+
+def _stages(plan: CalibrationPlan, folder: Path) -> Iterator[Callable[[], tuple[Samples, float]]]:
+    """All that is to be done, in steps of a few seconds."""
+    cores = len(usable_cores())
+    for dtype, k in itertools.product(plan.dtypes, plan.widths):
+        points = [
+            (dtype, m, n, k)
+            for m, n in itertools.product(plan.rows, plan.widths)
+            if k == plan.widths[0] or 2.0 * m * n * k <= plan.most_flop
+        ]
+        yield partial(_on_ranks, cores, _gemm, points, plan.budget_s)
+    for dtype, head_width in itertools.product(plan.dtypes, plan.head_widths):
+        shapes = [(dtype, tokens, head_width) for tokens in plan.doc_tokens]
+        yield partial(_on_ranks, cores, _attention, shapes, plan.budget_s)
+    yield partial(_on_ranks, cores, _stream, plan.stream_elements, plan.budget_s)
+    count = 2
+    while count <= min(max(2, cores), _MOST_RANKS):
+        yield partial(_on_ranks, count, _collectives, plan.collective_bytes)
+        count *= 2
+    yield partial(_disk, folder, plan.disk_bytes)
+
+
+def _on_ranks(
+    count: int, function: Callable[..., tuple[Samples, float]], *arguments: Any
+) -> tuple[Samples, float]:
+    """Samples of all ranks together, and the processor time they took."""
+    pooled: Samples = {}
+    spent_s = 0.0
+    for samples, took_s in run_ranks(count, function, *arguments):
+        spent_s += took_s
+        for place, values in samples.items():
+            pooled.setdefault(place, []).extend(values)
+    return pooled, spent_s
+
+
+def _together(ranks: Ranks, places: Iterable[Place], measure: Callable[..., None]) -> float:
+    """Measure place after place, all ranks at the same one; this rank's processor time."""
+    settle(ranks.rank, pin=True)
+    torch.manual_seed(ranks.rank)
+    for place in places:
+        ranks.barrier()
+        measure(*place)
+    return _own_s()
+
+
+def _gemm(ranks: Ranks, points: list[Place], budget_s: float) -> tuple[Samples, float]:
+    found: Samples = {}
+
+    def measure(dtype: str, m: int, n: int, k: int) -> None:
+        found["gemm", dtype, m, n, k] = gemm_samples(dtype, m, n, k, budget_s=budget_s)
+
+    return found, _together(ranks, points, measure)
+
+
+def _attention(ranks: Ranks, shapes: list[Place], budget_s: float) -> tuple[Samples, float]:
+    found: Samples = {}
+
+    def measure(dtype: str, tokens: int, head_width: int) -> None:
+        both = attention_samples(dtype, tokens, head_width, budget_s=budget_s)
+        found["forward", dtype, tokens, head_width] = both[0]
+        found["backward", dtype, tokens, head_width] = both[1]
+
+    return found, _together(ranks, shapes, measure)
+
+
+def _stream(ranks: Ranks, elements: int, budget_s: float) -> tuple[Samples, float]:
+    found: Samples = {}
+
+    def measure() -> None:
+        for name, rates in stream_samples(elements, budget_s=budget_s).items():
+            found["stream", name] = rates
+
+    return found, _together(ranks, [()], measure)
+
+
+def _collectives(ranks: Ranks, sizes: tuple[int, ...]) -> tuple[Samples, float]:
+    found: Samples = {}
+
+    def measure(op: str, size: int) -> None:
+        samples = collective_samples(ranks, op, size)
+        if ranks.rank == 0:  # every rank has the same
+            found["collective", op, ranks.world, size] = samples
+
+    return found, _together(ranks, itertools.product(OPS, sizes), measure)
+
+
+def _disk(folder: Path, size_bytes: int) -> tuple[Samples, float]:
+    reads, writes = disk_rates(folder, size_bytes=size_bytes)
+    return {("disk", "read"): reads, ("disk", "write"): writes}, 0.0
