@@ -35,6 +35,7 @@ VERBS = {
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
     "trace": "write steps of a run as a trace for Perfetto, predicted beneath measured",
     "check": "prove that every layout and packing gives one rank's loss and gradients",
+    "calibrate": "measure this machine, so that this-cpu is priced by what it does",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "inspect": "say what a file or a folder of a run holds",
     "systems": "list the published systems that equipoise unites, and which of them work",
