@@ -30,7 +30,7 @@ examples:
   equipoise explain --schedule run.toml --ranks 2 --strategy auto --most-held 1.5
 
   equipoise explain --boxing "S(0), P -> B, S(1)" --mesh 2x4 --shape 4096x4096
-  equipoise explain --boxing "P, P -> B, B" --mesh 4x8 --link 10:50,5:450
+  equipoise explain --boxing "P, P -> B, B" --mesh 4x8 --cluster h100-sxm:32
   equipoise explain --boxing "S(0: 3+0+5) -> S(1)" --mesh 3 --shape 8x6 --json
 """
 
@@ -46,7 +46,7 @@ _OWN = {
         "memory",
         "trace",
     ),
-    "--boxing": ("mesh", "shape"),
+    "--boxing": ("mesh", "shape", "cluster"),
     "--attention and --schedule": (
         "run_toml",
         "name",
@@ -63,7 +63,7 @@ _OWN = {
 }
 """What goes with what alone."""
 
-_SPEED = 400.0
+_SPEED, _LINK = 400.0, "10:50"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,11 +127,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--link",
-        default="10:50",
+        default=_LINK,
         metavar="US:GB",
         help="assumed latency in us and bandwidth in GB/s between two ranks; with "
         "--ranks-per-node, of different nodes; with --boxing, one for each axis of the mesh, as in "
-        "10:50,5:450 (default: 10:50)",
+        f"10:50,5:450 (default: {_LINK})",
     )
     parser.add_argument("--text", action="store_true", help="print the whole schedule as text")
     parser.add_argument(
@@ -144,6 +144,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mesh", metavar="NxM", help="ranks along each axis, outermost first (default: 2x4)"
     )
     boxing.add_argument("--shape", metavar="NxM", help="sizes of the tensor (default: 4096x4096)")
+    boxing.add_argument(
+        "--cluster",
+        metavar="NAME:N|FILE",
+        help="whose links the axes cross, as h100-sxm:64, or a cluster.toml; instead of --link",
+    )
 
 
 def _add_attention(group: argparse._ArgumentGroup) -> None:
@@ -251,6 +256,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace, asked: str) -> None:
+    if args.cluster is not None and args.link != _LINK:
+        raise SpecError(
+            f"--link {args.link} and --cluster {args.cluster}: both say what links there are. Give "
+            f"one of them."
+        )
     unset = {"tflop_per_s": _SPEED, "overrides": []}
     for other, flags in _OWN.items():
         for flag in flags if asked not in other else ():

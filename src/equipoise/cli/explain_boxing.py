@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from equipoise.schedule.attention_price import LinkPrice
     from equipoise.schedule.boxing import BoxingRequest, BoxingSchedule
+    from equipoise.schedule.boxing_placement import MeshTensor
 
 EXAMPLE_MESH, EXAMPLE_SHAPE = "2x4", "4096x4096"
 
@@ -62,7 +63,9 @@ def _request(args: argparse.Namespace) -> "BoxingRequest":
         read_placements(before),
         read_placements(after),
         BYTES[args.dtype][0],
-        _links(args.link, len(on.mesh)),
+        _links(args.link, len(on.mesh))
+        if args.cluster is None
+        else _cluster_links(args.cluster, on),
     )
 
 
@@ -70,6 +73,37 @@ def _sizes(flag: str, text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(x\d+)*", text):
         raise SpecError(f'{flag}: "{text}" is not sizes with x between them, as in 2x4.')
     return tuple(map(int, text.split("x")))
+
+
+def _cluster_links(text: str, on: "MeshTensor") -> "tuple[LinkPrice, ...]":
+    """Of each axis the slowest link that any of its groups crosses, at what it reaches.
+
+    Raises:
+        SpecError: no such cluster, or too small a one.
+    """
+    from equipoise.cost.link import group_of
+    from equipoise.schedule.attention_price import LinkPrice
+    from equipoise.schedule.boxing_step import groups_along
+    from equipoise.spec.cluster_file import read_cluster
+
+    cluster = read_cluster(text)
+    if cluster.devices < on.ranks:
+        raise SpecError(
+            f"--cluster {text} has {cluster.devices:,} devices for a mesh of {on.ranks:,} ranks. "
+            f"Give one of {on.ranks:,} or more."
+        )
+    links = []
+    for axis in range(len(on.mesh)):
+        crossed = []
+        for row in groups_along(on.mesh, (axis,)):
+            inside = 0  # so that an axis of one rank has its device's own link
+            for level in group_of(cluster, row).levels:
+                if int(level.most) > max(inside, len(row) > 1):
+                    inside = int(level.most)
+                    crossed.append((level.bytes_per_s * level.link.efficiency, level.link))
+        rate, link = min(crossed, key=lambda each: each[0])
+        links.append(LinkPrice(link.latency_s, rate))
+    return tuple(links)
 
 
 def _links(text: str, axes: int) -> "tuple[LinkPrice, ...]":
@@ -216,7 +250,7 @@ def _micros(seconds: float) -> str:
 
 
 def _assumed(request: "BoxingRequest") -> str:
-    words = [f"{1e6 * e.latency_s:g} us and {e.bytes_per_s / 1e9:g} GB/s" for e in request.links]
+    words = [f"{1e6 * e.latency_s:g} us and {e.bytes_per_s / 1e9:.4g} GB/s" for e in request.links]
     if len(set(words)) == 1:
         return f"links of {words[0]}"
     return "links of " + ", ".join(f"{word} along axis {axis}" for axis, word in enumerate(words))

@@ -68,6 +68,29 @@ def test_json_is_what_python_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert (answer["before"], answer["mesh"], answer["dtype"]) == ("S(0: 3+0+2), P", [3, 2], "fp32")
 
 
+def test_the_links_of_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    def links(mesh: str, cluster: str) -> list[tuple[float, float]]:
+        ends = ", ".join("B" * (1 + mesh.count("x")))
+        flags = ("--mesh", mesh, "--cluster", cluster, "--json")
+        answer = json.loads(shown(capsys, f"{ends} -> {ends}", *flags))
+        return [(each["latency_s"], each["bytes_per_s"]) for each in answer["links"]]
+
+    nvlink, network = (2e-6, 0.75 * 450e9), (5e-6, 0.86 * 50e9)
+    assert links("4x8", "h100-sxm:32") == [network, nvlink]
+    assert links("8x4", "h100-sxm:32") == [network, nvlink]
+    assert links("2x2x8", "h100-sxm:32") == [network, network, nvlink]
+    assert links("2x4", "h100-sxm:32") == [nvlink, nvlink]
+    assert links("2x16", "h100-sxm:32") == [network, network]
+    assert links("1x8", "h100-sxm:8") == [nvlink, nvlink]
+    dies, node = (3e-6, 0.75 * 200e9), (3e-6, 0.75 * 50e9)
+    assert links("4x2", "mi250x:8") == [node, dies]
+    out = shown(capsys, "P, P -> B, B", "--mesh", "4x8", "--cluster", "h100-sxm:32")
+    assert "for links of 5 us and 43 GB/s along axis 0, 2 us and 337.5 GB/s along axis 1" in (
+        " ".join(out.split())
+    )
+    assert "reduce-scatter" in out
+
+
 def test_a_line_each_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, "P -> B", "--mesh", "4", "--quiet").splitlines()
     assert lines == [
@@ -120,6 +143,18 @@ def test_nothing_to_do_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ("--boxing", "P, B -> B, B", "--link", "1:2,fast"),
             '--link: "fast" is no latency in us and bandwidth in GB/s, as in 10:50.',
+        ),
+        (
+            ("--boxing", "P, B -> B, B", "--cluster", "h100-sxm:4"),
+            "--cluster h100-sxm:4 has 4 devices for a mesh of 8 ranks. Give one of 8 or more.",
+        ),
+        (
+            ("--boxing", "P, B -> B, B", "--cluster", "h100-sxm:8", "--link", "1:2"),
+            "--link 1:2 and --cluster h100-sxm:8: both say what links there are. Give one of them.",
+        ),
+        (
+            ("--attention", "--cluster", "h100-sxm:8"),
+            "--cluster goes with --boxing, not with --attention. Leave it out.",
         ),
         (
             ("--boxing", "P -> B", "--tflop-per-s", "300"),
