@@ -38,6 +38,7 @@ VERBS = {
     "calibrate": "measure this machine, so that this-cpu is priced by what it does",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "inspect": "say what a file or a folder of a run holds",
+    "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
     "systems": "list the published systems that equipoise unites, and which of them work",
 }
 

@@ -1,0 +1,259 @@
+"""``equipoise launch``: a run as torchrun, Slurm or Kubernetes starts it; printed, or submitted."""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import SpecError
+from equipoise.cli.run_arguments import run_from
+
+if TYPE_CHECKING:
+    from equipoise.launch.forms import Job
+    from equipoise.spec.cluster import ClusterSpec
+    from equipoise.spec.model import ModelSpec
+    from equipoise.spec.run import RunSpec
+
+HELP = "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over"
+
+EXAMPLES = """\
+examples:
+  equipoise launch runs/demo                        a prepared run, by torchrun on one node
+  equipoise launch runs/demo --cluster h100-sxm:16 --host node-0
+                                                    a script to start on each of two nodes
+  equipoise launch run.toml --form slurm --cluster h100-sxm:64 --python /opt/venv/bin/python \\
+      --sbatch="--partition=gpu --time=04:00:00" > demo.sh
+  equipoise launch runs/demo --form slurm --cluster h100-sxm:64 --submit
+  equipoise launch /data/runs/demo --form kubernetes --cluster h100-sxm:64 \\
+      --image registry/equipoise:1 --claim data --mount /data | kubectl apply -f -
+
+--json prints {"form", "nodes", "ranks_per_node", "text", "submitted", "answer"}: the command that
+  the form was handed to and what it said, null where it was only printed.
+"""
+
+FORMS = ("torchrun", "slurm", "kubernetes")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A run that is to be launched or examined, prepared or not."""
+
+    spec: "RunSpec"
+    model: "ModelSpec"
+    folder: Path
+    ranks: int
+    corpus: str
+    """Folder of its tokens; empty where they are not made."""
+    init_folder: str
+    prepare: tuple[str, ...]
+    """Arguments that prepare it; none where that is done."""
+
+
+def add_asked_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare which run, and on which nodes."""
+    parser.add_argument(
+        "run_toml",
+        nargs="?",
+        type=Path,
+        metavar="run.toml|RUN",
+        help="the run, or the folder of a prepared one (default: every key's default); "
+        "--SECTION.KEY VALUE replaces any key of a run.toml",
+    )
+    parser.add_argument("--name", metavar="NAME", help="the run's name")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of a run.toml's run (default: runs/NAME)"
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME:DEVICES|FILE",
+        help="as h100-sxm:16, or a cluster.toml (default: one node of CPU ranks)",
+    )
+    parser.set_defaults(overrides=[])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    add_asked_arguments(parser)
+    parser.add_argument(
+        "--form", choices=FORMS, default="torchrun", help="who starts the ranks (default: torchrun)"
+    )
+    parser.add_argument(
+        "--submit", action="store_true", help="hand it to bash, sbatch or kubectl, and say so"
+    )
+    parser.add_argument(
+        "--python",
+        default="python3",
+        metavar="PATH",
+        help="the nodes' interpreter with equipoise (default: python3)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=29_400,
+        metavar="N",
+        help="where the nodes' agents meet (default: 29400)",
+    )
+    parser.add_argument(
+        "--interface",
+        default="",
+        metavar="NAME",
+        help="network interface of the ranks' messages (default: left to gloo and NCCL)",
+    )
+    parser.add_argument(
+        "--host", default="", metavar="NAME", help="torchrun: a node, where several meet"
+    )
+    parser.add_argument(
+        "--sbatch", default="", metavar="OPTIONS", help="slurm: more options of sbatch"
+    )
+    parser.add_argument("--image", default="", metavar="IMAGE", help="kubernetes: the container's")
+    parser.add_argument(
+        "--claim", default="", metavar="NAME", help="kubernetes: volume claim that holds the run"
+    )
+    parser.add_argument(
+        "--mount", type=Path, metavar="DIR", help="kubernetes: folder where the claim is mounted"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the form, or submit it and say so."""
+    from equipoise.launch.forms import Job, place_on
+
+    _judge(args)
+    cluster = cluster_from(args)
+    asked = asked_from(args, cluster)
+    job = Job(
+        name=asked.spec.name,
+        folder=asked.folder,
+        nodes=place_on(cluster, asked.ranks, sharing=asked.spec.layout.sharing),
+        python=args.python,
+        port=args.port,
+        interface=args.interface,
+        prepare=asked.prepare,
+    )
+    text = _write(args, job, asked)
+    submitted, answer = _submit(args, job, text) if args.submit else (None, None)
+    if args.json:
+        found = {
+            "form": args.form,
+            "nodes": job.nodes.count,
+            "ranks_per_node": job.nodes.ranks,
+            "text": text,
+            "submitted": submitted,
+            "answer": answer,
+        }
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    elif submitted is None:
+        sys.stdout.write(text)
+    elif answer and not args.quiet:
+        sys.stdout.write(f"Ran {submitted}: {answer}\n")
+    elif not args.quiet:
+        sys.stdout.write(f"Ran {submitted}.\n")
+    return 0
+
+
+_OF_FORM = {
+    "host": "torchrun",
+    "sbatch": "slurm",
+    "image": "kubernetes",
+    "claim": "kubernetes",
+    "mount": "kubernetes",
+}
+
+
+def _judge(args: argparse.Namespace) -> None:
+    for flag, form in _OF_FORM.items():
+        if getattr(args, flag) and args.form != form:
+            raise SpecError(
+                f"--{flag} is for --form {form}, and the form is {args.form}. Give --form {form}, "
+                f"or leave --{flag} away."
+            )
+
+
+def _write(args: argparse.Namespace, job: "Job", asked: Asked) -> str:
+    if args.form == "slurm":
+        from equipoise.launch.slurm import write_slurm
+
+        return write_slurm(job, more=args.sbatch)
+    if args.form == "kubernetes":
+        from equipoise.launch.kube import PodSpec, write_kube
+
+        used = [Path(each) for each in (asked.corpus, asked.init_folder) if each]
+        return write_kube(job, PodSpec(args.image, args.claim, args.mount), used=used)
+    from equipoise.launch.torchrun import write_torchrun
+
+    return write_torchrun(job, host=args.host)
+
+
+def _submit(args: argparse.Namespace, job: "Job", text: str) -> tuple[str, str]:
+    """What was run, and what it answered."""
+    from equipoise.launch.forms import submit
+    from equipoise.launch.torchrun import run_torchrun
+
+    if args.form == "torchrun":
+        run_torchrun(job, text)
+        return "the script with bash", ""
+    words = ["sbatch"] if args.form == "slurm" else ["kubectl", "apply", "-f", "-"]
+    return " ".join(words), submit(words, text)
+
+
+def cluster_from(args: argparse.Namespace) -> "ClusterSpec | None":
+    """The cluster that was named, if one was."""
+    if args.cluster is None:
+        return None
+    from equipoise.spec.cluster_file import read_cluster
+
+    return read_cluster(args.cluster)
+
+
+def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked:
+    """The run that the arguments name.
+
+    Raises:
+        SpecError: every fault of a run.toml; or keys given beside a prepared folder.
+        LayoutError: degrees that do not go with the devices.
+    """
+    if args.run_toml is not None and args.run_toml.is_dir():
+        return _prepared(args)
+    from equipoise.observe.machine import usable_cores
+
+    resolved = run_from(args)
+    layout = resolved.spec.layout
+    if layout.dp == "cores" and cluster is not None:
+        ranks = cluster.devices
+    else:
+        ranks = layout.count_ranks(len(usable_cores()))
+    layout.of_ranks(ranks).require_model(resolved.model)
+    folder = (args.out or Path("runs") / resolved.spec.name).resolve()
+    words = ["train"]
+    if args.run_toml is not None:
+        words.append(str(args.run_toml.resolve()))
+    words += [f"--{key}={text}" for key, text in args.overrides if key != "layout.dp"]
+    if args.name is not None:
+        words += ["--name", args.name]
+    data_ranks = ranks // layout.sharing
+    words += [f"--layout.dp={data_ranks}", "--out", str(folder), "--prepare"]
+    return Asked(resolved.spec, resolved.model, folder, ranks, "", "", tuple(words))
+
+
+def _prepared(args: argparse.Namespace) -> Asked:
+    from equipoise.spec.resolved import read_resolved
+
+    given = [f"--{key}" for key, _ in args.overrides]
+    given += [f"--{key}" for key in ("name", "out") if getattr(args, key) is not None]
+    if given:
+        raise SpecError(
+            f"{args.run_toml} is prepared, and {', '.join(given)} would change it. Give its "
+            f"run.toml instead of the folder, or leave {given[0]} away."
+        )
+    found = read_resolved(args.run_toml)
+    return Asked(
+        spec=found.spec,
+        model=found.model,
+        folder=args.run_toml.resolve(),
+        ranks=found.ranks,
+        corpus=found.corpus,
+        init_folder=found.init_folder,
+        prepare=(),
+    )

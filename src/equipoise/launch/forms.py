@@ -1,0 +1,212 @@
+"""What every launcher is told of a run: how many nodes, how many ranks on each, by which command.
+
+Why
+    One run is started by hand on this machine, by Slurm on one cluster and by Kubernetes on
+    another. What differs is how nodes are found; the ranks must be the same.
+
+What it decides
+    A node runs one agent of ``torch.distributed.run``, and the agents meet by c10d at the first
+    node. Nothing is restarted: a run resumes when it is started again. A form holds what it was
+    asked for and nothing of the machine that wrote it: no variable of its environment, no path of
+    its interpreter.
+
+Kept true (tests/unit/launch/test_forms.py, tests/unit/launch/test_forms_train.py)
+    Every path survives a shell; two agents that a form starts train a run to its end.
+
+Sources
+    torchrun: torch 2.13, ``torch/distributed/run.py``. It numbers nodes by host name
+    (``dynamic_rendezvous.py``, ``sorted(state.participants)``), ranks of a node one after another.
+"""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
+from equipoise.launch.local import ALLOCATOR
+from equipoise.spec.cluster import ClusterSpec
+from equipoise.spec.device import THIS_CPU
+
+Accelerator = Literal["none", "nvidia", "amd"]
+
+WORKER = ("-m", "equipoise.train.worker")
+
+_AMD = ("mi250x",)
+_GRACE_S = 120
+"""What ranks that are told to stop have for their step and their checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Equal nodes, and what a rank computes on."""
+
+    count: int
+    ranks: int
+    """On each."""
+    accelerator: Accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run as launchers see it."""
+
+    name: str
+    folder: Path
+    """Of the prepared run, as every node names it."""
+    nodes: Nodes
+    python: str = "python3"
+    """The interpreter, as every node names it."""
+    port: int = 29_400
+    """Where the agents meet, on the first node."""
+    interface: str = ""
+    """Network interface of the ranks' messages; empty leaves it to gloo and NCCL."""
+    prepare: tuple[str, ...] = ()
+    """Arguments of ``equipoise`` that make the folder; none where it is made."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65_536:
+            raise LayoutError(f"--port {self.port} is no port. Choose one from 1 to 65535.")
+
+    @property
+    def ranks(self) -> int:
+        """On all nodes."""
+        return self.nodes.count * self.nodes.ranks
+
+
+def place_on(cluster: ClusterSpec | None, ranks: int, *, sharing: int) -> Nodes:
+    """The nodes that so many ranks stand on; without a cluster, one of CPU ranks.
+
+    Args:
+        cluster: Where.
+        ranks: All of the run.
+        sharing: Ranks that compute each micro-batch together.
+
+    Raises:
+        LayoutError: the ranks are not the devices, or nodes have different numbers of them.
+
+    >>> from equipoise.spec.cluster import find_cluster
+    >>> place_on(find_cluster("h100-sxm:16"), 16, sharing=1)
+    Nodes(count=2, ranks=8, accelerator='nvidia')
+    """
+    if cluster is None:
+        return Nodes(1, ranks, "none")
+    if cluster.devices != ranks:
+        data_ranks, left = divmod(cluster.devices, sharing)
+        other = "" if left else f", or set layout.dp = {data_ranks}"
+        raise LayoutError(
+            f"The run has {ranks:,} ranks and {cluster.name} has {cluster.devices:,} devices. Give "
+            f"a cluster of {ranks:,} devices{other}."
+        )
+    sizes = sorted({each.devices_per_node for each in cluster.classes}, reverse=True)
+    if len(sizes) > 1:
+        raise LayoutError(
+            f"{cluster.name} has nodes of {' and '.join(map(str, sizes))} devices, and a form "
+            f"starts as many ranks on each. Give a cluster whose nodes are alike: the same file "
+            f"with devices_per_node = {sizes[-1]} for each."
+        )
+    names = {each.device.name for each in cluster.classes}
+    kinds: set[Accelerator] = {
+        "none" if name == THIS_CPU else "amd" if name in _AMD else "nvidia" for name in names
+    }
+    if len(kinds) > 1:
+        raise LayoutError(
+            f"{cluster.name} has devices of different makers ({', '.join(sorted(names))}), which "
+            f"no message library joins. Give a cluster of one maker's devices."
+        )
+    return Nodes(cluster.nodes, sizes[0], kinds.pop())
+
+
+def environment(job: Job) -> dict[str, str]:
+    """What is set for every rank, whoever starts it."""
+    found = {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": ALLOCATOR, "PYTHONUNBUFFERED": "1"}
+    if job.interface:
+        found |= {"GLOO_SOCKET_IFNAME": job.interface, "NCCL_SOCKET_IFNAME": job.interface}
+    return found
+
+
+def agent_words(job: Job) -> list[str]:
+    """A node's agent, up to what says where the agents meet; ``WORKER`` and the folder follow."""
+    return [
+        job.python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={job.nodes.count}",
+        f"--nproc-per-node={job.nodes.ranks}",
+        "--max-restarts=0",
+        f"--shutdown-timeout={_GRACE_S}",
+    ]
+
+
+def shell_head(job: Job) -> list[str]:
+    """Lines of bash that come before the ranks: the run, its environment, its preparation."""
+    exports = [f"export {name}={shlex.quote(text)}" for name, text in environment(job).items()]
+    lines = ["set -euo pipefail", "", f"run={shlex.quote(str(job.folder))}", *exports]
+    if job.prepare:
+        lines.append(shlex.join([job.python, "-m", "equipoise.cli.main", *job.prepare]))
+    # Left by a request that came when nothing ran, it would stop this run at its first step.
+    return [*lines, 'rm -f -- "$run/stop"']
+
+
+def summary(job: Job) -> str:
+    """The run and its size in a few words.
+
+    >>> summary(Job("demo", Path("/runs/demo"), Nodes(2, 8, "nvidia")))
+    'run demo, 16 ranks on 2 nodes of 8'
+    """
+    count = job.nodes.count
+    where = f"{count} nodes of {job.nodes.ranks}" if count > 1 else "one node"
+    return f"run {job.name}, {job.ranks} rank{'s' if job.ranks > 1 else ''} on {where}"
+
+
+def wrap(words: Sequence[str]) -> str:
+    r"""A command over several lines of bash, each word quoted.
+
+    >>> print(wrap(["python3", "-m", "a b", "--x=1"]))
+    python3 -m 'a b' \
+        --x=1
+    """
+    first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
+    head, options = shlex.join(words[:first]), [shlex.quote(word) for word in words[first:]]
+    return " \\\n    ".join([head, *options])
+
+
+def require_prepared(job: Job, form: str) -> None:
+    """Refuse a run that has no folder yet, where no node could make it for all.
+
+    Raises:
+        LayoutError: says how to make it.
+    """
+    if job.prepare:
+        raise LayoutError(
+            f"The {form} form of {job.nodes.count} node{'s' if job.nodes.count > 1 else ''} starts "
+            f"a prepared run, and {job.folder} is not prepared. First, where every node sees the "
+            f"folder: {shlex.join(['equipoise', *job.prepare])}"
+        )
+
+
+def submit(words: Sequence[str], text: str) -> str:
+    """Hand a form to a scheduler's program on its standard input; what the program answered.
+
+    Raises:
+        EquipoiseError: the program is not here.
+        SpecError: it refused; with its words.
+    """
+    program = words[0]
+    if shutil.which(program) is None:
+        raise EquipoiseError(
+            f"There is no {program} on this machine. Print the form without --submit, and hand it "
+            f"to {shlex.join(words)} where {program} is."
+        )
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise SpecError(
+            f"{shlex.join(words)} refused the form (exit code {done.returncode}): "
+            f"{said.rstrip('.')}. Mend what it names, or print the form without --submit and hand "
+            f"it over yourself."
+        )
+    return done.stdout.strip()

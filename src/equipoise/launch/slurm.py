@@ -1,0 +1,106 @@
+"""A run under Slurm: a batch script whose nodes find each other through the job's own list.
+
+What it decides
+    ``srun`` starts one agent a node, unbound and on the whole node: a task is otherwise given one
+    core, and all ranks of the node would share it. Three minutes before the time limit the batch
+    shell leaves the file ``stop`` in the run's folder, so that the ranks finish their step, save
+    and leave; the same script resumes.
+
+Kept true (tests/unit/launch/test_forms.py, tests/unit/launch/test_forms_train.py)
+    bash accepts it; with ``srun`` and ``scontrol`` that start processes of this machine, two nodes
+    train to the end, and a TERM saves and ends with 0.
+
+Sources
+    Slurm 24.05, sbatch(1): ``--signal=B:``, ``--mem=0``; srun(1): ``--cpu-bind``,
+    ``--kill-on-bad-exit``.
+"""
+
+import shlex
+
+from equipoise.base.errors import SpecError
+from equipoise.launch.forms import WORKER, Job, agent_words, shell_head, summary, wrap
+
+_NOTICE_S = 180
+
+_WAIT = """\
+# A signal cuts a wait short, and the ranks are still at work.
+again=1
+while [ "$again" ]; do
+    again=
+    code=0
+    wait "$ranks" || code=$?
+done
+exit "$code"
+"""
+
+
+def write_slurm(job: Job, *, more: str = "") -> str:
+    """A script for ``sbatch``.
+
+    Args:
+        job: The run.
+        more: Further options of sbatch, as on its command line.
+
+    Raises:
+        SpecError: a further option is none.
+    """
+    step = ["srun", "--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=1"]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"# {summary(job)}.",
+            *(f"#SBATCH {option}" for option in [*_options(job), *_more(more)]),
+            *shell_head(job),
+            "trap 'touch -- \"$run/stop\"; again=1' TERM",
+            'read -r host < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            "",
+            f"{wrap(step)} \\",
+            f"    {wrap(agent_words(job))} \\",
+            f'    --rdzv-backend=c10d --rdzv-endpoint="$host:{job.port}" \\',
+            '    --rdzv-id="$SLURM_JOB_ID" \\',
+            f'    {shlex.join(WORKER)} "$run" &',
+            "ranks=$!",
+            _WAIT,
+        ]
+    )
+
+
+def _options(job: Job) -> list[str]:
+    nodes = job.nodes
+    devices = (
+        f"--mincpus={nodes.ranks}"
+        if nodes.accelerator == "none"
+        else f"--gpus-per-node={nodes.ranks}"
+    )
+    return [
+        f"--job-name={job.name}",
+        f"--nodes={nodes.count}",
+        "--ntasks-per-node=1",
+        devices,
+        "--exclusive",
+        "--mem=0",
+        f"--signal=B:TERM@{_NOTICE_S}",
+    ]
+
+
+def _more(text: str) -> list[str]:
+    """One directive an option: ``--partition=gpu --time 4:00:00`` is two."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SpecError(
+            f'--sbatch: "{text}" is no list of options ({error}). Give them as on sbatch\'s '
+            f'command line: --sbatch="--partition=gpu --time=04:00:00".'
+        ) from error
+    options: list[str] = []
+    for word in words:
+        if word.startswith("-"):
+            options.append(shlex.quote(word))
+        elif options and "=" not in options[-1] and " " not in options[-1]:
+            options[-1] += f" {shlex.quote(word)}"
+        else:
+            raise SpecError(
+                f'--sbatch: "{word}" belongs to no option. Give options as on sbatch\'s command '
+                f'line: --sbatch="--partition=gpu --time=04:00:00".'
+            )
+    return options
