@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.data.store import SilentProgress, TokenStore, prepare
+from equipoise.data.progress import SilentProgress
+from equipoise.data.store import TokenStore, prepare
 from equipoise.spec.run import DataSpec
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.data.store import SilentProgress, TokenStore, prepare
+from equipoise.data.progress import SilentProgress
+from equipoise.data.store import TokenStore, prepare
 from equipoise.spec.run import DataSpec
 
 # Ranks are other processes: they import by name what the tests hand to ``run_ranks``.

@@ -6,7 +6,7 @@ import on_ranks
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.data.store import SilentProgress
+from equipoise.data.progress import SilentProgress
 from equipoise.spec.model import ModelSpec
 from equipoise.train.check import check_cases, play_cases, run_cases
 from equipoise.train.check_case import (

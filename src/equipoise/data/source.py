@@ -1,4 +1,4 @@
-"""Find the documents of a corpus and read them, in shards that need nothing of each other.
+"""Find the documents of a corpus, in shards that need nothing of each other.
 
 Why
     Tokenizing is the one slow thing before the first step. It runs on every core if the
@@ -7,9 +7,7 @@ Why
 
 What it decides
     Which files belong to a corpus and in which order; where a large file is divided; what
-    a document is (a file, a line, a row); what the corpus' identity is. Empty documents
-    are passed over. Of the standard library alone, files that are not UTF-8 are too: its
-    test-suite ships a few on purpose.
+    the corpus' identity is. ``data.shard`` reads them.
 
 Kept true (tests/unit/data/test_source.py)
     Every document is in exactly one shard, in the order of the files; a shard reads the
@@ -29,11 +27,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
-from equipoise.base.nearest import nearest
+from equipoise.data.columns import ArrowFile, check_column, open_parquet
+from equipoise.data.shard import Part, Shard
 from equipoise.spec.run import DataSpec
 
 # A shard is the unit of work of one process and of what a kill can lose: about 0.2 s of
@@ -41,11 +40,9 @@ from equipoise.spec.run import DataSpec
 _SHARD_BYTES_MIN = 512 << 10
 _SHARD_BYTES_MAX = 64 << 20
 _SHARDS_WANTED = 512
-
 # What a tokenizer is trained on is read from this many shards, this much from each.
 _SAMPLE_SHARDS = 64
 _SAMPLE_SHARD_CHARS = 2 << 20
-
 _SUFFIX = {
     "python-stdlib": ".py",
     "text": "",
@@ -54,62 +51,6 @@ _SUFFIX = {
     "datasets": ".arrow",
 }
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
-
-
-class Document(NamedTuple):
-    """One document as it lies in its file.
-
-    ``file`` counts ``Source.names``. ``row`` is the row of parquet and datasets, the byte
-    at which the line starts for jsonl, and 0 where the file is the document. ``text`` is
-    empty for an empty document, and None where the file is not UTF-8 and may be passed over.
-    """
-
-    file: int
-    row: int
-    text: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A run of one file: bytes [start, stop) of jsonl, row groups of parquet, batches of arrow."""
-
-    file: int
-    name: str
-    start: int
-    stop: int
-    first_row: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Parts that one process reads, in order, without the rest of the corpus."""
-
-    kind: str
-    root: Path
-    column: str
-    parts: tuple[Part, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes on disk that are read for this shard [bytes]."""
-        return sum(part.size_bytes for part in self.parts)
-
-    def documents(self) -> Iterator[Document]:
-        """Every document with its place, the empty and the undecodable ones included.
-
-        Raises:
-            DataError: a file is not what its kind promises; says where.
-        """
-        read = _READERS[self.kind]
-        for part in self.parts:
-            yield from read(self, part)
-
-    def read(self) -> Iterator[str]:
-        """The texts that count: neither empty nor undecodable."""
-        for document in self.documents():
-            if document.text:
-                yield document.text
 
 
 @dataclass(frozen=True)
@@ -308,9 +249,6 @@ def _find_datasets(root: Path) -> list[_Found]:
     return [_Found(name, state.st_size, state.st_mtime_ns) for name, state in states]
 
 
-# Where a file is divided. -----------------------------------------------------------------
-
-
 def _split_nowhere(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:  # noqa: ARG001
     size_bytes = source.sizes_bytes[file]
     yield Part(file, source.names[file], 0, size_bytes, 0, size_bytes)
@@ -325,8 +263,8 @@ def _split_bytes(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]
 
 def _split_row_groups(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
-    with _open_parquet(path) as parquet:
-        _check_column(path, parquet.schema_arrow, source.column)
+    with open_parquet(path) as parquet:
+        check_column(path, parquet.schema_arrow, source.column)
         groups = [parquet.metadata.row_group(index) for index in range(parquet.num_row_groups)]
         sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     yield from _runs(file, source.names[file], sizes, wanted_bytes)
@@ -334,8 +272,8 @@ def _split_row_groups(source: Source, file: int, wanted_bytes: int) -> Iterator[
 
 def _split_batches(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
-    with _ArrowFile(path) as arrow:
-        _check_column(path, arrow.schema, source.column)
+    with ArrowFile(path) as arrow:
+        check_column(path, arrow.schema, source.column)
         index = arrow.schema.get_field_index(source.column)
         sizes = [(batch.num_rows, batch.column(index).nbytes) for batch in arrow.batches()]
     yield from _runs(file, source.names[file], sizes, wanted_bytes)
@@ -356,218 +294,10 @@ def _runs(
         yield Part(file, name, start, stop, first_row, held_bytes)
 
 
-# How a part is read. ----------------------------------------------------------------------
-
-
-def _read_stdlib(shard: Shard, part: Part) -> Iterator[Document]:
-    try:
-        yield Document(part.file, 0, (shard.root / part.name).read_bytes().decode())
-    except UnicodeDecodeError:
-        yield Document(part.file, 0, None)
-
-
-def _read_text(shard: Shard, part: Part) -> Iterator[Document]:
-    path = shard.root / part.name
-    data = path.read_bytes()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error, 0) from None
-    yield Document(part.file, 0, text)
-
-
-def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
-    path = shard.root / part.name
-    with path.open("rb") as file:
-        if part.start:
-            # A line belongs to the part in which its first byte lies.
-            file.seek(part.start - 1)
-            file.readline()
-        offset = file.tell()
-        while offset < part.stop:
-            line = file.readline()
-            if line.strip():
-                yield Document(part.file, offset, _field_of_line(path, offset, line, shard.column))
-            offset += len(line)
-
-
-def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error, offset) from None
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}:{_line_number(path, offset)} is not JSON: {error.msg} (column "
-            f"{error.colno}). Mend the line or remove it."
-        ) from None
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{path}:{_line_number(path, offset)} is a JSON {_json_kind(row)}, not an object. "
-            f'Write each line as {{"{name}": "..."}}.'
-        )
-    if name not in row:
-        hint = f'Nearest: "{nearest(name, row)}". ' if row else ""
-        raise DataError(
-            f'{path}:{_line_number(path, offset)} has no field "{name}" among its {len(row)} '
-            f"({', '.join(row)}). {hint}Set data.field to the field that holds the text."
-        )
-    text = row[name]
-    if text is None:
-        return ""
-    if not isinstance(text, str):
-        raise DataError(
-            f'{path}:{_line_number(path, offset)} has a JSON {_json_kind(text)} in field "{name}", '
-            "not text. Set data.field to the field that holds the text."
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # JSON may escape half of a surrogate pair, which no UTF-8 text can hold.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:
-    path = shard.root / part.name
-    with _open_parquet(path) as parquet:
-        batches = parquet.iter_batches(
-            batch_size=1024, row_groups=list(range(part.start, part.stop)), columns=[shard.column]
-        )
-        yield from _rows(part, (batch.column(0) for batch in batches))
-
-
-def _read_batches(shard: Shard, part: Part) -> Iterator[Document]:
-    with _ArrowFile(shard.root / part.name) as arrow:
-        index = arrow.schema.get_field_index(shard.column)
-        batches = arrow.batches(part.start, part.stop)
-        yield from _rows(part, (batch.column(index) for batch in batches))
-
-
-def _rows(part: Part, columns: Iterable[Any]) -> Iterator[Document]:
-    row = part.first_row
-    for column in columns:
-        for text in column.to_pylist():
-            yield Document(part.file, row, text or "")
-            row += 1
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int) -> DataError:
-    return DataError(
-        f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
-        f"{offset + error.start:,}. Convert the file to UTF-8, or move it out of data.path."
-    )
-
-
-def _line_number(path: Path, offset: int) -> int:
-    with path.open("rb") as file:
-        line = 1
-        while offset > 0 and (data := file.read(min(offset, 1 << 20))):
-            line += data.count(b"\n")
-            offset -= len(data)
-    return line
-
-
-def _json_kind(value: object) -> str:
-    kinds = {list: "list", dict: "object", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
-
-
-# Arrow. -----------------------------------------------------------------------------------
-
-
-def _pyarrow(path: Path) -> Any:
-    """Import pyarrow, 0.3 s, only for those who read its files."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(
-            f"{path} is read with pyarrow, which is not installed. Run: "
-            "pip install 'equipoise[parquet]'"
-        ) from None
-    return pyarrow
-
-
-def _open_parquet(path: Path) -> Any:
-    pyarrow = _pyarrow(path)
-    try:
-        return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(
-            f"{path} is not a parquet file: {error} Write the file again, or move it out of "
-            "data.path."
-        ) from None
-
-
-def _check_column(path: Path, schema: Any, name: str) -> None:
-    columns = list(schema.names)
-    if name not in columns:
-        raise DataError(
-            f'{path} has no column "{name}" among its {len(columns)} ({", ".join(columns)}). '
-            f'Nearest: "{nearest(name, columns)}". Set data.field to the column that holds the '
-            "text."
-        )
-    kind = str(schema.field(name).type)
-    if kind not in ("string", "large_string", "string_view"):
-        raise DataError(
-            f'{path} has {kind} in column "{name}", not text. Set data.field to the column that '
-            f"holds the text; the columns are {', '.join(columns)}."
-        )
-
-
-class _ArrowFile:
-    """One arrow IPC file of either format: datasets writes streams, others write files."""
-
-    def __init__(self, path: Path) -> None:
-        pyarrow = _pyarrow(path)
-        self._map = pyarrow.memory_map(str(path))
-        try:
-            if self._map.read(6) == b"ARROW1":
-                self._file = pyarrow.ipc.open_file(self._map)
-                self._stream = None
-                self.schema = self._file.schema
-            else:
-                self._map.seek(0)
-                self._stream = pyarrow.ipc.open_stream(self._map)
-                self.schema = self._stream.schema
-        except pyarrow.ArrowInvalid as error:
-            self._map.close()
-            raise DataError(
-                f"{path} is not an arrow IPC stream or file: {error}. Save the dataset again "
-                "with save_to_disk."
-            ) from None
-
-    def __enter__(self) -> "_ArrowFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._map.close()
-
-    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Record batches [start, stop); memory-mapped, so that passing over one is free."""
-        if self._stream is None:
-            for index in range(start, self._file.num_record_batches if stop is None else stop):
-                yield self._file.get_batch(index)
-            return
-        for index, batch in enumerate(self._stream):
-            if index == stop:
-                return
-            if index >= start:
-                yield batch
-
-
 _SPLITTERS: dict[str, Callable[[Source, int, int], Iterator[Part]]] = {
     "python-stdlib": _split_nowhere,
     "text": _split_nowhere,
     "jsonl": _split_bytes,
     "parquet": _split_row_groups,
     "datasets": _split_batches,
-}
-_READERS: dict[str, Callable[[Shard, Part], Iterator[Document]]] = {
-    "python-stdlib": _read_stdlib,
-    "text": _read_text,
-    "jsonl": _read_lines,
-    "parquet": _read_row_groups,
-    "datasets": _read_batches,
 }

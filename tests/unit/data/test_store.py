@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import DataError
+from equipoise.data import once, workers
 from equipoise.data import store as module
+from equipoise.data.progress import SilentProgress
 from equipoise.data.source import open_source
-from equipoise.data.store import SilentProgress, TokenStore, open_store, prepare
+from equipoise.data.store import TokenStore, open_store, prepare
 from equipoise.data.tokenizer import load_tokenizer
 from equipoise.spec.run import DataSpec
 
@@ -54,7 +56,8 @@ def builder(spec: DataSpec, workers: int = 2) -> subprocess.Popen[bytes]:
     """A process that says when it begins to prepare, and prepares."""
     code = (
         "from pathlib import Path\n"
-        "from equipoise.data.store import SilentProgress, prepare\n"
+        "from equipoise.data.progress import SilentProgress\n"
+        "from equipoise.data.store import prepare\n"
         "from equipoise.spec.run import DataSpec\n"
         "print('ready', flush=True)\n"
         f"prepare({spec!r}, Path('/'), progress=SilentProgress(), workers={workers})\n"
@@ -201,7 +204,8 @@ def test_killed_before_each_touch_of_the_cache_it_goes_on_to_the_same_bytes(
 KILL_AT_EACH_TOUCH = """
 import dataclasses, os, signal, sys
 from pathlib import Path
-from equipoise.data.store import SilentProgress, prepare
+from equipoise.data.progress import SilentProgress
+from equipoise.data.store import prepare
 from equipoise.spec.run import DataSpec
 
 spec = {spec!r}
@@ -259,14 +263,14 @@ def test_whole_shards_of_a_killed_build_are_used_again(store: TokenStore, corpus
     process.kill()
     process.communicate()
     made: list[Path] = []
-    original = module._tokenize
+    original = module.tokenize_shard
 
     def counted(shard, tokenizer, file):
         made.append(file)
         original(shard, tokenizer, file)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_tokenize", counted)
+        patch.setattr(module, "tokenize_shard", counted)
         after = prepare(spec, tmp_path, progress=SILENT, workers=1)
     assert whole
     assert {path.name for path in made}.isdisjoint(path.name for path in whole)
@@ -300,7 +304,7 @@ def test_where_locks_do_not_reach_the_first_to_rename_wins(
     store: TokenStore, corpus: Path, tmp_path, monkeypatch
 ):
     spec = spec_of(corpus, tmp_path / "cache", tokenizer=str(store.tokenizer_file))
-    original = module._assemble
+    original = module.assemble
 
     def overtaken(*args):
         original(*args)
@@ -310,7 +314,7 @@ def test_where_locks_do_not_reach_the_first_to_rename_wins(
         for name, data in content(store).items():
             (other / name).write_bytes(data)
 
-    monkeypatch.setattr(module, "_assemble", overtaken)
+    monkeypatch.setattr(module, "assemble", overtaken)
     after = prepare(spec, tmp_path, progress=SILENT, workers=1)
     assert content(after) == content(store)
     assert [path.name for path in Path(spec.cache).iterdir()] == [store.folder.name]
@@ -338,7 +342,8 @@ def test_leftovers_of_other_builds_go_after_a_day(store: TokenStore, corpus: Pat
 def test_a_script_without_a_main_guard_may_prepare(corpus: Path, tmp_path):
     script = (
         "from pathlib import Path\n"
-        "from equipoise.data.store import SilentProgress, prepare\n"
+        "from equipoise.data.progress import SilentProgress\n"
+        "from equipoise.data.store import prepare\n"
         "from equipoise.spec.run import DataSpec\n"
         f"spec = {spec_of(corpus, tmp_path / 'cache')!r}\n"
         "prepare(spec, Path('/'), progress=SilentProgress(), workers=2)\n"
@@ -364,10 +369,10 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("culprit", ["_tokenize", "_assemble"])
+@pytest.mark.parametrize("culprit", ["tokenize_shard", "assemble"])
 def test_a_full_disk(message, store, corpus: Path, tmp_path, monkeypatch, culprit):
     spec = spec_of(corpus, tmp_path / "cache", tokenizer=str(store.tokenizer_file))
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: Usage)
+    monkeypatch.setattr(once.shutil, "disk_usage", lambda path: Usage)
     size_bytes = open_source(spec, tmp_path).size_bytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, culprit, full)
@@ -387,23 +392,23 @@ class Usage:
 
 def test_a_disk_that_is_full_for_a_worker(message, store, corpus: Path, tmp_path, monkeypatch):
     spec = spec_of(corpus, tmp_path / "cache", tokenizer=str(store.tokenizer_file))
-    monkeypatch.setattr(module, "_WORKER", FULL_WORKER)
+    monkeypatch.setattr(workers, "_WORKER", FULL_WORKER)
     text = message(DataError, prepare, spec, tmp_path, progress=SILENT, workers=2)
     assert text.startswith(f"The disk of data.cache {tmp_path}/cache is full: ")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 FULL_WORKER = """import errno, sys; sys.path[:] = {path!r}
-from equipoise.data import store
+from equipoise.data import workers
 def full(*_): raise OSError(errno.ENOSPC, "full")
-store._tokenize = full
-store.work({handle})
+workers.tokenize_shard = full
+workers.work({handle})
 """
 
 
 def test_a_worker_that_dies(message, store, corpus: Path, tmp_path, monkeypatch):
     spec = spec_of(corpus, tmp_path / "cache", tokenizer=str(store.tokenizer_file))
-    monkeypatch.setattr(module, "_WORKER", "import os; {handle}; {path!r}; os._exit(7)")
+    monkeypatch.setattr(workers, "_WORKER", "import os; {handle}; {path!r}; os._exit(7)")
     text = message(DataError, prepare, spec, tmp_path, progress=SILENT, workers=2)
     first = {shard.parts[0].name for shard in open_source(spec, tmp_path).shards()[:2]}
     assert text in {

@@ -1,0 +1,198 @@
+"""Read the documents of one shard of a corpus, which needs nothing of the others.
+
+What it decides
+    What a document is: a file, a line, a row. Empty documents are passed over. Of the standard
+    library alone, files that are not UTF-8 are too: its test-suite ships a few on purpose.
+
+Kept true (tests/unit/data/test_source.py)
+    A shard reads the same after pickling.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from equipoise.base.errors import DataError
+from equipoise.base.nearest import nearest
+from equipoise.data.columns import ArrowFile, open_parquet
+
+
+class Document(NamedTuple):
+    """One document as it lies in its file.
+
+    ``file`` counts ``Source.names``. ``row`` is the row of parquet and datasets, the byte
+    at which the line starts for jsonl, and 0 where the file is the document. ``text`` is
+    empty for an empty document, and None where the file is not UTF-8 and may be passed over.
+    """
+
+    file: int
+    row: int
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of one file: bytes [start, stop) of jsonl, row groups of parquet, batches of arrow."""
+
+    file: int
+    name: str
+    start: int
+    stop: int
+    first_row: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Parts that one process reads, in order, without the rest of the corpus."""
+
+    kind: str
+    root: Path
+    column: str
+    parts: tuple[Part, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk that are read for this shard [bytes]."""
+        return sum(part.size_bytes for part in self.parts)
+
+    def documents(self) -> Iterator[Document]:
+        """Every document with its place, the empty and the undecodable ones included.
+
+        Raises:
+            DataError: a file is not what its kind promises; says where.
+        """
+        read = _READERS[self.kind]
+        for part in self.parts:
+            yield from read(self, part)
+
+    def read(self) -> Iterator[str]:
+        """The texts that count: neither empty nor undecodable."""
+        for document in self.documents():
+            if document.text:
+                yield document.text
+
+
+def _read_stdlib(shard: Shard, part: Part) -> Iterator[Document]:
+    try:
+        yield Document(part.file, 0, (shard.root / part.name).read_bytes().decode())
+    except UnicodeDecodeError:
+        yield Document(part.file, 0, None)
+
+
+def _read_text(shard: Shard, part: Part) -> Iterator[Document]:
+    path = shard.root / part.name
+    data = path.read_bytes()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error, 0) from None
+    yield Document(part.file, 0, text)
+
+
+def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
+    path = shard.root / part.name
+    with path.open("rb") as file:
+        if part.start:
+            # A line belongs to the part in which its first byte lies.
+            file.seek(part.start - 1)
+            file.readline()
+        offset = file.tell()
+        while offset < part.stop:
+            line = file.readline()
+            if line.strip():
+                yield Document(part.file, offset, _field_of_line(path, offset, line, shard.column))
+            offset += len(line)
+
+
+def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error, offset) from None
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{_line_number(path, offset)} is not JSON: {error.msg} (column "
+            f"{error.colno}). Mend the line or remove it."
+        ) from None
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{path}:{_line_number(path, offset)} is a JSON {_json_kind(row)}, not an object. "
+            f'Write each line as {{"{name}": "..."}}.'
+        )
+    if name not in row:
+        hint = f'Nearest: "{nearest(name, row)}". ' if row else ""
+        raise DataError(
+            f'{path}:{_line_number(path, offset)} has no field "{name}" among its {len(row)} '
+            f"({', '.join(row)}). {hint}Set data.field to the field that holds the text."
+        )
+    text = row[name]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise DataError(
+            f'{path}:{_line_number(path, offset)} has a JSON {_json_kind(text)} in field "{name}", '
+            "not text. Set data.field to the field that holds the text."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # JSON may escape half of a surrogate pair, which no UTF-8 text can hold.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:
+    path = shard.root / part.name
+    with open_parquet(path) as parquet:
+        batches = parquet.iter_batches(
+            batch_size=1024, row_groups=list(range(part.start, part.stop)), columns=[shard.column]
+        )
+        yield from _rows(part, (batch.column(0) for batch in batches))
+
+
+def _read_batches(shard: Shard, part: Part) -> Iterator[Document]:
+    with ArrowFile(shard.root / part.name) as arrow:
+        index = arrow.schema.get_field_index(shard.column)
+        batches = arrow.batches(part.start, part.stop)
+        yield from _rows(part, (batch.column(index) for batch in batches))
+
+
+def _rows(part: Part, columns: Iterable[Any]) -> Iterator[Document]:
+    row = part.first_row
+    for column in columns:
+        for text in column.to_pylist():
+            yield Document(part.file, row, text or "")
+            row += 1
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int) -> DataError:
+    return DataError(
+        f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
+        f"{offset + error.start:,}. Convert the file to UTF-8, or move it out of data.path."
+    )
+
+
+def _line_number(path: Path, offset: int) -> int:
+    with path.open("rb") as file:
+        line = 1
+        while offset > 0 and (data := file.read(min(offset, 1 << 20))):
+            line += data.count(b"\n")
+            offset -= len(data)
+    return line
+
+
+def _json_kind(value: object) -> str:
+    kinds = {list: "list", dict: "object", str: "string", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")
+
+
+_READERS: dict[str, Callable[[Shard, Part], Iterator[Document]]] = {
+    "python-stdlib": _read_stdlib,
+    "text": _read_text,
+    "jsonl": _read_lines,
+    "parquet": _read_row_groups,
+    "datasets": _read_batches,
+}
