@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.dash.summary import IN_ORDER, plain, steady_steps
-from equipoise.observe.reader import Floats, RunRecord
+from equipoise.observe.run_record import Floats, RunRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from equipoise.dash.summary import (
     summarize,
     wait_share_of,
 )
-from equipoise.observe.reader import Floats, RunRecord
+from equipoise.observe.run_record import Floats, RunRecord
 
 LINE_POINTS = 200
 DOTS = 600

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from equipoise.dash.sample import LAST_STEPS, WHOLE_STEPS, choose_evenly, plain_list
 from equipoise.dash.trace import pipeline_begins
-from equipoise.observe.reader import RunRecord, Spans
+from equipoise.observe.run_record import RunRecord, Spans
 
 SPANS = 24_000
 OUTSIDE_STEPS = ("load", "measure")

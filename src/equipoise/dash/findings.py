@@ -18,7 +18,7 @@ import numpy as np
 from equipoise.base.units import format_bytes, format_count
 from equipoise.dash.compare import Comparison, setting_of
 from equipoise.dash.summary import IN_ORDER, Summary, highest, skew_of, steady_steps
-from equipoise.observe.reader import RunRecord
+from equipoise.observe.run_record import RunRecord
 
 
 def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) -> str:

@@ -13,7 +13,8 @@ What it decides
     an instruction, times in microseconds; arrows follow messages between ranks.
 
 Kept true (tests/unit/dash/test_pipeline_plot.py)
-    A trace has every instruction with its time; a picture has a rectangle for each.
+    A trace has every instruction with its time; a picture has a rectangle for each, and the same
+    timelines give the same bytes.
 
 Sources
     Trace Event Format, "JSON Object Format" and "Flow Events" (Chromium project).
@@ -62,6 +63,7 @@ def plot_pipeline(file: Path, timelines: Sequence[PipelineTimeline]) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
+    mpl.rcParams["svg.hashsalt"] = "equipoise"  # the same picture, the same file
     from matplotlib import pyplot
     from matplotlib.patches import Rectangle
 
@@ -92,7 +94,7 @@ def plot_pipeline(file: Path, timelines: Sequence[PipelineTimeline]) -> None:
         borderaxespad=0.4,
     )
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.25 / figure.get_figheight()))
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     pyplot.close(figure)
 
 

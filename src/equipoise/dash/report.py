@@ -18,7 +18,8 @@ from typing import Any
 
 from equipoise.base.errors import SpecError
 from equipoise.dash.figures import page_data
-from equipoise.observe.reader import RunRecord, read_run
+from equipoise.observe.reader import read_run
+from equipoise.observe.run_record import RunRecord
 
 SCRIPTS = ("format.js", "draw.js", "charts.js", "timeline.js", "tables.js", "report.js")
 """Parts of the page's one script, in the order in which they build on each other."""

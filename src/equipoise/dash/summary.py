@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.observe.reader import Floats, RunRecord
+from equipoise.observe.run_record import Floats, RunRecord
 
 IN_ORDER = "in-order"
 

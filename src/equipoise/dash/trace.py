@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from equipoise.base.errors import SpecError
 from equipoise.dash.summary import steady_steps
-from equipoise.observe.reader import RunRecord, Spans
+from equipoise.observe.run_record import RunRecord, Spans
 from equipoise.schedule.instruction import Op
 
 MEASURED, PREDICTED = 0, 1

@@ -56,6 +56,19 @@ def test_a_picture_has_a_rectangle_for_each_instruction(tmp_path: Path) -> None:
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}path"))) == 18
 
 
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_the_same_timelines_give_the_same_bytes(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for second in ("1", "1000000000"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", second)  # what matplotlib takes for now
+        file = tmp_path / f"{second}.{ending}"
+        plot_pipeline(file, [TIMELINE])
+        made.append(file.read_bytes())
+    assert made[0] == made[1]
+
+
 def test_png_steps_of_no_work_and_ranks_without_any(tmp_path: Path) -> None:
     none = np.zeros(0, dtype=np.int64)
     nothing = PipelineTimeline("nothing", 2, none, none, none, none, none, none)

@@ -10,7 +10,8 @@ import pytest
 from equipoise.dash.compare import compare_all
 from equipoise.dash.findings import findings, headline
 from equipoise.dash.summary import labels, skew_of, steady_steps, summarize, wait_share_of
-from equipoise.observe.reader import RunRecord, read_run
+from equipoise.observe.reader import read_run
+from equipoise.observe.run_record import RunRecord
 
 
 @pytest.fixture(scope="module")
