@@ -82,7 +82,7 @@ def test_ranks_that_share_weights_train_as_one(runs, name: str) -> None:
 def test_a_share_of_the_weights_is_forecast(runs) -> None:
     (whole,) = events(runs["alone"][1], "memory")
     (half,) = events(runs["zero 1"][1], "memory")
-    for term in ("master parameters", "gradients", "optimizer", "activations"):
+    for term in ("parameters", "gradients", "optimizer", "activations"):
         assert half["terms"][term] < 0.75 * whole["terms"][term]
 
 

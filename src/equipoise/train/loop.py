@@ -18,34 +18,23 @@ from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good, require_same
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
-from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.store import TokenStore, open_store
 from equipoise.data.stream import DocumentStream
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
-from equipoise.nn.hf import load_hf
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import forget_peak
-from equipoise.optim.adamw import make_adamw
 from equipoise.optim.rate import learning_rate
-from equipoise.parallel.zero import ShardedDecoder
-from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolved import ResolvedFile
-from equipoise.spec.run import RunSpec
-from equipoise.train.context import ContextGroup
+from equipoise.train.build import build_runner, join_sharing
 from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
-from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.process import StopRequest, return_freed_memory
 from equipoise.train.record import RunRecord
-from equipoise.train.shares import ContextPlanner, RankLoads
+from equipoise.train.shares import RankLoads
 from equipoise.train.sinks import TensorBoardSink
-from equipoise.train.stages import StagePlanner
-from equipoise.train.step import StepRunner
-from equipoise.train.together import Partners
 
 CHECKPOINTS = "checkpoint"
 
@@ -59,19 +48,6 @@ class Position:
 
     step: int = 0
     tokens: int = 0
-
-
-def _join(
-    ranks: Ranks, spec: RunSpec, model: ModelSpec, curve: LoadCurve, stream: DocumentStream
-) -> ContextGroup | Partners:
-    """Those that this rank shares with: micro-batches, or documents of them."""
-    if spec.pack.policy in TOGETHER:
-        return Partners.join(ranks, model)
-    planner, stages = ContextPlanner(model, spec.layout), None
-    if spec.layout.pipeline > 1:
-        first = stream.step(0, spec.pack.step_tokens)
-        stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
-    return ContextGroup.join(ranks, planner, stages)
 
 
 class Trainer:
@@ -93,7 +69,7 @@ class Trainer:
             self.curve: LoadCurve = obtain_curve(
                 self.spec, self.model, ranks, self.store.folder.parent
             )
-        self.sharing = _join(ranks, self.spec, self.model, self.curve, self.stream)
+        self.sharing = join_sharing(resolved, ranks, self.curve, self.stream)
         data_ranks = ranks.world // self.spec.layout.sharing
         self.packer = make_packer(self.spec.pack, data_ranks, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
@@ -101,67 +77,7 @@ class Trainer:
         forget_peak()
         self.position = Position()
         self.record = RunRecord(resolved, self.sharing, ranks, journal, self.store, self.curve)
-        self._build()
-
-    def _build(self) -> None:
-        decoder = self._initial_decoder()
-        set_recompute(decoder, self.spec.train.recompute)
-        sharded = ShardedDecoder(
-            decoder.to(self.ranks.device),
-            self.ranks,
-            zero=self.spec.layout.zero,
-            precision=self.spec.train.precision,
-            mesh=self._mesh(),
-        )
-        pipeline = None
-        if self._stages is not None:
-            sharing, stages = self._stages
-            pipeline = PipelineRunner.join(
-                sharded,
-                sharing,
-                stages,
-                self.store,
-                self.ranks,
-                self.journal,
-                precision=self.spec.train.precision,
-            )
-        self.runner = StepRunner(
-            sharded,
-            make_adamw(sharded.decoder, self.spec.train),
-            self.store,
-            self.ranks,
-            self.journal,
-            self.sharing,
-            pipeline,
-        )
-
-    @property
-    def _stages(self) -> tuple[ContextGroup, StagePlanner] | None:
-        """The stages of a pipeline, and the ranks that have them."""
-        if isinstance(self.sharing, ContextGroup) and self.sharing.stages is not None:
-            return self.sharing, self.sharing.stages
-        return None
-
-    def _initial_decoder(self) -> Decoder:
-        """The layers of this rank, with their weights."""
-        seed, folder = self.spec.train.seed, self.resolved.init_folder
-        if not folder and self._stages is not None:
-            return initial_part(*self._stages, seed)
-        decoder = Decoder(self.model)
-        if folder:
-            load_hf(decoder, Path(folder))
-        else:
-            initialize(decoder, seed)
-        return decoder if self._stages is None else cut_part(decoder, *self._stages)
-
-    def _mesh(self) -> Mesh | None:
-        """The groups of the layout, where weights are not sharded over all ranks alike."""
-        if isinstance(self.sharing, ContextGroup):
-            return self.sharing.mesh
-        layout = self.spec.layout
-        if max(layout.expert, layout.expert_tensor, layout.replicas) == 1:
-            return None
-        return Mesh.join(self.ranks, layout.of_ranks(self.ranks.world))
+        self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
 
     @property
     def checkpoints(self) -> Path:

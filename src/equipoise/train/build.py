@@ -1,0 +1,118 @@
+"""What a run's keys make of one rank: those it shares with, its layers, what runs its steps.
+
+Kept true (tests/multi/test_train.py and beside it a file for each axis)
+    Trained weights equal those of one rank, whatever the layout.
+"""
+
+from pathlib import Path
+
+from equipoise.balance.turns import TOGETHER
+from equipoise.comm.group import Ranks
+from equipoise.comm.mesh import Mesh
+from equipoise.cost.curve import LoadCurve
+from equipoise.data.store import TokenStore
+from equipoise.data.stream import DocumentStream
+from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.hf import load_hf
+from equipoise.observe.journal import Journal
+from equipoise.optim.adamw import make_adamw
+from equipoise.parallel.zero import ShardedDecoder
+from equipoise.spec.resolved import ResolvedFile
+from equipoise.train.context import ContextGroup
+from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
+from equipoise.train.shares import ContextPlanner
+from equipoise.train.stages import StagePlanner
+from equipoise.train.step import StepRunner
+from equipoise.train.together import Partners
+
+
+def join_sharing(
+    resolved: ResolvedFile, ranks: Ranks, curve: LoadCurve, stream: DocumentStream
+) -> ContextGroup | Partners:
+    """Those that this rank shares with: micro-batches, or documents of them.
+
+    Args:
+        resolved: The run.
+        ranks: All of them; each calls this.
+        curve: Price of a document.
+        stream: The run's, whose first step says what documents are like.
+
+    Raises:
+        LayoutError: the layout cannot run on these ranks, or this model.
+    """
+    spec = resolved.spec
+    if spec.pack.policy in TOGETHER:
+        return Partners.join(ranks, resolved.model)
+    planner, stages = ContextPlanner(resolved.model, spec.layout), None
+    if spec.layout.pipeline > 1:
+        first = stream.step(0, spec.pack.step_tokens)
+        stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
+    return ContextGroup.join(ranks, planner, stages)
+
+
+def build_runner(
+    resolved: ResolvedFile,
+    ranks: Ranks,
+    store: TokenStore,
+    journal: Journal,
+    sharing: ContextGroup | Partners,
+) -> StepRunner:
+    """This rank's layers with their first weights, an optimizer, and what runs steps of them.
+
+    Args:
+        resolved: The run.
+        ranks: All of them; each calls this.
+        store: Tokens of the corpus.
+        journal: Of this rank.
+        sharing: Those that it shares with.
+    """
+    train, layout = resolved.spec.train, resolved.spec.layout
+    stages = _stages(sharing)
+    decoder = _first_decoder(resolved, stages)
+    set_recompute(decoder, train.recompute)
+    sharded = ShardedDecoder(
+        decoder.to(ranks.device),
+        ranks,
+        zero=layout.zero,
+        precision=train.precision,
+        mesh=_mesh(resolved, ranks, sharing),
+    )
+    pipeline = None
+    if stages is not None:
+        pipeline = PipelineRunner.join(
+            sharded, *stages, store, ranks, journal, precision=train.precision
+        )
+    optimizer = make_adamw(sharded.decoder, train)
+    return StepRunner(sharded, optimizer, store, ranks, journal, sharing, pipeline)
+
+
+def _stages(sharing: ContextGroup | Partners) -> tuple[ContextGroup, StagePlanner] | None:
+    """The stages of a pipeline, and the ranks that have them."""
+    if isinstance(sharing, ContextGroup) and sharing.stages is not None:
+        return sharing, sharing.stages
+    return None
+
+
+def _first_decoder(
+    resolved: ResolvedFile, stages: tuple[ContextGroup, StagePlanner] | None
+) -> Decoder:
+    """The layers of this rank, with their weights."""
+    seed, folder = resolved.spec.train.seed, resolved.init_folder
+    if not folder and stages is not None:
+        return initial_part(*stages, seed)
+    decoder = Decoder(resolved.model)
+    if folder:
+        load_hf(decoder, Path(folder))
+    else:
+        initialize(decoder, seed)
+    return decoder if stages is None else cut_part(decoder, *stages)
+
+
+def _mesh(resolved: ResolvedFile, ranks: Ranks, sharing: ContextGroup | Partners) -> Mesh | None:
+    """The groups of the layout, where weights are not sharded over all ranks alike."""
+    if isinstance(sharing, ContextGroup):
+        return sharing.mesh
+    layout = resolved.spec.layout
+    if max(layout.expert, layout.expert_tensor, layout.replicas) == 1:
+        return None
+    return Mesh.join(ranks, layout.of_ranks(ranks.world))
