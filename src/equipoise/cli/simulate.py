@@ -3,14 +3,13 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import SpecError
+from equipoise.cli.simulate_setting import add_step_arguments, step_documents, step_options
 
 if TYPE_CHECKING:
-    from equipoise.cost.step import StepOptions
-    from equipoise.sim.parts import PipelineRun
-    from equipoise.sim.step import Documents
+    from equipoise.sim.step import StepRun
     from equipoise.spec.layout import Layout
 
 HELP = "say how long a step takes on another cluster, and whether it fits; needs no torch"
@@ -28,6 +27,9 @@ examples:
       --context-tokens 131072 --step-sequences 64 --lengths pretrain-128k --policy by-work
   equipoise simulate --model layers=48,hidden=7168,heads=56,vocab=50368,gated=0 \\
       --cluster a100-80:128 --layout dp=128,zero=3 --context-tokens 2048 --step-sequences 1024
+  equipoise simulate --model llama3-405b --cluster h100-sxm:8192 --layout tp=8,pp=16,dp=64 \\
+      --context-tokens 8192 --step-sequences 2048 --jitter 0.05 --mtbf-hours 50000 \\
+      --checkpoint-s 20 --restart-s 600
 
 --json prints one document:
   step_s; tokens_per_s_per_device; tflops_per_device and mfu, counted as published figures are
@@ -38,6 +40,9 @@ examples:
   stages: layers busy_s exposed_s bubble_s of each pipeline rank
   energy_j_per_step energy_j_per_token usd_per_step usd_per_million_tokens
   extrapolated: measured curves that were read beyond their sizes
+  jitter: mean and p95 of the step over the step without; with --jitter
+  goodput: share of the time that goes into steps that are kept, and where the rest goes; with
+    --mtbf-hours
 """
 
 
@@ -57,81 +62,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="write the step as a trace for https://ui.perfetto.dev (.json)",
-    )
-
-
-def add_step_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what a step is, whoever lays it out."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="NAME|WORDS|FILE",
-        help="a known model, layers=..,hidden=..,heads=..,vocab=.., or a config.json",
+        help="write the step as a trace for https://ui.perfetto.dev (.json), with what each rank "
+        "holds",
     )
     parser.add_argument(
-        "--cluster",
-        required=True,
-        metavar="NAME:DEVICES|FILE",
-        help="as h100-sxm:8192, or a cluster.toml",
-    )
-    parser.add_argument(
-        "--context-tokens", type=int, required=True, metavar="N", help="tokens of a sequence"
-    )
-    parser.add_argument(
-        "--step-sequences",
-        type=int,
-        required=True,
-        metavar="N",
-        help="sequences of one step, over all ranks",
-    )
-    parser.add_argument(
-        "--micro-batch",
-        type=int,
-        default=1,
-        metavar="N",
-        help="sequences of one micro-batch (default: 1)",
-    )
-    parser.add_argument(
-        "--recompute",
-        default="none",
-        choices=["none", "attention", "selective", "every-2", "every-3", "every-4", "full"],
-        help="what layers make again in the backward (default: none)",
-    )
-    parser.add_argument(
-        "--precision",
-        choices=["bf16", "fp8"],
-        default="bf16",
-        help="of matrix products (default: bf16)",
-    )
-    parser.add_argument(
-        "--schedule",
-        metavar="NAME",
-        help="order of a pipeline's work, as equipoise explain --schedule lists them (default: "
-        "1f1b, and interleaved where virtual is above 1)",
-    )
-    parser.add_argument(
-        "--expert-skew",
+        "--jitter",
         type=float,
-        default=1.0,
-        metavar="RATIO",
-        help="rows of the expert rank that has most, over the mean (default: 1, balanced)",
+        metavar="SHARE",
+        help="standard deviation of a kernel's time over its mean",
     )
-    parser.add_argument(
-        "--lengths",
-        metavar="NAME|FILE",
-        help="document lengths: pretrain-128k, prolong, python-stdlib, wikipedia, or a file of "
-        "lengths (default: full windows)",
+    faults = parser.add_argument_group("failures")
+    faults.add_argument(
+        "--mtbf-hours",
+        type=float,
+        metavar="H",
+        help="mean time between failures of one device",
     )
-    parser.add_argument(
-        "--policy",
-        default="by-work",
-        metavar="NAME",
-        help="pack.policy, which makes micro-batches of documents; with --lengths (default: "
-        "by-work)",
+    faults.add_argument(
+        "--checkpoint-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="for which a checkpoint holds training up (default: 30)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the documents drawn (default: 0)"
+    faults.add_argument(
+        "--checkpoint-steps",
+        type=int,
+        metavar="N",
+        help="steps between checkpoints (default: Young's interval)",
+    )
+    faults.add_argument(
+        "--restart-s",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="from a failure to the next step (default: 600)",
     )
 
 
@@ -150,15 +115,16 @@ def run(args: argparse.Namespace) -> int:
     options = step_options(args, words.virtual)
     documents = step_documents(args, words.layout, options)
     found = run_step(model, machine, words.layout, options, documents=documents)
+    noise = _noise(args, found, words.layout, machine.cluster.devices)
     title = f"{args.model} on {machine.cluster.name}, {args.layout}"
     if args.plot is not None or args.trace is not None:
-        _draw(args, found.slowest, title)
+        _draw(args, found, title)
     if args.json:
         import json
 
-        sys.stdout.write(json.dumps(step_row(found, machine, options), indent=1) + "\n")
+        sys.stdout.write(json.dumps(step_row(found, machine, options) | noise, indent=1) + "\n")
         return 0
-    print_step(found, machine, options, title, is_quiet=args.quiet)
+    print_step(found, machine, options, title, noise, is_quiet=args.quiet)
     if not args.quiet:
         for file in (args.plot, args.trace):
             if file is not None:
@@ -178,81 +144,43 @@ def _judge(args: argparse.Namespace) -> None:
             raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
 
 
-def _draw(args: argparse.Namespace, run: "PipelineRun", title: str) -> None:
+def _draw(args: argparse.Namespace, found: "StepRun", title: str) -> None:
     import dataclasses
 
+    from equipoise.cli.simulate_show import add_counters
     from equipoise.dash.pipeline_plot import plot_pipeline, write_trace
 
-    named = dataclasses.replace(run.timeline, name=title)
+    named = dataclasses.replace(found.slowest.timeline, name=title)
     if args.plot is not None:
         plot_pipeline(args.plot, [named])
     if args.trace is not None:
-        write_trace(args.trace, [named], run.schedule)
+        write_trace(args.trace, [named], found.slowest.schedule)
+        add_counters(args.trace, found)
 
 
-def step_options(args: argparse.Namespace, virtual: int) -> "StepOptions":
-    """What the flags say about a step."""
-    from equipoise.base.nearest import nearest
-    from equipoise.cost.step import StepOptions
-    from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
+_FAULT_STEPS = 100_000
+"""Long enough that goodput no longer moves in its third digit."""
 
-    schedule = args.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    known = [name for name in STRATEGIES if name not in LOSSY]
-    if schedule not in known:
-        raise SpecError(
-            f'--schedule: "{schedule}" is not one of {", ".join(known)}. Nearest: '
-            f'"{nearest(schedule, known)}".'
+
+def _noise(
+    args: argparse.Namespace, found: "StepRun", layout: "Layout", devices: int
+) -> dict[str, Any]:
+    """What jitter and failures make of the step, as far as they are asked for."""
+    import dataclasses
+
+    from equipoise.sim.faults import FaultOptions, run_with_faults
+    from equipoise.sim.jitter import run_with_jitter
+
+    noise: dict[str, Any] = {}
+    step_s = found.price.step_s
+    if args.jitter is not None:
+        shaken = run_with_jitter(found.slowest, layout.dp, args.jitter, seed=args.seed)
+        noise["jitter"] = dataclasses.asdict(shaken)
+        step_s *= shaken.mean
+    if args.mtbf_hours is not None:
+        faults = FaultOptions(
+            args.mtbf_hours * 3600, args.checkpoint_s, args.restart_s, args.checkpoint_steps
         )
-    return StepOptions(
-        args.context_tokens,
-        args.step_sequences,
-        micro_batch=args.micro_batch,
-        virtual=virtual,
-        schedule=schedule,
-        recompute=args.recompute,
-        precision=args.precision,
-        expert_skew=args.expert_skew,
-        policy=args.policy,
-        seed=args.seed,
-    )
-
-
-def step_documents(
-    args: argparse.Namespace, layout: "Layout", options: "StepOptions"
-) -> "Documents | None":
-    """Documents of one step, packed by the policy; None for full windows."""
-    if args.lengths is None:
-        return None
-    from equipoise.balance.pack import ALL_POLICIES, pack_step
-    from equipoise.base.nearest import nearest
-    from equipoise.cost.curve import counted_curve
-    from equipoise.data.stream import DocumentStream
-    from equipoise.spec.run import PackSpec
-    from equipoise.spec.words import read_model
-    from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
-
-    if options.policy not in ALL_POLICIES:
-        raise SpecError(
-            f'--policy: "{options.policy}" is not one of {", ".join(ALL_POLICIES)}. Nearest: '
-            f'"{nearest(options.policy, ALL_POLICIES)}".'
-        )
-    options.count_micro_batches(layout)
-    step_tokens = options.context_tokens * options.step_sequences
-    if args.lengths in distribution_names():
-        documents = 4096
-        lengths = draw_lengths(args.lengths, documents, seed=args.seed)
-        while int(lengths.clip(max=options.context_tokens).sum()) < step_tokens:
-            documents *= 2
-            lengths = draw_lengths(args.lengths, documents, seed=args.seed)
-    else:
-        lengths = read_lengths(Path(args.lengths))
-    stream = DocumentStream(lengths, seed=args.seed, context_tokens=options.context_tokens)
-    pack = PackSpec(
-        policy=args.policy,
-        context_tokens=options.context_tokens * options.micro_batch,
-        step_tokens=step_tokens,
-    )
-    packed = pack_step(
-        stream.step(0, step_tokens), pack, layout.dp, counted_curve(read_model(args.model))
-    )
-    return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
+        run = run_with_faults(step_s, devices, faults, steps=_FAULT_STEPS, seed=args.seed)
+        noise["goodput"] = dataclasses.asdict(run)
+    return noise

@@ -1,5 +1,8 @@
 """What ``equipoise simulate`` prints: a step's time, where it goes, memory, energy and money."""
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,7 @@ from equipoise.base.units import GIB, format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cost.step import StepOptions
 from equipoise.sim.machine import Machine
+from equipoise.sim.moments import held_over_time
 from equipoise.sim.step import StepRun
 
 
@@ -60,8 +64,34 @@ def energy_and_money(found: StepRun, machine: Machine) -> tuple[float, float | N
     return energy_j, device.usd_per_hour * devices * price.step_s / 3600
 
 
+def add_counters(file: Path, found: StepRun) -> None:
+    """Add what each rank holds, in layers times tokens, to a trace of the step."""
+    trace = json.loads(file.read_text())
+    layers = np.array(found.layers)
+    tokens = np.array(found.slowest.tokens)
+    curves = held_over_time(found.slowest, layers[:, None] * tokens[None, :])
+    for rank, curve in enumerate(curves):
+        trace["traceEvents"] += [
+            {
+                "name": f"rank {rank} holds, layers x tokens",
+                "ph": "C",
+                "pid": 0,
+                "ts": at / 1e3,
+                "args": {"held": held},
+            }
+            for at, held in zip(curve.at_ns.tolist(), curve.held.tolist(), strict=True)
+        ]
+    file.write_text(json.dumps(trace, separators=(",", ":")))
+
+
 def print_step(
-    found: StepRun, machine: Machine, options: StepOptions, title: str, *, is_quiet: bool
+    found: StepRun,
+    machine: Machine,
+    options: StepOptions,
+    title: str,
+    noise: Mapping[str, Any],
+    *,
+    is_quiet: bool,
 ) -> None:
     """The headline, and unless quiet where the seconds and the bytes go."""
     from rich.table import Table
@@ -104,5 +134,27 @@ def print_step(
         f"{' '.join(map(str, found.layers))}.",
         soft_wrap=True,
     )
+    for line in _noise_lines(noise):
+        console.print(line, soft_wrap=True)
     if row["extrapolated"]:
         console.print(f"Read beyond measured sizes: {', '.join(row['extrapolated'])}.", style="dim")
+
+
+def _noise_lines(noise: Mapping[str, Any]) -> list[str]:
+    """What jitter and failures make of the step."""
+    lines = []
+    if "jitter" in noise:
+        found = noise["jitter"]
+        lines.append(
+            f"With jitter the step takes {found['mean']:.3f} times that, p95 {found['p95']:.3f}."
+        )
+    if "goodput" in noise:
+        found = noise["goodput"]
+        hours = found["wall_s"] / max(1, found["failures"]) / 3600
+        lines.append(
+            f"With failures, one every {hours:.1f} h, {found['goodput']:.1%} of the time goes into "
+            f"steps that are kept: {found['lost_s'] / found['wall_s']:.1%} is computed in vain, "
+            f"{found['saving_s'] / found['wall_s']:.1%} saves, every {found['checkpoint_steps']} "
+            f"steps, {found['restarting_s'] / found['wall_s']:.1%} restarts."
+        )
+    return lines

@@ -60,6 +60,9 @@ class LayerTraffic:
 
     tensor: Collective | None
     expert: Collective | None
+    """Between the ranks that share the experts of a layer."""
+    within: Collective | None
+    """Between the ranks that share each expert."""
 
 
 def add(parts: Floats, row: int, term: str, seconds: float) -> None:
@@ -121,14 +124,30 @@ def price_layer(
         seconds = 2 * traffic.expert("all_to_all", sent) * residuals.traffic
         add(parts, 0, "expert traffic", seconds)
         add(parts, 1, "expert traffic", seconds)
+    if traffic.within is not None and work.routed_rows and layout.etp > 1:
+        whole = work.routed_rows * hidden * width * layout.etp * options.expert_skew
+        seconds = _halves_s(traffic.within, whole) * residuals.traffic
+        add(parts, 0, "expert traffic", seconds)
+        add(parts, 1, "expert traffic", seconds)
+    if layout.zero < 3:
+        summed = work.weights * stack.sum_bytes / rates.bytes_per_s
+    else:
+        # Gathered flat and copied out, in two passes; copied in and cast to be reduced.
+        summed = work.weights * (2 * 4.0 + 2.0 + stack.grad_bytes) / rates.bytes_per_s
+    add(parts, 2, "gradient sums", summed * residuals.moves)
     return parts
+
+
+def _halves_s(collective: Collective, whole_bytes: float) -> float:
+    """A gather and a scatter."""
+    gather = collective("all_gather", whole_bytes)
+    return gather + collective("reduce_scatter", whole_bytes)
 
 
 def _tensor_s(collective: Collective, whole_bytes: float, sequence_parallel: bool) -> float:
     """Two halves of a layer in one pass."""
     if sequence_parallel:
-        gather = collective("all_gather", whole_bytes)
-        return 2 * (gather + collective("reduce_scatter", whole_bytes))
+        return 2 * _halves_s(collective, whole_bytes)
     return 2 * collective("all_reduce", whole_bytes)
 
 

@@ -71,6 +71,8 @@ class LayerWork:
     """Launches of one forward, products and attention among them."""
     routed_rows: float
     """Rows that this rank sends to experts, and gets back; 0 of a dense layer."""
+    weights: float
+    """Of this rank."""
 
 
 def layer_work(
@@ -105,7 +107,8 @@ def layer_work(
     beside = tokens / (tp if sequence_parallel else 1)
     # Two norms, each read and written, and two residuals, each two reads and a write.
     moved = beside * hidden * width * (2 * 2 + 2 * 3)
-    moved += tokens * width * 2 * (query + kv_heads * model.head_width)  # rotations
+    if model.gated:  # models of before had learned positions
+        moved += tokens * width * 2 * (query + kv_heads * model.head_width)  # rotations
     kernels = 2 + 2 + 2 + 1
     routed = 0.0
     if not sparse:
@@ -135,10 +138,18 @@ def layer_work(
     if not fused:
         # Eager: a norm is up to five passes in fp32, a gated activation two kernels, and biases,
         # dropout and casts pass by themselves.
-        moved *= 2.0
+        moved *= 1.5
         kernels *= 2
     return LayerWork(
-        tuple(products), heads, kv_heads, model.score_width, value // heads, moved, kernels, routed
+        tuple(products),
+        heads,
+        kv_heads,
+        model.score_width,
+        value // heads,
+        moved,
+        kernels,
+        routed,
+        sum(float(each.count) * each.columns * each.inner for each in products),
     )
 
 

@@ -5,7 +5,7 @@ What it decides
     ``schedule.attention``: the same functions that a run calls. A micro-batch whose documents
     were priced before is not priced again.
 
-Kept true (tests/unit/sim/test_attention.py)
+Kept true (tests/unit/sim/test_parts.py)
     One context rank pays no traffic; two packs of equal tokens and other documents differ;
     several ranks are never faster than their share of one.
 """
@@ -29,9 +29,9 @@ from equipoise.schedule.attention_strategies import write_attention
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
-_SCORE_BYTES = (13.0, 17.0)
-"""Of a pair and head, forward and backward, in 16 bits with a mask of dropout: written by the
-product, read and written by softmax and by dropout, read by the next product; and likewise back."""
+_SCORE_BYTES = (9.0, 11.0)
+"""Of a pair and head, forward and backward, in 16 bits with a mask of dropout: read and written by
+softmax and by dropout; and likewise back. What products read and write is in their own time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,13 @@ class AttentionCore:
         heads = -(-model.heads // self._layout.tp)
         forward = backward = 0.0
         for tokens in lengths.tolist():
-            product = rates.product_s(heads * tokens, tokens, model.head_width, fp8=False)
-            product *= residuals.products
-            moved = heads * tokens * tokens / rates.bytes_per_s * residuals.moves
-            forward += 2 * product + _SCORE_BYTES[0] * moved
-            backward += 4 * product + _SCORE_BYTES[1] * moved
+            rows, width = heads * tokens, model.head_width
+            scores = rates.product_s(rows, tokens, width, fp8=False)
+            values = rates.product_s(rows, width, tokens, fp8=False)
+            products = (scores + values) * residuals.products
+            moved = rows * tokens / rates.bytes_per_s * residuals.moves
+            forward += products + _SCORE_BYTES[0] * moved
+            backward += 2 * products + _SCORE_BYTES[1] * moved
         return CoreTimes(float(lengths.sum()), forward, backward, 0.0, 0.0)
 
     def _documents_s(self, lengths: Floats, *, backward: bool = False) -> Floats:

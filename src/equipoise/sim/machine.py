@@ -5,7 +5,7 @@ What it decides
     for them, each size looked up once, and which curves were read beyond their sizes. On a
     cluster of several classes kernels are the slowest class's.
 
-Kept true (tests/unit/sim/test_machine.py)
+Kept true (tests/unit/sim/test_parts.py)
     What was asked twice is answered alike; a curve that is left is named.
 """
 

@@ -6,7 +6,7 @@ What it decides
     gradients in each, hidden behind the layer's own computing as far as that lasts. Experts are
     reduced over the ranks that hold the same ones.
 
-Kept true (tests/unit/sim/test_parameters.py)
+Kept true (tests/unit/sim/test_parts.py)
     ZeRO 3 pays per micro-batch; bytes shrink with tensor and expert parallelism; nothing is
     paid on one data-parallel rank.
 
@@ -27,6 +27,10 @@ from equipoise.spec.model import ModelSpec
 
 _OPTIMIZER_BYTES = 30.0
 _PARAM_BYTES = 2.0
+
+_SLOWDOWN = 0.15
+"""Of computing, while a collective that runs on the same cores and memory is under way: what
+Calculon (SC 2023) charges for NVLink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def _over(
     ranks = layout.group_of(0, "dp", "cp")
     if layout.zero:
         ranks = ranks[: layout.zero_ranks // layout.replicas]
-    if len(ranks) > 1:
+    if held.shared and len(ranks) > 1:
         seconds += machine.collective(tuple(ranks))(operation, held.shared * element_bytes)
     if held.experts and layout.edp > 1:
         alike = tuple(layout.group_of(0, "edp"))
@@ -101,14 +105,15 @@ def pass_traffic(
     if layout.zero < 3 or layout.zero_ranks == 1:
         return
     held = held_by_layer(model, layout, sparse=sparse)
-    slow = options.residuals.traffic
+    slow = options.residuals.traffic / options.stack.rails
     gather = gather_s(machine, layout, held, _PARAM_BYTES) * slow
     reduce = reduce_s(machine, layout, held, options.stack.grad_bytes) * slow
     forward, backward = float(parts[0].sum()), float(parts[1:].sum())
     if not options.stack.data_overlap:
         forward = backward = 0.0
-    add(parts, 0, "parameter traffic", max(0.0, gather - forward))
-    add(parts, 1, "parameter traffic", max(0.0, gather + reduce - backward))
+    for row, travels, hides in ((0, gather, forward), (1, gather + reduce, backward)):
+        beside = min(travels, hides)
+        add(parts, row, "parameter traffic", travels - beside + _SLOWDOWN * beside)
 
 
 def optimizer_s(machine: Machine, layout: Layout, held: Held, options: StepOptions) -> float:

@@ -13,6 +13,7 @@ Kept true (tests/unit/sim/test_parts.py)
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from equipoise.cost.step_layer import LayerTraffic, add, price_layer, product_pa
 from equipoise.cost.step_work import head_work, layer_work
 from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline_prices import make_prices
+from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline_replay import PipelineTimeline, replay_pipeline
 from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
 from equipoise.sim.attention import AttentionCore, CoreTimes
@@ -50,15 +51,31 @@ class BatchParts:
     """One message to the next stage."""
 
 
+class Core(Protocol):
+    """What prices the attention core of a micro-batch."""
+
+    def price(self, doc_tokens: Floats) -> CoreTimes:
+        """The core of one micro-batch's documents [tokens]."""
+
+
 class StepParts:
     """Prices micro-batches of one setting; each distinct one once."""
 
     def __init__(
-        self, model: ModelSpec, machine: Machine, layout: Layout, options: StepOptions
+        self,
+        model: ModelSpec,
+        machine: Machine,
+        layout: Layout,
+        options: StepOptions,
+        *,
+        core: Core | None = None,
     ) -> None:
         self._model, self._machine = model, machine
         self._layout, self._options = layout, options
-        self._core = AttentionCore(model, layout, options, machine, machine.context_links(layout))
+        if core is None:
+            links = machine.context_links(layout)
+            core = AttentionCore(model, layout, options, machine, links)
+        self._core = core
         self._known: dict[bytes, BatchParts] = {}
         self._kinds: dict[tuple[float, bool], Floats] = {}
         ranks = tuple(layout.group_of(0, "tp"))
@@ -66,6 +83,7 @@ class StepParts:
         self._traffic = LayerTraffic(
             machine.collective(ranks) if layout.tp > 1 else None,
             machine.collective(experts) if layout.ep > 1 else None,
+            machine.collective(tuple(layout.group_of(0, "etp"))) if layout.etp > 1 else None,
         )
         self._next = layout.rank_at(pp=min(1, layout.pp - 1))
 
@@ -155,7 +173,8 @@ def split_layers(parts: BatchParts, options: StepOptions, stages: int) -> StageS
         bounds = np.round(np.linspace(0, len(loads), stages + 1)).astype(np.int64)
         return StageSplit(bounds, np.add.reduceat(loads, bounds[:-1]))
     first, last = float(parts.first.sum()), float(parts.last.sum())
-    return split_stages(loads, stages, first_load=first, last_load=last)
+    empty = stages > len(loads)
+    return split_stages(loads, stages, first_load=first, last_load=last, empty_ends=empty)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,6 +183,7 @@ class PipelineRun:
 
     timeline: PipelineTimeline
     schedule: PipelineSchedule
+    prices: PipelinePrices
     parts: Floats
     """Seconds by stage's rank and term, over all its instructions, float64 [pp, TERMS]."""
     last_backward_s: Floats
@@ -226,7 +246,7 @@ def run_pipeline(
     last, first = np.zeros(layout.pp), np.zeros(layout.pp)
     np.add.at(last, place, 1e-9 * by_pass[:, -1, 1:].sum(axis=1))
     np.add.at(first, place, 1e-9 * by_pass[:, 0, 0])
-    return PipelineRun(timeline, schedule, parts, last, first, tuple(tokens))
+    return PipelineRun(timeline, schedule, prices, parts, last, first, tuple(tokens))
 
 
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:

@@ -74,6 +74,7 @@ def price_step(
     options: StepOptions,
     *,
     documents: Documents | None = None,
+    parts: StepParts | None = None,
 ) -> StepPrice:
     """Price one step.
 
@@ -84,13 +85,15 @@ def price_step(
         options: Everything else.
         documents: Lengths of each data-parallel rank's micro-batches, as a packer made them;
             full windows unless given. One row stands for all ranks.
+        parts: Of the same setting, which may differ in schedule, virtual stages and ZeRO 0 to 2:
+            what they have priced is not priced again.
 
     Raises:
         LayoutError: layout, model, schedule and sequences do not go together.
 
     Cost: O(instructions) a data-parallel rank with micro-batches of its own.
     """
-    return run_step(model, machine, layout, options, documents=documents).price
+    return run_step(model, machine, layout, options, documents=documents, parts=parts).price
 
 
 def run_step(
@@ -100,17 +103,19 @@ def run_step(
     options: StepOptions,
     *,
     documents: Documents | None = None,
+    parts: StepParts | None = None,
 ) -> StepRun:
     """Likewise, with the replayed pipeline of the rank that ends last."""
     options.require()
     layout.require_model(model)
-    if layout.pp * options.virtual > model.layers:
+    # Embedding and head may be stages of their own.
+    if layout.pp * options.virtual > model.layers + 2 * (layout.pp > 1):
         raise LayoutError(
             f"{model.layers} layers cannot fill {layout.pp} x {options.virtual} stages. Give "
             f"virtual = {max(1, model.layers // layout.pp)} or less, or fewer stages."
         )
     rows = uniform_documents(layout, options) if documents is None else documents
-    parts = StepParts(model, machine, layout, options)
+    parts = StepParts(model, machine, layout, options) if parts is None else parts
     split = split_layers(parts.price(_typical(rows)), options, layout.pp * options.virtual)
     runs = []
     for row in rows:

@@ -97,7 +97,10 @@ def test_a_table_a_line_a_picture_and_a_trace(
     assert out.startswith("llama3-8b on h100-sxm:16, tp=2,pp=4,dp=2: a step of 262,144 tokens")
     assert "products" in out and "optimizer" in out and "J a token" in out
     assert out.endswith(f"{plot}\n{trace}\n")
-    assert json.loads(trace.read_text())["traceEvents"]
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "C"} == {
+        f"rank {rank} holds, layers x tokens" for rank in range(4)
+    }
     assert plot.read_text().startswith("<?xml")
     assert main([*SMALL, layout, "--quiet"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
@@ -137,6 +140,19 @@ def test_what_is_refused(
     capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
 ) -> None:
     assert refused(capsys, *SMALL, *flags) == message
+
+
+def test_jitter_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = "--layout=tp=2,pp=4,dp=2"
+    asked = (*SMALL, layout, "--jitter=0.1", "--mtbf-hours=2000", "--restart-s=300")
+    found = answer(capsys, *asked)
+    assert found["jitter"]["p95"] >= found["jitter"]["mean"] > 1
+    assert 0.9 < found["goodput"]["goodput"] < 1
+    assert "goodput" not in answer(capsys, *SMALL, layout)
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "With jitter the step takes" in out
+    assert "of the time goes into steps that are kept" in out
 
 
 def test_lengths_below_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

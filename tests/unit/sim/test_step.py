@@ -121,7 +121,7 @@ def test_more_pipeline_stages_of_a_fixed_batch_wait_more() -> None:
 
 def test_residuals_scale_what_they_name() -> None:
     layout = Layout(dp=2, tp=4)
-    plain = price_step(MODEL, h100(8), layout, options())
+    plain = price_step(MODEL, h100(8), layout, options(residuals=Residuals()))
     slow = price_step(MODEL, h100(8), layout, options(residuals=Residuals(products=1.5)))
     assert slow.terms["products"] == pytest.approx(1.5 * plain.terms["products"])
     assert slow.terms["tensor traffic"] == pytest.approx(plain.terms["tensor traffic"])

@@ -1,0 +1,154 @@
+"""What a step is, by the flags that ``simulate`` and ``plan`` share."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import SpecError
+
+if TYPE_CHECKING:
+    from equipoise.cost.step import StepOptions
+    from equipoise.sim.step import Documents
+    from equipoise.spec.layout import Layout
+
+
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what a step is, whoever lays it out."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME|WORDS|FILE",
+        help="a known model, layers=..,hidden=..,heads=..,vocab=.., or a config.json",
+    )
+    parser.add_argument(
+        "--cluster",
+        required=True,
+        metavar="NAME:DEVICES|FILE",
+        help="as h100-sxm:8192, or a cluster.toml",
+    )
+    parser.add_argument(
+        "--context-tokens", type=int, required=True, metavar="N", help="tokens of a sequence"
+    )
+    parser.add_argument(
+        "--step-sequences",
+        type=int,
+        required=True,
+        metavar="N",
+        help="sequences of one step, over all ranks",
+    )
+    parser.add_argument(
+        "--micro-batch",
+        type=int,
+        default=1,
+        metavar="N",
+        help="sequences of one micro-batch (default: 1)",
+    )
+    parser.add_argument(
+        "--recompute",
+        default="none",
+        choices=["none", "attention", "selective", "every-2", "every-3", "every-4", "full"],
+        help="what layers make again in the backward (default: none)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=["bf16", "fp8"],
+        default="bf16",
+        help="of matrix products (default: bf16)",
+    )
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help="order of a pipeline's work, as equipoise explain --schedule lists them (default: "
+        "1f1b, and interleaved where virtual is above 1)",
+    )
+    parser.add_argument(
+        "--expert-skew",
+        type=float,
+        default=1.0,
+        metavar="RATIO",
+        help="rows of the expert rank that has most, over the mean (default: 1, balanced)",
+    )
+    parser.add_argument(
+        "--lengths",
+        metavar="NAME|FILE",
+        help="document lengths: pretrain-128k, prolong, python-stdlib, wikipedia, or a file of "
+        "lengths (default: full windows)",
+    )
+    parser.add_argument(
+        "--policy",
+        default="by-work",
+        metavar="NAME",
+        help="pack.policy, which makes micro-batches of documents; with --lengths (default: "
+        "by-work)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the documents drawn (default: 0)"
+    )
+
+
+def step_options(args: argparse.Namespace, virtual: int) -> "StepOptions":
+    """What the flags say about a step."""
+    from equipoise.base.nearest import nearest
+    from equipoise.cost.step import StepOptions
+    from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
+
+    schedule = args.schedule or ("interleaved" if virtual > 1 else "1f1b")
+    known = [name for name in STRATEGIES if name not in LOSSY]
+    if schedule not in known:
+        raise SpecError(
+            f'--schedule: "{schedule}" is not one of {", ".join(known)}. Nearest: '
+            f'"{nearest(schedule, known)}".'
+        )
+    return StepOptions(
+        args.context_tokens,
+        args.step_sequences,
+        micro_batch=args.micro_batch,
+        virtual=virtual,
+        schedule=schedule,
+        recompute=args.recompute,
+        precision=args.precision,
+        expert_skew=args.expert_skew,
+        policy=args.policy,
+        seed=args.seed,
+    )
+
+
+def step_documents(
+    args: argparse.Namespace, layout: "Layout", options: "StepOptions"
+) -> "Documents | None":
+    """Documents of one step, packed by the policy; None for full windows."""
+    if args.lengths is None:
+        return None
+    from equipoise.balance.pack import ALL_POLICIES, pack_step
+    from equipoise.base.nearest import nearest
+    from equipoise.cost.curve import counted_curve
+    from equipoise.data.stream import DocumentStream
+    from equipoise.spec.run import PackSpec
+    from equipoise.spec.words import read_model
+    from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
+
+    if options.policy not in ALL_POLICIES:
+        raise SpecError(
+            f'--policy: "{options.policy}" is not one of {", ".join(ALL_POLICIES)}. Nearest: '
+            f'"{nearest(options.policy, ALL_POLICIES)}".'
+        )
+    options.count_micro_batches(layout)
+    step_tokens = options.context_tokens * options.step_sequences
+    if args.lengths in distribution_names():
+        documents = 4096
+        lengths = draw_lengths(args.lengths, documents, seed=args.seed)
+        while int(lengths.clip(max=options.context_tokens).sum()) < step_tokens:
+            documents *= 2
+            lengths = draw_lengths(args.lengths, documents, seed=args.seed)
+    else:
+        lengths = read_lengths(Path(args.lengths))
+    stream = DocumentStream(lengths, seed=args.seed, context_tokens=options.context_tokens)
+    pack = PackSpec(
+        policy=args.policy,
+        context_tokens=options.context_tokens * options.micro_batch,
+        step_tokens=step_tokens,
+    )
+    packed = pack_step(
+        stream.step(0, step_tokens), pack, layout.dp, counted_curve(read_model(args.model))
+    )
+    return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]

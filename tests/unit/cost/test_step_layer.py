@@ -1,0 +1,109 @@
+"""Seconds of a layer: no term below zero, and what each setting adds."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from equipoise.cost.step import PASSES, TERMS, Floats, Residuals, Stack, StepOptions
+from equipoise.cost.step_layer import LayerTraffic, price_layer, product_passes
+from equipoise.cost.step_work import Product, layer_work
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import preset
+
+MODEL = preset("llama3-8b")
+SPARSE = preset("mixtral-8x7b")
+
+
+class Flat:
+    """A device on which every FLOP and every byte costs the same."""
+
+    bytes_per_s = 1e12
+
+    def product_s(self, rows: float, columns: float, inner: float, *, fp8: bool) -> float:
+        return 2 * rows * columns * inner / (2e15 if fp8 else 1e15)
+
+    def attention_s(
+        self, doc_tokens: Floats, heads: int, kv_heads: int, head_width: int, *, backward: bool
+    ) -> Floats:
+        return np.asarray(doc_tokens, np.float64)
+
+
+def parts(layout: Layout, *, sparse: bool = False, **changes: object) -> Floats:
+    stack = {key: changes.pop(key) for key in list(changes) if hasattr(Stack(), key)}
+    options = dataclasses.replace(
+        StepOptions(4096, 8, stack=dataclasses.replace(Stack(), **stack)), **changes
+    )
+    model = SPARSE if sparse else MODEL
+    work = layer_work(
+        model,
+        layout,
+        4096,
+        sparse=sparse,
+        sequence_parallel=options.stack.sequence_parallel,
+        expert_skew=options.expert_skew,
+    )
+    bytes_per_s = {"all_reduce": 0.5e11, "all_gather": 1e11}
+    traffic = LayerTraffic(*(lambda op, size: size / bytes_per_s.get(op, 1e11) for _ in range(3)))
+    return price_layer(
+        work, Flat(), layout, options, tokens=4096, hidden=model.hidden, traffic=traffic
+    )
+
+
+def term(table: Floats, name: str) -> list[float]:
+    return table[:, TERMS.index(name)].tolist()
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=8), Layout(dp=8, zero=3), Layout(cp=4)])
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_no_term_is_below_zero(layout: Layout, sequence_parallel: bool) -> None:
+    table = parts(layout, sequence_parallel=sequence_parallel)
+    assert table.shape == (len(PASSES), len(TERMS))
+    assert (table >= 0).all()
+    assert (table.sum(axis=1) > 0).all()
+
+
+def test_each_product_has_two_in_the_backward() -> None:
+    table = parts(Layout(), residuals=Residuals())
+    assert term(table, "products") == pytest.approx([term(table, "products")[0]] * 3)
+    narrow = parts(Layout(), residuals=Residuals(), precision="fp8")
+    assert np.array(term(narrow, "products")) * 2 == pytest.approx(term(table, "products"))
+
+
+def test_the_head_and_the_router_stay_wide() -> None:
+    options = StepOptions(4096, 8, precision="fp8")
+    wide = product_passes(Product("head", 10, 10, 10), Flat(), options)
+    narrow = product_passes(Product("projections", 10, 10, 10), Flat(), options)
+    assert wide == pytest.approx([2 * each for each in narrow])
+
+
+def test_overlap_hides_its_share_of_tensor_traffic() -> None:
+    table, half = parts(Layout(tp=8)), parts(Layout(tp=8), tensor_overlap=0.5)
+    assert term(half, "tensor traffic")[:2] == pytest.approx(
+        [each / 2 for each in term(table, "tensor traffic")[:2]]
+    )
+
+
+def test_two_reductions_are_two_gathers_and_two_scatters() -> None:
+    divided = parts(Layout(tp=8))
+    whole = parts(Layout(tp=8), sequence_parallel=False)
+    assert term(divided, "tensor traffic")[0] == pytest.approx(term(whole, "tensor traffic")[0])
+
+
+def test_experts_pay_on_the_way_there_and_back() -> None:
+    alone = parts(Layout(), sparse=True)
+    shared = parts(Layout(dp=8, ep=8), sparse=True)
+    both = parts(Layout(dp=4, tp=2, ep=4, etp=2), sparse=True)
+    assert term(alone, "expert traffic") == [0, 0, 0]
+    assert min(term(shared, "expert traffic")[:2]) > 0
+    assert term(both, "expert traffic")[0] > term(shared, "expert traffic")[0] / 2
+    uneven = parts(Layout(dp=8, ep=8), sparse=True, expert_skew=2.0)
+    assert term(uneven, "expert traffic")[0] == pytest.approx(2 * term(shared, "expert traffic")[0])
+
+
+def test_sums_of_gradients_move_their_bytes() -> None:
+    weights = MODEL.count_layer(sparse=False, active=True)
+    table = parts(Layout(), residuals=Residuals())
+    assert term(table, "gradient sums") == pytest.approx([0, 0, 8 * weights / 1e12])
+    sharded = parts(Layout(dp=8, zero=3), residuals=Residuals())
+    assert term(sharded, "gradient sums") == pytest.approx([0, 0, 14 * weights / 1e12])

@@ -1,0 +1,75 @@
+"""Products of a sharded layer add up to the counted work, whatever the layout."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.cost.step_work import head_work, layer_work, published_flop
+from equipoise.cost.work import useful_flop
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import PLANNED, ModelSpec, preset
+
+DENSE = preset("llama3-8b")
+SPARSE = preset("mixtral-8x7b")
+LATENT = PLANNED["deepseek-v3"]
+
+
+def model_flop(model: ModelSpec, layout: Layout, tokens: int) -> float:
+    """Forward and backward products of all ranks of a stage, and of all layers."""
+    share = tokens / layout.cp
+    forward = head_work(model, layout, share).flop
+    for sparse in (False, True):
+        layers = model.sparse_layers if sparse else model.layers - model.sparse_layers
+        if layers:
+            work = layer_work(model, layout, share, sparse=sparse)
+            forward += layers * sum(each.flop for each in work.products)
+    return 3 * forward * layout.cp * layout.tp
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 4))
+def test_products_of_all_ranks_are_the_counted_work(tp: int, cp: int, thousands: int) -> None:
+    tokens = 1024 * 8 * thousands
+    layout = Layout(tp=tp, cp=cp)
+    found = model_flop(DENSE, layout, tokens)
+    assert found == pytest.approx(useful_flop(DENSE, tokens, 0))
+
+
+@pytest.mark.parametrize("model", [SPARSE, preset("qwen2-57b-a14b"), LATENT], ids=str)
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=8, ep=8), Layout(dp=4, tp=2, ep=4, etp=2)])
+def test_experts_too(model: ModelSpec, layout: Layout) -> None:
+    model = dataclasses.replace(model, shared_gate=False)  # a gate of one column is not counted
+    found = model_flop(model, layout, 8192)
+    # The narrow vectors of latent attention are made by every tensor-parallel rank.
+    repeated = layout.tp > 1 and model.latent is not None
+    assert found == pytest.approx(useful_flop(model, 8192, 0), rel=0.03 if repeated else 0.01)
+
+
+def test_uneven_experts_cost_the_rank_that_has_most() -> None:
+    even, uneven = (
+        layer_work(SPARSE, Layout(dp=8, ep=8), 4096, sparse=True, expert_skew=skew)
+        for skew in (1.0, 1.5)
+    )
+    rows = [[each.rows for each in work.products if each.grouped] for work in (even, uneven)]
+    assert rows[1] == [1.5 * each for each in rows[0]]
+    assert even.routed_rows == uneven.routed_rows == 4096 * 2
+
+
+def test_without_sequence_parallelism_norms_move_whole_rows() -> None:
+    divided, whole = (
+        layer_work(DENSE, Layout(tp=8), 4096, sparse=False, sequence_parallel=value)
+        for value in (True, False)
+    )
+    assert whole.moved_bytes - divided.moved_bytes == 4096 * 4096 * 2 * 10 * 7 / 8
+
+
+def test_the_published_convention_counts_masked_pairs() -> None:
+    """2.17e16 a sample is printed for this model (NVIDIA dgxc-benchmarking)."""
+    model = preset("llama3-405b")
+    assert published_flop(model, np.array([8192])) == pytest.approx(2.17e16, rel=0.01)
+    one, two = (published_flop(model, np.array(each)) for each in ([8192], [4096, 4096]))
+    assert two < one
+    useful = useful_flop(model, 8192, 8192 * 8193 // 2)
+    assert useful < one

@@ -1,0 +1,111 @@
+"""Failures, jitter and what is held over time, against closed forms and counts."""
+
+import math
+
+import numpy as np
+import pytest
+from machines import MODEL, h100, options
+
+from equipoise.base.errors import SpecError
+from equipoise.schedule.pipeline_replay import count_in_flight
+from equipoise.sim.faults import FaultOptions, best_interval, run_with_faults
+from equipoise.sim.jitter import run_with_jitter
+from equipoise.sim.moments import held_over_time
+from equipoise.sim.step import StepRun, run_step
+from equipoise.spec.layout import Layout
+
+FAULTS = FaultOptions(device_mtbf_s=1e7, checkpoint_s=30.0, restart_s=400.0, checkpoint_steps=50)
+
+
+def step(schedule: str = "1f1b", virtual: int = 1) -> StepRun:
+    asked = options(step_sequences=32, schedule=schedule, virtual=virtual)
+    return run_step(MODEL, h100(8), Layout(pp=4, dp=2), asked)
+
+
+def test_many_failures_are_the_closed_form() -> None:
+    mean_s = 1e7 / 2000
+    found = run_with_faults(10.0, 2000, FAULTS, steps=200_000, seed=3)
+    restart = mean_s * (math.exp(400 / mean_s) - 1)
+    segment = (mean_s + restart) * (math.exp((50 * 10 + 30) / mean_s) - 1)
+    assert found.wall_s == pytest.approx(200_000 / 50 * segment, rel=0.02)
+    assert found.goodput == pytest.approx(50 * 10 / segment, rel=0.02)
+    spent = 200_000 * 10 + found.lost_s + found.saving_s + found.restarting_s
+    assert found.wall_s == pytest.approx(spent)
+
+
+def test_nothing_fails() -> None:
+    never = FaultOptions(1e30, 0.0, 0.0, checkpoint_steps=10)
+    found = run_with_faults(2.0, 8, never, steps=100)
+    assert (found.goodput, found.wall_s, found.failures) == (1.0, 200.0, 0)
+
+
+def test_the_same_seed_fails_alike_and_another_otherwise() -> None:
+    first, again, other = (
+        run_with_faults(10.0, 2000, FAULTS, steps=5000, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_young_is_near_the_best() -> None:
+    found = {
+        every: run_with_faults(
+            10.0, 2000, FaultOptions(1e7, 30.0, 400.0, checkpoint_steps=every), steps=100_000
+        ).goodput
+        for every in (5, 20, 55, 150, 400)
+    }
+    assert best_interval(10.0, 2000, FAULTS) == 55
+    assert max(found, key=lambda every: found[every]) == 55
+    plain = run_with_faults(10.0, 2000, FaultOptions(1e7, 30.0, 400.0), steps=100)
+    assert plain.checkpoint_steps == 55
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        (
+            FaultOptions(0.0, 1.0, 1.0),
+            "A mean time between failures of 0 s, checkpoints of 1 s and restarts of 1 s are no "
+            "times. Give the first above 0, the others 0 or more.",
+        ),
+        (
+            FaultOptions(1.0, 1.0, 1.0, checkpoint_steps=0),
+            "0 steps between checkpoints are none. Give 1 or more.",
+        ),
+        (
+            FaultOptions(1e6, 60.0, 1.0, checkpoint_steps=1000),
+            "1,000 devices fail every 1,000 s, and 1000 steps with their checkpoint take 100,060 "
+            "s, a restart 1 s: the run would not end. Save more often, or faster.",
+        ),
+    ],
+)
+def test_what_is_no_time(faults: FaultOptions, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        run_with_faults(100.0, 1000, faults, steps=10)
+    assert str(caught.value) == message
+
+
+def test_jitter_costs_more_with_more_of_it_and_with_more_ranks() -> None:
+    run = step().slowest
+    assert run_with_jitter(run, 64, 0.0).mean == 1.0
+    shares = [run_with_jitter(run, 8, share).mean for share in (0.02, 0.1, 0.3)]
+    assert 1.0 < shares[0] < shares[1] < shares[2]
+    ranks = [run_with_jitter(run, count, 0.1).mean for count in (1, 8, 64)]
+    assert ranks[0] < ranks[1] <= ranks[2]
+    assert run_with_jitter(run, 8, 0.1) == run_with_jitter(run, 8, 0.1)
+    assert run_with_jitter(run, 8, 0.1).p95 >= shares[1]
+    with pytest.raises(SpecError) as caught:
+        run_with_jitter(run, 8, 2.0)
+    assert str(caught.value) == "A jitter of 2 is no share of a kernel's time. Give 0 to 1."
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("zb-h2", 1), ("interleaved", 2)])
+def test_what_is_held_over_time_peaks_as_counted(schedule: str, virtual: int) -> None:
+    found = step(schedule, virtual)
+    layers = np.array(found.layers)
+    activation = np.repeat(layers[:, None], found.slowest.schedule.micro_batches, axis=1)
+    peak = count_in_flight(found.slowest.schedule, activation).peak
+    for rank, curve in enumerate(held_over_time(found.slowest, activation)):
+        assert curve.held[-1] == 0
+        assert curve.held.min() >= 0
+        assert curve.held.max() == peak[rank]
+        assert (np.diff(curve.at_ns) >= 0).all()
