@@ -263,6 +263,9 @@ def price_stages(
 ) -> PipelinePrices:
     """Prices of every stage and micro-batch, for ``schedule.pipeline_strategies``.
 
+    All of the head is in the forward of the last stage: its loss makes both gradients with the
+    logits (``nn.loss``), and a backward, whole or in halves, only scales them.
+
     Args:
         split: Layers of each stage; the head is on the last one.
         prices: Of one layer and of the head.
@@ -275,7 +278,7 @@ def price_stages(
     """
     layers = split.layers[:, None].astype(np.float64)
     is_last = (np.arange(split.stages) == split.stages - 1)[:, None]
-    head = is_last * prices.head_ns
+    head = is_last * 3 * prices.head_ns
     forward = layers * (prices.linear_ns + prices.attention_ns)
     backward = layers * (prices.linear_ns + BACKWARD_OVER_FORWARD * prices.attention_ns)
     count = max(1, int(split.layers.sum()))
@@ -284,8 +287,8 @@ def price_stages(
     backward = backward + layers * again
     return make_prices(
         forward + head,
-        backward + head,
-        layers * prices.linear_ns + head,
+        backward,
+        layers * prices.linear_ns,
         hop_ns=hop_ns,
         activation=layers * prices.tokens,
     )

@@ -4,8 +4,10 @@ What it decides
     With one stage a rank, orders that run more or fewer forwards ahead; with two, a V at three
     paces; with more, interleaved ones; and with any, two that are scheduled as they run. All
     have split backwards, and weight gradients filled into gaps up to the bound. Uneven
-    micro-batches are tried in the order of ``pipeline_arrange``. 1F1B itself, and the
-    zero-bubble schedule of as many stages, are tried as they are given too.
+    micro-batches are tried in the order of ``pipeline_arrange``. The strategies that a user would
+    name for as many stages are tried as they are given, too: with one stage a rank 1F1B and zb-h1,
+    with more the interleaved ones, and with two also zb-v and dualpipe-v. So stages of two a rank
+    may lie in a V or in a loop, whichever is faster.
 
     The one with the least makespan is taken; of equals, the one whose ranks are at work for
     the shortest span, then the one that holds least, then the first. The first that reaches
@@ -15,7 +17,7 @@ What it decides
     scheduled as they run.
 
 Kept true (tests/unit/schedule/test_pipeline_strategies.py, by Hypothesis)
-    Within any bound that holds the largest unit; never slower than 1F1B or zb-h1 where these
+    Within any bound that holds the largest unit; never slower than those strategies where they
     fit the bound.
 
 Sources
@@ -42,12 +44,13 @@ from equipoise.schedule.pipeline_fill import fill_weights
 from equipoise.schedule.pipeline_greedy import Greedy, Step, Taste
 from equipoise.schedule.pipeline_orders import (
     alternate,
+    interleaved,
     largest_round,
     one_forward_one_backward,
 )
 from equipoise.schedule.pipeline_replay import count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline_request import PipelineRequest, PipelineStrategy
-from equipoise.schedule.pipeline_v import HALF, LEAST, lay_blocks, order_zb_v, zb_v
+from equipoise.schedule.pipeline_v import HALF, LEAST, dualpipe_v, lay_blocks, order_zb_v, zb_v
 from equipoise.schedule.pipeline_zero_bubble import interleaved_zb, zb_h1
 
 _AHEAD = (2.0, 1.5, 1.0, 0.75, 0.5, 0.25, 0.0)
@@ -63,7 +66,7 @@ _F, _I = int(Op.FORWARD), int(Op.BACKWARD_INPUT)
 
 def auto(request: PipelineRequest) -> PipelineSchedule:
     """The fastest schedule found within the bound; 1F1B's memory where none is given."""
-    floor = bound_pipeline(request.prices, _placed(request))
+    floor = min(bound_pipeline(request.prices, placed) for placed in _placements(request))
     found: list[tuple[tuple[int, int, int], PipelineSchedule]] = []
     for schedule in _candidates(request):
         timeline = replay_pipeline(schedule, request.prices)
@@ -83,6 +86,12 @@ def _placed(request: PipelineRequest) -> Ints:
     if _is_v(request):
         return place_in_v(request.ranks)
     return place_in_loop(request.ranks, request.stages)
+
+
+def _placements(request: PipelineRequest) -> list[Ints]:
+    """Where stages of what is tried may lie."""
+    in_loop = place_in_loop(request.ranks, request.stages)
+    return [place_in_v(request.ranks), in_loop] if _is_v(request) else [in_loop]
 
 
 def default_bound(request: PipelineRequest, placed: Ints) -> Ints:
@@ -128,7 +137,11 @@ def _usual(request: PipelineRequest) -> tuple[PipelineStrategy, ...]:
         return (one_forward_one_backward,) if request.chunks == 1 else ()
     if request.chunks == 1:
         return one_forward_one_backward, zb_h1
-    return (zb_v,) if request.chunks == 2 else (interleaved_zb,)
+    if request.chunks > 2:
+        return interleaved_zb, interleaved
+    if request.micro_batches < 2 * request.ranks:
+        return zb_v, interleaved_zb, interleaved
+    return zb_v, dualpipe_v, interleaved_zb, interleaved
 
 
 def _filled(request: PipelineRequest, bound: Ints) -> Iterator[PipelineSchedule]:

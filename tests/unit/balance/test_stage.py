@@ -4,14 +4,23 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from equipoise.balance.divided import macro_units
 from equipoise.balance.pack import pack_step
-from equipoise.balance.stage import price_layers, price_stages, split_model, split_stages
+from equipoise.balance.stage import (
+    LayerPrices,
+    price_layers,
+    price_stages,
+    split_model,
+    split_stages,
+)
 from equipoise.base.errors import FitError, LayoutError
 from equipoise.cost.curve import counted_curve
+from equipoise.nn.loss import head_loss
 from equipoise.schedule.pipeline_check import check_pipeline
 from equipoise.schedule.pipeline_replay import replay_pipeline
 from equipoise.schedule.pipeline_strategies import write_pipeline
@@ -110,12 +119,30 @@ def test_prices_of_stages_are_the_curves_price_of_the_micro_batch() -> None:
     split = split_model(layers, model, 4)
     again = price_stages(split, layers, recompute="full")
     head = np.zeros_like(prices.forward_ns)
-    head[-1] = np.rint(layers.head_ns)
+    head[-1] = np.rint(3 * layers.head_ns)
     assert np.abs(again.input_ns - prices.input_ns - prices.forward_ns + head).max() <= 2
     half = price_stages(split, layers, recompute="every-2").input_ns - prices.input_ns
     assert np.abs(2 * half - again.input_ns + prices.input_ns).max() <= 3
     parts = [price_stages(split, layers, recompute=r).input_ns for r in ("attention", "selective")]
     assert np.abs(sum(parts) - again.input_ns - prices.input_ns).max() <= 3
+
+
+def test_the_heads_gradients_are_priced_where_its_loss_makes_them() -> None:
+    tokens, width, words = 24, 8, 40
+    # In bf16, as the counter knows no product that is added in place.
+    x = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+    head = torch.randn(words, width, dtype=torch.bfloat16, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        loss = head_loss(x, head, torch.zeros(tokens, dtype=torch.int64))
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    made = [forward.get_total_flops(), backward.get_total_flops()]
+    product = 2 * tokens * width * words
+    assert made == [3 * product, 0]
+    alone = LayerPrices(np.zeros(1), np.zeros(1), np.array([float(product)]), np.array([tokens]))
+    prices = price_stages(split_stages([1], 2, empty_ends=True), alone)
+    assert prices.forward_ns.tolist() == [[0], [made[0]]]
+    assert (prices.input_ns + prices.weight_ns).tolist() == [[0], [made[1]]]
 
 
 def test_from_documents_to_a_schedule() -> None:
