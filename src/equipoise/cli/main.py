@@ -39,6 +39,7 @@ VERBS = {
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "inspect": "say what a file or a folder of a run holds",
     "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
+    "doctor": "say what of this machine would break a run, and what to do about it",
     "systems": "list the published systems that equipoise unites, and which of them work",
 }
 

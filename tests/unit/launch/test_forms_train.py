@@ -15,7 +15,7 @@ import yaml
 from equipoise.cli.main import main
 
 STEPS = 12
-LIMIT_S = 120
+LIMIT_S = 240
 
 SRUN = """\
 #!/bin/bash
