@@ -22,6 +22,8 @@ BENCHES = (
     "experts",
     "boxing",
     "collectives",
+    "kernels",
+    "stream",
 )
 
 
