@@ -22,7 +22,7 @@ from boxing_ranks import (
 
 from equipoise.base.errors import LayoutError
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.boxing import BoxingSchedule, other_ways, plan_boxing, transposed
+from equipoise.schedule.boxing import BoxingSchedule, plan_boxing, transposed
 from equipoise.schedule.boxing_placement import (
     Broadcast,
     MeshTensor,
@@ -31,6 +31,7 @@ from equipoise.schedule.boxing_placement import (
     Split,
     read_placements,
 )
+from equipoise.schedule.boxing_ways import other_ways
 
 EVEN = placements_of(*([Split(0), Split(1), Broadcast(), Partial()],) * 2)
 PAIRS = list(itertools.product(EVEN, EVEN))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError
 from equipoise.parallel.boxing import play_boxing
-from equipoise.schedule.boxing import other_ways, plan_boxing
+from equipoise.schedule.boxing import plan_boxing
 from equipoise.schedule.boxing_placement import (
     Broadcast,
     MeshTensor,
@@ -16,6 +16,7 @@ from equipoise.schedule.boxing_placement import (
     Placement,
     Split,
 )
+from equipoise.schedule.boxing_ways import other_ways
 
 WIDE = (torch.float64, torch.int64)
 

@@ -23,7 +23,8 @@ EXAMPLE_MESH, EXAMPLE_SHAPE = "2x4", "4096x4096"
 
 def explain_boxing(args: argparse.Namespace) -> None:
     """Explain the cheapest path, beside others."""
-    from equipoise.schedule.boxing import other_ways, plan_boxing
+    from equipoise.schedule.boxing import plan_boxing
+    from equipoise.schedule.boxing_ways import other_ways
 
     request = _request(args)
     ways = (plan_boxing(request), *other_ways(request))

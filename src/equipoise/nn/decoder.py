@@ -27,7 +27,7 @@ from equipoise.nn.norm import RmsNorm
 from equipoise.nn.project import add_project, add_swiglu, project
 from equipoise.nn.recompute import again
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
-from equipoise.nn.tensor import Alone, TensorRanks, join_columns, look_up
+from equipoise.nn.tensor import Alone, TensorRanks, look_up
 from equipoise.spec.heads import share_heads
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
@@ -239,7 +239,7 @@ class Decoder(nn.Module):
         """Logits [T, V] of the last norm's output; not differentiable where words are split."""
         tokens = int(self.tensor.sum_(torch.tensor([len(x_tD)], device=x_tD.device)))
         logits_Tv = self.tensor.enter(x_tD, tokens) @ self._head().t()
-        return join_columns(logits_Tv, self.model.vocab, self.tensor)
+        return self.tensor.join_columns(logits_Tv, self.model.vocab)
 
     def _head(self) -> Tensor:
         """This rank's rows of the head."""

@@ -23,7 +23,6 @@ Sources
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
@@ -56,6 +55,9 @@ class TensorRanks(Protocol):
     def sum_(self, x: Tensor) -> Tensor:
         """The sum over ranks, bitwise the same on each, in place; not differentiable."""
 
+    def join_columns(self, x_Tv: Tensor, columns: int) -> Tensor:
+        """Every rank's columns side by side [T, columns]; not differentiable."""
+
 
 class Alone:
     """One rank, which holds every weight whole."""
@@ -79,6 +81,11 @@ class Alone:
     def sum_(self, x: Tensor) -> Tensor:
         """The sum of one."""
         return x
+
+    def join_columns(self, x_Tv: Tensor, columns: int) -> Tensor:
+        """The columns of one."""
+        del columns
+        return x_Tv
 
 
 def rows_of(tokens: int, *, ranks: int, rank: int) -> range:
@@ -118,13 +125,3 @@ def look_up(tokens_T: Tensor, words_vD: Tensor, words: int, tensor: TensorRanks)
     is_other = (tokens_T < own.start) | (tokens_T >= own.stop)
     found_TD = embedding((tokens_T - own.start).masked_fill_(is_other, 0), words_vD)
     return tensor.leave(found_TD.masked_fill(is_other[:, None], 0.0))
-
-
-def join_columns(x_Tv: Tensor, columns: int, tensor: TensorRanks) -> Tensor:
-    """Every rank's columns side by side [T, columns]; not differentiable."""
-    if tensor.ranks == 1:
-        return x_Tv
-    own = part_of(columns, ranks=tensor.ranks, rank=tensor.rank)
-    whole = torch.zeros(x_Tv.shape[0], columns, dtype=x_Tv.dtype, device=x_Tv.device)
-    whole[:, own.start : own.stop] = x_Tv.detach()
-    return tensor.sum_(whole)

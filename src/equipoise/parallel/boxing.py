@@ -28,9 +28,10 @@ from torch import Tensor
 from equipoise.base.errors import LayoutError
 from equipoise.comm.blocks import How, block_of, pack, put, unpack, view_of
 from equipoise.comm.mail import Mail, Parcel
-from equipoise.schedule.boxing import BoxingSchedule
+from equipoise.schedule.attention_price import LinkPrice
+from equipoise.schedule.boxing import BoxingRequest, BoxingSchedule, plan_one_step
 from equipoise.schedule.boxing_exchange import Exchange, exchange_of, filling_of, flat_exchanges
-from equipoise.schedule.boxing_placement import Partial
+from equipoise.schedule.boxing_placement import Broadcast, MeshTensor, Partial, Split
 from equipoise.schedule.boxing_step import BoxingStep
 from equipoise.spec.block import Block, Box
 
@@ -69,6 +70,22 @@ def redistribute(
         return _run(local.detach(), schedule, mail)
     out: Tensor = _Redistribute.apply(local, schedule, backward, mail)  # type: ignore[no-untyped-call]
     return out
+
+
+def gather_split(part: Tensor, dim: int, size: int, mail: Mail) -> Tensor:
+    """Every rank's part of a dim, side by side; not differentiable.
+
+    Args:
+        part: This rank's run of the dim, as torch cuts it.
+        dim: Which is split over the ranks.
+        size: Of the whole dim.
+        mail: Between the ranks.
+    """
+    shape = (*part.shape[:dim], size, *part.shape[dim + 1 :])
+    on = MeshTensor(shape, (mail.ranks,))
+    any_link = LinkPrice(0.0, 1.0)  # one step leaves no choice between links
+    request = BoxingRequest(on, (Split(dim),), (Broadcast(),), part.element_size(), (any_link,))
+    return redistribute(part, plan_one_step(request), mail)
 
 
 def play_boxing(parts: Sequence[Tensor], schedule: BoxingSchedule) -> list[Tensor]:

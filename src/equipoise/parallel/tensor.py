@@ -27,10 +27,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from equipoise.base.axes import TENSOR_AXIS
+from equipoise.comm.mail import Mail
 from equipoise.comm.mesh import Mesh, Peers
 from equipoise.nn.declare import Placement, Split, declared
 from equipoise.nn.decoder import Attention, Decoder, DecoderLayer
 from equipoise.nn.tensor import part_of
+from equipoise.parallel.boxing import gather_split
 from equipoise.parallel.tensor_rows import enter, leave
 
 
@@ -68,6 +70,10 @@ class TensorGroup:
         parts = x.new_empty(self.ranks * x.numel())
         dist.all_gather_single(parts, x.flatten(), group=self.peers.group)
         return x.copy_(parts.view(self.ranks, *x.shape).sum(0))
+
+    def join_columns(self, x_Tv: Tensor, columns: int) -> Tensor:
+        """Every rank's columns side by side."""
+        return gather_split(x_Tv, 1, columns, Mail(self.peers.group))
 
 
 def split_weights(decoder: Decoder, mesh: Mesh) -> None:

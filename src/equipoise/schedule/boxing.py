@@ -17,9 +17,6 @@ What it decides
         P, S(0) -> B, S(0)      all-reduce, slow links, an eighth of it
         B, S(0) -> B, B         all-gather, fast links
 
-    Others are there to compare: in one step, axis by axis in some order, and through the whole
-    tensor, which is what gathering by hand does.
-
 Kept true (tests/unit/schedule/test_boxing_search.py, by Hypothesis; tests/multi/test_boxing.py)
     Never dearer than any other path by these prices (brute force on small cases); the steps join
     end to end; the tensor comes out as a dense one does.
@@ -30,7 +27,7 @@ Sources
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,10 +46,8 @@ from equipoise.schedule.boxing_placement import (
 )
 from equipoise.schedule.boxing_step import BoxingStep, count_step, price_step, steps_between
 
-_Cost = tuple[float, int, int]
+Cost = tuple[float, int, int]
 """Seconds, bytes of all ranks, steps."""
-
-_Edge = tuple[_Cost, BoxingStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +63,11 @@ class PricedStep:
     """By the rank that sends most."""
     messages: int
     """Of all ranks."""
+
+    @property
+    def cost(self) -> Cost:
+        """What paths are compared by."""
+        return self.seconds, self.sent_bytes, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,30 +130,35 @@ class BoxingRequest:
                 f"axis."
             )
 
-    def edges(self, before: Placements, after: Placements) -> Iterator[_Edge]:
-        """The possible steps from one state to another, which differs, with their costs."""
+    def steps(self, before: Placements, after: Placements) -> Iterator[PricedStep]:
+        """The possible steps from one state to another, which differs."""
         if len({each for each in after if isinstance(each, Partial)}) > 1:
             return
         for step in steps_between(before, after):
-            priced = self.price(step)
-            if priced is not None:
-                yield (priced.seconds, priced.sent_bytes, 1), step
+            count = count_step(self.on, step)
+            if count is not None:
+                seconds = price_step(
+                    self.on, step, count, element_bytes=self.element_bytes, links=self.links
+                )
+                size = self.element_bytes
+                yield PricedStep(
+                    step, seconds, size * count.total, size * count.most, count.messages
+                )
 
-    def price(self, step: BoxingStep) -> PricedStep | None:
-        """The figures of a step; None if it is not possible."""
-        count = count_step(self.on, step)
-        if count is None:
-            return None
-        seconds = price_step(
-            self.on, step, count, element_bytes=self.element_bytes, links=self.links
-        )
-        size = self.element_bytes
-        return PricedStep(step, seconds, size * count.total, size * count.most, count.messages)
+    def one_step(self, before: Placements, after: Placements) -> PricedStep | None:
+        """The cheapest of the possible steps between two states, if there is any."""
+        return min(self.steps(before, after), default=None, key=lambda each: each.cost)
 
-    def finish(self, name: str, steps: tuple[BoxingStep, ...]) -> BoxingSchedule:
+    def finish(self, name: str, steps: Sequence[PricedStep]) -> BoxingSchedule:
         """These steps as a schedule."""
-        priced = tuple(each for step in steps if (each := self.price(step)) is not None)
-        return BoxingSchedule(name, self.on, self.element_bytes, self.before, self.after, priced)
+        return BoxingSchedule(
+            name, self.on, self.element_bytes, self.before, self.after, tuple(steps)
+        )
+
+
+def add_costs(one: Cost, other: Cost) -> Cost:
+    """Of two parts of a path."""
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
 def plan_boxing(request: BoxingRequest) -> BoxingSchedule:
@@ -176,6 +181,24 @@ def plan_boxing(request: BoxingRequest) -> BoxingSchedule:
     return request.finish("cheapest", steps)
 
 
+def plan_one_step(request: BoxingRequest) -> BoxingSchedule:
+    """All axes at once, without a search: for what moves along one axis only, again and again.
+
+    Raises:
+        LayoutError: one step does not do it.
+
+    Cost: O(R n d) for the R ranks of the mesh, of which n exchange, and d dims.
+    """
+    direct = request.one_step(request.before, request.after)
+    if direct is None:
+        raise LayoutError(
+            f"No one step leads from {write_placements(request.before)} to "
+            f"{write_placements(request.after)} on {'x'.join(map(str, request.on.mesh))}. Plan a "
+            f"path."
+        )
+    return request.finish("one step", [direct])
+
+
 def transposed(request: BoxingRequest) -> BoxingRequest:
     """How gradients go back: split as the tensor is, partial where it is copied and the reverse.
 
@@ -196,34 +219,11 @@ def _conjugate(placements: Placements) -> Placements:
     return tuple(swap.get(each, each) for each in placements)
 
 
-def other_ways(request: BoxingRequest) -> tuple[BoxingSchedule, ...]:
-    """Ways that are often taken, cheapest first; those that are possible here.
-
-    one step: all axes at once. axis by axis: each axis changes once, straight to what it shall be,
-    in the best order. whole tensor: gathered on every rank, then cut.
-    """
-    if request.before == request.after:
-        return ()
-    direct = min(request.edges(request.before, request.after), default=None, key=_cost_of)
-    found = {
-        "one step": direct and (direct[1],),
-        "axis by axis": _axis_by_axis(request),
-        "whole tensor": _through_whole(request),
-    }
-    steps_of = {steps: name for name, steps in reversed(found.items()) if steps is not None}
-    ways = [request.finish(name, steps) for steps, name in steps_of.items()]
-    return tuple(sorted(ways, key=lambda each: (each.seconds, each.sent_bytes, len(each.steps))))
-
-
-def _cost_of(edge: _Edge) -> _Cost:
-    return edge[0]
-
-
-def _cheapest(request: BoxingRequest) -> tuple[BoxingStep, ...] | None:
+def _cheapest(request: BoxingRequest) -> list[PricedStep] | None:
     counter = itertools.count()  # of equal costs the first found goes first
-    queue: list[tuple[_Cost, int, Placements]] = [((0.0, 0, 0), next(counter), request.before)]
-    best: dict[Placements, _Cost] = {request.before: (0.0, 0, 0)}
-    came: dict[Placements, BoxingStep] = {}
+    queue: list[tuple[Cost, int, Placements]] = [((0.0, 0, 0), next(counter), request.before)]
+    best: dict[Placements, Cost] = {request.before: (0.0, 0, 0)}
+    came: dict[Placements, PricedStep] = {}
     done: set[Placements] = set()
     while queue:
         cost, _, state = heapq.heappop(queue)
@@ -235,21 +235,21 @@ def _cheapest(request: BoxingRequest) -> tuple[BoxingStep, ...] | None:
         for neighbour in _neighbours(state, request):
             if neighbour in done:
                 continue
-            for added, step in request.edges(state, neighbour):
-                total = (cost[0] + added[0], cost[1] + added[1], cost[2] + 1)
+            for priced in request.steps(state, neighbour):
+                total = add_costs(cost, priced.cost)
                 if neighbour not in best or total < best[neighbour]:
-                    best[neighbour], came[neighbour] = total, step
+                    best[neighbour], came[neighbour] = total, priced
                     heapq.heappush(queue, (total, next(counter), neighbour))
     return None
 
 
-def _trace(came: dict[Placements, BoxingStep], request: BoxingRequest) -> tuple[BoxingStep, ...]:
-    steps: list[BoxingStep] = []
+def _trace(came: dict[Placements, PricedStep], request: BoxingRequest) -> list[PricedStep]:
+    steps: list[PricedStep] = []
     state = request.after
     while state != request.before:
         steps.append(came[state])
-        state = steps[-1].before
-    return tuple(reversed(steps))
+        state = steps[-1].step.before
+    return steps[::-1]
 
 
 def _neighbours(state: Placements, request: BoxingRequest) -> Iterator[Placements]:
@@ -272,31 +272,3 @@ def _choices(axis: int, request: BoxingRequest) -> dict[Placement, None]:
     if isinstance(request.before[axis], Split):
         found.append(request.before[axis])
     return dict.fromkeys(found)
-
-
-def _axis_by_axis(request: BoxingRequest) -> tuple[BoxingStep, ...] | None:
-    ways: list[tuple[_Cost, int, tuple[BoxingStep, ...]]] = []
-    away = [axis for axis, each in enumerate(request.before) if each != request.after[axis]]
-    for number, order in enumerate(itertools.permutations(away)):
-        state, total = request.before, (0.0, 0, 0)
-        steps: tuple[BoxingStep, ...] = ()
-        for axis in order:
-            after = (*state[:axis], request.after[axis], *state[axis + 1 :])
-            edge = min(request.edges(state, after), default=None, key=_cost_of)
-            if edge is None:
-                break
-            added, step = edge
-            total = (total[0] + added[0], total[1] + added[1], total[2] + 1)
-            state, steps = after, (*steps, step)
-        else:
-            ways.append((total, number, steps))
-    return min(ways)[2] if ways else None
-
-
-def _through_whole(request: BoxingRequest) -> tuple[BoxingStep, ...] | None:
-    whole: Placements = (Broadcast(),) * len(request.on.mesh)
-    if whole in (request.before, request.after):
-        return None
-    there = _axis_by_axis(replace(request, after=whole))
-    cut = _axis_by_axis(replace(request, before=whole))
-    return None if there is None or cut is None else (*there, *cut)

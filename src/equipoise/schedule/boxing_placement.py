@@ -177,7 +177,8 @@ class MeshTensor:
                     f"{each} gives {len(each.shares)} shares to an axis of {size} ranks. Give one "
                     f"for each rank; 0 is a share too."
                 )
-            if min(each.shares) < 0 or not sum(each.shares):
+            is_empty = not self.shape[each.dim]  # where nothing is divided, by nothing
+            if min(each.shares) < 0 or not (sum(each.shares) or is_empty):
                 raise LayoutError(
                     f"{each} gives shares that add up to {sum(each.shares)}, or one below 0. "
                     f"Give whole numbers of 0 or more, not all 0."
@@ -222,4 +223,5 @@ def _cut(size: Ints, place: Ints, ranks: int, shares: tuple[int, ...] | None) ->
         longest = -(-size // ranks)
         return np.minimum(size, longest * place), np.minimum(size, longest * (place + 1))
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(shares, dtype=np.int64)))
-    return size * ends[place] // ends[-1], size * ends[place + 1] // ends[-1]
+    total = max(1, int(ends[-1]))
+    return size * ends[place] // total, size * ends[place + 1] // total

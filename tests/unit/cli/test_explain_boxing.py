@@ -9,8 +9,9 @@ import pytest
 
 from equipoise.cli.main import main
 from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.boxing import BoxingRequest, other_ways, plan_boxing
+from equipoise.schedule.boxing import BoxingRequest, plan_boxing
 from equipoise.schedule.boxing_placement import MeshTensor, read_placements
+from equipoise.schedule.boxing_ways import other_ways
 
 PAGE = Path(__file__).parents[3] / "docs" / "redistribution.md"
 EXAMPLE = ("S(0), P -> B, S(1)", "--link", "10:50,5:450")

@@ -12,7 +12,6 @@ from equipoise.schedule.attention_price import LinkPrice
 from equipoise.schedule.boxing import (
     BoxingRequest,
     BoxingSchedule,
-    other_ways,
     plan_boxing,
     transposed,
 )
@@ -24,6 +23,7 @@ from equipoise.schedule.boxing_placement import (
     Split,
     read_placements,
 )
+from equipoise.schedule.boxing_ways import other_ways
 
 WORDS: list[Placement] = [Split(0), Split(1), Split(0, (3, 1)), Broadcast(), Partial()]
 LINKS = st.builds(LinkPrice, st.sampled_from([0.0, 1e-6, 1e-5]), st.sampled_from([1e9, 1e11]))
@@ -57,12 +57,13 @@ def brute(request: BoxingRequest) -> float:
             )
         )
     )
-    edges = {
-        (before, after): seconds
-        for before, after in itertools.permutations(states, 2)
-        for (seconds, _, _), step in request.edges(before, after)
-        if all(after[a] == request.after[a] for a in step.axes if after[a] == Partial())
-    }
+    edges = {}
+    for before, after in itertools.permutations(states, 2):
+        priced = request.one_step(before, after)
+        if priced is None:
+            continue
+        if all(after[a] == request.after[a] for a in priced.step.axes if after[a] == Partial()):
+            edges[before, after] = priced.seconds
     best = {request.before: 0.0}
     for _ in states:
         for (before, after), seconds in edges.items():
