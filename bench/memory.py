@@ -15,38 +15,46 @@ import numpy as np
 
 from bench.corpus import open_corpus
 from bench.stamp import environment
-from equipoise.cost.memory import CPU_OVERHEAD
+from equipoise.cost.memory_overhead import CPU_OVERHEAD
 
 TWO = ("--layout.dp", "2")
+SMALL = (*TWO, "--model.preset", "2m")
 FULL = ("--train.recompute", "full")
 NARROW = ("--train.precision", "bf16")
+ONE = ("--pack.step_tokens", "4096")
+"""A single micro-batch a step on each rank."""
 MOE = ("--model.preset", "moe-3m")
 FITTED = [
-    (*TWO, "--model.preset", "2m", "--pack.context_tokens", "256"),
-    (*TWO, "--model.preset", "2m"),
-    (*TWO, "--model.preset", "2m", *FULL),
+    (*SMALL, "--pack.context_tokens", "256"),
+    SMALL,
+    (*SMALL, *FULL),
+    (*SMALL, *NARROW),
+    (*SMALL, *NARROW, *ONE),
+    (*SMALL, *ONE),
     TWO,
 ]
 SCORED = [
-    *((*TWO, "--layout.zero", zero) for zero in ("0", "2", "3")),
-    *(
-        (*TWO, "--train.recompute", setting)
-        for setting in ("attention", "every-2", "selective", "full")
-    ),
-    (*TWO, "--layout.zero", "3", *FULL),
+    *((*SMALL, "--layout.zero", zero) for zero in ("0", "2", "3")),
+    *((*SMALL, "--train.recompute", setting) for setting in ("attention", "every-2", "selective")),
+    (*SMALL, "--layout.zero", "3", *FULL),
+    (*SMALL, "--layout.zero", "3", *NARROW),
+    (*SMALL, *NARROW, "--train.recompute", "selective"),
+    (*SMALL, "--pack.step_tokens", "8192"),
+    (*SMALL, *FULL, *ONE),
+    (*SMALL, "--pack.context_tokens", "4096"),
+    (*SMALL, "--pack.context_tokens", "8192"),
+    *((*TWO, "--layout.zero", zero) for zero in ("0", "3")),
+    (*TWO, *FULL),
     (*TWO, *NARROW),
-    (*TWO, "--layout.zero", "3", *NARROW),
-    (*TWO, *NARROW, "--train.recompute", "selective"),
-    ("--layout.dp", "1"),
-    (*TWO, "--model.preset", "2m", "--pack.context_tokens", "8192"),
-    (*TWO, "--pack.context_tokens", "4096"),
-    (*TWO, "--model.preset", "30m", "--pack.context_tokens", "1024"),
     (*TWO, *MOE),
     (*TWO, *MOE, "--layout.expert", "2"),
-    ("--layout.dp", "1", "--layout.context", "2"),
-    ("--layout.dp", "1", "--layout.tensor", "2"),
+    ("--layout.dp", "1", "--model.preset", "2m", "--layout.context", "2"),
+    ("--layout.dp", "1", "--model.preset", "2m", "--layout.tensor", "2"),
+    (*TWO, "--model.preset", "30m", "--pack.context_tokens", "1024"),
 ]
-PASSING = ("activations", "loss", "working space", "communication")
+PASSING = ("loss", "working space", "communication")
+PARTS = ("fixed_bytes", "kept_share", "passing_share", "size_bytes")
+"""What ``fit`` finds of a ``DeviceOverhead``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,8 @@ class Peak:
     forecast_bytes: int
     measured_bytes: int
     tokens: int
+    micro_batches: int
+    sizes: int
     terms: dict[str, int]
 
     @property
@@ -63,15 +73,16 @@ class Peak:
         """Of the forecast."""
         return self.forecast_bytes / self.measured_bytes - 1
 
-    @property
-    def passing_bytes(self) -> int:
-        """Counted bytes that come and go within a step."""
-        return sum(self.terms[name] for name in PASSING)
+    def sides(self, *, narrow: bool) -> list[float]:
+        """What each of ``PARTS`` is multiplied by."""
+        kept = self.terms["activations"] if self.micro_batches > 1 else 0
+        passing = sum(self.terms[name] for name in PASSING)
+        return [1.0, float(kept), float(passing), float(self.sizes * narrow)]
 
     @property
     def uncounted_bytes(self) -> int:
         """Measured, and not counted."""
-        return self.measured_bytes - self.forecast_bytes + self.terms["allocator"]
+        return self.measured_bytes - self.forecast_bytes + self.terms["device"]
 
 
 def run(folder: Path, options: tuple[str, ...]) -> list[Peak]:
@@ -93,16 +104,16 @@ def run(folder: Path, options: tuple[str, ...]) -> list[Peak]:
     return found
 
 
-def fit(peaks: list[Peak]) -> tuple[float, float]:
-    """Fixed bytes and share of what passes that come nearest to what was not counted.
-
-    Nearest relative to what was measured, as the score is.
-    """
-    weight = np.array([1 / peak.measured_bytes for peak in peaks])
-    sides = np.stack([weight, weight * [peak.passing_bytes for peak in peaks]], axis=1)
-    wanted = weight * [peak.uncounted_bytes for peak in peaks]
-    fixed, share = np.linalg.lstsq(sides, wanted, rcond=None)[0]
-    return float(fixed), float(share)
+def fit(found: dict[tuple[str, ...], list[Peak]]) -> list[float]:
+    """The ``PARTS`` that come nearest to what was not counted, as shares of what was measured."""
+    sides, wanted = [], []
+    for options, peaks in found.items():
+        for peak in peaks:
+            narrow = NARROW[1] in options
+            sides.append([each / peak.measured_bytes for each in peak.sides(narrow=narrow)])
+            wanted.append(peak.uncounted_bytes / peak.measured_bytes)
+    solution = np.linalg.lstsq(np.array(sides), np.array(wanted), rcond=None)[0]
+    return [float(each) for each in solution]
 
 
 def _row(options: tuple[str, ...], peaks: list[Peak]) -> dict[str, object]:
@@ -112,6 +123,7 @@ def _row(options: tuple[str, ...], peaks: list[Peak]) -> dict[str, object]:
         "options": " ".join(options),
         "set": "fitted" if options in FITTED else "scored",
         "tokens": worst.tokens,
+        "sizes": worst.sizes,
         "forecast_mib": round(worst.forecast_bytes / 2**20, 1),
         "measured_mib": round(worst.measured_bytes / 2**20, 1),
         "worst_rank_error": round(worst.error, 3),
@@ -130,18 +142,15 @@ def measure() -> dict[str, object]:
             f"{row['set']}  {row['options']:72} {row['forecast_mib']:8} {row['measured_mib']:8} "
             f"MiB  {row['worst_rank_error']:+.3f}\n"
         )
-    fixed_bytes, share = fit([peak for case in FITTED for peak in found[case]])
+    parts = fit({case: found[case] for case in FITTED})
     errors = sorted(abs(peak.error) for case in SCORED for peak in found[case])
     return {
         "what": "peak resident bytes of a rank, less the interpreter's, beside cost/memory.py",
         "worst_error (goal 0.10)": round(errors[-1], 3),
         "median_error": round(float(np.median(errors)), 3),
         "within_goal": f"{sum(error <= 0.1 for error in errors)} of {len(errors)} ranks",
-        "fitted": {"fixed_mib": round(fixed_bytes / 2**20, 1), "slack_share": round(share, 3)},
-        "shipped": {
-            "fixed_mib": round(CPU_OVERHEAD.fixed_bytes / 2**20, 1),
-            "slack_share": CPU_OVERHEAD.slack_share,
-        },
+        "fitted": dict(zip(PARTS, parts, strict=True)),
+        "shipped": {name: getattr(CPU_OVERHEAD, name) for name in PARTS},
         "rows": rows,
         "environment": environment(),
     }

@@ -39,6 +39,7 @@ Sources
 from dataclasses import dataclass
 
 from equipoise.cost.memory_layer import LayerBytes, token_bytes
+from equipoise.cost.memory_overhead import CPU_OVERHEAD, DeviceOverhead
 from equipoise.cost.memory_weights import Group, held_groups
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
@@ -47,32 +48,8 @@ from equipoise.spec.run import Precision, Recompute
 
 _LOSS_CHUNK_BYTES = 8 << 20
 
-_PASSING = ("activations", "loss", "working space", "communication")
-"""Terms of what comes and goes within a step."""
-
 _TOKEN_BYTES = 32
 """Of a token, whatever the model: its number, label and position (int64 each), and a mask."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceOverhead:
-    """What a device and its libraries take beside the bytes that are counted."""
-
-    slack_share: float = 0.0
-    """What the allocator cannot use, as a share of what comes and goes."""
-    message_copies: float = 0.0
-    """Copies of a reduced buffer that the message library makes."""
-    fixed_bytes: int = 0
-    """Contexts, workspaces and streams, once."""
-
-
-CPU_OVERHEAD = DeviceOverhead(slack_share=0.2, message_copies=1.0)
-"""glibc 2.36 and gloo.
-
-Gloo reduces a copy of its input. The share of malloc was measured with a 7M decoder of 4,096 tokens
-in fp32 on one rank (``bench/memory.py`` scores the others): 500 MiB live at the peak, of which 375
-come and go, 570 MiB resident.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +73,7 @@ class MemoryForecast:
 
     terms: dict[str, int]
     """``parameters``, ``gathered parameters``, ``gradients``, ``optimizer``, ``activations``,
-    ``loss``, ``working space``, ``communication`` and ``allocator``, at the fullest moment."""
+    ``loss``, ``working space``, ``communication`` and ``device``, at the fullest moment."""
 
     @property
     def total_bytes(self) -> int:
@@ -106,7 +83,7 @@ class MemoryForecast:
     @property
     def counted_bytes(self) -> int:
         """Without what the device takes."""
-        return self.total_bytes - self.terms["allocator"]
+        return self.total_bytes - self.terms["device"]
 
 
 def whole_model(model: ModelSpec) -> StageShare:
@@ -123,6 +100,8 @@ def forecast_memory(
     recompute: Recompute,
     stage: StageShare | None = None,
     received_values: int = 0,
+    micro_batches: int = 2,
+    sizes: int = 1,
     overhead: DeviceOverhead = CPU_OVERHEAD,
 ) -> MemoryForecast:
     """Peak memory of a rank whose largest micro-batch has ``tokens`` tokens.
@@ -138,6 +117,10 @@ def forecast_memory(
             model, one micro-batch, unless given.
         received_values: Keys and values of other ranks' tokens that a layer keeps for its
             backward, along cp [numbers].
+        micro_batches: That the rank runs in a step; what a device takes depends on whether there
+            are several.
+        sizes: Different sizes of micro-batches that it will see, where the device keeps something
+            for each.
         overhead: Of the device.
 
     Returns:
@@ -188,17 +171,19 @@ def forecast_memory(
     left = 0 if sums_at_end else max(0.0, total * (stage.kept_micro_batches - 1))
     moments.append(_moment(gradients + new * tables.params, left, reduced))
 
-    def slack(terms: dict[str, float]) -> float:
-        return overhead.slack_share * sum(terms[name] for name in _PASSING)
+    def taken(terms: dict[str, float]) -> float:
+        narrow_sizes = sizes if precision == "bf16" else 0
+        several = micro_batches > 1
+        return overhead.taken_bytes(terms, several=several, narrow_sizes=narrow_sizes)
 
-    fullest = max(moments, key=lambda terms: sum(terms.values()) + slack(terms))
+    fullest = max(moments, key=lambda terms: sum(terms.values()) + taken(terms))
     return MemoryForecast(
         {
             "parameters": 4 * owned,
             "gathered parameters": width * gathered,
             "optimizer": 8 * owned,
             **{name: int(value) for name, value in fullest.items()},
-            "allocator": int(slack(fullest)) + overhead.fixed_bytes,
+            "device": int(taken(fullest)),
         }
     )
 

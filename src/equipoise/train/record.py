@@ -52,6 +52,8 @@ class RunRecord:
         self._overhead_s: float | None = None
         self._largest_tokens = 0
         self._received_bytes = 0
+        self._turns = 0
+        self._sizes: set[int] = set()
         self._kept_layer_tokens = 0
         self._peak_bytes = 0
 
@@ -98,8 +100,11 @@ class RunRecord:
         plan_s: float,
     ) -> None:
         """A packing decision, on rank 0, beside what a plain pack would have been."""
-        for turn in range(len(self.sharing.turns(packed))):
+        turns = len(self.sharing.turns(packed))
+        self._turns = max(self._turns, turns)
+        for turn in range(turns):
             tokens, received_bytes = self.sharing.holds(packed, turn)
+            self._sizes.add(tokens)
             self._largest_tokens = max(self._largest_tokens, tokens)
             self._received_bytes = max(self._received_bytes, received_bytes)
         if loads.kept_layer_tokens:
@@ -217,6 +222,8 @@ class RunRecord:
             recompute=self.spec.train.recompute,
             stage=stage,
             received_values=self._received_bytes // 4,
+            micro_batches=self._turns,
+            sizes=len(self._sizes),
         )
         self.journal.write(
             "decision",
@@ -224,6 +231,8 @@ class RunRecord:
             forecast_bytes=forecast.total_bytes,
             terms=forecast.terms,
             tokens=self._largest_tokens,
+            micro_batches=self._turns,
+            sizes=len(self._sizes),
             most_tokens=self.spec.pack.most_tokens,
             measured_bytes=self._peak_bytes,
         )

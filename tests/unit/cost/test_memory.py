@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.memory import (
-    DeviceOverhead,
-    MemoryForecast,
-    StageShare,
-    forecast_memory,
-    whole_model,
-)
+from equipoise.cost.memory import MemoryForecast, StageShare, forecast_memory, whole_model
+from equipoise.cost.memory_overhead import DeviceOverhead
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec, preset
 from equipoise.spec.run import Recompute
@@ -40,7 +35,7 @@ def test_terms_add_up_to_the_total_and_none_is_negative(zero, precision, recompu
     counted = forecast(
         layout=Layout(dp=2, zero=zero), precision=precision, recompute=recompute, overhead=NONE
     )
-    assert counted.total_bytes == counted.counted_bytes <= found.counted_bytes
+    assert counted.total_bytes == counted.counted_bytes <= found.total_bytes
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from((0, 1, 2, 3)))
@@ -193,10 +188,25 @@ def test_ranks_that_share_hidden_units_hold_less_and_keep_the_rows_of_all() -> N
 
 
 def test_what_a_device_takes_is_given_from_outside() -> None:
-    counted = forecast(overhead=NONE)
-    taken = forecast(overhead=DeviceOverhead(slack_share=0.5, fixed_bytes=1000))
-    passing = sum(
-        counted.terms[name] for name in ("activations", "loss", "working space", "communication")
-    )
-    assert taken.total_bytes - counted.total_bytes == passing // 2 + 1000
-    assert taken.counted_bytes == counted.counted_bytes
+    def taken(**changes) -> int:
+        layout = Layout(dp=2, zero=3)
+        with_ = forecast(layout=layout, overhead=overhead, **changes)
+        counted = forecast(layout=layout, overhead=NONE, precision=with_precision(changes))
+        assert with_.counted_bytes == counted.counted_bytes
+        return with_.terms["device"]
+
+    def with_precision(changes: dict) -> str:
+        return changes.get("precision", "fp32")
+
+    terms = forecast(layout=Layout(dp=2, zero=3), overhead=NONE).terms
+    passing = sum(terms[name] for name in ("loss", "working space", "communication"))
+    overhead = DeviceOverhead(fixed_bytes=1000)
+    assert taken() == 1000
+    overhead = DeviceOverhead(kept_share=0.5)
+    assert taken() == terms["activations"] // 2
+    assert taken(micro_batches=1) == 0
+    overhead = DeviceOverhead(passing_share=0.5)
+    assert taken(micro_batches=1) == passing // 2
+    overhead = DeviceOverhead(size_bytes=100)
+    assert taken(sizes=7) == 0
+    assert taken(sizes=7, precision="bf16") == 700

@@ -1,0 +1,62 @@
+"""What a device and its libraries hold beside the bytes that a forecast counts.
+
+What it decides
+    Counted bytes are the same on any device; these are measured on one. On a CPU rank three
+    things hold more than tensors do. *malloc*: between micro-batches of unlike sizes gradients
+    stay, and the next activations do not fit between them; what works with tensors that come and
+    go leaves holes in any step. *oneDNN* compiles a kernel for every size of a product in bf16 and
+    keeps it, so that each new size of a micro-batch adds to what a rank holds. *Gloo* reduces a
+    copy of its input.
+
+Kept true (tests/unit/cost/test_memory.py)
+    Without overhead nothing is added; each part grows with what it is a part of.
+
+Sources
+    ``bench/memory.py`` measures, fits on one set of runs and scores on another.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_PASSING = ("loss", "working space", "communication")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOverhead:
+    """Of one kind of device; the default is one that holds what is counted and nothing else."""
+
+    fixed_bytes: int = 0
+    """Contexts, workspaces and what libraries load at their first use."""
+    kept_share: float = 0.0
+    """Of activations, where a rank runs several micro-batches in a step."""
+    passing_share: float = 0.0
+    """Of the loss, working space and messages, which come and go while activations are kept."""
+    size_bytes: int = 0
+    """For each size of a micro-batch that a rank has seen, in bf16."""
+    message_copies: float = 0.0
+    """Copies of a reduced buffer that the message library makes."""
+
+    def taken_bytes(self, terms: Mapping[str, float], *, several: bool, narrow_sizes: int) -> float:
+        """Beside counted terms, message copies left out.
+
+        Args:
+            terms: Of one moment of a step, by name.
+            several: The rank runs more than one micro-batch in a step.
+            narrow_sizes: Sizes of micro-batches that it has seen, 0 unless in bf16.
+        """
+        kept = self.kept_share * terms["activations"] if several else 0.0
+        passing = self.passing_share * sum(terms[name] for name in _PASSING)
+        return self.fixed_bytes + kept + passing + self.size_bytes * narrow_sizes
+
+
+CPU_OVERHEAD = DeviceOverhead(
+    fixed_bytes=8 << 20,
+    kept_share=0.49,
+    passing_share=1.15,
+    size_bytes=int(3.3 * 2**20),
+    message_copies=1.0,
+)
+"""A rank on a CPU: glibc 2.36 as ``train.process`` sets it, oneDNN of torch 2.13, gloo.
+
+Fitted on the runs that ``bench/memory.py`` names as fitted, all but one of them of the 2M preset.
+"""
