@@ -7,14 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from equipoise.base.errors import CheckError, SpecError
+from equipoise.base.errors import CheckError
+from equipoise.cli import check_layouts
+from equipoise.cli.check_model import read_worlds, scaled_down
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from equipoise.spec.model import ModelSpec
     from equipoise.train.check_case import Verdict
 
 HELP = "prove that every layout and packing gives one rank's loss and gradients"
@@ -25,6 +26,7 @@ examples:
   equipoise check run.toml --ranks 8       data, ZeRO, context and tensor parallelism on 8 ranks
   equipoise check run.toml --in-process    the attention strategies alone, in seconds
   equipoise check run.toml --full-size     the model as it is
+  equipoise check --layout all-legal       every legal layout of 2, 3, 4 and 8 ranks, dense and MoE
   equipoise check --json
 """
 
@@ -41,9 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         nargs="+",
-        default=[1, 2, 3, 4],
         metavar="N",
-        help="numbers of ranks to prove (default: 1 2 3 4)",
+        help="numbers of ranks to prove (default: 1 2 3 4; of --layout all-legal: 2 3 4 8)",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=["all-legal"],
+        help="every legal layout instead (dp, cp, tp, pp, ep, etp, zero, replicas), of the model "
+        "with and without experts, each twice; ranks take turns in one process for each core, or "
+        "are --processes over gloo",
     )
     parser.add_argument(
         "--full-size",
@@ -63,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a case fails."""
+    if args.layout is not None:
+        return check_layouts.run(args)
     from equipoise.train.check import play_cases, run_cases
     from equipoise.train.check_case import (
         all_cases,
@@ -74,15 +84,13 @@ def run(args: argparse.Namespace) -> int:
     )
     from equipoise.train.check_pipeline import pipeline_cases
 
-    if min(args.ranks) < 1:
-        raise SpecError(f"--ranks {min(args.ranks)} is no number of ranks. Give 1 or more.")
+    worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
     layout = resolved.spec.layout
     # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
     whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
-    model = whole if args.full_size else _scaled_down(whole)
+    model = whole if args.full_size else scaled_down(whole)
     progress = make_progress(args.quiet or args.json)
-    worlds = sorted(set(args.ranks))
     verdicts: list[Verdict] = []
     if not args.processes:
         played = [case for world in worlds for case in played_cases(world)]
@@ -103,17 +111,6 @@ def run(args: argparse.Namespace) -> int:
         verdicts += run_cases(real, model, progress)
     _show(args, verdicts)
     return 0
-
-
-def _scaled_down(model: "ModelSpec") -> "ModelSpec":
-    narrow = 2 * model.heads * max(4, -(-64 // (2 * model.heads)))
-    model = model.scaled(layers=min(2, model.layers), hidden=min(narrow, model.hidden))
-    return dataclasses.replace(
-        model,
-        vocab=min(512, model.vocab),
-        dense_layers=min(1, model.dense_layers),  # so that one of two layers has experts
-        expert_every=min(2, model.expert_every),
-    )
 
 
 def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]") -> None:

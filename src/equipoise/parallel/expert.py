@@ -42,13 +42,12 @@ from torch.distributed.fsdp import DataParallelMeshDims, MixedPrecisionPolicy, f
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from equipoise.base.axes import EXPERT_AXIS, EXPERT_TENSOR_AXIS, REPLICATE_AXIS, SHARD_AXIS
-from equipoise.base.errors import LayoutError
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh, Peers, join_alone
 from equipoise.nn.moe import Experts, MixtureOfExperts
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert_split import ExpertSplit
-from equipoise.schedule.expert import split_experts
+from equipoise.spec.experts import require_units, split_experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,16 +209,8 @@ def spread_experts(module: nn.Module, mesh: Mesh, *, policy: MixedPrecisionPolic
 
 
 def _units(ffn: int, sharers: Peers) -> range:
-    """The hidden units of this rank.
-
-    Raises:
-        LayoutError: a rank would have none.
-    """
-    if not part_of(ffn, ranks=sharers.count, rank=sharers.count - 1):
-        raise LayoutError(
-            f"Experts of {ffn} hidden units in runs of {-(-ffn // sharers.count)} leave the last "
-            f"of etp = {sharers.count} ranks without any. Lower etp."
-        )
+    """The hidden units of this rank."""
+    require_units(ffn, ranks=sharers.count)
     return part_of(ffn, ranks=sharers.count, rank=sharers.rank)
 
 

@@ -25,36 +25,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.base.errors import LayoutError
+from equipoise.spec.experts import split_experts as split_experts
 
 Ints = npt.NDArray[np.int64]
 
 _COUNT_BYTES = 8
 """Of one entry of the counts that ranks tell each other, int64."""
-
-
-def split_experts(experts: int, *, ranks: int) -> list[int]:
-    """Experts of each rank.
-
-    Raises:
-        LayoutError: a rank would have none.
-
-    >>> split_experts(8, ranks=4), split_experts(7, ranks=4)
-    ([2, 2, 2, 2], [2, 2, 2, 1])
-    """
-    if not experts:
-        raise LayoutError(
-            f"The model has no experts that {ranks} ranks could share. Set layout.expert = 1 and "
-            f"layout.expert_tensor = 1, or model.experts."
-        )
-    most = -(-experts // ranks)
-    busy = -(-experts // most)
-    if busy < ranks:
-        raise LayoutError(
-            f"{experts} experts in runs of {most} leave {ranks - busy} of {ranks} ranks without "
-            f"any. Set layout.expert to {busy}."
-        )
-    return [min(most, experts - rank * most) for rank in range(ranks)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError
+from equipoise.spec.experts import require_units, split_experts
 from equipoise.spec.model import ModelSpec
 
 Ints = npt.NDArray[np.int64]
@@ -260,7 +261,7 @@ class Layout:
 
         Raises:
             LayoutError: heads do not divide over tp, or there are fewer layers than stages,
-                or fewer words or hidden units than tp needs.
+                fewer words or hidden units than tp needs, or fewer experts than ep needs.
         """
         if model.heads % self.tp:
             raise LayoutError(
@@ -280,6 +281,9 @@ class Layout:
                 f"{model.layers} layers are fewer than pp = {self.pp} stages. Set pp to "
                 f"{model.layers} or less."
             )
+        if self.ep * self.etp > 1:
+            split_experts(model.experts, ranks=self.ep if model.experts else self.ep * self.etp)
+            require_units(model.expert_ffn, ranks=self.etp)
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world:

@@ -15,10 +15,6 @@ Kept true (tests/multi/test_check.py)
 
 import dataclasses
 import functools
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +29,7 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Ledger
 from equipoise.cost.curve import counted_curve
-from equipoise.data.store import Progress, SilentProgress
+from equipoise.data.progress import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder, set_recompute
 from equipoise.parallel.context.plan import ContextPlan
 from equipoise.parallel.zero import ShardedDecoder
@@ -44,6 +40,7 @@ from equipoise.spec.recompute import attention_repeats
 from equipoise.spec.run import LayoutSpec, PackSpec
 from equipoise.train import check_pipeline
 from equipoise.train.check_case import Case, Verdict
+from equipoise.train.check_progress import growing_file, tell
 from equipoise.train.check_sample import (
     Reference,
     References,
@@ -244,7 +241,7 @@ def check_cases(
     for case in cases:
         if case.pipeline > 1:
             found.append(_run_pipeline(ranks, case, references))
-            _tell(ranks, done)
+            tell(ranks, done)
             continue
         grouping = LayoutSpec(
             context=case.context,
@@ -254,14 +251,8 @@ def check_cases(
             zero=case.zero if case.shares_weights else 0,  # whose mesh is used
         )
         found.append(_run_case(ranks, case, references, join(grouping)))
-        _tell(ranks, done)
+        tell(ranks, done)
     return found
-
-
-def _tell(ranks: Ranks, done: Path | None) -> None:
-    if done is not None and ranks.rank == 0:
-        with done.open("ab") as file:
-            file.write(b".")
 
 
 def play_case(case: Case, references: References) -> Verdict:
@@ -310,33 +301,8 @@ def run_cases(
         these = [case for case in cases if case.ranks == world]
         progress.start(f"{world} real rank{'s' if world > 1 else ''}", len(these))
         try:
-            with _growing_file(progress.advance) as done:
+            with growing_file(progress.advance) as done:
                 found += run_ranks(world, check_cases, these, model, done)[0]
         finally:
             progress.finish()
     return found
-
-
-@contextmanager
-def _growing_file(advance: Callable[[int], None]) -> Iterator[Path]:
-    """A file whose growth is told, byte by byte, while it grows."""
-    with tempfile.TemporaryDirectory(prefix="equipoise-check-") as folder:
-        file, over, told = Path(folder) / "done", threading.Event(), 0
-        file.touch()
-
-        def tell() -> None:
-            nonlocal told
-            is_over = False
-            while not is_over:
-                is_over = over.wait(0.1)
-                size = file.stat().st_size
-                advance(size - told)
-                told = size
-
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        try:
-            yield file
-        finally:
-            over.set()
-            teller.join()

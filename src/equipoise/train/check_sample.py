@@ -15,7 +15,9 @@ Kept true (tests/multi/test_check.py)
     A gradient that is wrong in one parameter alone differs from the reference.
 """
 
+import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,10 +44,10 @@ class Sample:
     tokens: tuple[Tensor, ...]
 
     @classmethod
-    def draw(cls, vocab: int) -> "Sample":
+    def draw(cls, vocab: int, doc_tokens: Sequence[int] = _DOCUMENT_TOKENS) -> "Sample":
         """The same documents on every rank."""
         generator = torch.Generator().manual_seed(0)
-        return cls(tuple(torch.randint(vocab, (n,), generator=generator) for n in _DOCUMENT_TOKENS))
+        return cls(tuple(torch.randint(vocab, (n,), generator=generator) for n in doc_tokens))
 
     @property
     def pieces(self) -> Pieces:
@@ -108,10 +110,16 @@ def make_decoder(model: ModelSpec, labels: int) -> Decoder:
     return decoder.double() if model.experts else decoder
 
 
-def compute_reference(model: ModelSpec, sample: Sample, packed: PackedStep) -> Reference:
-    """Run the pieces of a step one after another."""
+def compute_reference(decoder: Decoder, sample: Sample, packed: PackedStep) -> Reference:
+    """Run the pieces of a step one after another.
+
+    Args:
+        decoder: As ``make_decoder`` returns it; gets no gradient.
+        sample: Its tokens.
+        packed: Its pieces.
+    """
     labels = sample.count_labels(packed)
-    decoder = make_decoder(model, labels)
+    decoder = copy.deepcopy(decoder)
     total, logits = 0.0, {}
     for row in rows_of(packed):
         piece = sample.batch(MicroBatch(np.array([row])))
@@ -146,7 +154,8 @@ class References:
         """What a step must equal."""
         rows = rows_of(packed)
         if rows not in self._found:
-            self._found[rows] = compute_reference(self.model, self.sample, packed)
+            decoder = make_decoder(self.model, self.sample.count_labels(packed))
+            self._found[rows] = compute_reference(decoder, self.sample, packed)
         return self._found[rows]
 
 

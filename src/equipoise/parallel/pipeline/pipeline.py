@@ -92,9 +92,9 @@ class Pipeline:
             )
         self.part, self._peers = part, peers
         self._mail = Mail(peers.group, ledger)
-        kept = next((p.dtype for p in part.parameters()), torch.float32)
-        self._dtype = dtype or kept
-        self._is_narrow = self._sharded is not None and self._dtype != kept
+        kept = next((p.dtype for p in part.parameters()), None)
+        self._dtype = dtype or _join_dtype(kept, peers)
+        self._is_narrow = self._sharded is not None and kept not in (None, self._dtype)
         self._replicas = None if self._sharded is None else Replicas.of(self._sharded, part)
 
     @property
@@ -188,6 +188,14 @@ class Pipeline:
                 f"other micro-batches than rank {self._peers.rank}. Give every rank the same pack, "
                 f"prices and version of equipoise."
             )
+
+
+def _join_dtype(kept: torch.dtype | None, peers: Peers) -> torch.dtype:
+    """The dtype of the pipeline's weights, also on a rank whose stages have none."""
+    names: list[torch.dtype | None] = [kept] * peers.count
+    if peers.count > 1:
+        dist.all_gather_object(names, kept, group=peers.group)
+    return next((name for name in names if name is not None), torch.float32)
 
 
 def play_pipeline(

@@ -1,0 +1,118 @@
+"""Threads that take turns: one runs at a time, and hands its turn on where it must wait.
+
+What it decides
+    Whoever comes last to a meeting moves the data of all, in the order of ranks, so that results do
+    not depend on who is when. If every rank that is left waits, no turn can ever be handed back,
+    and all end with a sentence that says who waits where.
+
+Kept true (tests/multi/test_turns.py)
+    A rank that fails, and ranks that wait for each other, end all.
+"""
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.base.errors import FaultError
+
+Move = Callable[[list[Any]], None]
+"""Moves the data of all ranks of a group, given in their order."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """Ranks that have handed their turn on, and what for."""
+
+    told: threading.Condition
+    ranks: list[int] = field(default_factory=list)
+    data: dict[int, Any] = field(default_factory=dict)
+    is_over: bool = False
+
+
+_Key = tuple[Any, ...]
+
+
+class Room:
+    """What the ranks of a process share. Whoever runs holds ``turn``."""
+
+    def __init__(self, ranks: int) -> None:
+        self.turn = threading.Lock()
+        self.here = threading.local()
+        self._ranks = ranks
+        self._meetings: dict[_Key, _Wait] = {}
+        self._mail: dict[_Key, deque[Tensor]] = defaultdict(deque)
+        self._readers: dict[_Key, _Wait] = {}
+        self._waiting: dict[int, tuple[str, _Wait]] = {}
+        self._ended = 0
+        self._fault = ""
+
+    def meet(self, key: _Key, rank: int, of: int, data: Any, move: Move) -> None:
+        """Wait for all ranks of a group; whoever is last moves everybody's data.
+
+        Args:
+            key: Of the group, and the number and name of its collective.
+            rank: In the group.
+            of: Its ranks.
+            data: Of this rank.
+            move: Takes the data of all, in the order of ranks.
+        """
+        meeting = self._meetings.setdefault(key, _Wait(threading.Condition(self.turn)))
+        meeting.data[rank] = data
+        if len(meeting.data) < of:
+            self._hand_on(meeting, f"{key[-1]} of {of} ranks")
+            return
+        del self._meetings[key]
+        with torch.no_grad():
+            move([meeting.data[each] for each in range(of)])
+        self._release(meeting)
+
+    def send(self, key: _Key, data: Tensor) -> None:
+        """Leave a copy for the reader of a message."""
+        self._mail[key].append(data.detach().clone())
+        if key in self._readers:
+            self._release(self._readers.pop(key))
+
+    def receive(self, key: _Key, data: Tensor) -> None:
+        """Wait for a message."""
+        if not self._mail[key]:
+            self._readers[key] = _Wait(threading.Condition(self.turn))
+            self._hand_on(self._readers[key], "a receive")
+        data.detach().copy_(self._mail[key].popleft())
+
+    def end(self, fault: str) -> None:
+        """A rank is through; if it failed, all are."""
+        self._ended += 1
+        self._fault = self._fault or fault
+        self._look()
+
+    def _hand_on(self, wait: _Wait, name: str) -> None:
+        rank: int = self.here.rank
+        wait.ranks.append(rank)
+        self._waiting[rank] = name, wait
+        self._look()
+        while not (wait.is_over or self._fault):
+            wait.told.wait()
+        if not wait.is_over:
+            raise FaultError(self._fault)
+
+    def _release(self, wait: _Wait) -> None:
+        wait.is_over = True
+        for rank in wait.ranks:
+            del self._waiting[rank]
+        wait.told.notify_all()
+
+    def _look(self) -> None:
+        """Notice that nobody can go on."""
+        if self._waiting and len(self._waiting) + self._ended == self._ranks and not self._fault:
+            where = ", ".join(
+                f"rank {at} in {self._waiting[at][0]}" for at in sorted(self._waiting)
+            )
+            self._fault = f"Every rank that is left waits for another: {where}."
+        if self._fault:
+            for _, wait in self._waiting.values():
+                wait.told.notify_all()

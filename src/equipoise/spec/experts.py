@@ -1,0 +1,49 @@
+"""How many experts, and how many hidden units of each, every rank of a layer has.
+
+What it decides
+    Runs of ``ceil(n / ranks)``, the last one shorter, as torch splits a dim. A rank with none
+    would hold nothing and wait for all, so that is no layout.
+
+Kept true (tests/unit/schedule/test_expert.py)
+    Every expert is on one rank, and none is left without any.
+"""
+
+from equipoise.base.errors import LayoutError
+
+
+def split_experts(experts: int, *, ranks: int) -> list[int]:
+    """Experts of each rank.
+
+    Raises:
+        LayoutError: a rank would have none.
+
+    >>> split_experts(8, ranks=4), split_experts(7, ranks=4)
+    ([2, 2, 2, 2], [2, 2, 2, 1])
+    """
+    if not experts:
+        raise LayoutError(
+            f"The model has no experts that {ranks} ranks could share. Set layout.expert = 1 and "
+            f"layout.expert_tensor = 1, or model.experts."
+        )
+    most = -(-experts // ranks)
+    busy = -(-experts // most)
+    if busy < ranks:
+        raise LayoutError(
+            f"{experts} experts in runs of {most} leave {ranks - busy} of {ranks} ranks without "
+            f"any. Set layout.expert to {busy}."
+        )
+    return [min(most, experts - rank * most) for rank in range(ranks)]
+
+
+def require_units(units: int, *, ranks: int) -> None:
+    """Refuse to split the hidden units of an expert over more ranks than get some.
+
+    Raises:
+        LayoutError: the last rank would have none.
+    """
+    most = -(-units // ranks)
+    if most * (ranks - 1) >= units:
+        raise LayoutError(
+            f"Experts of {units} hidden units in runs of {most} leave the last of etp = {ranks} "
+            f"ranks without any. Lower etp."
+        )

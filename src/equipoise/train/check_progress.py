@@ -1,0 +1,45 @@
+"""How far cases on other processes have come, told through a file that grows by a byte with each.
+
+Kept true (tests/multi/test_check.py)
+    As many steps are told as there are cases.
+"""
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from equipoise.comm.group import Ranks
+
+
+def tell(ranks: Ranks, done: Path | None) -> None:
+    """Say that a case is done, if anybody listens."""
+    if done is not None and ranks.rank == 0:
+        with done.open("ab") as file:
+            file.write(b".")
+
+
+@contextmanager
+def growing_file(advance: Callable[[int], None]) -> Iterator[Path]:
+    """A file whose growth is told, byte by byte, while it grows."""
+    with tempfile.TemporaryDirectory(prefix="equipoise-check-") as folder:
+        file, over, told = Path(folder) / "done", threading.Event(), 0
+        file.touch()
+
+        def tell() -> None:
+            nonlocal told
+            is_over = False
+            while not is_over:
+                is_over = over.wait(0.1)
+                size = file.stat().st_size
+                advance(size - told)
+                told = size
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
+            yield file
+        finally:
+            over.set()
+            teller.join()

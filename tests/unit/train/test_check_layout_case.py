@@ -1,0 +1,133 @@
+"""Which layouts ``equipoise check --layout all-legal`` proves, and what it says of them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from equipoise.cli import check_layouts as verb
+from equipoise.cli.main import main
+from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
+from equipoise.spec.layout import Layout
+from equipoise.spec.layout_space import legal_layouts
+from equipoise.spec.model import ModelSpec, preset
+from equipoise.train import check_layout
+from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict, layout_cases
+
+DENSE = ModelSpec(layers=2, hidden=32, heads=8, kv_heads=2, ffn=48, vocab=64, head_width=4)
+SPARSE = dataclasses.replace(DENSE, experts=15, top_k=2, expert_ffn=24, dense_layers=1)
+
+
+def degrees(layout: Layout) -> Layout:
+    return dataclasses.replace(layout, zero=0, replicas=1)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_every_legal_layout_is_a_case(ranks: int) -> None:
+    cases = layout_cases(ranks, [DENSE, SPARSE])
+    assert len(cases) == len(set(cases))
+    for model in (DENSE, SPARSE):
+        mine = [case for case in cases if bool(case.model.experts) == bool(model.experts)]
+        deep = dataclasses.replace(model, layers=8)
+        assert {c.layout for c in mine if c.precision == "fp64"} == set(legal_layouts(ranks, deep))
+        narrow = [case.layout for case in mine if case.precision == "fp32"]
+        assert {degrees(each) for each in narrow} == {degrees(case.layout) for case in mine}
+        assert len(narrow) == len({degrees(each) for each in narrow})
+        assert {each.zero for each in narrow} == {0, 1, 2, 3}
+    for case in cases:
+        assert case.model.layers == max(2, case.layout.pp)
+
+
+def test_every_strategy_of_pipelines_has_its_turn() -> None:
+    names = {case.schedule for case in layout_cases(8, [SPARSE]) if case.layout.pp > 1}
+    assert names == set(STRATEGIES) - {*LOSSY, "dualpipe-v"}
+
+
+def test_a_model_is_checked_with_and_without_experts() -> None:
+    dense, sparse = verb.both_kinds(DENSE)
+    assert (dense.experts, sparse.experts, sparse.dense_layers) == (0, 15, 1)
+    dense, sparse = verb.both_kinds(dataclasses.replace(preset("moe-3m"), capacity_factor=1.5))
+    assert (dense.experts, sparse.experts, sparse.capacity_factor) == (0, 8, 0.0)
+
+
+CASE = LayoutCase(Layout(dp=2, pp=2, ep=2, zero=3, replicas=2), SPARSE, "fp64", "zb-h1")
+RIGHT = LayoutVerdict(CASE, 1e-16, 2e-16, "norm.weight", True)
+WRONG = LayoutVerdict(
+    dataclasses.replace(CASE, layout=Layout(dp=4), model=DENSE, precision="fp32"),
+    1e-7,
+    0.5,
+    "embed.weight",
+    True,
+)
+OTHER = dataclasses.replace(RIGHT, is_repeated=False)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, verdicts: list[LayoutVerdict], *flags: str) -> int:
+    monkeypatch.setattr(check_layout, "prove_layouts", lambda *_, **__: verdicts)
+    return main(["check", "--layout", "all-legal", "--ranks", "2", *flags])
+
+
+def test_a_wrong_layout_is_named_with_its_parameter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(monkeypatch, [RIGHT, WRONG, OTHER]) == 5
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "2 of 3 layouts differ from one rank; the worst is embed.weight on 4 ranks (dense, dp = 4, "
+        "zero = 1, fp32): gradient 5.0e-01, loss 1.0e-07. Please report it with the output of "
+        "`equipoise check --layout all-legal --json`.\n"
+    )
+    rows = [line for line in captured.out.splitlines() if "exact" in line or "WRONG" in line]
+    assert ["WRONG" in row for row in rows] == [False, True, True]
+    assert "2 x 1 x 1 x 2" in rows[0]
+    assert "embed.weight" in rows[2] and "zero 1, replicas 1" in rows[2]
+
+
+def test_a_layout_that_is_another_on_a_second_run_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(monkeypatch, [RIGHT, OTHER], "--quiet") == 5
+    assert capsys.readouterr().err == (
+        "1 of 2 layouts differ from themselves on a second run; the first is 4 ranks (experts, "
+        "dp = 2, pp = 2, ep = 2, replicas = 2, zero = 3, fp64, zb-h1). Please report it with the "
+        "output of `equipoise check --layout all-legal --json`.\n"
+    )
+
+
+def test_one_sentence_or_json_where_all_is_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(monkeypatch, [RIGHT]) == 0
+    assert capsys.readouterr().out.endswith(
+        "94 runs of 22 layouts of a dense model and 58 of one with experts equal one rank, twice, "
+        "bit for bit.\n"
+    )
+    assert told(monkeypatch, [RIGHT], "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["layouts"]
+    assert row == {
+        "ranks": 4,
+        "dp": 2,
+        "cp": 1,
+        "tp": 1,
+        "pp": 2,
+        "ep": 2,
+        "etp": 1,
+        "zero": 3,
+        "replicas": 2,
+        "experts": 15,
+        "precision": "fp64",
+        "schedule": "zb-h1",
+        "loss_error": 1e-16,
+        "gradient_error": 2e-16,
+        "worst_parameter": "norm.weight",
+        "is_repeated": True,
+        "is_exact": True,
+    }
+
+
+def test_in_process_says_something_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--layout", "all-legal", "--in-process"]) == 2
+    assert capsys.readouterr().err == (
+        "--in-process plays strategies of attention, and --layout all-legal plays ranks as it is. "
+        "Leave --in-process out.\n"
+    )
