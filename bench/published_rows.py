@@ -43,10 +43,11 @@ FOUNDRY = {
 }
 """llm-foundry: eager PyTorch and FlashAttention's first version, at some 0.6 of the second on A100
 and some 200 of Hopper's 600 TFLOP/s (arXiv:2307.08691, figures 5 and 7)."""
-TITAN = Stack(attention_rate=0.55, logit_bytes=12.0)
+TITAN = Stack(attention_rate=0.55, repeats_keys=True, logit_bytes=12.0)
 """torchtitan, compiled: scaled_dot_product_attention, which is FlashAttention-2, on Hopper at some
 0.55 of version 3 (arXiv:2407.08608, figures 5 and 6). Its loss holds fp32 logits three times: the
-logarithm of the softmax, its gradient and theirs."""
+logarithm of the softmax, its gradient and theirs. Its models repeat keys and values for each query
+head, and its context parallelism gathers them."""
 TITAN_EAGER = dataclasses.replace(TITAN, fused=False)
 
 
@@ -206,6 +207,7 @@ def torchtitan() -> Iterator[Row]:
             schedule="interleaved" if interleaved else "1f1b",
             recompute=recompute,
             precision="fp8" if "float8" in technique.lower() else "bf16",
+            context_strategy="all-gather",
             stack=stack,
         )
         tokens = int(row["seq"]) * int(row["global_batch"])

@@ -24,6 +24,10 @@ BENCHES = (
     "collectives",
     "kernels",
     "stream",
+    "bubbles",
+    "throughput_published",
+    "memory_published",
+    "ranking",
 )
 
 

@@ -64,6 +64,8 @@ class Stack:
     """``unfused`` writes scores to memory, and computes masked ones too."""
     attention_rate: float = 1.0
     """Speed of the attention kernel over the device's measured one, which is its fastest."""
+    repeats_keys: bool = False
+    """Keys and values are copied for every query head before attention, and travel so."""
     fused: bool = True
     """Neighbouring element-wise operations are one kernel."""
     sequence_parallel: bool = True

@@ -83,6 +83,7 @@ def layer_work(
     sparse: bool,
     sequence_parallel: bool = True,
     fused: bool = True,
+    repeats_keys: bool = False,
     expert_skew: float = 1.0,
     width: int = 2,
 ) -> LayerWork:
@@ -95,6 +96,7 @@ def layer_work(
         sparse: A layer with experts.
         sequence_parallel: Whether norms and residuals are divided over tensor-parallel ranks.
         fused: Whether neighbouring element-wise operations are one kernel.
+        repeats_keys: Whether keys and values are copied for every query head.
         expert_skew: The expert rank that gets most rows, over the mean [ratio]; balanced is 1.
         width: Bytes of an activation.
     """
@@ -109,6 +111,8 @@ def layer_work(
     moved = beside * hidden * width * (2 * 2 + 2 * 3)
     if model.gated:  # models of before had learned positions
         moved += tokens * width * 2 * (query + kv_heads * model.head_width)  # rotations
+    if repeats_keys:
+        moved += tokens * width * 2 * (heads + kv_heads) * model.head_width
     kernels = 2 + 2 + 2 + 1
     routed = 0.0
     if not sparse:

@@ -84,6 +84,14 @@ class AttentionCore:
             self._known[key] = self._alone(lengths) if one else self._shared(lengths)
         return self._known[key]
 
+    @property
+    def _kv_heads(self) -> int:
+        """Key/value heads of this rank's kernels and messages."""
+        model, tp = self._model, self._layout.tp
+        if self._options.stack.repeats_keys:
+            return -(-model.heads // tp)
+        return max(1, model.kv_heads // tp)
+
     def _alone(self, lengths: Ints) -> CoreTimes:
         if self._options.stack.attention == "unfused":
             return self._unfused(lengths.astype(np.float64))
@@ -114,7 +122,7 @@ class AttentionCore:
         return slower * self._rates.attention_s(
             lengths,
             -(-model.heads // tp),
-            max(model.kv_heads // tp, 1),
+            self._kv_heads,
             (model.score_width + model.head_width) // 2,
             backward=backward,
         )
@@ -122,14 +130,13 @@ class AttentionCore:
     def _shared(self, lengths: Ints) -> CoreTimes:
         model, layout, options = self._model, self._layout, self._options
         heads = -(-model.heads // layout.tp)
-        kv_heads = max(1, model.kv_heads // layout.tp)
         split = split_context(lengths, layout.cp, options.sharding)
         schedule = write_attention(
             options.context_strategy,
             split.pieces,
             lengths,
             heads=heads,
-            kv_heads=kv_heads,
+            kv_heads=self._kv_heads,
             ranks_per_node=self._links.ranks_per_node,
         )
 

@@ -17,6 +17,7 @@ import numpy as np
 from equipoise.balance.stage import StageSplit
 from equipoise.cost.memory_device import RankShare, rank_memory
 from equipoise.cost.step import Floats, StepOptions
+from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.sim.parts import PipelineRun, layers_of_ranks
 from equipoise.spec.layout import Layout
@@ -42,10 +43,11 @@ def stage_memory(
 ) -> StageMemory:
     """Forecast every stage."""
     held = layers_of_ranks(split, layout, options)
+    most = max(max(run.tokens) for run in runs)
+    in_flight = np.max([_in_flight(run, split) for run in runs], axis=0)
     peaks, terms = np.zeros(layout.pp), []
     for rank, mine in enumerate(held):
-        most = max(max(run.tokens) for run in runs)
-        kept = max(_kept(run, split, rank, most, len(mine)) for run in runs)
+        kept = float(in_flight[rank]) / max(1, len(mine) * most)
         share = RankShare(
             tuple(mine),
             embeds=rank == 0,
@@ -61,8 +63,7 @@ def stage_memory(
     return StageMemory(peaks, terms[int(peaks.argmax())])
 
 
-def _kept(run: PipelineRun, split: StageSplit, rank: int, most: int, layers: int) -> float:
-    """Micro-batches of the largest size, of all the rank's layers, in flight at once."""
+def _in_flight(run: PipelineRun, split: StageSplit) -> Ints:
+    """The most that each rank has in flight, in layers times tokens."""
     activation = split.layers[:, None] * np.array(run.tokens)[None, :]
-    peak = int(count_in_flight(run.schedule, activation).peak[rank])
-    return peak / max(1, layers * most)
+    return count_in_flight(run.schedule, activation).peak

@@ -121,6 +121,7 @@ class StepParts:
                 sparse=sparse,
                 sequence_parallel=stack.sequence_parallel,
                 fused=stack.fused,
+                repeats_keys=stack.repeats_keys,
                 expert_skew=self._options.expert_skew,
             )
             self._kinds[known] = price_layer(

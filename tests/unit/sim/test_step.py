@@ -8,8 +8,11 @@ from machines import MODEL, SPARSE, h100, options, stack
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Residuals
+from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step, run_step
+from equipoise.spec.cluster import find_cluster
 from equipoise.spec.layout import Layout
+from equipoise.spec.link import find_link
 
 LAYOUTS = [
     Layout(dp=8),
@@ -185,3 +188,44 @@ def test_stages_differ_and_the_fullest_counts() -> None:
     assert sum(price.memory.values()) == pytest.approx(price.memory_bytes.max())
     assert price.fits
     assert not dataclasses.replace(price, capacity_bytes=1).fits
+
+
+def test_tensor_parallelism_over_nodes_loses_to_stages() -> None:
+    across = price_step(MODEL, h100(16), Layout(tp=16), options())
+    within = price_step(MODEL, h100(16), Layout(tp=8, pp=2), options())
+    assert across.terms["tensor traffic"] > 1.5 * within.terms["tensor traffic"]
+    assert within.step_s < across.step_s
+
+
+def test_slower_networks_take_longer() -> None:
+    """The order that Holmes measures: InfiniBand, RoCE, Ethernet."""
+    steps = []
+    for name in ("ib-ndr", "roce-200", "ethernet-25"):
+        cluster = find_cluster("h100-sxm:32")
+        slower = dataclasses.replace(cluster.classes[0], nic=find_link(name))
+        machine = Machine(dataclasses.replace(cluster, classes=(slower,)))
+        steps.append(price_step(MODEL, machine, Layout(dp=32), options(step_sequences=32)).step_s)
+    assert steps == sorted(steps)
+    assert steps[2] > 1.2 * steps[0]
+
+
+def test_context_parallelism_is_priced_where_a_sequence_is_long() -> None:
+    """One sequence a step: sharing it is of use when it is long, and of little when it is not."""
+    gains = []
+    for tokens in (2048, 262_144):
+        asked = options(context_tokens=tokens, step_sequences=1, recompute="full")
+        alone = price_step(MODEL, h100(1), Layout(), asked).step_s
+        gains.append(alone / price_step(MODEL, h100(8), Layout(cp=8), asked).step_s)
+    assert 5 < gains[1] < 8.5
+    assert gains[0] < 0.7 * gains[1]
+
+
+def test_keys_repeated_for_every_head_travel_and_cost_more() -> None:
+    layout = Layout(cp=8)
+    asked = options(context_tokens=65_536, step_sequences=1, context_strategy="all-gather")
+    plain = price_step(MODEL, h100(8), layout, asked)
+    repeated = price_step(
+        MODEL, h100(8), layout, dataclasses.replace(asked, stack=stack(repeats_keys=True))
+    )
+    assert repeated.terms["context traffic"] > plain.terms["context traffic"]
+    assert repeated.step_s > plain.step_s
