@@ -25,6 +25,7 @@ def file_rows(found: DeviceFile) -> dict[str, Any]:
         "machine": found.machine,
         "seconds": found.seconds,
         "other_load_cores": found.other_load_cores,
+        "thin_points": found.thin_points,
         "peak_flop_per_s": dict(found.peaks),
         "stream_bytes_per_s": {
             name: row(getattr(found.stream, name)) for name in ("copy", "scale", "add", "triad")
@@ -50,6 +51,11 @@ def print_file(found: DeviceFile, file: Path) -> None:
         console.print(
             "Something else kept cores busy, so these figures are too slow by as much. Measure "
             "again on a quiet machine."
+        )
+    if found.thin_points:
+        console.print(
+            f"Time ran out at {found.thin_points} points: they have fewer than six samples, and "
+            f"their intervals hold less than 95%."
         )
     table = Table(box=box.SIMPLE_HEAD)
     for heading, side in (("what", "left"), ("size", "left"), ("median", "right")):

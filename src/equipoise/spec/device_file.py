@@ -92,6 +92,8 @@ class DeviceFile:
     """That measuring took."""
     other_load_cores: float
     """Cores that others kept busy meanwhile."""
+    thin_points: int
+    """Points of fewer than six samples, whose intervals hold less than 95%."""
     memory_bytes: int
     """This core's share."""
     peaks: tuple[tuple[Dtype, float], ...]

@@ -8,7 +8,9 @@ Why
 What it decides
     Which sizes are measured. Kernels run on every core at once, one rank a core, pinned and
     with a training process's allocator, because that is how they will run. Samples of all ranks
-    are pooled. A product of more operations than ``most_flop`` is left out unless its inner
+    are pooled, six a point, so that fewer a rank are enough. On a machine that others use the
+    minute ends first, and the rest of the points get fewer samples, which the file counts. A
+    product of more operations than ``most_flop`` is left out unless its inner
     side is the shortest: there the core is full, and time goes with the inner side.
 
 Kept true (tests/multi/test_calibrate.py)
@@ -30,7 +32,13 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.measure import OPS, collective_samples
 from equipoise.cost.interval import median_interval
-from equipoise.nn.measure_kernels import attention_samples, gemm_samples, stream_samples
+from equipoise.nn.measure_kernels import (
+    Patience,
+    attention_samples,
+    gemm_samples,
+    stream_samples,
+)
+from equipoise.nn.stream import KERNELS
 from equipoise.observe.disk import disk_rates
 from equipoise.observe.machine import busy_core_s, usable_cores
 from equipoise.spec.device_file import (
@@ -46,6 +54,11 @@ from equipoise.spec.device_spec import Dtype
 from equipoise.train.process import settle
 
 _MOST_RANKS = 16
+_ENOUGH = 6
+"""Samples that give a 95% interval."""
+
+_HURRY_S = 4.0
+"""Collectives that have less than this left are sampled twice."""
 
 Place = tuple[Any, ...]
 """What was measured: a kind and its sizes."""
@@ -69,8 +82,8 @@ class CalibrationPlan:
     """Three arrays of 96 MiB: what a core streams is seldom in its cache."""
     collective_bytes: tuple[int, ...] = tuple(1 << power for power in range(10, 27, 4))
     disk_bytes: int = 32 << 20
-    budget_s: float = 0.03
-    """Of one point, where six samples take less."""
+    limit_s: float = 50.0
+    """Time on the clock after which every point gets one sample a rank."""
 
 
 class Progress(Protocol):
@@ -94,15 +107,17 @@ def measure_machine(plan: CalibrationPlan, folder: Path, progress: Progress) -> 
         folder: On the disk to measure.
         progress: Told of every stage.
 
-    Cost: 30 to 50 s with the default plan, on all cores.
+    Cost: about 30 s with the default plan on idle cores, a minute on busy ones.
     """
     begin, busy_s, mine_s = time.perf_counter(), busy_core_s(), _own_s()
     ranks_s = 0.0
     found: Samples = {}
     stages = list(_stages(plan, folder))
     progress.start("measure", len(stages))
-    for stage in stages:
-        samples, spent_s = stage()
+    for index, (_, stage) in enumerate(stages):
+        left_s = max(0.0, plan.limit_s - (time.perf_counter() - begin))
+        share = stages[index][0] / sum(weight for weight, _ in stages[index:])
+        samples, spent_s = stage(left_s * share)
         for place, values in samples.items():
             found.setdefault(place, []).extend(values)
         ranks_s += spent_s
@@ -121,6 +136,7 @@ def measure_machine(plan: CalibrationPlan, folder: Path, progress: Progress) -> 
         torch=torch.__version__,
         seconds=round(seconds, 1),
         other_load_cores=round(max(0.0, others_s) / seconds, 2),
+        thin_points=sum(len(values) < _ENOUGH for values in found.values()),
         memory_bytes=memory_share_bytes(),
         peaks=tuple(
             (dtype, max(2.0 * p.m * p.n * p.k / p.s.mid for p in gemm if p.dtype == dtype))
@@ -158,8 +174,12 @@ def _own_s() -> float:
     return sum(os.times()[:4])
 
 
-def _stages(plan: CalibrationPlan, folder: Path) -> Iterator[Callable[[], tuple[Samples, float]]]:
-    """All that is to be done, in steps of a few seconds."""
+Stage = Callable[[float], tuple[Samples, float]]
+"""From the seconds on the clock that it may take, to samples and processor seconds."""
+
+
+def _stages(plan: CalibrationPlan, folder: Path) -> Iterator[tuple[float, Stage]]:
+    """All that is to be done, in steps of a few seconds, each with about how many."""
     cores = len(usable_cores())
     for dtype, k in itertools.product(plan.dtypes, plan.widths):
         points = [
@@ -167,25 +187,27 @@ def _stages(plan: CalibrationPlan, folder: Path) -> Iterator[Callable[[], tuple[
             for m, n in itertools.product(plan.rows, plan.widths)
             if k == plan.widths[0] or 2.0 * m * n * k <= plan.most_flop
         ]
-        yield partial(_on_ranks, cores, _gemm, points, plan.budget_s)
+        seconds = 1.0 + sum(2e-10 * m * n * k for _, m, n, k in points)
+        yield seconds, partial(_on_ranks, cores, _gemm, points)
     for dtype, head_width in itertools.product(plan.dtypes, plan.head_widths):
         shapes = [(dtype, tokens, head_width) for tokens in plan.doc_tokens]
-        yield partial(_on_ranks, cores, _attention, shapes, plan.budget_s)
-    yield partial(_on_ranks, cores, _stream, plan.stream_elements, plan.budget_s)
+        seconds = 1.0 + sum(1e-9 * head_width * tokens**2 for _, tokens, _ in shapes)
+        yield seconds, partial(_on_ranks, cores, _attention, shapes)
+    yield 1.0, partial(_on_ranks, cores, _stream, plan.stream_elements)
     count = 2
     while count <= min(max(2, cores), _MOST_RANKS):
-        yield partial(_on_ranks, count, _collectives, plan.collective_bytes)
+        yield 5.0, partial(_on_ranks, count, _collectives, plan.collective_bytes)
         count *= 2
-    yield partial(_disk, folder, plan.disk_bytes)
+    yield 1.0, partial(_disk, folder, plan.disk_bytes)
 
 
 def _on_ranks(
-    count: int, function: Callable[..., tuple[Samples, float]], *arguments: Any
+    count: int, function: Callable[..., tuple[Samples, float]], work: Any, limit_s: float
 ) -> tuple[Samples, float]:
     """Samples of all ranks together, and the processor time they took."""
     pooled: Samples = {}
     spent_s = 0.0
-    for samples, took_s in run_ranks(count, function, *arguments):
+    for samples, took_s in run_ranks(count, function, work, limit_s):
         spent_s += took_s
         for place, values in samples.items():
             pooled.setdefault(place, []).extend(values)
@@ -202,47 +224,58 @@ def _together(ranks: Ranks, places: Iterable[Place], measure: Callable[..., None
     return _own_s()
 
 
-def _gemm(ranks: Ranks, points: list[Place], budget_s: float) -> tuple[Samples, float]:
+def _patience(ranks: Ranks, points: int, limit_s: float) -> Patience:
+    """Six samples of all ranks together, if the clock allows."""
+    return Patience(least=max(2, -(-_ENOUGH // ranks.world)), limit_s=limit_s / points)
+
+
+def _gemm(ranks: Ranks, points: list[Place], limit_s: float) -> tuple[Samples, float]:
     found: Samples = {}
+    patience = _patience(ranks, len(points), limit_s)
 
     def measure(dtype: str, m: int, n: int, k: int) -> None:
-        found["gemm", dtype, m, n, k] = gemm_samples(dtype, m, n, k, budget_s=budget_s)
+        found["gemm", dtype, m, n, k] = gemm_samples(dtype, m, n, k, patience)
 
     return found, _together(ranks, points, measure)
 
 
-def _attention(ranks: Ranks, shapes: list[Place], budget_s: float) -> tuple[Samples, float]:
+def _attention(ranks: Ranks, shapes: list[Place], limit_s: float) -> tuple[Samples, float]:
     found: Samples = {}
+    patience = _patience(ranks, 2 * len(shapes), limit_s)
 
     def measure(dtype: str, tokens: int, head_width: int) -> None:
-        both = attention_samples(dtype, tokens, head_width, budget_s=budget_s)
+        both = attention_samples(dtype, tokens, head_width, patience)
         found["forward", dtype, tokens, head_width] = both[0]
         found["backward", dtype, tokens, head_width] = both[1]
 
     return found, _together(ranks, shapes, measure)
 
 
-def _stream(ranks: Ranks, elements: int, budget_s: float) -> tuple[Samples, float]:
+def _stream(ranks: Ranks, elements: int, limit_s: float) -> tuple[Samples, float]:
     found: Samples = {}
+    patience = _patience(ranks, len(KERNELS), limit_s)
 
     def measure() -> None:
-        for name, rates in stream_samples(elements, budget_s=budget_s).items():
+        for name, rates in stream_samples(elements, patience).items():
             found["stream", name] = rates
 
     return found, _together(ranks, [()], measure)
 
 
-def _collectives(ranks: Ranks, sizes: tuple[int, ...]) -> tuple[Samples, float]:
+def _collectives(ranks: Ranks, sizes: tuple[int, ...], limit_s: float) -> tuple[Samples, float]:
     found: Samples = {}
+    # All ranks must take as many, so what is left decides and no rank's own clock.
+    samples = 7 if limit_s > _HURRY_S else 2
 
     def measure(op: str, size: int) -> None:
-        samples = collective_samples(ranks, op, size)
+        slowest = collective_samples(ranks, op, size, samples=samples)
         if ranks.rank == 0:  # every rank has the same
-            found["collective", op, ranks.world, size] = samples
+            found["collective", op, ranks.world, size] = slowest
 
     return found, _together(ranks, itertools.product(OPS, sizes), measure)
 
 
-def _disk(folder: Path, size_bytes: int) -> tuple[Samples, float]:
-    reads, writes = disk_rates(folder, size_bytes=size_bytes)
+def _disk(folder: Path, size_bytes: int, limit_s: float) -> tuple[Samples, float]:
+    samples = 6 if limit_s > 0 else 2
+    reads, writes = disk_rates(folder, size_bytes=size_bytes, samples=samples)
     return {("disk", "read"): reads, ("disk", "write"): writes}, 0.0

@@ -24,6 +24,7 @@ A_FILE = DeviceFile(
     torch="2.13.0",
     seconds=41.5,
     other_load_cores=0.5,
+    thin_points=0,
     memory_bytes=8 << 30,
     peaks=(("fp32", 1e11),),
     stream=Stream(about(10e9), about(10e9), about(12e9), about(12e9)),
