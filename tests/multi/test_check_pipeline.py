@@ -39,6 +39,15 @@ def test_tied_tables_are_summed_and_counted() -> None:
         assert verdict.is_exact, verdict
 
 
+def test_experts_are_computed_where_their_stage_is() -> None:
+    """In fp64, and not shared: each stage has those of its layers whole."""
+    sparse = dataclasses.replace(MODEL, experts=5, top_k=2, expert_ffn=24, dense_layers=1)
+    cases = [c for c in pipeline_cases(2, 4) if c.schedule in ("1f1b", "zb-h1", "zb-v")]
+    for verdict in verdicts_of(2, sparse, cases):
+        assert verdict.is_exact, verdict
+        assert verdict.error <= 1e-10, verdict
+
+
 def test_every_strategy_that_is_not_lossy_is_checked() -> None:
     names = {case.schedule for case in pipeline_cases(2, 1)}
     assert names == set(STRATEGIES) - set(LOSSY)

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
                 *context_cases(world, layout.strategy, layout.sharding),
                 *tensor_cases(world, model.heads),
                 *expert_cases(world, model.experts, model.heads),
-                *([] if model.experts else pipeline_cases(world, model.heads)),
+                *pipeline_cases(world, model.heads),
             ]
         ]
         verdicts += run_cases(real, model, progress)

@@ -37,8 +37,6 @@ from equipoise.train.check_case import Case
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.shares import ContextPlanner
 
-_FP32 = 4
-
 _CHUNKED = (*IN_V, "interleaved", "interleaved-zb")
 """Strategies that are run with two stages a rank."""
 
@@ -154,6 +152,7 @@ class _Logits:
 def scheduled(case: Case, model: ModelSpec, packed: PackedStep) -> tuple[int, int]:
     """Bytes and messages between stages, of all ranks, tied tables included."""
     planner = ContextPlanner(model, case.layout)
+    width = 8 if model.experts else 4  # see ``check_sample``
     sent_bytes = messages = 0
     ends = 0, 0
     for turns in packed.ranks:
@@ -162,11 +161,11 @@ def scheduled(case: Case, model: ModelSpec, packed: PackedStep) -> tuple[int, in
         rows = [_rows(case, planner, batch) for batch in turns]
         for message in list_messages(schedule):
             mine = rows[message.micro_batch]
-            sent_bytes += sum(mine) * model.hidden * _FP32
+            sent_bytes += sum(mine) * model.hidden * width
             messages += sum(each > 0 for each in mine)
     if model.tied and ends[0] != ends[1]:
         copies = layout_of(case).zero_ranks
-        sent_bytes += 2 * model.vocab * model.hidden * _FP32 * (copies if case.zero == 0 else 1)
+        sent_bytes += 2 * model.vocab * model.hidden * width * (copies if case.zero == 0 else 1)
         messages += 2 * copies * case.tensor
     return sent_bytes, messages
 
