@@ -5,7 +5,7 @@ planned before, as a run does. A round's time is that of the rank that ends last
 those of the ledger, all ranks together; of torch's those that its collectives cannot do without,
 counted from the sizes that it gives them: (n-1)/n of what is gathered, scattered or exchanged, and
 twice that of an all-reduce. The prediction is for links that were measured just before, by messages
-between two ranks that nobody else disturbs.
+between two ranks that nobody else disturbs. Packing is measured by itself, in one process.
 """
 
 import json
@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.stamp import LoadStamp, environment, spread
+from equipoise.comm.blocks import block_of, pack, view_of
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Mail
@@ -161,6 +162,37 @@ def _case(ranks: Ranks, mesh: tuple[int, ...], words: str, shape: tuple[int, int
     }
 
 
+def _packing() -> dict[str, object]:
+    """The columns that 7 other ranks of 8 get, packed by one copy, by seven, and by ``cat``."""
+    tensor = torch.randn(2048, 2048)
+    boxes = [[(0, 2048), (256 * rank, 256 * rank + 256)] for rank in range(1, 8)]
+    blocks = [block_of(tensor, box) for box in boxes]
+
+    def piece_by_piece() -> Tensor:
+        packed = tensor.new_empty(sum(block.elements for block in blocks))
+        for part, block in zip(packed.split(blocks[0].elements), blocks, strict=True):
+            view = view_of(tensor, block)
+            part.view(view.shape).copy_(view)
+        return packed
+
+    sides: dict[str, Callable[[], Tensor]] = {
+        "one copy": lambda: pack(tensor, blocks),
+        "a copy each": piece_by_piece,
+        "cat": lambda: torch.cat([tensor[:, first:stop].reshape(-1) for _, (first, stop) in boxes]),
+    }
+    if not all(torch.equal(side(), pack(tensor, blocks)) for side in sides.values()):
+        raise AssertionError("the sides differ")
+    taken: dict[str, list[float]] = {side: [] for side in sides}
+    order = random.Random(0)
+    for number in range(ROUNDS + WARM):
+        for side in order.sample(list(sides), len(sides)):
+            began = time.thread_time()
+            sides[side]()
+            if number >= WARM:
+                taken[side].append(time.thread_time() - began)
+    return {side: spread(times) for side, times in taken.items()}
+
+
 def _cases(ranks: Ranks, mesh: tuple[int, ...]) -> dict[str, object]:
     return {
         f"{words}, {kind}": _case(ranks, mesh, words, shape)
@@ -182,6 +214,7 @@ def measure() -> dict[str, object]:
         "bench": "boxing",
         "what": "fp32 tensors of 16 MiB, CPU ranks over gloo; a round's time is the last rank's",
         "environment": environment(),
+        "packing_cpu_s": _packing(),
         "meshes": found,
         "other_load_cores": stamp.other_load(ranks_s),
     }

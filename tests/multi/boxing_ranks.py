@@ -147,9 +147,13 @@ def sum_floats(ranks: Ranks, schedule: BoxingSchedule) -> np.ndarray:
 
 
 def redistribute_wrongly(
-    ranks: Ranks, schedule: BoxingSchedule, shape: list[int], dtype: torch.dtype
+    ranks: Ranks,
+    schedule: BoxingSchedule,
+    shape: list[int],
+    dtype: torch.dtype,
+    backward: BoxingSchedule | None = None,
 ) -> None:
-    redistribute(torch.zeros(shape, dtype=dtype), schedule, Mail())
+    redistribute(torch.zeros(shape, dtype=dtype), schedule, Mail(), backward=backward)
 
 
 SCANS = ("cumsum", "cumprod", "logcumsumexp")

@@ -142,7 +142,13 @@ def test_other_parts_and_ranks_than_the_schedules_are_refused() -> None:
     )
     schedule = plan_boxing(request(MeshTensor((6, 2), (2,)), *states, element_bytes=4))
     assert refusal(1, schedule, [3, 2], torch.float32) == (
-        "A schedule of 2 ranks cannot run on 1. Give the mail of the mesh's ranks."
+        "A schedule of 2 ranks cannot run on 1. Let the ranks of its mesh run it."
+    )
+    other = plan_boxing(request(on, *reversed(states), element_bytes=4))
+    schedule = plan_boxing(request(on, *states, element_bytes=4))
+    assert refusal(1, schedule, [3, 2], torch.float32, other) == (
+        "The gradient goes from P to S(0), and the schedule for it from B to S(0). Plan it of "
+        "transposed(request)."
     )
 
 

@@ -81,6 +81,11 @@ def test_a_part_of_another_shape_is_refused() -> None:
     on = MeshTensor((4, 4), (2,))
     schedule = plan_boxing(request(on, (Split(0),), (Broadcast(),)))
     with pytest.raises(LayoutError) as refused:
+        play_boxing([torch.zeros(2, 4).double()], schedule)
+    assert str(refused.value) == (
+        "A schedule of 2 ranks cannot run on 1. Let the ranks of its mesh run it."
+    )
+    with pytest.raises(LayoutError) as refused:
         play_boxing([torch.zeros(2, 4).double(), torch.zeros(3, 4).double()], schedule)
     assert str(refused.value) == (
         "Rank 1 has a part of [3, 4], 8 bytes an element, and the schedule is for [2, 4] of 8. "

@@ -8,7 +8,8 @@ What it decides
     Nothing: the schedule is the same on every rank and says all. Boxes that are one run of
     memory are sent from where they are and received where they belong; others are packed, those
     for several ranks by one copy where they lie regularly (``comm.blocks``). Parts of a sum are
-    added in the order of ranks, so every rank has the same bits, on every run.
+    added in the order of ranks and in the tensor's own dtype, so every rank has the same bits, on
+    every run.
 
     The gradient goes the way back: split as the tensor is, a sum of parts where the tensor is
     copied, copied where it is a sum of parts.
@@ -29,9 +30,15 @@ from equipoise.base.errors import LayoutError
 from equipoise.comm.blocks import How, block_of, pack, put, unpack, view_of
 from equipoise.comm.mail import Mail, Parcel
 from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.boxing import BoxingRequest, BoxingSchedule, plan_one_step
+from equipoise.schedule.boxing import BoxingRequest, BoxingSchedule, conjugate, plan_one_step
 from equipoise.schedule.boxing_exchange import Exchange, exchange_of, filling_of, flat_exchanges
-from equipoise.schedule.boxing_placement import Broadcast, MeshTensor, Partial, Split
+from equipoise.schedule.boxing_placement import (
+    Broadcast,
+    MeshTensor,
+    Partial,
+    Split,
+    write_placements,
+)
 from equipoise.schedule.boxing_step import BoxingStep
 from equipoise.spec.block import Block, Box
 
@@ -58,16 +65,20 @@ def redistribute(
         This rank's part after; ``local`` itself if there is nothing to do.
 
     Raises:
-        LayoutError: the part, its dtype or the ranks are not those of the schedule.
+        LayoutError: the part, its dtype or the ranks are not those of the schedule, or
+            ``backward`` does not lead back.
     """
+    _require_ranks(mail.ranks, schedule)
     _require(local, schedule, mail.rank)
-    if mail.ranks != schedule.on.ranks:
-        raise LayoutError(
-            f"A schedule of {schedule.on.ranks} ranks cannot run on {mail.ranks}. Give the mail of "
-            f"the mesh's ranks."
-        )
     if backward is None:
         return _run(local.detach(), schedule, mail)
+    back = conjugate(schedule.after), conjugate(schedule.before)
+    if (backward.on, backward.before, backward.after) != (schedule.on, *back):
+        raise LayoutError(
+            f"The gradient goes from {write_placements(back[0])} to {write_placements(back[1])}, "
+            f"and the schedule for it from {write_placements(backward.before)} to "
+            f"{write_placements(backward.after)}. Plan it of transposed(request)."
+        )
     out: Tensor = _Redistribute.apply(local, schedule, backward, mail)  # type: ignore[no-untyped-call]
     return out
 
@@ -98,6 +109,7 @@ def play_boxing(parts: Sequence[Tensor], schedule: BoxingSchedule) -> list[Tenso
     Returns:
         Each rank's part after.
     """
+    _require_ranks(len(parts), schedule)
     for rank, part in enumerate(parts):
         _require(part, schedule, rank)
     runs = [_steps(part, schedule, rank) for rank, part in enumerate(parts)]
@@ -128,6 +140,14 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return _run(grads[0], *ctx.way_back), None, None, None
+
+
+def _require_ranks(ranks: int, schedule: BoxingSchedule) -> None:
+    if ranks != schedule.on.ranks:
+        raise LayoutError(
+            f"A schedule of {schedule.on.ranks} ranks cannot run on {ranks}. Let the ranks of its "
+            f"mesh run it."
+        )
 
 
 def _require(local: Tensor, schedule: BoxingSchedule, rank: int) -> None:

@@ -211,10 +211,15 @@ def transposed(request: BoxingRequest) -> BoxingRequest:
                 f"{each} has no gradient here: which rank had the largest element is not kept. "
                 f"Redistribute it without one."
             )
-    return replace(request, before=_conjugate(request.after), after=_conjugate(request.before))
+    return replace(request, before=conjugate(request.after), after=conjugate(request.before))
 
 
-def _conjugate(placements: Placements) -> Placements:
+def conjugate(placements: Placements) -> Placements:
+    """Those of the gradient of a tensor.
+
+    >>> conjugate((Broadcast(), Split(0), Partial()))
+    (Partial(reduce='sum'), Split(dim=0, shares=None), Broadcast())
+    """
     swap: dict[Placement, Placement] = {Broadcast(): Partial(), Partial(): Broadcast()}
     return tuple(swap.get(each, each) for each in placements)
 
