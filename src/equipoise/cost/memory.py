@@ -172,9 +172,12 @@ def forecast_memory(
     moments.append(_moment(gradients + new * tables.params, left, reduced))
 
     def taken(terms: dict[str, float]) -> float:
-        narrow_sizes = sizes if precision == "bf16" else 0
-        several = micro_batches > 1
-        return overhead.taken_bytes(terms, several=several, narrow_sizes=narrow_sizes)
+        passing = terms["loss"] + terms["working space"] + terms["communication"]
+        return overhead.taken_bytes(
+            kept=terms["activations"] if micro_batches > 1 else 0.0,
+            passing=passing + (width * gathered if layout.zero == 3 else 0),
+            narrow_sizes=sizes if precision == "bf16" else 0,
+        )
 
     fullest = max(moments, key=lambda terms: sum(terms.values()) + taken(terms))
     return MemoryForecast(

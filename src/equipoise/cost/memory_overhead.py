@@ -15,10 +15,7 @@ Sources
     ``bench/memory.py`` measures, fits on one set of runs and scores on another.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-_PASSING = ("loss", "working space", "communication")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +27,22 @@ class DeviceOverhead:
     kept_share: float = 0.0
     """Of activations, where a rank runs several micro-batches in a step."""
     passing_share: float = 0.0
-    """Of the loss, working space and messages, which come and go while activations are kept."""
+    """Of the loss, working space, messages and, under ZeRO 3, gathered parameters."""
     size_bytes: int = 0
     """For each size of a micro-batch that a rank has seen, in bf16."""
     message_copies: float = 0.0
     """Copies of a reduced buffer that the message library makes."""
 
-    def taken_bytes(self, terms: Mapping[str, float], *, several: bool, narrow_sizes: int) -> float:
-        """Beside counted terms, message copies left out.
+    def taken_bytes(self, *, kept: float, passing: float, narrow_sizes: int) -> float:
+        """Beside counted bytes, message copies left out.
 
         Args:
-            terms: Of one moment of a step, by name.
-            several: The rank runs more than one micro-batch in a step.
-            narrow_sizes: Sizes of micro-batches that it has seen, 0 unless in bf16.
+            kept: Activations, 0 where a step is one micro-batch [bytes].
+            passing: What comes and goes while they are kept [bytes].
+            narrow_sizes: Sizes of micro-batches that were seen, 0 unless in bf16.
         """
-        kept = self.kept_share * terms["activations"] if several else 0.0
-        passing = self.passing_share * sum(terms[name] for name in _PASSING)
-        return self.fixed_bytes + kept + passing + self.size_bytes * narrow_sizes
+        shares = self.kept_share * kept + self.passing_share * passing
+        return self.fixed_bytes + shares + self.size_bytes * narrow_sizes
 
 
 CPU_OVERHEAD = DeviceOverhead(
