@@ -29,6 +29,7 @@ from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import Recompute
+from equipoise.train.check_sample import held_error
 
 SPARSE = ModelSpec(
     layers=4,
@@ -123,13 +124,6 @@ def one_rank(case: Case, every: list[list[StageBatch]], labels: int) -> tuple[fl
     return total, whole
 
 
-def error_of(found: Tensor | None, wanted: Tensor) -> float:
-    if found is None:
-        return float("inf")
-    whole = found.full_tensor() if isinstance(found, DTensor) else found
-    return float((whole - wanted).abs().max()) / (float(wanted.abs().max()) or 1.0)
-
-
 def run_case(ranks: Ranks, case: Case) -> tuple[Found, list[Tensor]]:
     layout = case.layout
     mesh = Mesh.join(ranks, layout)
@@ -145,7 +139,7 @@ def run_case(ranks: Ranks, case: Case) -> tuple[Found, list[Tensor]]:
     pipeline.sum_gradients(schedule.rank_of)
     wanted_loss, whole = one_rank(case, every, labels)
     wanted = dict(whole.named_parameters())
-    errors = {name: error_of(p.grad, wanted[name].grad) for name, p in part.named_parameters()}
+    errors = {name: held_error(p.grad, wanted[name].grad) for name, p in part.named_parameters()}
     worst = max(errors, key=lambda name: errors[name])
     loss = float(ranks.sum_(torch.tensor(run.loss, dtype=torch.float64))) / layout.tp
     counted = Replicas.of(sharded, part).count_meetings()

@@ -238,8 +238,9 @@ def _experts_mesh(mesh: Mesh) -> DeviceMesh:
     layout = mesh.layout
     grid = layout.grid("pp", "ep", "etp", "edp")[mesh.coordinates["pp"]]
     alone = join_alone(mesh.ranks)
-    axes: list[tuple[str, str | None]] = [(EXPERT_AXIS, "ep")]
-    axes += [(EXPERT_TENSOR_AXIS, "etp")] if layout.etp > 1 else []
+    # No axis of one rank: torch plans a sum of gradients in time that is exponential in axes.
+    both = ((EXPERT_AXIS, "ep"), (EXPERT_TENSOR_AXIS, "etp"))
+    axes: list[tuple[str, str | None]] = [each for each in both if layout.size(each[1]) > 1]
     axes += (
         [(REPLICATE_AXIS, "edp"), (SHARD_AXIS, None)] if layout.zero == 0 else [(SHARD_AXIS, "edp")]
     )

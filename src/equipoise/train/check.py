@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from equipoise.balance.pack import pack_step, skew
 from equipoise.balance.turns import TOGETHER, align_turns
@@ -44,6 +43,7 @@ from equipoise.train.check_progress import growing_file, tell
 from equipoise.train.check_sample import (
     Reference,
     References,
+    held_error,
     make_decoder,
     relative_error,
 )
@@ -109,11 +109,10 @@ class _Setup:
 
     def gradient_error(self, decoder: Decoder) -> tuple[float, str]:
         """Of the worst parameter, and its name."""
-        errors = {}
-        for name, parameter in decoder.named_parameters():
-            found = parameter.grad
-            whole = found.full_tensor() if isinstance(found, DTensor) else found
-            errors[name] = relative_error(whole, self.expected.gradients[name])
+        errors = {
+            name: held_error(parameter.grad, self.expected.gradients[name])
+            for name, parameter in decoder.named_parameters()
+        }
         worst = max(errors, key=lambda name: errors[name])
         return errors[worst], worst
 

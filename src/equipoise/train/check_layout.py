@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from equipoise.balance.pack import pack_step
 from equipoise.base.errors import LayoutError
@@ -51,7 +51,7 @@ from equipoise.spec.run import LayoutSpec, PackSpec
 from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict, Precision
 from equipoise.train.check_pipeline import even_edges
 from equipoise.train.check_progress import growing_file, tell
-from equipoise.train.check_sample import Sample, compute_reference, make_decoder, relative_error
+from equipoise.train.check_sample import Sample, compute_reference, held_error, make_decoder
 from equipoise.train.context import ContextGroup
 from equipoise.train.shares import ContextPlanner
 
@@ -158,20 +158,10 @@ class _LayoutRun:
     def worst(self) -> tuple[float, str]:
         """Largest error of any gradient that is here, and its name."""
         errors = {
-            name: _error(grad, self.known.reference.gradients[name], self.known.scales[name])
+            name: held_error(grad, self.known.reference.gradients[name], self.known.scales[name])
             for name, grad in self.gradients().items()
         }
         return max(((error, name) for name, error in errors.items()), default=(0.0, ""))
-
-
-def _error(found: Tensor | None, expected: Tensor, scale: float) -> float:
-    """Of the part of a gradient that this rank holds."""
-    if isinstance(found, DTensor):
-        placed = distribute_tensor(
-            expected, found.device_mesh, found.placements, src_data_rank=None
-        )
-        return relative_error(found.to_local(), placed.to_local(), scale)
-    return relative_error(found, expected, scale)
 
 
 def _local(grad: Tensor | None) -> Tensor | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from equipoise.data.batch import Batch
 from equipoise.nn.decoder import Decoder, initialize
@@ -183,3 +184,18 @@ def relative_error(found: Tensor | None, expected: Tensor, scale: float | None =
     scale = float(expected.abs().max()) if scale is None else scale
     error = float((found - expected).abs().max()) / (scale or 1.0)
     return error if math.isfinite(error) else float("inf")
+
+
+def held_error(found: Tensor | None, expected: Tensor, scale: float | None = None) -> float:
+    """``relative_error`` of the part of a tensor that this rank holds; nothing is gathered.
+
+    Args:
+        found: Of the case: whole, or placed on a mesh.
+        expected: Of the reference, whole.
+        scale: Instead of the largest element of the whole.
+    """
+    scale = float(expected.abs().max()) if scale is None else scale
+    if not isinstance(found, DTensor):
+        return relative_error(found, expected, scale)
+    placed = distribute_tensor(expected, found.device_mesh, found.placements, src_data_rank=None)
+    return relative_error(found.to_local(), placed.to_local(), scale)
