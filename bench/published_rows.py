@@ -125,6 +125,8 @@ def dgxc() -> Iterator[Row]:
             virtual=vp,
             schedule="interleaved" if vp > 1 else "1f1b",
             precision="fp8" if row["precision"] == "FP8" else "bf16",
+            sharding="head-tail",
+            context_strategy="ring",
             stack=NEMO,
         )
         yield Row(
@@ -207,6 +209,7 @@ def torchtitan() -> Iterator[Row]:
             schedule="interleaved" if interleaved else "1f1b",
             recompute=recompute,
             precision="fp8" if "float8" in technique.lower() else "bf16",
+            sharding="head-tail",
             context_strategy="all-gather",
             stack=stack,
         )

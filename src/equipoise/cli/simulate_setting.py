@@ -119,7 +119,7 @@ def step_documents(
     """Documents of one step, packed by the policy; None for full windows."""
     if args.lengths is None:
         return None
-    from equipoise.balance.pack import ALL_POLICIES, pack_step
+    from equipoise.balance.pack import POLICIES, pack_step
     from equipoise.base.nearest import nearest
     from equipoise.cost.curve import counted_curve
     from equipoise.data.stream import DocumentStream
@@ -127,10 +127,10 @@ def step_documents(
     from equipoise.spec.words import read_model
     from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
 
-    if options.policy not in ALL_POLICIES:
+    if options.policy not in POLICIES:  # delayed looks at steps before, and one step has none
         raise SpecError(
-            f'--policy: "{options.policy}" is not one of {", ".join(ALL_POLICIES)}. Nearest: '
-            f'"{nearest(options.policy, ALL_POLICIES)}".'
+            f'--policy: "{options.policy}" is not one of {", ".join(POLICIES)}. Nearest: '
+            f'"{nearest(options.policy, POLICIES)}".'
         )
     options.count_micro_batches(layout)
     step_tokens = options.context_tokens * options.step_sequences

@@ -130,9 +130,9 @@ class StepOptions:
     """Rows of the expert rank that has most, over the mean [ratio]."""
     policy: str = "by-work"
     """Of ``balance.pack``, where document lengths are given."""
-    sharding: str = "head-tail"
+    sharding: str = "mixed"
     """Of ``balance.context``: which context rank holds which tokens."""
-    context_strategy: str = "ring"
+    context_strategy: str = "needed-kv"
     """Of ``schedule.attention_strategies``: what travels between context ranks."""
     seed: int = 0
     """Of the documents that are drawn."""

@@ -3,7 +3,9 @@
 What it decides
     Documents are shared out by ``balance.context``, and what travels is written and priced by
     ``schedule.attention``: the same functions that a run calls. A micro-batch whose documents
-    were priced before is not priced again.
+    were priced before is not priced again. Of a step with many distinct ones on several context
+    ranks the first few are replayed; of the others the shares are made, and waiting is what the
+    replayed ones waited for each second of computing.
 
 Kept true (tests/unit/sim/test_parts.py)
     One context rank pays no traffic; two packs of equal tokens and other documents differ;
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.context import split_context
+from equipoise.balance.context_split import ContextSplit
 from equipoise.cost.step import Floats, StepOptions
 from equipoise.cost.step_layer import Rates
 from equipoise.cost.work import Ints
@@ -28,6 +31,9 @@ from equipoise.schedule.attention_price import (
 from equipoise.schedule.attention_strategies import write_attention
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+
+_MOST_REPLAYED = 8
+"""Distinct micro-batches of a step whose messages are replayed."""
 
 _SCORE_BYTES = (9.0, 11.0)
 """Of a pair and head, forward and backward, in 16 bits with a mask of dropout: read and written by
@@ -74,6 +80,7 @@ class AttentionCore:
         self._model, self._layout, self._options = model, layout, options
         self._rates, self._links = rates, links
         self._known: dict[bytes, CoreTimes] = {}
+        self._replayed: list[tuple[float, CoreTimes]] = []
 
     def price(self, doc_tokens: Sequence[int] | Floats) -> CoreTimes:
         """The core of one micro-batch's documents [tokens]."""
@@ -128,14 +135,29 @@ class AttentionCore:
         )
 
     def _shared(self, lengths: Ints) -> CoreTimes:
+        split = split_context(lengths, self._layout.cp, self._options.sharding)
+        # What the rank with most pairs computes, at the rate of whole documents.
+        counted = float(self._documents_s(lengths.astype(np.float64)).sum())
+        counted *= split.pair_skew / self._layout.cp
+        if len(self._replayed) < _MOST_REPLAYED:
+            found = self._replay(lengths, split)
+            self._replayed.append((counted, found))
+            return found
+        whole = sum(each for each, _ in self._replayed) or 1.0
+        forward, backward, forward_waits, backward_waits = (
+            counted / whole * sum(getattr(each, name) for _, each in self._replayed)
+            for name in ("forward_s", "backward_s", "forward_exposed_s", "backward_exposed_s")
+        )
+        tokens = float(split.tokens.max())
+        return CoreTimes(tokens, forward, backward, forward_waits, backward_waits)
+
+    def _replay(self, lengths: Ints, split: ContextSplit) -> CoreTimes:
         model, layout, options = self._model, self._layout, self._options
-        heads = -(-model.heads // layout.tp)
-        split = split_context(lengths, layout.cp, options.sharding)
         schedule = write_attention(
             options.context_strategy,
             split.pieces,
             lengths,
-            heads=heads,
+            heads=-(-model.heads // layout.tp),
             kv_heads=self._kv_heads,
             ranks_per_node=self._links.ranks_per_node,
         )
@@ -153,14 +175,14 @@ class AttentionCore:
             node_link=self._links.far,
             ranks_per_node=self._links.ranks_per_node,
         )
-        compute = priced.compute_ns.max() / (1 + BACKWARD_OVER_FORWARD) * 1e-9
-        slower = self._backward_ratio(lengths)
+        compute = float(priced.compute_ns.max()) / (1 + BACKWARD_OVER_FORWARD) * 1e-9
+        forward, backward = float(priced.forward_ns.max()), float(priced.backward_ns.max())
         return CoreTimes(
             float(split.tokens.max()),
             compute,
-            slower * compute,
-            max(0.0, priced.forward_ns.max() * 1e-9 - compute),
-            max(0.0, priced.backward_ns.max() * 1e-9 - BACKWARD_OVER_FORWARD * compute),
+            self._backward_ratio(lengths) * compute,
+            max(0.0, forward * 1e-9 - compute),
+            max(0.0, backward * 1e-9 - BACKWARD_OVER_FORWARD * compute),
         )
 
     def _backward_ratio(self, lengths: Ints) -> float:

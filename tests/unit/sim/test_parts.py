@@ -39,6 +39,19 @@ def test_a_micro_batch_is_priced_once() -> None:
     assert priced.price([4096, 100]) is priced.price([100, 4096])
 
 
+def test_of_many_micro_batches_some_are_replayed_and_the_others_near_them() -> None:
+    layout = Layout(cp=8, dp=2)
+    batches = [[16_384 - 97 * i, 97 * i, 4000 + 11 * i] for i in range(1, 13)]
+    some = core(layout)
+    found = [some.price(each) for each in batches]
+    for lengths, near in zip(batches[8:], found[8:], strict=True):
+        exact = core(layout).price(lengths)
+        assert near.tokens == exact.tokens
+        assert near.forward_s == pytest.approx(exact.forward_s, rel=0.15)
+        total = exact.backward_s + exact.backward_exposed_s
+        assert near.backward_s + near.backward_exposed_s == pytest.approx(total, rel=0.2)
+
+
 def test_scores_that_are_written_cost_masked_pairs() -> None:
     fused = core(Layout(dp=16)).price([4096])
     written = core(Layout(dp=16), stack=stack(attention="unfused")).price([4096])
