@@ -1,16 +1,23 @@
 """``equipoise simulate``: how long a step takes on a cluster that is not here, and does it fit."""
 
 import argparse
+import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from equipoise.base.errors import SpecError
+from equipoise.base.units import GIB
 from equipoise.cli.simulate_setting import add_step_arguments, step_documents, step_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from equipoise.cost.step import StepOptions
     from equipoise.sim.step import StepRun
     from equipoise.spec.layout import Layout
+    from equipoise.spec.run import Recompute
 
 HELP = "say how long a step takes on another cluster, and whether it fits; needs no torch"
 
@@ -41,6 +48,7 @@ examples:
   energy_j_per_step energy_j_per_token usd_per_step usd_per_million_tokens
   extrapolated: measured curves that were read beyond their sizes
   jitter: mean and p95 of the step over the step without; with --jitter
+  would_fit: where it does not fit, changes of one setting that do, fastest first
   goodput: share of the time that goes into steps that are kept, and where the rest goes; with
     --mtbf-hours
 """
@@ -116,6 +124,10 @@ def run(args: argparse.Namespace) -> int:
     documents = step_documents(args, words.layout, options)
     found = run_step(model, machine, words.layout, options, documents=documents)
     noise = _noise(args, found, words.layout, machine.cluster.devices)
+    if not found.price.fits:
+        noise["would_fit"] = _would_fit(
+            partial(run_step, model, machine, documents=documents), words.layout, options
+        )
     title = f"{args.model} on {machine.cluster.name}, {args.layout}"
     if args.plot is not None or args.trace is not None:
         _draw(args, found, title)
@@ -145,8 +157,6 @@ def _judge(args: argparse.Namespace) -> None:
 
 
 def _draw(args: argparse.Namespace, found: "StepRun", title: str) -> None:
-    import dataclasses
-
     from equipoise.cli.simulate_show import add_counters
     from equipoise.dash.pipeline_plot import plot_pipeline, write_trace
 
@@ -158,6 +168,35 @@ def _draw(args: argparse.Namespace, found: "StepRun", title: str) -> None:
         add_counters(args.trace, found)
 
 
+_ZERO: "tuple[Literal[2, 3], ...]" = (2, 3)
+
+_SPARING: "tuple[Recompute, ...]" = ("attention", "every-2", "selective", "full")
+"""Recomputation, from what costs least time to what saves most memory."""
+
+
+def _would_fit(
+    price: "Callable[[Layout, StepOptions], StepRun]", layout: "Layout", options: "StepOptions"
+) -> list[dict[str, Any]]:
+    """Of changes to one setting those that fit, fastest first."""
+    changed = [
+        (f"zero={zero}", dataclasses.replace(layout, zero=zero), options)
+        for zero in _ZERO
+        if zero > layout.zero and layout.zero_ranks > 1
+    ]
+    changed += [
+        (f"--recompute {name}", layout, dataclasses.replace(options, recompute=name))
+        for name in _SPARING
+        if options.recompute == "none"
+    ]
+    found = []
+    for change, other, asked in changed:
+        tried = price(other, asked).price
+        if tried.fits:
+            gib = float(tried.memory_bytes.max()) / GIB
+            found.append({"change": change, "memory_gib_max": gib, "step_s": tried.step_s})
+    return sorted(found, key=lambda each: each["step_s"])
+
+
 _FAULT_STEPS = 100_000
 """Long enough that goodput no longer moves in its third digit."""
 
@@ -166,8 +205,6 @@ def _noise(
     args: argparse.Namespace, found: "StepRun", layout: "Layout", devices: int
 ) -> dict[str, Any]:
     """What jitter and failures make of the step, as far as they are asked for."""
-    import dataclasses
-
     from equipoise.sim.faults import FaultOptions, run_with_faults
     from equipoise.sim.jitter import run_with_jitter
 

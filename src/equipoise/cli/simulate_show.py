@@ -141,8 +141,18 @@ def print_step(
 
 
 def _noise_lines(noise: Mapping[str, Any]) -> list[str]:
-    """What jitter and failures make of the step."""
+    """What would fit, and what jitter and failures make of the step."""
     lines = []
+    if "would_fit" in noise:
+        found = [
+            f"{each['change']} ({each['memory_gib_max']:.1f} GiB, {format_seconds(each['step_s'])})"
+            for each in noise["would_fit"]
+        ]
+        lines.append(
+            f"Changes of one setting that fit: {', '.join(found)}."
+            if found
+            else "No change of one setting fits: give more devices, or higher degrees."
+        )
     if "jitter" in noise:
         found = noise["jitter"]
         lines.append(

@@ -155,6 +155,23 @@ def test_jitter_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of the time goes into steps that are kept" in out
 
 
+def test_what_would_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, *ASKED)
+    assert not found["fits"]
+    changes = [each["change"] for each in found["would_fit"]]
+    assert {"zero=2", "--recompute full"} <= set(changes)
+    for each in found["would_fit"]:
+        assert each["memory_gib_max"] <= found["capacity_gib"]
+    times = [each["step_s"] for each in found["would_fit"]]
+    assert times == sorted(times)
+    assert main(ASKED) == 0
+    assert f"Changes of one setting that fit: {changes[0]} (" in capsys.readouterr().out
+    asked = ("simulate", "--model=llama3-70b", "--cluster=h100-sxm:64", "--layout=dp=64")
+    assert main([*asked, "--context-tokens=8192", "--step-sequences=64"]) == 0
+    out = capsys.readouterr().out
+    assert "No change of one setting fits: give more devices, or higher degrees." in out
+
+
 def test_lengths_below_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "lengths.txt"
     file.write_text("512\n-3\n")
