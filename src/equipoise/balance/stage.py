@@ -21,6 +21,7 @@ Sources
     the first and last stage, by hand: arXiv:2401.10241, section 4.1.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,7 +100,8 @@ def split_stages(
         LayoutError: fewer layers than stages that need one, or numbers that are none.
         FitError: no split fits; says what the best one needs.
 
-    Cost: O(stages x layers^2), in NumPy: 0.1 s for 126 layers in 32 stages.
+    Cost: O(stages x layers^2), in NumPy: 0.1 s for 126 layers in 32 stages; O(layers x log stages)
+    where all layers are alike and nothing bounds them.
 
     >>> split_stages([1] * 8, 4, last_load=1.5).layers.tolist()
     [2, 2, 3, 1]
@@ -107,6 +109,9 @@ def split_stages(
     loads = np.asarray(layer_loads, dtype=np.float64).reshape(-1)
     pace = np.ones(stages) if speeds is None else np.asarray(speeds, dtype=np.float64)
     _require(loads, stages, pace, (first_load, last_load), empty_ends=empty_ends)
+    is_alike = bool((loads == loads[:1]).all() and (pace == 1.0).all())
+    if is_alike and stage_bytes is None and not empty_ends:
+        return _split_alike(loads, stages, first_load, last_load)
     ends = np.zeros((2, stages))
     ends[0, 0] += first_load
     ends[0, -1] += last_load
@@ -127,6 +132,28 @@ def split_stages(
     edges = _least_edges(smooth, np.add)[0]
     chosen = times[np.arange(stages), edges[:-1], edges[1:]]
     return StageSplit(edges, chosen)
+
+
+def _split_alike(loads: Floats, stages: int, first_load: float, last_load: float) -> StageSplit:
+    """Layers that are alike go one by one to the least loaded stage, the latest of such.
+
+    Squares are convex, so no other split has a smaller sum of them, or a faster slowest stage.
+    """
+    each, layers = float(loads[0]), np.ones(stages, dtype=np.int64)
+    times = np.full(stages, each)
+    times[0] += first_load
+    times[-1] += last_load
+    queue = [(float(times[stage]), -stage) for stage in range(stages)]
+    heapq.heapify(queue)
+    for _ in range(len(loads) - stages):
+        _, stage = queue[0]
+        layers[-stage] += 1
+        ends = (first_load if stage == 0 else 0.0) + (last_load if -stage == stages - 1 else 0.0)
+        heapq.heapreplace(queue, (int(layers[-stage]) * each + ends, stage))
+    times = layers * each
+    times[0] += first_load
+    times[-1] += last_load
+    return StageSplit(np.concatenate(([0], np.cumsum(layers))), times)
 
 
 def _require(

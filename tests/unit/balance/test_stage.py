@@ -189,3 +189,18 @@ def test_loads_and_speeds_that_are_none() -> None:
     with pytest.raises(LayoutError) as caught:
         split_stages([1, 2], 2, speeds=[1, 0])
     assert str(caught.value) == ("Speeds 1, 0 do not suit 2 stages. Give each a speed above 0.")
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.tuples(st.integers(0, 30), st.integers(0, 30)),
+)
+def test_layers_that_are_alike_are_split_as_any_others(layers: int, stages: int, ends) -> None:
+    layers = max(layers, stages)
+    first, last = ends
+    asked = {"first_load": first, "last_load": last}
+    alike = split_stages([8] * layers, stages, **asked)
+    any_others = split_stages([8] * layers, stages, **asked, stage_bytes=1)
+    assert alike.edges.tolist() == any_others.edges.tolist()
+    assert alike.loads.tolist() == any_others.loads.tolist()

@@ -1,0 +1,204 @@
+"""What every choice needs at least, in bytes and in seconds: a million choices at a time.
+
+Why
+    Replaying a step takes tens of milliseconds, and there are a million steps. What surely does
+    not fit, and what is surely slower than something that is known, need not be replayed.
+
+What it decides
+    Nothing that it cannot prove. *Memory*: weights, gradients and moments of the mean stage, or
+    of one of ``ceil(layers / pp)`` layers; activations of one micro-batch there, or of as many as
+    the first stage of 1F1B has in flight. *Time*: all useful FLOP and what is computed again, at
+    the device's peak; for 1F1B times its bubble, which no split of layers can shorten::
+
+        c   load of the slowest stage, at least T / p and at most T / p + a layer and the ends
+        m c + 2 T - (p + 1) c        its work, and its waits for all others
+
+    A stage waits for those before it, once; and for those after it when it has nothing to run
+    backward yet, and again when it has nothing left to run forward.
+
+Kept true (tests/unit/plan/test_bound.py, by Hypothesis)
+    Neither bound exceeds what ``sim.step.price_step`` finds, on any choice.
+
+Sources
+    Bounds before prices: Calculon (SC 2023) prices every choice whole, at 102 a second.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.cost.memory_device import kept_bytes
+from equipoise.cost.step import StepOptions
+from equipoise.cost.work import causal_pairs, pair_flop
+from equipoise.plan.space import RECOMPUTES, SCHEDULES, TWO_STAGES, Space
+from equipoise.sim.machine import Machine
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.recompute import LayerRecompute, attention_repeats, linear_repeats
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+_STATES_BYTES = 12.0
+_PARAM_BYTES = 2.0
+
+_ROUNDING = 0.999
+"""A measured kernel may beat its device's peak by rounding."""
+
+
+def least_bytes(model: ModelSpec, space: Space) -> Floats:
+    """Memory that the fullest rank needs at least, float64 [rows] [bytes].
+
+    Cost: about 0.5 us a row.
+    """
+    stack, base = space.base.stack, space.base
+    tp, pp, zero = space["tp"], space["pp"], space["zero"]
+    dense, experts = _weights(model)
+    layers = model.layers
+    is_alike = len({model.is_sparse(each) for each in range(layers)}) == 1
+    most = np.ceil(layers / pp) if is_alike else layers / pp
+    one = pp == 1
+    tables = np.where(one, 1.0 if model.tied else 2.0, 0.0) * model.hidden * model.vocab / tp
+    own = dense / layers / tp
+    away = experts / layers / (space["ep"] * space["etp"])
+    sharers = space["dp"] * space["cp"] // space["replicas"]
+    alike = tp * space["cp"] * space["dp"] // (space["ep"] * space["etp"])
+
+    def states(count: npt.NDArray[Any]) -> Floats:
+        mine, theirs = own * count + tables, away * count
+        moments = np.where(zero > 0, mine / sharers + theirs / alike, mine + theirs)
+        params = np.where(zero < 3, mine + theirs, tables)
+        grads = np.where(zero < 2, mine + theirs, mine / sharers + theirs / alike)
+        grads = np.where((zero >= 2) & (space["replicas"] > 1), theirs / alike, grads)
+        found: Floats = _STATES_BYTES * moments + _PARAM_BYTES * params + stack.grad_bytes * grads
+        return found
+
+    kept, widest = _token_bytes(model, space)
+    tokens = space["micro_batch"] * base.context_tokens / space["cp"]
+    slack = 1.0 + stack.slack_share
+    words = np.where(one, model.vocab / tp, 0.0)
+    logits = tokens * (stack.logit_bytes * words + 4.0 * model.hidden * one)
+    fullest = states(most) + slack * tokens * (kept * most + widest) + slack * logits
+    # The first stage, which has most in flight.
+    ahead = np.minimum(_ahead(space), space.micro_batches)
+    runs = np.floor(layers / (pp * space["virtual"])) - 1 if is_alike else np.ones(len(tp))
+    stage = np.where(one, layers, np.maximum(runs, 1.0))
+    least = stage * space["virtual"]
+    first = states(least) + slack * tokens * (kept * stage * ahead + widest)
+    return np.asarray(np.maximum(fullest, first))
+
+
+def _ahead(space: Space) -> Floats:
+    """Stages' activations that the first rank holds at the fullest moment, at least."""
+    pp, virtual = space["pp"], space["virtual"]
+    found = np.ones(len(pp))
+    for name, places in (("1f1b", pp), ("zb-h1", pp), ("zb-h2", 2 * pp - 1)):
+        found = np.where(space["schedule"] == SCHEDULES.index(name), places, found)
+    rounds = (virtual - 1) * np.minimum(pp, space.micro_batches)
+    for name, behind in (("interleaved", 2 * (pp - 1)), ("interleaved-zb", pp - 1)):
+        most = np.minimum(rounds + behind + 1, virtual * space.micro_batches)
+        found = np.where(space["schedule"] == SCHEDULES.index(name), most, found)
+    for name in TWO_STAGES:
+        found = np.where(space["schedule"] == SCHEDULES.index(name), 2.0, found)
+    # Of several stages a rank, whole rounds may be more than micro-batches; see the caller.
+    return np.asarray(found, dtype=np.float64)
+
+
+def _weights(model: ModelSpec) -> tuple[float, float]:
+    """Weights of all layers, without experts and of experts."""
+    dense = experts = 0.0
+    for layer in range(model.layers):
+        sparse = model.is_sparse(layer)
+        routed = model.experts * model.expert_params if sparse else 0
+        experts += routed
+        dense += model.count_layer(sparse=sparse, active=False) - routed
+    return dense, experts
+
+
+def _token_bytes(model: ModelSpec, space: Space) -> tuple[Floats, Floats]:
+    """Of a token: what the mean layer keeps, and what a backward works with, at least [bytes]."""
+    codes = (space["tp"] * 64 + space["etp"]) * len(RECOMPUTES) + space["recompute"]
+    unique, inverse = np.unique(codes, return_inverse=True)
+    kept, widest = np.zeros(len(unique)), np.zeros(len(unique))
+    kinds = sorted({model.is_sparse(layer) for layer in range(model.layers)})
+    for at, code in enumerate(unique.tolist()):
+        rest, recompute = divmod(code, len(RECOMPUTES))
+        tp, etp = divmod(rest, 64)
+        layout = Layout(dp=etp, tp=tp, etp=etp)
+        setting = RECOMPUTES[recompute]
+        is_mixed = setting.startswith("every")
+        how: LayerRecompute = "full" if is_mixed else setting
+        each = [_kept(model, layout, space.base, sparse, how) for sparse in kinds]
+        whole = [_kept(model, layout, space.base, sparse, "none") for sparse in kinds]
+        kept[at] = min(each)
+        working = [full - some for full, some in zip(whole, each, strict=True)]
+        widest[at] = (0.0 if is_mixed else min(working)) + 6.0 * model.hidden
+    return kept[inverse], widest[inverse]
+
+
+def _kept(
+    model: ModelSpec, layout: Layout, options: StepOptions, sparse: bool, how: LayerRecompute
+) -> float:
+    return kept_bytes(
+        model,
+        layout,
+        options,
+        sparse=sparse,
+        recompute=how,
+        doc_tokens=options.context_tokens,
+        received_rows=options.expert_skew,
+    )
+
+
+def least_seconds(
+    model: ModelSpec, machine: Machine, space: Space, *, has_documents: bool = False
+) -> Floats:
+    """Time that the step takes at least, float64 [rows] [s].
+
+    Args:
+        model: Sizes.
+        machine: Device and its peak.
+        space: The choices.
+        has_documents: Whether windows are packed documents, whose pairs are fewer than a
+            window's and are not counted here.
+
+    Cost: about 0.2 us a row.
+    """
+    base = space.base
+    tokens = base.context_tokens * base.step_sequences
+    pairs = 0 if has_documents else int(causal_pairs(np.array([base.context_tokens]))[0])
+    pairs *= base.step_sequences
+    layers, head = model.layers, model.hidden * model.vocab
+    linear = 2.0 * (model.matmul_params - head) * tokens
+    core = 1.0 * pair_flop(model) * pairs
+    flops = np.zeros(len(RECOMPUTES))
+    for at, setting in enumerate(RECOMPUTES):
+        again = linear_repeats(setting, layers) / layers * linear
+        again += attention_repeats(setting, layers) / layers * core
+        flops[at] = 3.0 * (linear + core + 2.0 * head * tokens) + again
+    devices = space["tp"] * space["cp"] * space["pp"] * space["dp"]
+    rate = devices * machine.peak_flop_per_s(base.precision)
+    whole: Floats = _ROUNDING * flops[space["recompute"]] / rate
+    whole = whole / (1.0 - base.residuals.step_share)
+    if has_documents:
+        return np.asarray(whole)
+    is_plain = space["schedule"] == SCHEDULES.index("1f1b")
+    longer = bubble(space["pp"], space.micro_batches)
+    return np.where(is_plain, whole * longer, whole)
+
+
+def bubble(stages: npt.ArrayLike, micro_batches: npt.ArrayLike) -> Floats:
+    """Step over mean busy time of 1F1B at least, whatever the split of layers into stages.
+
+    Args:
+        stages: Pipeline ranks.
+        micro_batches: Of each, all alike.
+
+    >>> bubble([1, 4, 4], [8, 8, 2]).tolist()
+    [1.0, 1.375, 2.0]
+    """
+    p, m = np.asarray(stages, np.float64), np.asarray(micro_batches, np.float64)
+    # With few micro-batches the two waits for later stages are one; a micro-batch still has to
+    # pass all of them.
+    return np.where(p == 1, 1.0, np.where(m > p, (m + p - 1) / m, np.maximum(1.0, p / m)))

@@ -1,0 +1,121 @@
+"""A good choice within a few dozen prices: guess, then change one thing at a time.
+
+Why
+    A bound prunes nothing until there is something to beat.
+
+What it decides
+    Which choices are priced first. Guesses are the peak's time, longer by what a pipeline of such
+    stages waits, and by traffic inside and between layers; choices whose memory bound is close to
+    the device's come last. From the best of some guesses that differ in their degrees, each *move*
+    exchanges one or two columns; the best of all is moved from again, until no move helps. Guesses
+    decide the order of the search alone, never its answer.
+
+Kept true (tests/unit/plan/test_search.py)
+    Every row it prices is of the space; it ends.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from equipoise.plan.bound import Floats
+from equipoise.plan.space import COLUMNS, SCHEDULES, Ints, Space
+
+_MOVES = (
+    ("recompute",),
+    ("schedule", "virtual"),
+    ("micro_batch",),
+    ("tp", "dp"),
+    ("pp", "dp", "schedule", "virtual"),
+    ("tp", "pp", "schedule", "virtual"),
+    ("cp", "dp", "context_strategy"),
+    ("cp", "tp", "context_strategy"),
+    ("zero", "replicas"),
+    ("ep", "etp"),
+    ("pp", "dp", "recompute", "schedule", "virtual"),
+    ("tp", "dp", "recompute"),
+)
+_STARTS = 6
+_TRIES = 4
+"""Of one move."""
+_ROUNDS = 4
+_CLOSE = 0.9
+"""Share of the memory above which a bound leaves little room for what it does not count."""
+
+
+def climb(
+    space: Space,
+    rows: Ints,
+    memory: Floats,
+    peak: Floats,
+    price: Callable[[int], float],
+    is_over: Callable[[], bool],
+) -> None:
+    """Price likely rows.
+
+    Args:
+        space: The choices.
+        rows: Those that may fit, int64 [n].
+        memory: Their memory bound over what a device has, float64 [n].
+        peak: Their time bound, float64 [n] [s].
+        price: Seconds of a row; infinite of one that does not fit.
+        is_over: Whether to stop.
+    """
+    if not len(rows):
+        return
+    guess = _guess(space.keep(rows), peak) * np.where(memory > _CLOSE, 1.5, 1.0)
+    order = np.argsort(guess, kind="stable")
+    tried: dict[int, float] = {}
+
+    def attempt(at: int) -> float:
+        if at not in tried:
+            tried[at] = np.inf if is_over() else price(int(rows[at]))
+        return tried[at]
+
+    for at in _starts(space, rows, order):
+        attempt(at)
+    for _ in range(_ROUNDS):
+        before = min(tried.values())
+        best = min(tried, key=lambda at: (tried[at], at))
+        if not np.isfinite(before):  # nothing fits yet: what needs least
+            best = int(np.argmin(memory))
+            attempt(best)
+        for move in _MOVES:
+            same = np.ones(len(rows), dtype=bool)
+            for name in COLUMNS:
+                if name not in move:
+                    same &= space[name][rows] == space[name][rows[best]]
+            near = np.flatnonzero(same)
+            for at in near[np.argsort(guess[near], kind="stable")][:_TRIES].tolist():
+                attempt(at)
+        if is_over() or min(tried.values()) >= before:
+            return
+
+
+def _starts(space: Space, rows: Ints, order: Ints) -> list[int]:
+    """The best guess of each of the first few degrees."""
+    seen: set[tuple[int, ...]] = set()
+    found = []
+    for at in order[:20_000].tolist():
+        degrees = tuple(int(space[name][rows[at]]) for name in ("tp", "cp", "pp", "dp"))
+        if degrees not in seen:
+            seen.add(degrees)
+            found.append(at)
+        if len(found) == _STARTS:
+            break
+    return found
+
+
+def _guess(space: Space, peak: Floats) -> Floats:
+    pp, virtual, m = space["pp"], space["virtual"], space.micro_batches
+    waits = (pp - 1) / (virtual * m)
+    is_split = space["schedule"] > SCHEDULES.index("interleaved")
+    is_plain = space["schedule"] == SCHEDULES.index("1f1b")
+    # The bound of 1F1B has its bubble in it.
+    longer = np.where(is_plain, 1.0, 1.0 + waits * np.where(is_split, 0.6, 1.0))
+    traffic = 1.0 + 0.04 * np.log2(space["tp"]) + 0.5 * (space["tp"] > 8)
+    traffic = traffic + 0.06 * np.log2(space["cp"])
+    traffic = traffic + np.where((space["zero"] == 3) & (pp > 1), 1.0, 0.0)
+    traffic = traffic + np.where(space["zero"] == 0, 0.05, 0.0)
+    small = np.maximum(0.0, np.log2(4096 / (space["micro_batch"] * space.base.context_tokens)))
+    return np.asarray(peak * longer * traffic * (1.0 + 0.05 * small))

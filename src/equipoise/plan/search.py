@@ -1,0 +1,295 @@
+"""Search the space of choices: bounds first, prices for what no bound rules out, best first.
+
+Why
+    The first good answer comes within a second, and what is left to gain is known at any time:
+    the least bound of all that was not priced. A search that is stopped is an answer with a gap.
+
+What it decides
+    Choices wait in one queue by the least that they can take: first by ``plan.bound``, over all
+    rows; then by kernels that they share, then as a family, by ``plan.family``; then, of several
+    context ranks, with their own messages; last by ``sim.step``. ``plan.climb`` finds a good one to
+    begin with. What comes out of the queue and cannot
+    be ``gap`` faster than the best is never looked at again, nor is anything behind it.
+
+    With documents, a choice is priced on the pipeline that has most work of one packed step; the
+    best four then on the four that have most.
+
+Kept true (tests/unit/plan/test_search.py, by Hypothesis)
+    On small spaces the answer is within ``gap`` of pricing every row; the same seed gives the same
+    answer; a stopped search that is resumed ends as one that was not; more memory is never slower.
+
+Sources
+    Best-first branch and bound: Lawler and Wood, Operations Research 14(4), 1966. Measured prices
+    in place of formulas, penalties for what does not fit: the Frontier study, arXiv:2312.12705.
+"""
+
+import dataclasses
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.cost.work import useful_flop
+from equipoise.plan.bound import Floats, bubble, least_bytes, least_seconds
+from equipoise.plan.choice import Choice
+from equipoise.plan.climb import climb
+from equipoise.plan.family import Passes, least_busy_s, least_parts, least_step_s, read_passes
+from equipoise.plan.space import COLUMNS, SCHEDULES, Ints, Space
+from equipoise.sim.machine import Machine
+from equipoise.sim.parts import StepParts
+from equipoise.sim.step import Documents, price_step
+from equipoise.spec.model import ModelSpec
+
+Packer = Callable[[Choice], Documents]
+"""Documents of one step, as the choice's policy packs them for its layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What is remembered of a choice that was priced."""
+
+    row: int
+    step_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search is."""
+
+    priced: int
+    best_s: float
+    bound_s: float
+
+    @property
+    def gap(self) -> float:
+        """What may be left to gain, as a share of the best."""
+        return max(0.0, 1.0 - self.bound_s / self.best_s) if self.best_s < np.inf else 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a search found."""
+
+    fitting: tuple[Priced, ...]
+    """Choices that fit, fastest first."""
+    progress: Progress
+    listed: int
+    """Choices in the space."""
+    ruled_out: int
+    """Of these, by memory before anything was priced."""
+    bounded: int
+    """Families whose kernels were priced."""
+    least_bytes: float
+    """What the smallest choice needs, by bound or by price."""
+
+
+@dataclass(slots=True)
+class Search:
+    """One search; ``run`` may be called again after it was stopped."""
+
+    model: ModelSpec
+    machine: Machine
+    space: Space
+    packer: Packer | None = None
+    gap: float = 0.01
+    known: dict[int, Priced] = field(default_factory=dict)
+    """Priced before."""
+    note: Callable[[Priced], None] | None = None
+    """Told of each choice that is priced."""
+    _parts: dict[tuple[object, ...], StepParts] = field(default_factory=dict)
+    _packed: dict[tuple[int, ...], Documents] = field(default_factory=dict)
+    _read: dict[tuple[int, int, int], Passes] = field(default_factory=dict)
+
+    def run(
+        self, *, seconds: float = np.inf, watch: Callable[[Progress], None] | None = None
+    ) -> Outcome:
+        """Search until nothing can be ``gap`` faster, or the time is over.
+
+        Args:
+            seconds: The most to take; what is found by then is the answer.
+            watch: Told how far the search is after each price.
+        """
+        until = time.monotonic() + seconds
+        needs = least_bytes(self.model, self.space)
+        capacity = self.machine.capacity_bytes
+        rows = np.flatnonzero(needs <= capacity)
+        peak = least_seconds(
+            self.model, self.machine, self.space, has_documents=self.packer is not None
+        )[rows]
+        found: dict[int, Priced] = {}
+        best, lowest = np.inf, float(peak.min(initial=np.inf))
+
+        def price(row: int, bound: float) -> float:
+            nonlocal best
+            priced = self._price(row)
+            fits = priced is not None and priced.memory_bytes <= capacity
+            if priced is not None and fits:
+                found[row] = priced
+                best = min(best, priced.step_s)
+            if watch is not None:
+                watch(Progress(len(self.known), best, min(bound, best)))
+            return priced.step_s if priced is not None and fits else np.inf
+
+        climb(
+            self.space,
+            rows,
+            needs[rows] / capacity,
+            peak,
+            lambda row: price(row, lowest),
+            lambda: time.monotonic() > until,
+        )
+        queue, kernels = self._kernels(rows, peak)
+        members: list[Ints] = []
+        bounded = 0
+        while queue:
+            bound, stage, at = queue[0]
+            if bound >= best * (1 - self.gap) or time.monotonic() > until:
+                break
+            heapq.heappop(queue)
+            if stage == 0:
+                for tighter, family in self._families(kernels[at], bound):
+                    heapq.heappush(queue, (tighter, 1, len(members)))
+                    members.append(family)
+            elif stage == 1:
+                bounded += 1
+                heapq.heappush(queue, (max(bound, self._family_s(int(members[at][0]))), 2, at))
+            elif stage == 2:
+                for row in members[at].tolist():
+                    heapq.heappush(queue, (max(bound, self._own_s(row)), 3, row))
+            else:
+                price(at, bound)
+        left = min(queue[0][0], best) if queue else best
+        ranked = sorted(found.values(), key=lambda each: (each.step_s, each.row))
+        tried = [each.memory_bytes for each in self.known.values()]
+        return Outcome(
+            tuple(ranked),
+            Progress(len(self.known), best, left),
+            len(self.space),
+            len(self.space) - len(rows),
+            bounded,
+            min(tried, default=float(needs.min())),
+        )
+
+    def _kernels(self, rows: Ints, peak: Floats) -> tuple[list[tuple[float, int, int]], list[Ints]]:
+        """A queue of rows that run the same kernels, by the least bound of each group."""
+        names = ["tp", "cp", "micro_batch", "recompute", "ep", "etp"]
+        names += ["dp"] if self.packer is not None else []
+        groups = _group([self.space[name][rows] for name in names])
+        queue = [(float(peak[group].min()), 0, at) for at, group in enumerate(groups)]
+        heapq.heapify(queue)
+        return queue, [rows[group] for group in groups]
+
+    def _families(self, rows: Ints, bound: float) -> list[tuple[float, Ints]]:
+        """Rows of one group by family, and what each takes at least by the group's kernels."""
+        space = self.space
+        choice = space.choice(int(rows[0]))
+        layout = choice.layout
+        inside = layout.tp * layout.cp
+        # Experts' traffic is least where ranks that share them are neighbours.
+        dp = max(1, -(-layout.ep * layout.etp // inside))
+        near = dataclasses.replace(layout, zero=1, replicas=1, pp=1, dp=dp)
+        batches = self.documents(choice)[0]
+        busy, once = least_busy_s(self.model, self.machine, Choice(near, choice.options), batches)
+        pp, m = space["pp"][rows], space.micro_batches[rows]
+        mean = busy / len(batches) * m / pp
+        is_plain = space["schedule"][rows] == SCHEDULES.index("1f1b")
+        longer = np.where(is_plain & (self.packer is None), bubble(pp, m), 1.0)
+        least = np.maximum(mean * longer, once) / (1.0 - space.base.residuals.step_share)
+        apart = [space[name][rows] for name in COLUMNS if name not in ("context_strategy", "zero")]
+        groups = _group([*apart, (space["zero"][rows] == 3).astype(np.int64)])
+        return [(max(bound, float(least[group[0]])), rows[group]) for group in groups]
+
+    def documents(self, choice: Choice) -> Documents:
+        """Micro-batches of every data-parallel rank, those with most work first."""
+        layout, options = choice.layout, choice.options
+        if self.packer is None:
+            batch = [options.context_tokens] * options.micro_batch
+            return [[batch] * options.count_micro_batches(layout)]
+        key = layout.dp, options.micro_batch
+        if key not in self._packed:
+            packed = self.packer(choice)
+            work = [sum(self._flop(batch) for batch in rank) for rank in packed]
+            order = sorted(range(len(packed)), key=lambda at: -work[at])
+            self._packed[key] = [packed[at] for at in order]
+        return self._packed[key]
+
+    def _flop(self, batch: Sequence[int]) -> int:
+        pairs = sum(length * (length + 1) // 2 for length in batch)
+        return useful_flop(self.model, sum(batch), pairs)
+
+    def parts(self, choice: Choice, *, own: bool) -> StepParts:
+        """What runs the same kernels over the same links shares what was priced."""
+        layout, options = choice.layout, choice.options
+        key: tuple[object, ...] = (
+            own and layout.cp > 1,
+            *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
+            options.context_strategy if own and layout.cp > 1 else "",
+            (layout.pp, layout.dp, layout.replicas) if layout.zero == 3 or layout.ep > 1 else (),
+            layout.zero == 3,
+        )
+        if key not in self._parts:
+            if own:
+                self._parts[key] = StepParts(self.model, self.machine, layout, options)
+            else:
+                self._parts[key] = least_parts(self.model, self.machine, choice)
+        return self._parts[key]
+
+    def _passes(self, choice: Choice, *, own: bool) -> Passes:
+        parts, batches = self.parts(choice, own=own), self.documents(choice)[0]
+        key = id(parts), choice.layout.dp, choice.options.micro_batch
+        if key not in self._read:
+            is_own = own or choice.layout.cp == 1
+            self._read[key] = read_passes(parts, batches, is_own=is_own)
+        return self._read[key]
+
+    def _family_s(self, row: int) -> float:
+        choice = self.space.choice(row)
+        passes = self._passes(choice, own=False)
+        return least_step_s(choice, passes, len(self.documents(choice)[0]))
+
+    def _own_s(self, row: int) -> float:
+        """Of several context ranks, with what travels between them."""
+        if self.space["cp"][row] == 1 or row in self.known:
+            return 0.0
+        choice = self.space.choice(row)
+        try:
+            passes = self._passes(choice, own=True)
+        except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
+            return float(np.inf)
+        return least_step_s(choice, passes, len(self.documents(choice)[0]))
+
+    def _price(self, row: int) -> Priced | None:
+        if row in self.known:
+            return self.known[row]
+        choice = self.space.choice(row)
+        try:
+            price = price_step(
+                self.model,
+                self.machine,
+                choice.layout,
+                choice.options,
+                documents=self.documents(choice)[:1],
+                parts=self.parts(choice, own=True),
+            )
+        except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
+            return None
+        priced = Priced(row, price.step_s, float(price.memory_bytes.max()))
+        self.known[row] = priced
+        if self.note is not None:
+            self.note(priced)
+        return priced
+
+
+def _group(columns: Sequence[Ints]) -> list[Ints]:
+    """Places that are alike in every column, together."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        code = code * len(values) + place
+    order = np.argsort(code, kind="stable")
+    breaks = np.flatnonzero(np.diff(code[order])) + 1
+    return np.split(order, breaks) if len(order) else []

@@ -1,0 +1,103 @@
+"""Bounds never exceed prices: of memory, of the device's peak, of kernels, of families."""
+
+import dataclasses
+import functools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.cost.step import Stack, StepOptions
+from equipoise.plan.bound import bubble, least_bytes, least_seconds
+from equipoise.plan.choice import Choice
+from equipoise.plan.family import least_busy_s, least_parts, least_step_s, read_passes
+from equipoise.plan.space import Space, list_space
+from equipoise.sim.machine import Machine
+from equipoise.sim.parts import StepParts
+from equipoise.sim.step import price_step
+from equipoise.spec.cluster import find_cluster
+from equipoise.spec.words import read_model
+
+MODELS = {
+    "dense": read_model("layers=13,hidden=1024,heads=16,kv_heads=8,vocab=32000"),
+    "sparse": read_model(
+        "layers=6,hidden=512,heads=8,vocab=8000,experts=8,top_k=2,expert_ffn=512,dense_layers=1"
+    ),
+}
+STACKS = {
+    "ours": Stack(),
+    "theirs": Stack(attention="unfused", sequence_parallel=False, split="equal", dropout=True),
+}
+
+
+@functools.cache
+def setting(model: str, devices: int, stack: str, micro: int) -> tuple[Machine, Space]:
+    base = StepOptions(4096, micro * devices, stack=STACKS[stack])
+    machine = Machine(find_cluster(f"h100-sxm:{devices}"))
+    return machine, list_space(MODELS[model], devices, base)
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    st.sampled_from(sorted(MODELS)),
+    st.sampled_from([4, 8, 16]),
+    st.sampled_from(sorted(STACKS)),
+    st.sampled_from([1, 3, 8]),
+    st.integers(0, 2**31),
+    st.one_of(st.none(), st.integers(0, 2**31)),
+)
+def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed) -> None:
+    model = MODELS[name]
+    machine, space = setting(name, devices, stack, micro)
+    row = at % len(space)
+    choice = space.choice(row)
+    layout, options = choice.layout, choice.options
+    batches = batches_of(choice, seed)
+    try:
+        own = StepParts(model, machine, layout, options)
+        price = price_step(model, machine, layout, options, documents=[batches], parts=own)
+    except (LayoutError, SpecError):
+        return
+    one = space.keep(np.array([row]))
+    if seed is None:
+        assert least_bytes(model, one)[0] <= price.memory_bytes.max() * (1 + 1e-9)
+    assert least_seconds(model, machine, one, has_documents=seed is not None)[0] <= price.step_s
+    near = dataclasses.replace(layout, zero=1, replicas=1)
+    busy, once = least_busy_s(model, machine, Choice(near, options), batches)
+    assert max(busy / layout.pp, once) <= price.step_s
+    parts = least_parts(model, machine, choice)
+    passes = read_passes(parts, batches, is_own=layout.cp == 1)
+    assert least_step_s(choice, passes, len(batches)) <= price.step_s
+    passes = read_passes(own, batches, is_own=True)
+    assert least_step_s(choice, passes, len(batches)) <= price.step_s
+
+
+def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:
+    options = choice.options
+    count = options.count_micro_batches(choice.layout)
+    if seed is None:
+        return [[options.context_tokens] * options.micro_batch] * count
+    draw = np.random.default_rng(seed)
+    whole = options.context_tokens * options.micro_batch
+    return [
+        [max(64, int(part)) for part in draw.dirichlet(np.ones(draw.integers(1, 6))) * whole]
+        for _ in range(count)
+    ]
+
+
+def test_a_row_that_fits_is_never_ruled_out() -> None:
+    machine, space = setting("dense", 8, "ours", 8)
+    needs = least_bytes(MODELS["dense"], space)
+    small = np.argsort(needs)[:: len(needs) // 40]
+    for row in small.tolist():
+        choice = space.choice(row)
+        try:
+            price = price_step(MODELS["dense"], machine, choice.layout, choice.options)
+        except (LayoutError, SpecError):
+            continue
+        assert needs[row] <= price.memory_bytes.max() * (1 + 1e-9)
+
+
+def test_the_bubble_of_1f1b() -> None:
+    assert bubble([1, 4, 16, 4], [8, 8, 16, 2]).tolist() == [1.0, 1.375, 1.0, 2.0]

@@ -1,0 +1,124 @@
+"""The search against pricing every row; stopped, resumed, and with more memory."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.cost.step import StepOptions
+from equipoise.plan.choice import Choice
+from equipoise.plan.search import Outcome, Priced, Search
+from equipoise.plan.space import Space, list_space
+from equipoise.sim.machine import Machine
+from equipoise.sim.step import price_step
+from equipoise.spec.cluster import ClusterSpec, find_cluster
+from equipoise.spec.words import read_model
+
+MODEL = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")
+BASE = StepOptions(4096, 16)
+
+
+def cluster(usable_gib: float, devices: int = 8) -> ClusterSpec:
+    whole = find_cluster(f"h100-sxm:{devices}")
+    one = whole.classes[0]
+    size = int(usable_gib * 2**30) + one.device.reserved_bytes
+    small = dataclasses.replace(one, device=dataclasses.replace(one.device, memory_bytes=size))
+    return dataclasses.replace(whole, classes=(small,))
+
+
+def space(**fixed: int | str) -> Space:
+    return list_space(MODEL, 8, BASE, fixed=fixed)
+
+
+def brute(machine: Machine, rows: Space) -> float:
+    best = np.inf
+    for row in range(len(rows)):
+        choice = rows.choice(row)
+        try:
+            price = price_step(MODEL, machine, choice.layout, choice.options)
+        except (LayoutError, SpecError):
+            continue
+        if price.fits:
+            best = min(best, price.step_s)
+    return best
+
+
+@pytest.mark.parametrize("gib", [9.0, 20.0])
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"micro_batch": 2, "recompute": "none", "zero": 1},
+        {"tp": 2, "cp": 1, "zero": 1, "micro_batch": 1},
+        {"cp": 2, "pp": 1, "micro_batch": 1, "zero": 3},
+    ],
+    ids=str,
+)
+def test_the_answer_is_that_of_pricing_every_row(gib: float, fixed: dict[str, int | str]) -> None:
+    machine = Machine(cluster(gib))
+    rows = space(**fixed)
+    found = Search(MODEL, machine, rows, gap=0.0).run()
+    truth = brute(machine, rows)
+    assert found.progress.best_s == truth
+    assert found.progress.bound_s <= truth
+    near = Search(MODEL, machine, rows, gap=0.05).run()
+    assert truth * (1 - 1e-12) <= near.progress.best_s <= truth / 0.95
+    if found.fitting:
+        assert found.fitting[0].step_s == truth
+        assert found.progress.gap == 0
+
+
+def run(gib: float, **arguments: object) -> tuple[Outcome, Search]:
+    search = Search(MODEL, Machine(cluster(gib)), space(cp=1), **arguments)  # type: ignore[arg-type]
+    return search.run(), search
+
+
+def test_more_memory_is_never_slower() -> None:
+    times = [run(gib, gap=0.0)[0].progress.best_s for gib in (8.0, 12.0, 40.0)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_what_was_priced_is_not_priced_again() -> None:
+    told: list[Priced] = []
+    whole, _ = run(20.0, note=told.append)
+    assert len(told) == whole.progress.priced
+    again: list[Priced] = []
+    known = {each.row: each for each in told[: len(told) // 2]}
+    before = set(known)
+    resumed, _ = run(20.0, known=known, note=again.append)
+    assert {each.row for each in again} == {each.row for each in told} - before
+    assert resumed.progress.best_s == whole.progress.best_s
+    assert resumed.fitting[0] == whole.fitting[0]
+
+
+def test_a_search_without_time_says_that_it_knows_nothing() -> None:
+    search = Search(MODEL, Machine(cluster(20.0)), space(cp=1))
+    stopped = search.run(seconds=0.0)
+    assert stopped.fitting == () and stopped.progress.gap == 1.0
+    assert search.run().progress.gap <= 0.01
+
+
+def test_documents_are_packed_once_for_each_number_of_ranks_and_windows() -> None:
+    asked: list[Choice] = []
+
+    def pack(choice: Choice) -> list[list[list[int]]]:
+        asked.append(choice)
+        count = choice.options.count_micro_batches(choice.layout)
+        whole = choice.options.micro_batch * 4096
+        rows = [[[whole // 2, whole // 2]] * count for _ in range(choice.layout.dp)]
+        return [[[whole]] * count, *rows[1:]]
+
+    search = Search(MODEL, Machine(cluster(40.0)), space(cp=1), packer=pack)
+    found = search.run()
+    keys = [(each.layout.dp, each.options.micro_batch) for each in asked]
+    assert len(keys) == len(set(keys))
+    choice = search.space.choice(found.fitting[0].row)
+    rows = search.documents(choice)
+    assert rows[0][0] == [4096 * choice.options.micro_batch]  # most work first
+    full = run(40.0)[0].progress.best_s
+    assert found.progress.best_s == pytest.approx(full, rel=0.1)
+
+
+def test_nothing_fits() -> None:
+    found, _ = run(0.5)
+    assert found.fitting == () and found.least_bytes > 0.5 * 2**30
