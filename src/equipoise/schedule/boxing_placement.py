@@ -42,6 +42,12 @@ Ints = npt.NDArray[np.int64]
 MOST_RANKS, MOST_AXES = 512, 3
 """Of a mesh: what moves is counted pair by pair, and every placement of every axis is a state."""
 
+MOST_ELEMENTS = 1 << 40
+"""Of a tensor: counts of all ranks' bytes are int64."""
+
+_MOST = 1 << 62
+"""Of a dim times the shares that divide it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -137,10 +143,17 @@ class MeshTensor:
                     f"A {what} of {'x'.join(map(str, sizes)) or 'no axis'} is none. Give sizes of "
                     f"{least} or more, as in 2x4."
                 )
+        elements = math.prod(max(1, size) for size in self.shape)
+        if elements > MOST_ELEMENTS:
+            raise LayoutError(
+                f"A tensor of {'x'.join(map(str, self.shape))} has {elements:.2g} elements, and "
+                f"bytes are counted for at most {MOST_ELEMENTS:.2g}. Give a smaller one."
+            )
+        axes = f"{len(self.mesh)} ax{'i' if len(self.mesh) == 1 else 'e'}s"
         if self.ranks > MOST_RANKS or len(self.mesh) > MOST_AXES:
             raise LayoutError(
                 f"A mesh of {'x'.join(map(str, self.mesh))} has {self.ranks:,} ranks on "
-                f"{len(self.mesh)} axes, and paths are searched for at most {MOST_RANKS:,} on "
+                f"{axes}, and paths are searched for at most {MOST_RANKS:,} on "
                 f"{MOST_AXES}. Leave out an axis along which nothing changes."
             )
 
@@ -176,6 +189,13 @@ class MeshTensor:
                 raise LayoutError(
                     f"{each} gives {len(each.shares)} shares to an axis of {size} ranks. Give one "
                     f"for each rank; 0 is a share too."
+                )
+            length = max(1, self.shape[each.dim])
+            if sum(each.shares) > _MOST // length:
+                raise LayoutError(
+                    f"{each} gives shares that add up to {sum(each.shares):.2g}, and for a dim of "
+                    f"{length:,} they may to {_MOST // length:.2g}. Give smaller ones in "
+                    f"proportion."
                 )
             is_empty = not self.shape[each.dim]  # where nothing is divided, by nothing
             if min(each.shares) < 0 or not (sum(each.shares) or is_empty):

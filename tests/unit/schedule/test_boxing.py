@@ -228,6 +228,27 @@ def test_words_that_are_no_placement_are_refused(word: str) -> None:
         ),
         (
             (4,),
+            (600,),
+            "B",
+            "A mesh of 600 has 600 ranks on 1 axis, and paths are searched for at most 512 on 3. "
+            "Leave out an axis along which nothing changes.",
+        ),
+        (
+            (10**9, 0, 10**9),
+            (2,),
+            "B",
+            "A tensor of 1000000000x0x1000000000 has 1e+18 elements, and bytes are counted for at "
+            "most 1.1e+12. Give a smaller one.",
+        ),
+        (
+            (1 << 30,),
+            (2,),
+            "S(0: 99999999999+1)",
+            "S(0: 99999999999+1) gives shares that add up to 1e+11, and for a dim of 1,073,741,824 "
+            "they may to 4.3e+09. Give smaller ones in proportion.",
+        ),
+        (
+            (4,),
             (2, 2),
             "S(0)",
             "S(0) is 1 placement for a mesh of 2 axes (2x2). Give one for each axis.",
