@@ -279,8 +279,8 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
         (
             "breaks",
             "1,024",
-            "connections are open files; with 1,024 ranks a process needs up to 2,112.",
-            "ulimit -n 2112.",
+            "connections are open files; with 1,024 ranks a process needs up to 2,072.",
+            "ulimit -n 2072.",
         ),
     ),
     (
@@ -290,8 +290,8 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
         (
             "breaks",
             "1,024",
-            "connections are open files; with 1,024 ranks a process needs up to 2,112.",
-            "ulimit -n 2112, once an administrator has raised the hard limit of 1,024.",
+            "connections are open files; with 1,024 ranks a process needs up to 2,072.",
+            "ulimit -n 2072, once an administrator has raised the hard limit of 1,024.",
         ),
     ),
     (
@@ -299,7 +299,7 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
         {},
         {"processes": 100},
         (
-            "breaks",
+            "warn",
             "100",
             "threads count as processes, and 8 ranks start up to 576.",
             "ulimit -u 576.",
