@@ -140,6 +140,24 @@ def dgxc() -> Iterator[Row]:
         )
 
 
+def disagreements() -> list[str]:
+    """Rows whose degrees and batches do not multiply; ``gbs`` and ``gpus`` count."""
+    found = []
+    for row in read("dgxc.csv"):
+        numbers = {
+            key: int(row[key])
+            for key in ("tp", "pp", "cp", "dp", "gpus", "mbs", "grad_accum", "gbs")
+        }
+        ranks = numbers["tp"] * numbers["pp"] * numbers["cp"] * numbers["dp"]
+        batch = numbers["dp"] * numbers["mbs"] * numbers["grad_accum"]
+        if ranks != numbers["gpus"] or batch != numbers["gbs"]:
+            found.append(
+                f"{row['tag']} {row['model']} {row['precision']}: {ranks} ranks of "
+                f"{numbers['gpus']}, {batch} sequences of {numbers['gbs']}"
+            )
+    return found
+
+
 MPT = {  # layers, hidden, heads: llm-foundry, scripts/train/yamls/pretrain
     "125m": (12, 768, 12),
     "350m": (24, 1024, 16),
