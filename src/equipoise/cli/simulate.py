@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     model, words = read_model(args.model), read_layout(args.layout)
     machine = Machine(read_cluster(args.cluster))
     words.layout.require_world(machine.cluster.devices)
-    options = step_options(args, words.virtual)
+    options = step_options(args, words.virtual, machine.device)
     documents = step_documents(args, words.layout, options)
     found = run_step(model, machine, words.layout, options, documents=documents)
     noise = _noise(args, found, words.layout, machine.cluster.devices)

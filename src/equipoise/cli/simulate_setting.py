@@ -9,11 +9,18 @@ from equipoise.base.errors import SpecError
 if TYPE_CHECKING:
     from equipoise.cost.step import StepOptions
     from equipoise.sim.step import Documents
+    from equipoise.spec.device import DeviceSpec
     from equipoise.spec.layout import Layout
 
 
-def add_step_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what a step is, whoever lays it out."""
+def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = False) -> None:
+    """Declare what a step is, whoever lays it out.
+
+    Args:
+        parser: Of the verb.
+        is_searched: Whether what lays a step out is searched where it is not given.
+    """
+    found = "searched" if is_searched else None
     parser.add_argument(
         "--model",
         required=True,
@@ -39,15 +46,15 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--micro-batch",
         type=int,
-        default=1,
+        default=None if is_searched else 1,
         metavar="N",
-        help="sequences of one micro-batch (default: 1)",
+        help=f"sequences of one micro-batch (default: {found or 1})",
     )
     parser.add_argument(
         "--recompute",
-        default="none",
+        default=None if is_searched else "none",
         choices=["none", "attention", "selective", "every-2", "every-3", "every-4", "full"],
-        help="what layers make again in the backward (default: none)",
+        help=f"what layers make again in the backward (default: {found or 'none'})",
     )
     parser.add_argument(
         "--precision",
@@ -59,7 +66,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         metavar="NAME",
         help="order of a pipeline's work, as equipoise explain --schedule lists them (default: "
-        "1f1b, and interleaved where virtual is above 1)",
+        f"{found or '1f1b, and interleaved where virtual is above 1'})",
     )
     parser.add_argument(
         "--expert-skew",
@@ -86,10 +93,10 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def step_options(args: argparse.Namespace, virtual: int) -> "StepOptions":
-    """What the flags say about a step."""
+def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -> "StepOptions":
+    """What the flags say about a step on this device."""
     from equipoise.base.nearest import nearest
-    from equipoise.cost.step import StepOptions
+    from equipoise.cost.step import StepOptions, residuals_of
     from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
 
     schedule = args.schedule or ("interleaved" if virtual > 1 else "1f1b")
@@ -110,6 +117,7 @@ def step_options(args: argparse.Namespace, virtual: int) -> "StepOptions":
         expert_skew=args.expert_skew,
         policy=args.policy,
         seed=args.seed,
+        residuals=residuals_of(device),
     )
 
 

@@ -102,7 +102,7 @@ def print_step(
     console.print(
         f"{title}: a step of {found.price.tokens:,} tokens takes "
         f"{format_seconds(row['step_s'])}, {row['tokens_per_s_per_device']:,.0f} tokens/s a "
-        f"device, {row['tflops_per_device']:.0f} TFLOP/s ({row['mfu']:.1%} MFU); "
+        f"device, {row['tflops_per_device']:.3g} TFLOP/s ({row['mfu']:.1%} MFU); "
         f"{row['memory_gib_max']:.1f} GiB on the fullest rank of {row['capacity_gib']:.1f}: "
         f"{fits}.",
         soft_wrap=True,

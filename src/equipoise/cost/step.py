@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError, SpecError
+from equipoise.spec.device import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.run import Recompute
 
@@ -108,6 +109,18 @@ FITTED = Residuals(products=1.13, traffic=1.24)
 """Fitted on 475 published steps of nine sources (``bench/throughput_published.py``, 2026-11-21):
 clocks that sink under load, and links that others use. Each source left out in turn, these two move
 by at most 0.02 and 0.08."""
+
+
+def residuals_of(device: DeviceSpec) -> Residuals:
+    """Of a device: the fitted ones, but none for this machine.
+
+    Its curves were measured here under a load like a run's, and hold residuals of their own.
+
+    >>> from equipoise.spec.device import find_device
+    >>> residuals_of(find_device("h100-sxm")).products
+    1.13
+    """
+    return Residuals() if device.name == THIS_CPU else FITTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from equipoise.cli.main import main
+from equipoise.cost.step import Residuals, residuals_of
+from equipoise.spec.device import find_device
 
 ASKED = (
     "simulate",
@@ -170,6 +172,14 @@ def test_what_would_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*asked, "--context-tokens=8192", "--step-sequences=64"]) == 0
     out = capsys.readouterr().out
     assert "No change of one setting fits: give more devices, or higher degrees." in out
+
+
+def test_this_machine_has_no_residuals_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert residuals_of(find_device("this-cpu")) == Residuals()
+    here = ("simulate", "--model=2m", "--cluster=this-cpu:2", "--layout=dp=2")
+    found = answer(capsys, *here, "--context-tokens=256", "--step-sequences=4")
+    assert found["step_s"] > 0
+    assert found["usd_per_step"] is None
 
 
 def test_lengths_below_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
