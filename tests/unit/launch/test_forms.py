@@ -1,6 +1,8 @@
 """What the three forms are told, what they print, and what they refuse."""
 
+import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -203,6 +205,32 @@ def test_the_kubernetes_objects() -> None:
         {"name": "runs", "mountPath": "/runs"},
         {"name": "shared-memory", "mountPath": "/dev/shm"},
     ]
+
+
+def require_kept(ours: object, theirs: object) -> None:
+    """Each of our fields is one of theirs, with our value."""
+    if isinstance(ours, dict):
+        for key, value in ours.items():
+            require_kept(value, theirs[key])
+    elif isinstance(ours, list):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            require_kept(one, other)
+    else:
+        assert str(ours) == str(theirs)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
+def test_kubectl_knows_every_field() -> None:
+    """It reads the objects into Kubernetes' own types, which drop what they do not know."""
+    text = write_kube(job(interface="eth0"), pods())
+    command = ["kubectl", "label", "--local", "-f", "-", "-o", "json", "a=b"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    objects, read, found = yaml.safe_load_all(text), json.JSONDecoder(), done.stdout.lstrip()
+    for ours in objects:
+        theirs, end = read.raw_decode(found)
+        found = found[end:].lstrip()
+        require_kept(ours, theirs)
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]*", fullmatch=True))
