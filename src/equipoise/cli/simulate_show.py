@@ -55,13 +55,16 @@ def energy_and_money(found: StepRun, machine: Machine) -> tuple[float, float | N
     A device draws its full power while it computes, what it draws at rest while it waits, and
     its share of the host all the time. Dollars are None where a device has no public price.
     """
-    price, device, devices = found.price, machine.device, machine.cluster.devices
+    price, hours = found.price, found.price.step_s / 3600
     computing = float(np.mean(price.busy_s)) / price.step_s
-    watts = computing * device.power_w + (1 - computing) * device.idle_power_w
-    energy_j = (watts + device.host_power_w) * price.step_s * devices
-    if device.usd_per_hour is None:
-        return energy_j, None
-    return energy_j, device.usd_per_hour * devices * price.step_s / 3600
+    energy_j, usd = 0.0, 0.0
+    for each in machine.cluster.classes:
+        device = each.device
+        watts = computing * device.power_w + (1 - computing) * device.idle_power_w
+        energy_j += (watts + device.host_power_w) * price.step_s * each.devices
+        usd += (device.usd_per_hour or 0.0) * each.devices * hours
+    is_priced = all(each.device.usd_per_hour is not None for each in machine.cluster.classes)
+    return energy_j, usd if is_priced else None
 
 
 def add_counters(file: Path, found: StepRun) -> None:

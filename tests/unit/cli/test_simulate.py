@@ -182,6 +182,21 @@ def test_this_machine_has_no_residuals_of_others(capsys: pytest.CaptureFixture[s
     assert found["usd_per_step"] is None
 
 
+def test_a_cluster_of_two_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mixed.toml"
+    node = '[[nodes]]\ndevice = "{}"\nnodes = 1\n'
+    classes = node.format("h100-sxm") + node.format("a100-80")
+    file.write_text(f'name = "mixed"\nbetween = "ethernet-100"\n{classes}')
+    asked = [*SMALL, "--layout=tp=2,pp=4,dp=2", "--micro-batch=2"]
+    mixed = answer(capsys, *asked, f"--cluster={file}")
+    fast, slow = (
+        answer(capsys, *asked, f"--cluster={name}:16") for name in ("h100-sxm", "a100-80")
+    )
+    assert mixed["step_s"] >= slow["step_s"] > fast["step_s"]
+    hourly = [each["usd_per_step"] / each["step_s"] for each in (fast, slow, mixed)]
+    assert hourly[2] == pytest.approx((hourly[0] + hourly[1]) / 2)
+
+
 def test_lengths_below_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "lengths.txt"
     file.write_text("512\n-3\n")
