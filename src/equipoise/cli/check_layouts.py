@@ -113,7 +113,7 @@ def _print_table(verdicts: "Sequence[LayoutVerdict]") -> None:
     table = Table(title="Loss and every gradient of each legal layout against one rank")
     table.add_column("ranks", justify="right")
     table.add_column("dp x cp x tp x pp")
-    for name in ("ep x etp", "runs", "fp32", "fp64"):
+    for name in ("ways of ep x etp", "runs", "fp32", "fp64"):
         table.add_column(name, justify="right")
     for name in ("worst parameter", ""):
         table.add_column(name, no_wrap=True)
@@ -125,7 +125,7 @@ def _print_table(verdicts: "Sequence[LayoutVerdict]") -> None:
     for (world, degrees), alike in kinds.items():
         right = [verdict for verdict in alike if verdict.is_exact]
         folds = {(each.case.layout.ep, each.case.layout.etp) for each in right}
-        _add_row(table, (str(world), degrees, f"{len(folds)} ways"), right)
+        _add_row(table, (str(world), degrees, str(len(folds))), right)
         for verdict in alike:
             if not verdict.is_exact:
                 layout = verdict.case.layout
