@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.base.digest import digest
+from equipoise.base.errors import ModelError
 from equipoise.nn.attention import Attend, PackAttention, pack_attention
 from equipoise.nn.declare import Copied, Placement, Split, local
 from equipoise.nn.loss import head_loss
@@ -175,11 +176,27 @@ class DecoderLayer(nn.Module):
         return self._run(x_tD, table, attend)
 
 
+def _require_built(model: ModelSpec) -> None:
+    kind = "" if model.gated else "Feed-forwards without a gate"
+    kind = kind if model.latent is None else "Latent attention"
+    if kind:
+        raise ModelError(
+            f"{kind} can be simulated and planned, not yet trained. Take a decoder with gated "
+            f"feed-forwards and grouped-query attention, as in equipoise config."
+        )
+
+
 class Decoder(nn.Module):
     """The whole model: tokens in, summed loss or logits out."""
 
     def __init__(self, model: ModelSpec) -> None:
+        """Make its modules, weights as torch makes them.
+
+        Raises:
+            ModelError: the model is one that is priced alone.
+        """
         super().__init__()
+        _require_built(model)
         self.model = model
         self.tensor: TensorRanks = Alone()
         self.embed = nn.Embedding(model.vocab, model.hidden)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from equipoise.base.errors import ModelError
 from equipoise.nn.attention import PackAttention, attend_documents, pack_attention
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.loss import IGNORED
 from equipoise.spec.model import ModelSpec, RopeScaling
 from equipoise.spec.recompute import attention_repeats
 from equipoise.spec.run import Recompute
+from equipoise.spec.sizes import LatentSpec
 
 PLAIN = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61, head_width=8)
 MODELS = {
@@ -174,3 +176,20 @@ def test_tokens_that_say_where_they_stand_may_come_in_any_order(
     assert torch.allclose(decoder(tokens_T[order], elsewhere), logits_TV[order], atol=1e-6)
     swapped = PackAttention(positions_T.flip(0), attend)
     assert not torch.allclose(decoder(tokens_T[order], swapped), logits_TV[order], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"gated": False}, "Feed-forwards without a gate"),
+        ({"latent": LatentSpec(query=8, key_value=8, rope=4)}, "Latent attention"),
+    ],
+)
+def test_what_is_priced_alone_is_not_trained(changed: dict, kind: str) -> None:
+    model = ModelSpec(layers=1, hidden=8, heads=2, kv_heads=1, ffn=8, vocab=9, head_width=4)
+    with pytest.raises(ModelError) as refused:
+        Decoder(dataclasses.replace(model, **changed))
+    assert str(refused.value) == (
+        f"{kind} can be simulated and planned, not yet trained. Take a decoder with gated "
+        "feed-forwards and grouped-query attention, as in equipoise config."
+    )
