@@ -114,7 +114,7 @@ def compare_run(
     _require(record)
     columns = _foresee(record, model, device)
     measured = record.busy_s
-    kept = np.isfinite(measured).all(1) & np.isfinite(columns).all((1, 2))
+    kept: Flags = np.isfinite(np.concatenate([measured[..., None], columns], 2)).all((1, 2))
     kept[:1] = False  # the first step warms up
     measured, columns = measured[kept], columns[kept]
     if len(measured) < 3:
@@ -212,16 +212,36 @@ def _foresee(record: RunRecord, model: ModelSpec, device: DeviceSpec) -> Floats:
         "head_width": model.head_width,
     }
     attention = np.zeros(rows.shape)
+    mix, count_of = _mix(record)
+    alike = (mix**2 * count_of).sum() / (mix * count_of).sum() if len(mix) else 1.0
     for backward, times in ((False, 1 + again), (True, 1)):
         timing = attention_s(
             device, length, dtype=dtype, backward=backward, pack_tokens=rows, **kind
         )
-        attention += times * model.layers * timing.s * np.maximum(rows / length, 0.0)
+        differs = 1.0
+        if len(mix):
+            both = attention_s(device, [alike, *mix], dtype=dtype, backward=backward, **kind).s
+            differs = (both[1:] * count_of).sum() / (both[0] * (mix * count_of).sum() / alike)
+        attention += times * model.layers * timing.s * rows / length * differs
         beyond |= timing.extrapolated
     if (beyond & usable).any():
         _refuse(record.folder, rows[usable], length[usable])
     columns = np.stack([products, attention, moves], -1) * count[..., None]
     return np.asarray(np.where(usable[..., None], columns, np.nan))
+
+
+def _mix(record: RunRecord) -> tuple[Floats, Floats]:
+    """Lengths of the corpus's documents, cut to windows, and how many of each; none if unknown."""
+    found = record.start.corpus.get("histogram")
+    pack = record.start.spec["pack"]
+    if not found or pack["cut"] != "documents":
+        return np.zeros(0), np.zeros(0)
+    count, tokens = (np.array(found[key], dtype=np.float64) for key in ("documents", "tokens"))
+    mean = tokens[count > 0] / count[count > 0]
+    window = float(pack["context_tokens"])
+    wholes, rest = np.floor(mean / window), mean % window
+    lengths = np.concatenate([np.full(len(mean), window), np.maximum(rest, 1.0)])
+    return lengths, np.concatenate([wholes, np.ones(len(mean))]) * np.tile(count[count > 0], 2)
 
 
 def _refuse(folder: Path, rows: Floats, length: Floats) -> None:

@@ -34,9 +34,9 @@ def device_file() -> Path:
 
 
 def cpu_model() -> str:
-    """The processor's name and how many of its cores this process may use."""
+    """The processor's name and how many cores the machine has, whichever this process may use."""
     name = next(iter(_cpuinfo("model name")), "processor")
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+    return f"{name}, {os.cpu_count()} cores"
 
 
 def memory_share_bytes() -> int:

@@ -55,8 +55,10 @@ def _record(lengths: list[list[list[int]]], **layout: int) -> SimpleNamespace:
         start=SimpleNamespace(
             spec={
                 "layout": {"zero": 1} | layout,
+                "pack": {"cut": "documents", "context_tokens": 4096},
                 "train": {"precision": "fp32", "recompute": "none"},
-            }
+            },
+            corpus={},
         ),
         ranks=ranks,
         step=np.arange(1, steps + 1),
@@ -107,6 +109,21 @@ def test_steps_alike_leave_the_factors_near_one_another(device) -> None:
     assert found.mape == pytest.approx(1 - 1 / 1.3, abs=1e-6)
     total = sum(each.factor * each.predicted_s for each in found.curves)
     assert total == pytest.approx(1.3 * sum(each.predicted_s for each in found.curves), rel=0.01)
+
+
+def test_a_mix_of_lengths_costs_what_its_documents_cost(device) -> None:
+    # Attention of these curves goes with the square of the length, so a mix costs as one length
+    # with the same tokens and squares does; a curve that flattens makes it cost less.
+    documents = [64] * 32 + [6144]
+    record = _record([[[64] * 32 + [4096, 2048]]] * 4)
+    record.start.corpus["histogram"] = {
+        "documents": [0, 32, 1],
+        "tokens": [0, 32 * 64, 6144],
+    }
+    assert sum(documents) == record.rank_tokens[0, 0]
+    attention = _foresee(record, MODEL, device)[0, 0, 1]
+    own = sum(4 * 2 * 8e-9 * length**2 for length in (*[64] * 32, 4096, 2048))
+    assert attention == pytest.approx(own, rel=0.02)
 
 
 def test_runs_that_cannot_be_compared(device) -> None:
