@@ -52,6 +52,12 @@ class CheckpointError(EquipoiseError):
     exit_code = 4
 
 
+class PlanError(EquipoiseError):
+    """A plan.lock cannot be read, or what it was decided from has changed."""
+
+    exit_code = 4
+
+
 class CheckError(EquipoiseError):
     """A layout does not equal one rank."""
 

@@ -32,6 +32,8 @@ examples:
   equipoise explain --boxing "S(0), P -> B, S(1)" --mesh 2x4 --shape 4096x4096
   equipoise explain --boxing "P, P -> B, B" --mesh 4x8 --cluster h100-sxm:32
   equipoise explain --boxing "S(0: 3+0+5) -> S(1)" --mesh 3 --shape 8x6 --json
+
+  equipoise explain --plan plans/70b/plan.lock       why this layout and not the next three
 """
 
 _OWN = {
@@ -80,6 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="explain how a tensor is redistributed over a mesh, from placements to others: for "
         "each axis, outermost first, S(dim) split, S(dim: 3+1) split unevenly, B broadcast, P or "
         "P(max) partial",
+    )
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help="explain a plan.lock of equipoise plan"
     )
     add_run_arguments(parser)
     parser.add_argument(
@@ -233,11 +238,17 @@ def run(args: argparse.Namespace) -> int:
         "--schedule": args.schedule,
         "--boxing": args.boxing is not None,
     }
-    if sum(asked.values()) != 1:
+    if args.plan is not None and not any(asked.values()):
+        from equipoise.cli.plan_explain import explain_plan
+
+        explain_plan(args.plan, is_json=args.json, is_quiet=args.quiet)
+        return 0
+    if sum(asked.values()) != 1 or args.plan is not None:
         what = "one of them" if any(asked.values()) else "what to explain"
         raise SpecError(
             f"equipoise explain: say {what}: --attention, for ranks that share attention, "
-            f"--schedule, for the stages of a pipeline, or --boxing, for a tensor's placements."
+            f"--schedule, for the stages of a pipeline, --boxing, for a tensor's placements, or "
+            f"--plan, for why a plan.lock says what it says."
         )
     _judge(args, next(flag for flag, is_asked in asked.items() if is_asked))
     if args.attention:

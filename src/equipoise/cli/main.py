@@ -31,6 +31,7 @@ VERBS = {
     "pack": "show how evenly each policy would pack a corpus; needs no torch",
     "explain": "draw who computes what and when, in attention or in a pipeline; needs no torch",
     "simulate": "say how long a step takes on another cluster, and whether it fits; needs no torch",
+    "plan": "search the layout that trains a model fastest on a cluster; needs no torch",
     "train": "train a model; the same command again resumes",
     "report": "write runs as one HTML page: predicted beside measured, and each rank's timeline",
     "trace": "write steps of a run as a trace for Perfetto, predicted beneath measured",
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code.
 
     0 done, 1 a fault of the installation, 2 usage or run.toml, 3 does not fit, 4 a checkpoint
-    that cannot be used, 5 check failed, 6 fault not recovered, 130 interrupted, 141 nobody
+    or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130 interrupted, 141 nobody
     reads the output any more.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from equipoise.spec.layout import Layout
 
 
+_CONTEXT_STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
+
+
 def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = False) -> None:
     """Declare what a step is, whoever lays it out.
 
@@ -67,6 +70,12 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
         metavar="NAME",
         help="order of a pipeline's work, as equipoise explain --schedule lists them (default: "
         f"{found or '1f1b, and interleaved where virtual is above 1'})",
+    )
+    parser.add_argument(
+        "--context-strategy",
+        default=None if is_searched else "needed-kv",
+        choices=list(_CONTEXT_STRATEGIES),
+        help=f"what travels between context ranks (default: {found or 'needed-kv'})",
     )
     parser.add_argument(
         "--expert-skew",

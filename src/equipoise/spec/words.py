@@ -45,7 +45,7 @@ _MODEL_WORDS = (
 )
 _NEEDED = ("layers", "hidden", "heads", "vocab")
 _FROM_ZERO = ("gated", "tied", "experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers")
-_LAYOUT_WORDS = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas", "virtual")
+LAYOUT_WORDS = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas", "virtual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def read_layout(text: str) -> LayoutWords:
     >>> read_layout("tp=8,pp=16,dp=64,virtual=7").layout.world
     8192
     """
-    words = read_words("--layout", text, _LAYOUT_WORDS)
+    words = read_words("--layout", text, LAYOUT_WORDS)
     zero = words.get("zero", 1)
     if zero not in (0, 1, 2, 3):
         raise SpecError(f"--layout: zero is {zero}. Give 0, 1, 2 or 3.")

@@ -17,6 +17,7 @@ def test_exit_codes() -> None:
         "ModelError": 2,
         "FitError": 3,
         "CheckpointError": 4,
+        "PlanError": 4,
         "CheckError": 5,
         "FaultError": 6,
     }

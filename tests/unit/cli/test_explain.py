@@ -239,7 +239,8 @@ def test_explaining_loads_no_torch_and_no_matplotlib() -> None:
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "--attention", "--schedule") == (
         "equipoise explain: say one of them: --attention, for ranks that share attention, "
-        "--schedule, for the stages of a pipeline, or --boxing, for a tensor's placements.\n"
+        "--schedule, for the stages of a pipeline, --boxing, for a tensor's placements, or --plan, "
+        "for why a plan.lock says what it says.\n"
     )
     assert refused(capsys, "--attention", "--most-held", "3") == (
         "--most-held goes with --schedule, not with --attention. Leave it out.\n"

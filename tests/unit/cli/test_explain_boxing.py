@@ -185,12 +185,14 @@ def test_nothing_to_do_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ("--attention", "--boxing", "P -> B"),
             "equipoise explain: say one of them: --attention, for ranks that share attention, "
-            "--schedule, for the stages of a pipeline, or --boxing, for a tensor's placements.",
+            "--schedule, for the stages of a pipeline, --boxing, for a tensor's placements, or "
+            "--plan, for why a plan.lock says what it says.",
         ),
         (
             (),
             "equipoise explain: say what to explain: --attention, for ranks that share attention, "
-            "--schedule, for the stages of a pipeline, or --boxing, for a tensor's placements.",
+            "--schedule, for the stages of a pipeline, --boxing, for a tensor's placements, or "
+            "--plan, for why a plan.lock says what it says.",
         ),
     ],
 )

@@ -1,0 +1,149 @@
+"""From words to a plan: what is read, what is searched, what is written down of it."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise import __version__
+from equipoise.base.digest import digest, digest_file
+from equipoise.base.errors import SpecError
+from equipoise.cli.simulate_setting import step_documents, step_options
+from equipoise.cli.simulate_show import step_row
+from equipoise.plan.choice import Choice
+from equipoise.plan.explain import find_flip, find_walls, loses_by
+from equipoise.plan.final import Finalist, price_finalists
+from equipoise.plan.search import Outcome, Search
+from equipoise.plan.space import list_space
+from equipoise.sim.machine import Machine
+from equipoise.sim.step import Documents
+from equipoise.spec.cluster_file import read_cluster
+from equipoise.spec.plan import Candidate, Plan
+from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
+from equipoise.spec.workload import distribution_names
+
+_ASKED = (
+    "model",
+    "cluster",
+    "context_tokens",
+    "step_sequences",
+    "layout",
+    "micro_batch",
+    "recompute",
+    "precision",
+    "schedule",
+    "context_strategy",
+    "expert_skew",
+    "lengths",
+    "policy",
+    "seed",
+)
+"""Flags that say what is planned."""
+
+_DEFAULTS = {"precision": "bf16", "expert_skew": 1.0, "policy": "by-work", "seed": 0}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """Everything that a plan depends on."""
+
+    asked: dict[str, str]
+    read: dict[str, str]
+    search: Search
+
+    @property
+    def digest(self) -> str:
+        """Of all of it."""
+        return digest({"asked": self.asked, "read": self.read})
+
+
+def read_inputs(args: argparse.Namespace) -> Inputs:
+    """Read model, cluster and lengths, and list the space.
+
+    Raises:
+        SpecError: a word is wrong, or nothing is left to choose.
+    """
+    model, cluster = read_model(args.model), read_cluster(args.cluster)
+    fixed: dict[str, int | str] = {}
+    if args.layout is not None:
+        fixed |= read_words("--layout", args.layout, LAYOUT_WORDS)
+    for name in ("micro_batch", "recompute", "schedule", "context_strategy"):
+        if getattr(args, name) is not None:
+            fixed[name] = getattr(args, name)
+    whole = argparse.Namespace(**vars(args))
+    whole.micro_batch = args.micro_batch or 1
+    whole.recompute = args.recompute or "none"
+    whole.context_strategy = args.context_strategy or "needed-kv"
+    machine = Machine(cluster)
+    base = step_options(whole, 1, machine.device)
+    base.require()
+    space = list_space(model, cluster.devices, base, fixed=fixed)
+
+    def pack(choice: Choice) -> Documents:
+        packed = step_documents(args, choice.layout, choice.options)
+        if packed is None:
+            raise SpecError("--lengths names no documents. Give a name or a file.")
+        return packed
+
+    search = Search(model, machine, space, packer=pack if args.lengths is not None else None)
+    asked = {
+        name.replace("_", "-"): str(getattr(args, name))
+        for name in _ASKED
+        if getattr(args, name) is not None and getattr(args, name) != _DEFAULTS.get(name)
+    }
+    return Inputs(asked, read_digests(args.model, args.cluster, args.lengths), search)
+
+
+def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str]:
+    """Digests of what a plan of these words reads today."""
+    from equipoise import cost
+
+    folder = Path(cost.__file__).with_name("data")
+    found = {
+        "model": digest(read_model(model)),
+        "cluster": digest(read_cluster(cluster)),
+        "curves": digest([digest_file(file) for file in sorted(folder.iterdir())]),
+        "equipoise": __version__,
+    }
+    if lengths is not None:
+        is_known = lengths in distribution_names()
+        found["lengths"] = lengths if is_known else digest_file(Path(lengths))
+    return found
+
+
+def decide(
+    args: argparse.Namespace, inputs: Inputs, outcome: Outcome
+) -> tuple[Plan, list[Finalist]]:
+    """Price the finalists and say why the first is the first."""
+    search = inputs.search
+    finalists = price_finalists(search, outcome)
+    best = finalists[0].run.price
+    extra: dict[str, Any] = {"lengths": args.lengths} if args.lengths is not None else {}
+
+    def candidate(each: Finalist) -> Candidate:
+        base = each.choice.options
+        words = {
+            **each.choice.words(),
+            **{name: str(value) for name, value in extra.items()},
+        }
+        apart = {} if each is finalists[0] else loses_by(best.terms, each.run.price.terms)
+        return Candidate(words, step_row(each.run, search.machine, base), apart)
+
+    flip = None
+    if len(finalists) > 1:
+        second = finalists[1]
+        flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
+    bound = min(outcome.progress.bound_s, best.step_s)
+    plan = Plan(
+        asked=inputs.asked,
+        best=candidate(finalists[0]),
+        runners_up=tuple(candidate(each) for each in finalists[1:]),
+        bound_s=bound,
+        gap=1.0 - bound / best.step_s,
+        listed=outcome.listed,
+        priced=outcome.progress.priced,
+        wall=find_walls(search.model, search.machine, finalists[0].choice),
+        flip=flip,
+        read=inputs.read,
+    )
+    return plan, finalists

@@ -1,0 +1,84 @@
+"""What ``equipoise plan`` and ``equipoise explain --plan`` print."""
+
+from equipoise.base.units import format_seconds
+from equipoise.cli.console import make_console
+from equipoise.spec.plan import Candidate, Plan
+
+
+def print_plan(plan: Plan, *, is_quiet: bool) -> None:
+    """The best and what was left behind; unless quiet, the reasons."""
+    from rich.table import Table
+
+    console = make_console()
+    price = plan.best.price
+    console.print(
+        f"{say(plan.best)}: {format_seconds(price['step_s'])} a step, "
+        f"{price['tokens_per_s_per_device']:,.0f} tokens/s a device, {price['mfu']:.1%} MFU, "
+        f"{price['memory_gib_max']:.1f} GiB of {price['capacity_gib']:.1f}.",
+        soft_wrap=True,
+    )
+    if is_quiet:
+        return
+    console.print(
+        f"{plan.listed:,} choices, {plan.priced} replayed. None can be faster than "
+        f"{format_seconds(plan.bound_s)}: at most {plan.gap:.1%} is left to gain.",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "step", "MFU", "GiB", "slower by", "and why"):
+        table.add_column(name, justify="left" if name in ("", "and why") else "right")
+    for place, each in enumerate((plan.best, *plan.runners_up), start=1):
+        slower = each.price["step_s"] / price["step_s"] - 1
+        table.add_row(
+            f"{place}  {say(each)}",
+            format_seconds(each.price["step_s"]),
+            f"{each.price['mfu']:.1%}",
+            f"{each.price['memory_gib_max']:.1f}",
+            f"{slower:.1%}" if place > 1 else "",
+            why(each) if place > 1 else _where(each),
+        )
+    console.print(table)
+    for wall in plan.wall[:1]:
+        console.print(
+            f"Nearest wall: {wall.grows} from {wall.before:,} to {wall.after:,} needs "
+            f"{wall.memory_gib:.1f} GiB of {wall.capacity_gib:.1f}.",
+            soft_wrap=True,
+        )
+    if plan.flip is not None:
+        console.print(
+            f"What would flip it: {plan.flip.term} {plan.flip.times:.2f} times as slow makes "
+            f"{plan.flip.winner} the best.",
+            soft_wrap=True,
+        )
+
+
+def say(candidate: Candidate) -> str:
+    """A choice in one line."""
+    words = candidate.words
+    parts = [words["layout"], f"micro-batch {words['micro-batch']}"]
+    parts += [words[name] for name in ("schedule", "context-strategy") if name in words]
+    if words["recompute"] != "none":
+        parts.append(f"recompute {words['recompute']}")
+    return " ".join(parts)
+
+
+def why(candidate: Candidate) -> str:
+    """The terms by which a runner-up loses most, and what it gains most by.
+
+    >>> apart = {"products": 0.5, "host": 0.0, "optimizer": -0.25}
+    >>> why(Candidate({}, {"step_s": 10.0}, apart))
+    'products +500.0 ms, optimizer -250.0 ms'
+    """
+    least = 1e-3 * float(candidate.price["step_s"])
+    ordered = list(candidate.loses_by.items())
+    loses = [each for each in ordered if each[1] > least][:2]
+    gains = [each for each in reversed(ordered) if each[1] < -least][:1]
+    said = [f"{name} +{format_seconds(value)}" for name, value in loses]
+    said += [f"{name} -{format_seconds(-value)}" for name, value in gains]
+    return ", ".join(said) or "the same terms"
+
+
+def _where(candidate: Candidate) -> str:
+    step_s = float(candidate.price["step_s"])
+    terms = sorted(candidate.price["terms"].items(), key=lambda each: -each[1])[:3]
+    return ", ".join(f"{name} {value / step_s:.0%}" for name, value in terms)

@@ -1,0 +1,121 @@
+"""The best and the next three, priced whole; and the smallest cluster where nothing fits.
+
+What it decides
+    Runners-up differ from the best and from each other in a degree, as far as there are such.
+    With documents, each is priced on the pipelines that have most work; tokens and FLOP are
+    those of all.
+
+Kept true (tests/unit/plan/test_final.py)
+    The first is the fastest; degrees differ; the smaller cluster does not fit.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.base.errors import EquipoiseError
+from equipoise.cost.step import StepOptions
+from equipoise.cost.step_work import published_flop
+from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.plan.bound import least_bytes
+from equipoise.plan.choice import Choice
+from equipoise.plan.search import Outcome, Search
+from equipoise.plan.space import list_space
+from equipoise.sim.machine import Machine
+from equipoise.sim.step import StepRun, price_step, run_step
+from equipoise.spec.cluster import find_cluster
+from equipoise.spec.model import ModelSpec
+
+_PIPELINES = 4
+"""Of those with documents, how many are priced."""
+_MOST_DEVICES = 1 << 17
+_TRIES = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finalist:
+    """A choice with its step."""
+
+    choice: Choice
+    run: StepRun
+
+
+def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Finalist]:
+    """The best and the next, fastest first.
+
+    Args:
+        search: What was searched.
+        outcome: What it found.
+        count: How many, with the best.
+    """
+    chosen: list[Choice] = []
+    choices = [search.space.choice(each.row) for each in outcome.fitting]
+    for choice in choices:
+        if all(_degrees(choice) != _degrees(each) for each in chosen):
+            chosen.append(choice)
+    chosen += [each for each in choices if each not in chosen]
+    found = [_price(search, choice) for choice in chosen[:count]]
+    found = [each for each in found if each.run.price.fits] or found[:1]
+    return sorted(found, key=lambda each: each.run.price.step_s)
+
+
+def _degrees(choice: Choice) -> tuple[int, ...]:
+    layout = choice.layout
+    return layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.etp
+
+
+def _price(search: Search, choice: Choice) -> Finalist:
+    documents = search.documents(choice)
+    # A machine of its own, which remembers what was extrapolated for this choice alone.
+    run = run_step(
+        search.model,
+        Machine(search.machine.cluster),
+        choice.layout,
+        choice.options,
+        documents=documents[:_PIPELINES],
+    )
+    if search.packer is None:
+        return Finalist(choice, run)
+    every = np.array([length for row in documents for batch in row for length in batch])
+    tokens, pairs = int(every.sum()), int(causal_pairs(every).sum())
+    price = dataclasses.replace(
+        run.price,
+        tokens=tokens,
+        useful_flop=float(useful_flop(search.model, tokens, pairs)),
+        published_flop=published_flop(search.model, every),
+    )
+    return Finalist(choice, dataclasses.replace(run, price=price))
+
+
+def smallest_cluster(model: ModelSpec, name: str, devices: int, base: StepOptions) -> int | None:
+    """Devices of the smallest cluster of a kind that holds the model, by doubling.
+
+    Args:
+        model: Sizes.
+        name: Of a shipped cluster.
+        devices: Too few.
+        base: The step.
+
+    Returns:
+        None where no cluster up to 131,072 devices does, or none divides the step's sequences.
+    """
+    while devices < _MOST_DEVICES:
+        devices *= 2
+        machine = Machine(find_cluster(f"{name}:{devices}"))
+        try:
+            space = list_space(model, devices, base, fixed={"recompute": "full", "micro_batch": 1})
+        except EquipoiseError:
+            continue
+        needs = least_bytes(model, space)
+        for row in np.argsort(needs, kind="stable")[:_TRIES].tolist():
+            if needs[row] > machine.capacity_bytes:
+                break
+            choice = space.choice(row)
+            try:
+                price = price_step(model, machine, choice.layout, choice.options)
+            except EquipoiseError:
+                continue
+            if price.fits:
+                return devices
+    return None

@@ -1,0 +1,142 @@
+"""plan.lock: what was decided, at which price, and everything that it was decided from.
+
+Why
+    A plan is right for one model on one cluster at one price list. Six weeks later one of them is
+    another, and nobody remembers which.
+
+What it decides
+    The file's form: JSON, one object. ``asked`` are the words of the command line; ``read`` has a
+    digest of each thing that the price depends on: model, cluster, lengths, measured curves, this
+    package's version. Candidates have the keys of ``equipoise simulate --json``, and their words.
+
+Kept true (tests/unit/spec/test_plan.py)
+    What is written is read back; a lock of another form, or of other readings, is refused by name.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.base.errors import PlanError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One choice and its price."""
+
+    words: dict[str, str]
+    """Flags of ``equipoise simulate`` that lay it out."""
+    price: dict[str, Any]
+    """What ``equipoise simulate --json`` prints of it."""
+    loses_by: dict[str, float]
+    """Seconds of each term beyond those of the best; empty of the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """What breaks first when something grows and the layout stays."""
+
+    grows: str
+    before: int
+    after: int
+    """The smallest size that was tried and does not fit."""
+    memory_gib: float
+    capacity_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """How much slower one term must be for the first runner-up to win."""
+
+    term: str
+    times: float
+    winner: str
+    """Words of its layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decision."""
+
+    asked: dict[str, str]
+    best: Candidate
+    runners_up: tuple[Candidate, ...]
+    bound_s: float
+    """No choice takes less."""
+    gap: float
+    """What may be left to gain, as a share of the best."""
+    listed: int
+    priced: int
+    wall: tuple[Wall, ...]
+    """Nearest first."""
+    flip: Flip | None
+    read: dict[str, str]
+    """Digests by name."""
+    version: int = VERSION
+
+    def as_row(self) -> dict[str, Any]:
+        """Plain data: the file's content."""
+        return dataclasses.asdict(self)
+
+    def write(self, file: Path) -> None:
+        """Write the lock, whole or not at all."""
+        part = file.with_name(f".{file.name}.part")
+        part.write_text(json.dumps(self.as_row(), indent=1) + "\n")
+        part.replace(file)
+
+
+def read_plan(file: Path) -> Plan:
+    """Read a lock.
+
+    Raises:
+        PlanError: there is none, it is none, or of another version.
+    """
+    try:
+        row = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise PlanError(
+            f"{file} cannot be read as a plan.lock ({error}). Write one: equipoise plan --out "
+            f"{file.parent}."
+        ) from None
+    version = row.get("version") if isinstance(row, dict) else None
+    if version != VERSION:
+        raise PlanError(
+            f"{file} is a plan of version {version}, and this equipoise reads version {VERSION}. "
+            f"Plan again with the words that it has under asked."
+        )
+    try:
+        return Plan(
+            **row
+            | {
+                "best": Candidate(**row["best"]),
+                "runners_up": tuple(Candidate(**each) for each in row["runners_up"]),
+                "wall": tuple(Wall(**each) for each in row["wall"]),
+                "flip": Flip(**row["flip"]) if row["flip"] else None,
+            }
+        )
+    except (KeyError, TypeError) as error:
+        raise PlanError(
+            f"{file} is no whole plan.lock ({error}). Plan again: equipoise plan --out "
+            f"{file.parent}."
+        ) from None
+
+
+def require_fresh(plan: Plan, now: Mapping[str, str], file: Path) -> None:
+    """Refuse a plan whose readings are no longer what they were.
+
+    Raises:
+        PlanError: names what changed.
+    """
+    names = sorted({*plan.read, *now})
+    changed = [name for name in names if plan.read.get(name) != now.get(name)]
+    if changed:
+        said = " ".join(f"--{flag} {value}" for flag, value in plan.asked.items())
+        raise PlanError(
+            f"{file} is stale: {' and '.join(changed)} changed since it was written. Plan again: "
+            f"equipoise plan {said} --out {file.parent}."
+        )

@@ -1,0 +1,144 @@
+"""equipoise plan: the same words as simulate, a lock that is resumed and explained, one sentence
+for what cannot be."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli.main import main
+
+STEP = ["--context-tokens", "4096", "--step-sequences", "16"]
+SMALL = ["--model", "layers=4,hidden=1024,heads=8,vocab=8000", "--cluster", "h100-sxm:4", *STEP]
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["plan", *argv])
+    caught = capsys.readouterr()
+    return code, caught.out, caught.err
+
+
+def test_the_best_has_the_price_that_simulate_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *SMALL, "--json", "--layout", "zero=1", "--recompute", "none")
+    assert code == 0
+    plan = json.loads(out)
+    best = plan["best"]
+    flags = [part for flag, value in best["words"].items() for part in (f"--{flag}", value)]
+    assert main(["simulate", *SMALL, *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == best["price"]
+    assert set(plan["runners_up"][0]["price"]) == set(best["price"])
+    steps = [each["price"]["step_s"] for each in (best, *plan["runners_up"])]
+    assert len(steps) == 4 and steps == sorted(steps)
+    assert plan["bound_s"] <= best["price"]["step_s"] and plan["gap"] <= 0.01
+    assert best["words"]["recompute"] == "none" and "zero=1" in best["words"]["layout"]
+
+
+def test_a_lock_is_written_resumed_and_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = [*SMALL, "--layout", "cp=1,zero=1", "--out", str(tmp_path)]
+    code, out, err = run(capsys, *asked)
+    assert code == 0 and "search: done in" in err and "is left to gain" in out
+    lock = (tmp_path / "plan.lock").read_text()
+    state = (tmp_path / "search.jsonl").read_text()
+    assert len(state.splitlines()) == json.loads(lock)["priced"] + 1
+    with (tmp_path / "search.jsonl").open("a") as file:
+        file.write('{"row": 1, "st')  # killed while it wrote
+    assert run(capsys, *asked, "--quiet")[0] == 0
+    assert (tmp_path / "plan.lock").read_text() == lock
+    assert (tmp_path / "search.jsonl").read_text() == state
+    file = str(tmp_path / "plan.lock")
+    assert main(["explain", "--plan", file]) == 0
+    told = capsys.readouterr().out
+    assert "seconds of the busiest rank" in told and "GiB of the fullest rank" in told
+    assert main(["explain", "--plan", file, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(lock)
+
+
+def test_a_stale_lock(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("tokens\n" + "1000\n3000\n" * 50)
+    asked = [*SMALL, "--layout", "tp=1,cp=1,pp=1", "--lengths", str(lengths)]
+    assert run(capsys, *asked, "--out", str(tmp_path), "--quiet")[0] == 0
+    lengths.write_text("tokens\n" + "2000\n2000\n" * 50)
+    assert main(["explain", "--plan", str(tmp_path / "plan.lock")]) == 4
+    assert capsys.readouterr().err == (
+        f"{tmp_path}/plan.lock is stale: lengths changed since it was written. Plan again: "
+        "equipoise plan --model layers=4,hidden=1024,heads=8,vocab=8000 --cluster h100-sxm:4 "
+        "--context-tokens 4096 --step-sequences 16 --layout tp=1,cp=1,pp=1 --lengths "
+        f"{lengths} --out {tmp_path}.\n"
+    )
+
+
+def test_documents_are_planned_as_they_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fixed = ["--layout", "cp=1,pp=1,zero=1", "--json"]
+    steps = []
+    for text in ("512\n", "4096\n"):
+        lengths = tmp_path / "lengths.txt"
+        lengths.write_text(text * 4096)
+        code, out, _ = run(capsys, *SMALL, *fixed, "--lengths", str(lengths))
+        assert code == 0
+        steps.append(json.loads(out)["best"]["price"])
+    assert steps[0]["step_s"] < steps[1]["step_s"]
+    assert steps[0]["terms"]["attention"] < steps[1]["terms"]["attention"]
+
+
+def test_an_export_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = ["--layout", "tp=2,cp=1,pp=1,zero=1", "--recompute", "none", "--micro-batch", "2"]
+    code, out, err = run(capsys, *SMALL, *fixed, "--export", "megatron")
+    assert code == 0 and err == ""
+    assert out.splitlines()[5:9] == [
+        "--micro-batch-size 2",
+        "--global-batch-size 16",
+        "--tensor-model-parallel-size 2",
+        "--pipeline-model-parallel-size 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (
+            ["--model", "llama3-70b", "--cluster", "h100-sxm:8", *STEP],
+            3,
+            "llama3-70b does not fit h100-sxm:8: of 49,308 layouts the smallest needs 128.2 GiB "
+            "on its fullest rank, which has 78.7. The smallest that would do, by doubling: "
+            "h100-sxm:16.\n",
+        ),
+        (
+            [*SMALL, "--layout", "tp=3"],
+            2,
+            "No layout of 4 devices carries 4 layers of 8 heads and 16 sequences a step with "
+            "tp = 3. Give sequences that more data-parallel ranks divide, or fix less.\n",
+        ),
+        (
+            [*SMALL, "--seconds", "0"],
+            2,
+            "--seconds is 0. Give a time above 0.\n",
+        ),
+        (
+            [*SMALL, "--seconds", "1e-9"],
+            2,
+            "Within 1e-09 s no layout that fits was found among 5,383. Give more --seconds, or "
+            "fix more of the layout.\n",
+        ),
+    ],
+)
+def test_what_cannot_be_planned(
+    capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
+) -> None:
+    found, out, err = run(capsys, *argv, "--json")
+    assert (found, out) == (code, "")
+    assert err == message
+
+
+def test_a_length_file_with_negative_lengths(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("100\n-3\n")
+    code, _, err = run(capsys, *SMALL, "--lengths", str(lengths))
+    assert code == 2
+    assert "-3" in err and "lengths.txt" in err and err.count("\n") == 1

@@ -1,0 +1,67 @@
+"""plan.lock: written is read back; other forms and other readings are refused by name."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from equipoise.base.errors import PlanError
+from equipoise.spec.plan import Candidate, Flip, Plan, Wall, read_plan, require_fresh
+
+BEST = Candidate({"layout": "dp=8", "micro-batch": "1"}, {"step_s": 1.5, "terms": {"a": 1.5}}, {})
+PLAN = Plan(
+    asked={"model": "llama3-8b", "cluster": "h100-sxm:8"},
+    best=BEST,
+    runners_up=(dataclasses.replace(BEST, loses_by={"a": 0.25}),),
+    bound_s=1.25,
+    gap=0.1,
+    listed=100,
+    priced=10,
+    wall=(Wall("window", 8192, 12_288, 90.0, 80.0),),
+    flip=Flip("a", 1.5, "tp=2,dp=4"),
+    read={"model": "1", "cluster": "2"},
+)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "plan.lock"
+    PLAN.write(file)
+    assert read_plan(file) == PLAN
+    assert json.loads(file.read_text())["best"]["price"]["step_s"] == 1.5
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.lock"]
+    require_fresh(PLAN, {"model": "1", "cluster": "2"}, file)
+
+
+def test_a_stale_lock_is_refused() -> None:
+    with pytest.raises(PlanError) as caught:
+        require_fresh(PLAN, {"model": "1", "cluster": "3", "curves": "4"}, Path("a/plan.lock"))
+    assert caught.value.exit_code == 4
+    assert str(caught.value) == (
+        "a/plan.lock is stale: cluster and curves changed since it was written. Plan again: "
+        "equipoise plan --model llama3-8b --cluster h100-sxm:8 --out a."
+    )
+
+
+def test_other_forms_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "plan.lock"
+    file.write_text(json.dumps(PLAN.as_row() | {"version": 7}))
+    with pytest.raises(PlanError) as caught:
+        read_plan(file)
+    assert str(caught.value) == (
+        f"{file} is a plan of version 7, and this equipoise reads version 1. Plan again with the "
+        "words that it has under asked."
+    )
+    row = PLAN.as_row()
+    del row["best"]
+    file.write_text(json.dumps(row))
+    with pytest.raises(PlanError) as caught:
+        read_plan(file)
+    assert str(caught.value) == (
+        f"{file} is no whole plan.lock ('best'). Plan again: equipoise plan --out {tmp_path}."
+    )
+    file.write_text("{")
+    with pytest.raises(PlanError) as caught:
+        read_plan(file)
+    assert str(caught.value).startswith(f"{file} cannot be read as a plan.lock (Expecting ")
+    assert str(caught.value).endswith(f"Write one: equipoise plan --out {tmp_path}.")
