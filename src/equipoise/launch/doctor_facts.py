@@ -46,6 +46,8 @@ class MachineFacts:
 
     torch: str
     """Version; empty where it is not installed."""
+    packages: Mapping[str, tuple[str, str]]
+    """Of the others that a run needs: the version, empty where there is none, and what is asked."""
     cores: int
     """That this process may run on."""
     quota_cores: float | None

@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import importlib.metadata
 import os
+import re
 import resource
 import socket
 import struct
@@ -33,13 +34,10 @@ _SHARED = Path("/dev", "shm")
 def read_machine() -> MachineFacts:
     """What this machine and its container have."""
     quota = read_quota()
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = ""
     available = _meminfo("MemAvailable")
     return MachineFacts(
-        torch=torch,
+        torch=_version("torch"),
+        packages=_packages(),
         cores=len(usable_cores()),
         quota_cores=quota.cores,
         busy_cores=os.getloadavg()[0],
@@ -48,6 +46,25 @@ def read_machine() -> MachineFacts:
         limits=_limits(),
         accelerators={"nvidia": _nvidia(), "amd": _amd()},
     )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _packages() -> dict[str, tuple[str, str]]:
+    """What this package's own metadata asks for, to plan and to train; torch left out."""
+    found = {}
+    for line in importlib.metadata.requires("equipoise") or []:
+        wanted, _, marker = line.partition(";")
+        name = re.match(r"[\w.-]+", wanted)
+        is_ours = not marker or "'train'" in marker.replace('"', "'")
+        if name and is_ours and name[0] != "torch":
+            found[name[0]] = _version(name[0]), wanted[name.end() :].strip()
+    return found
 
 
 def _meminfo(key: str) -> int:

@@ -6,6 +6,7 @@ Sources
 """
 
 import re
+import shlex
 
 from equipoise.base.units import GIB, MIB, format_bytes
 from equipoise.launch.doctor_facts import MachineFacts, Needs, Row
@@ -27,6 +28,7 @@ def machine_rows(facts: MachineFacts, needs: Needs) -> list[Row]:
     """The checks of one machine."""
     rows = [
         _torch(facts),
+        _packages(facts),
         _accelerators(facts, needs),
         _cores(facts, needs),
         _load(facts),
@@ -46,12 +48,33 @@ def _torch(facts: MachineFacts) -> Row:
     fix = f'pip install "equipoise[train]", or torch>={first},<{last}.'
     if not facts.torch:
         return Row(what, "not installed", "breaks", f"{why}.", fix)
-    found = tuple(int(part) for part in re.findall(r"\d+", facts.torch)[:2])
+    found = _numbers(facts.torch)
     if found < TORCH[0]:
         return Row(what, facts.torch, "breaks", f"{why}, and use what came with {first}.", fix)
     if found >= TORCH[1]:
         return Row(what, facts.torch, "warn", f"{why}, and {facts.torch} is untested.", fix)
     return Row(what, facts.torch, "ok", f"{why}.")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _packages(facts: MachineFacts) -> Row:
+    listed = ", ".join(
+        f"{name} {version or 'is missing'}" for name, (version, _) in facts.packages.items()
+    )
+    wrong = [
+        f"{name}{wanted}"
+        for name, (version, wanted) in facts.packages.items()
+        if not version
+        or any(_numbers(version) < _numbers(least) for least in re.findall(r">=[\d.]+", wanted))
+    ]
+    why = "the corpus, run.toml and the console are read and written with them."
+    if not wrong:
+        return Row("packages", listed, "ok", why)
+    names = " ".join(shlex.quote(each) for each in wrong)
+    return Row("packages", listed, "breaks", why, f"pip install {names}")
 
 
 def _accelerators(facts: MachineFacts, needs: Needs) -> Row:

@@ -1,7 +1,10 @@
 """``equipoise doctor`` from its arguments to what it prints and returns."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,26 @@ def test_ranks_of_one_machine_have_one_clock(
     assert rows["clock offsets"]["verdict"] == "ok"
     assert rows["link latency"]["found"].endswith(" one way, one rank")
     assert rows["link bandwidth"]["found"].endswith("/s from rank 0, one rank")
+
+
+def test_ranks_under_a_launcher_of_ones_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "equipoise.cli.doctor_links"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**shared, "RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert [line.split()[1:3] for line in told[0].splitlines()][:1] == [["link", "latency"]]
+    assert "clock offsets" in told[0]
+    assert told[1] == ""
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

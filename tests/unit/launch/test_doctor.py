@@ -23,7 +23,10 @@ GIB = 1 << 30
 ROOT = Path(__file__).parents[3]
 
 LIMITS = Limits(65_536, 65_536, None, None, None)
-MACHINE = MachineFacts("2.13.0", 8, None, 0.5, 64 * GIB, 32 * GIB, LIMITS, {"nvidia": 0, "amd": 0})
+PACKAGES = {"numpy": ("2.4.1", ">=2.0"), "rich": ("14.0", ">=13.9")}
+MACHINE = MachineFacts(
+    "2.13.0", PACKAGES, 8, None, 0.5, 64 * GIB, 32 * GIB, LIMITS, {"nvidia": 0, "amd": 0}
+)
 NETWORK = NetworkFacts("n0", ("10.0.0.7",), ("eth0", "ib0"), 1.8e9, 1.7e9, True, {})
 FOLDER = FolderFacts(Path("/data/run"), "", 0.004, 500 * GIB, "lustre", "")
 LINKS = LinkFacts(
@@ -123,6 +126,17 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
             "2.14.0",
             "ranks compute and meet with it, and 2.14.0 is untested.",
             'pip install "equipoise[train]", or torch>=2.13,<2.14.',
+        ),
+    ),
+    (
+        "packages",
+        {},
+        {"packages": {"numpy": ("1.26.4", ">=2.0"), "rich": ("14.0", ">=13.9"), "x": ("", "")}},
+        (
+            "breaks",
+            "numpy 1.26.4, rich 14.0, x is missing",
+            "the corpus, run.toml and the console are read and written with them.",
+            "pip install 'numpy>=2.0' x",
         ),
     ),
     (

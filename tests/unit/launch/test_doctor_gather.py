@@ -1,5 +1,6 @@
 """What is read of a machine: control groups as containers have them, ports, folders, names."""
 
+import importlib.metadata
 import os
 import socket
 import time
@@ -47,11 +48,18 @@ def test_what_cannot_be_read_holds_nothing_back(tmp_path: Path) -> None:
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     found = read_machine()
     assert found.torch.startswith("2.")
+    assert {"numpy", "rich", "tokenizers"} <= set(found.packages)
+    assert not {"torch", "pytest"} & set(found.packages)
+    assert found.packages["numpy"] == (importlib.metadata.version("numpy"), ">=2.0")
     assert found.cores == len(os.sched_getaffinity(0))
     assert found.memory_bytes > 0
     monkeypatch.setattr(doctor_gather, "read_quota", lambda: Quota(0.5, 7))
     held = read_machine()
     assert (held.quota_cores, held.memory_bytes) == (0.5, 7)
+
+
+def test_a_package_that_is_not_here() -> None:
+    assert doctor_gather._version("no-such-package") == ""
 
 
 def test_accelerators_that_this_shell_hides(monkeypatch: pytest.MonkeyPatch) -> None:
