@@ -33,6 +33,7 @@ DEMO = [
     case(Layout(dp=2, cp=2, pp=2, ep=2, zero=2, replicas=2), "auto"),
     case(Layout(dp=2, tp=2, pp=2, ep=4, zero=3), "zb-h2"),
     case(Layout(dp=2, cp=2, tp=2, ep=8, zero=1), precision="fp32"),
+    case(Layout(dp=2, cp=2, tp=2, pp=2, ep=4, etp=2, zero=3), "zb-h1"),
     # Of 8 stages of 4 layers two are on one rank and have no layer: it has no weight.
     case(Layout(pp=4), "interleaved"),
 ]
@@ -56,7 +57,9 @@ def test_layouts_of_the_demo_and_of_five_dimensions() -> None:
     assert [each.case for each in verdicts] == sorted(DEMO, key=lambda one: one.layout.world)
     for each in verdicts:
         assert each.is_exact, each
-    assert told.stages == [("layouts of 4 ranks", 4), ("layouts of 8 ranks", 4)]
+    assert told.stages == [
+        (f"layouts of {n} ranks", count) for n, count in ((4, 4), (8, 4), (16, 1))
+    ]
     assert told.done == len(DEMO)
 
 
