@@ -132,7 +132,10 @@ def _row(options: tuple[str, ...], peaks: list[Peak]) -> dict[str, object]:
 
 
 def summarize(found: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
-    """Errors of what was measured, and what of a device fits the fitted runs best."""
+    """Errors of what was measured, and what of a device fits the fitted runs best.
+
+    Cases may be missing, so that runs of several hours can be put together.
+    """
     rows = [_row(case, peaks) for case, peaks in found.items()]
     for row in rows:
         sys.stderr.write(
@@ -148,6 +151,7 @@ def summarize(found: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
         "within_goal": f"{sum(error <= 0.1 for error in errors)} of {len(errors)} ranks",
         "fitted": dict(zip(PARTS, parts, strict=True)),
         "shipped": {name: getattr(CPU_OVERHEAD, name) for name in PARTS},
+        "not_measured": [" ".join(case) for case in FITTED + SCORED if case not in found],
         "rows": rows,
         "environment": environment(),
     }

@@ -2,11 +2,11 @@
 
 What it decides
     Counted bytes are the same on any device; these are measured on one. On a CPU rank three
-    things hold more than tensors do. *malloc*: between micro-batches of unlike sizes gradients
-    stay, and the next activations do not fit between them; what works with tensors that come and
-    go leaves holes in any step. *oneDNN* compiles a kernel for every size of a product in bf16 and
-    keeps it, so that each new size of a micro-batch adds to what a rank holds. *Gloo* reduces a
-    copy of its input.
+    things hold more than tensors do. *malloc*: what stays between micro-batches of unlike sizes
+    leaves holes that the next activations do not fit; working with tensors that come and go
+    leaves holes in any step. *Kernels*: in bf16 oneDNN compiles one for every size of a product
+    and keeps it, so that each new size of a micro-batch adds to what a rank holds. *Gloo* reduces
+    a copy of its input.
 
 Kept true (tests/unit/cost/test_memory.py)
     Without overhead nothing is added; each part grows with what it is a part of.
@@ -55,6 +55,6 @@ CPU_OVERHEAD = DeviceOverhead(
 """A rank on a CPU: glibc 2.36 as ``train.process`` sets it, oneDNN of torch 2.13, gloo.
 
 Fitted on the runs that ``bench/memory.py`` names as fitted, all but one of them of the 2M preset.
-Kernels grew with sizes in proportion up to 24 sizes, half of them of products and half of
-attention; with experts, which see other sizes in every layer, they grow four times as fast.
+What is kept for sizes grew in proportion up to 24 of them; half of it stays with oneDNN's cache
+switched off. With experts, which see other sizes in every layer, it grows four times as fast.
 """
