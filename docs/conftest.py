@@ -77,8 +77,12 @@ class CaptionedToml:
 
 
 @pytest.fixture(scope="module")
-def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("page")
+def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a page's commands run, and where its code writes."""
+    before, folder = Path.cwd(), tmp_path_factory.mktemp("page")
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
 
 
 pytest_collect_file = Sybil(

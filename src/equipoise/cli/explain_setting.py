@@ -1,6 +1,7 @@
 """What ``equipoise explain --attention`` is asked: documents, ranks, model, assumed machine."""
 
 import argparse
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,10 @@ def read_link(flag: str, text: str) -> "LinkPrice":
 
     latency, _, bandwidth = text.partition(":")
     try:
-        return LinkPrice(float(latency) / 1e6, 1e9 * float(bandwidth))
+        found = float(latency) / 1e6, 1e9 * float(bandwidth)
+        if not all(map(math.isfinite, found)):
+            raise ValueError
+        return LinkPrice(*found)
     except ValueError:
         raise SpecError(
             f'{flag}: "{text}" is no latency in us and bandwidth in GB/s, as in 10:50.'
