@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from equipoise.cli.launch import add_asked_arguments, asked_from, cluster_from
 if TYPE_CHECKING:
     from equipoise.cli.launch import Asked
     from equipoise.cost.memory import StageShare
-    from equipoise.launch.doctor_facts import LinkFacts, Needs, Row
+    from equipoise.launch.doctor_facts import LinkFacts, Needs
     from equipoise.launch.forms import Nodes
     from equipoise.spec.cluster import ClusterSpec
     from equipoise.spec.layout import Layout
@@ -37,8 +36,6 @@ Exit code 5 where something would break the run, else 0.
 _LIBRARIES_BYTES = 300 << 20
 """Resident memory of a rank that has imported torch 2.13, before its first tensor."""
 
-_MARKS = {"ok": "green", "warn": "yellow", "breaks": "red"}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
@@ -54,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, and print a row a check."""
+    from equipoise.cli.doctor_show import print_rows
     from equipoise.launch.doctor import conclusion, examine, would_break
     from equipoise.launch.doctor_facts import Facts
     from equipoise.launch.doctor_gather import read_folder, read_machine, read_network
@@ -144,18 +142,3 @@ def _stages(layers: int, layout: "Layout") -> list["StageShare | None"]:
     first = StageShare(tuple(range(share)), has_head=False, kept_micro_batches=float(layout.pp))
     last = StageShare(tuple(range(layers - share, layers)), embeds=False)
     return [first, last]
-
-
-def print_rows(rows: "Sequence[Row]") -> None:
-    """A line a check; beneath one that is not well, why it matters and what to do."""
-    from equipoise.cli.console import make_console
-
-    console = make_console()
-    width = max((len(row.what) for row in rows), default=0)
-    pad = " " * (width + 9)
-    for row in rows:
-        console.print(f"{row.verdict:<7}", style=_MARKS[row.verdict], end="")
-        console.print(f"{row.what:<{width}}  {row.found}", soft_wrap=True)
-        if row.verdict != "ok":
-            console.print(f"{pad}{row.why[0].upper()}{row.why[1:]}", soft_wrap=True)
-            console.print(f"{pad}Fix: {row.fix}", soft_wrap=True)

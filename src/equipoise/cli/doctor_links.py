@@ -87,7 +87,7 @@ def _send_s(ranks: Ranks, other: int, answer: torch.Tensor) -> float:
 
 def main() -> int:
     """Be one rank under torchrun; rank 0 prints. 5 where a clock would break a run."""
-    from equipoise.cli.doctor import print_rows
+    from equipoise.cli.doctor_show import print_rows
     from equipoise.launch.doctor import would_break
     from equipoise.launch.doctor_links import link_rows
 
