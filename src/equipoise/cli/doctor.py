@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, and print a row a check."""
-    from equipoise.cli.doctor_show import print_rows
+    from equipoise.cli.doctor_show import MARKS, print_rows
     from equipoise.launch.doctor import conclusion, examine, would_break
     from equipoise.launch.doctor_facts import Facts
     from equipoise.launch.doctor_gather import read_folder, read_machine, read_network
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     )
     rows = examine(facts, needs)
     if args.json:
-        worst = max((row.verdict for row in rows), key=list(_MARKS).index)
+        worst = max((row.verdict for row in rows), key=list(MARKS).index)
         found = {"verdict": worst, "rows": [dataclasses.asdict(row) for row in rows]}
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:

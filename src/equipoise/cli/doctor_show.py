@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from equipoise.launch.doctor_facts import Row
 
-_MARKS = {"ok": "green", "warn": "yellow", "breaks": "red"}
+MARKS = {"ok": "green", "warn": "yellow", "breaks": "red"}
 
 
 def print_rows(rows: "Sequence[Row]") -> None:
@@ -17,7 +17,7 @@ def print_rows(rows: "Sequence[Row]") -> None:
     width = max((len(row.what) for row in rows), default=0)
     pad = " " * (width + 9)
     for row in rows:
-        console.print(f"{row.verdict:<7}", style=_MARKS[row.verdict], end="")
+        console.print(f"{row.verdict:<7}", style=MARKS[row.verdict], end="")
         console.print(f"{row.what:<{width}}  {row.found}", soft_wrap=True)
         if row.verdict != "ok":
             console.print(f"{pad}{row.why[0].upper()}{row.why[1:]}", soft_wrap=True)

@@ -29,7 +29,7 @@ VERBS = {
     "init": "write a commented run.toml to start from",
     "config": "show what every key of a run resolves to, and why",
     "pack": "show how evenly each policy would pack a corpus; needs no torch",
-    "explain": "show who computes or sends what and when: attention, pipelines, tensors; needs no torch",
+    "explain": "show who computes or sends what when: attention, pipelines, tensors; needs no torch",
     "simulate": "say how long a step takes on another cluster, and whether it fits; needs no torch",
     "plan": "search the layout that trains a model fastest on a cluster; needs no torch",
     "train": "train a model; the same command again resumes",
