@@ -7,7 +7,7 @@ from equipoise.base.errors import SpecError
 from equipoise.cli.explain_setting import BYTES, EXAMPLE_MODEL, EXAMPLE_RANKS, EXAMPLE_TOKENS
 from equipoise.cli.run_arguments import add_run_arguments
 
-HELP = "show who computes or sends what when: attention, pipelines, tensors; needs no torch"
+HELP = "show who computes or sends what: attention, pipelines, tensors; needs no torch"
 
 EXAMPLES = """\
 examples:

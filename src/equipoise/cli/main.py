@@ -29,7 +29,7 @@ VERBS = {
     "init": "write a commented run.toml to start from",
     "config": "show what every key of a run resolves to, and why",
     "pack": "show how evenly each policy would pack a corpus; needs no torch",
-    "explain": "show who computes or sends what when: attention, pipelines, tensors; needs no torch",
+    "explain": "show who computes or sends what: attention, pipelines, tensors; needs no torch",
     "simulate": "say how long a step takes on another cluster, and whether it fits; needs no torch",
     "plan": "search the layout that trains a model fastest on a cluster; needs no torch",
     "train": "train a model; the same command again resumes",
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code.
 
     0 done, 1 a fault of the installation, 2 usage or run.toml, 3 does not fit, 4 a checkpoint
-    or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130 interrupted, 141 nobody
-    reads the output any more.
+    or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130 interrupted, 141
+    nobody reads the output any more.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name that an ASCII terminal cannot show is no reason to die.
