@@ -22,6 +22,7 @@ BENCHES = (
     "experts",
     "boxing",
     "collectives",
+    "calibrate",
     "kernels",
     "stream",
     "bubbles",
