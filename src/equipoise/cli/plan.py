@@ -12,7 +12,8 @@ from equipoise.base.errors import FitError, SpecError
 from equipoise.cli.simulate_setting import add_step_arguments
 
 if TYPE_CHECKING:
-    from equipoise.plan.search import Outcome, Search
+    from equipoise.plan.outcome import Outcome
+from equipoise.plan.search import Search
 
 HELP = "search the layout that trains a model fastest on a cluster; needs no torch"
 
@@ -36,6 +37,7 @@ plan.lock:
   listed priced: choices in the space, and those that were replayed
   wall: what no longer fits when it grows and the layout stays; flip: the term that, slower by
     times, makes the first runner-up the best
+  nodes: of a cluster.toml with measured pairs, which node stands in which place
   asked read version: the words, digests of all that was read, the form of the file
 """
 
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _resume(folder: Path, search: "Search", digest: str) -> None:
     """Read what was priced before, and write down what is priced now."""
-    from equipoise.plan.search import Priced
+    from equipoise.plan.outcome import Priced
 
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "search.jsonl"

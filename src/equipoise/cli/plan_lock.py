@@ -13,7 +13,8 @@ from equipoise.cli.simulate_show import step_row
 from equipoise.plan.choice import Choice
 from equipoise.plan.explain import find_flip, find_walls, loses_by
 from equipoise.plan.final import Finalist, price_finalists
-from equipoise.plan.search import Outcome, Search
+from equipoise.plan.outcome import Outcome
+from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents
@@ -144,6 +145,7 @@ def decide(
         priced=outcome.progress.priced,
         wall=find_walls(search.model, search.machine, finalists[0].choice),
         flip=flip,
+        nodes=finalists[0].nodes,
         read=inputs.read,
     )
     return plan, finalists

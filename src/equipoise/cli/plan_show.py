@@ -38,6 +38,9 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
             why(each) if place > 1 else _where(each),
         )
     console.print(table)
+    if plan.nodes:
+        order = " ".join(map(str, plan.nodes))
+        console.print(f"Nodes in the order of their places: {order}.", soft_wrap=True)
     for wall in plan.wall[:1]:
         console.print(
             f"Nearest wall: {wall.grows} from {wall.before:,} to {wall.after:,} needs "

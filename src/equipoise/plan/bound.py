@@ -165,18 +165,8 @@ def least_seconds(
 
     Cost: about 0.2 us a row.
     """
+    flops, _ = _flops(model, space.base, has_documents=has_documents)
     base = space.base
-    tokens = base.context_tokens * base.step_sequences
-    pairs = 0 if has_documents else int(causal_pairs(np.array([base.context_tokens]))[0])
-    pairs *= base.step_sequences
-    layers, head = model.layers, model.hidden * model.vocab
-    linear = 2.0 * (model.matmul_params - head) * tokens
-    core = 1.0 * pair_flop(model) * pairs
-    flops = np.zeros(len(RECOMPUTES))
-    for at, setting in enumerate(RECOMPUTES):
-        again = linear_repeats(setting, layers) / layers * linear
-        again += attention_repeats(setting, layers) / layers * core
-        flops[at] = 3.0 * (linear + core + 2.0 * head * tokens) + again
     devices = space["tp"] * space["cp"] * space["pp"] * space["dp"]
     rate = devices * machine.peak_flop_per_s(base.precision)
     whole: Floats = _ROUNDING * flops[space["recompute"]] / rate
@@ -186,6 +176,33 @@ def least_seconds(
     is_plain = space["schedule"] == SCHEDULES.index("1f1b")
     longer = bubble(space["pp"], space.micro_batches)
     return np.where(is_plain, whole * longer, whole)
+
+
+def repeated_s(
+    model: ModelSpec, machine: Machine, space: Space, *, has_documents: bool = False
+) -> Floats:
+    """Time of what each setting computes again, at least, float64 [RECOMPUTES] [s]."""
+    flops, plain = _flops(model, space.base, has_documents=has_documents)
+    layout = space.choice(0).layout
+    rate = layout.world * machine.peak_flop_per_s(space.base.precision)
+    return np.asarray(_ROUNDING * (flops - plain) / rate)
+
+
+def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> tuple[Floats, float]:
+    """FLOP of a step under each setting of recomputation, and under none."""
+    tokens = base.context_tokens * base.step_sequences
+    pairs = 0 if has_documents else int(causal_pairs(np.array([base.context_tokens]))[0])
+    pairs *= base.step_sequences
+    layers, head = model.layers, model.hidden * model.vocab
+    linear = 2.0 * (model.matmul_params - head) * tokens
+    core = 1.0 * pair_flop(model) * pairs
+    plain = 3.0 * (linear + core + 2.0 * head * tokens)
+    again = [
+        linear_repeats(setting, layers) / layers * linear
+        + attention_repeats(setting, layers) / layers * core
+        for setting in RECOMPUTES
+    ]
+    return plain + np.array(again), plain
 
 
 def bubble(stages: npt.ArrayLike, micro_batches: npt.ArrayLike) -> Floats:

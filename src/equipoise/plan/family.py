@@ -39,8 +39,8 @@ Batches = Sequence[Sequence[int]]
 _BINS = 4
 """Of micro-batches by their tokens, of which each takes at least what its least one does."""
 
-_FLOAT = 1.0 - 1e-9
-"""Sums in another order."""
+LESS = 1.0 - 1e-9
+"""For sums in another order."""
 
 
 class LeastCore:
@@ -70,13 +70,6 @@ class LeastCore:
         )
 
 
-def least_parts(model: ModelSpec, machine: Machine, choice: Choice) -> StepParts:
-    """Parts of micro-batches that are never above those of the choice; its own without cp."""
-    layout, options = choice.layout, choice.options
-    core = LeastCore(model, layout, options, machine) if layout.cp > 1 else None
-    return StepParts(model, machine, layout, options, core=core)
-
-
 class _GivenCore:
     """Tokens and times of the core that are looked up by a micro-batch's first number."""
 
@@ -86,47 +79,6 @@ class _GivenCore:
     def price(self, doc_tokens: Sequence[int] | Floats) -> CoreTimes:
         """Of the micro-batch of that number."""
         return self._times[int(doc_tokens[0])]
-
-
-def least_busy_s(
-    model: ModelSpec, machine: Machine, choice: Choice, batches: Batches
-) -> tuple[float, float]:
-    """Work of all stages at least, and the part of it that one micro-batch does before weights.
-
-    Micro-batches are put into bins by their tokens: layers of each take what they take of the
-    fewest, and the core what it takes of all the bin's documents at once.
-
-    Returns:
-        Over all micro-batches; and forward with gradient of the input of one [s].
-    """
-    layout = choice.layout
-    core = LeastCore(model, layout, choice.options, machine)
-    order = sorted(batches, key=sum)
-    bins = [part for part in np.array_split(np.arange(len(order)), _BINS) if len(part)]
-    if sum(order[0]) == sum(order[-1]):
-        bins = [np.arange(len(order))]
-    times = []
-    for part in bins:
-        fewest = sum(order[int(part[0])]) / layout.cp
-        alike = order[int(part[0])] == order[int(part[-1])]
-        documents = [x for at in part.tolist() for x in order[at]] if not alike else order[part[0]]
-        together = core.price(documents)
-        share = len(part) if not alike else 1
-        times.append(
-            CoreTimes(fewest, together.forward_s / share, together.backward_s / share, 0.0, 0.0)
-        )
-    parts = StepParts(model, machine, layout, choice.options, core=_GivenCore(times))
-    busy, once = 0.0, np.inf
-    for at, part in enumerate(bins):
-        priced = parts.price(np.array([at]))
-        kinds: dict[int, list[float]] = {}
-        for layer in priced.layers:
-            kinds.setdefault(id(layer), [0.0, float(layer.sum()), float(layer[:2].sum())])[0] += 1
-        whole = sum(count * every for count, every, _ in kinds.values())
-        first = sum(count * some for count, _, some in kinds.values())
-        busy += len(part) * (whole + float(priced.first.sum() + priced.last.sum()))
-        once = min(once, first)
-    return _FLOAT * busy, _FLOAT * once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,10 +92,13 @@ class Passes:
     last: Floats
     counts: Floats
     """How many micro-batches are like each, float64 [distinct]."""
-    typical: BatchParts
-    """The micro-batch that layers are split for."""
-    is_own: bool
-    """Whether these are the choice's own, and not below them."""
+    hop_s: float
+    """Of the least micro-batch's message to the next stage."""
+    typical: BatchParts | None
+    """The micro-batch that layers are split for, with the choice's own times; None where they are
+    not known."""
+    is_exact: bool
+    """Whether these are the choice's own."""
     splits: dict[tuple[str, int], StageSplit] = field(default_factory=dict)
     """What was split before, by the stack's way and the number of stages."""
 
@@ -153,38 +108,100 @@ class Passes:
         whole = self.layers.sum(axis=(1, 2)) + self.first.sum(axis=1) + self.last.sum(axis=1)
         return float(self.counts @ whole)
 
-    def split(self, options: StepOptions, stages: int) -> StageSplit:
+    @property
+    def once_s(self) -> float:
+        """Forward and gradient of input of one micro-batch on all stages, at least."""
+        whole = self.layers[..., :2].sum(axis=(1, 2))
+        return float((whole + self.first[:, :2].sum(axis=1) + self.last[:, :2].sum(axis=1)).min())
+
+    def split(self, typical: BatchParts, options: StepOptions, stages: int) -> StageSplit:
         """Layers to stages."""
         key = options.stack.split, stages
         if key not in self.splits:
-            self.splits[key] = split_layers(self.typical, options, stages)
+            self.splits[key] = split_layers(typical, options, stages)
         return self.splits[key]
 
 
-def read_passes(parts: StepParts, batches: Batches, *, is_own: bool) -> Passes:
-    """Passes of one rank's micro-batches.
+def least_passes(
+    model: ModelSpec,
+    machine: Machine,
+    choice: Choice,
+    batches: Batches,
+    *,
+    own: StepParts | None = None,
+) -> Passes:
+    """Passes that are never above the choice's own.
+
+    Micro-batches are put into bins by their tokens: layers of each take what they take of the
+    fewest, and the core its share of what it takes of all the bin's documents at once.
 
     Args:
-        parts: From ``least_parts``, or the choice's own.
+        model: Sizes.
+        machine: Device and links.
+        choice: Layout and options.
         batches: Of any data-parallel rank; ``[window] * micro_batches`` of full windows.
-        is_own: Which of the two; without cp they are the same.
+        own: The choice's own parts, with which layers are split as they will be.
     """
-    distinct: dict[tuple[int, ...], int] = {}
+    core = LeastCore(model, choice.layout, choice.options, machine)
+    order = sorted(batches, key=sum)
+    is_alike = order[0] == order[-1]
+    bins = np.array_split(np.arange(len(order)), 1 if is_alike else _BINS)
+    bins = [part for part in bins if len(part)]
+    times = []
+    for part in bins:
+        documents = order[0] if is_alike else [x for at in part.tolist() for x in order[at]]
+        share = 1 if is_alike else len(part)
+        together = core.price(documents)
+        times.append(
+            CoreTimes(
+                sum(order[int(part[0])]) / choice.layout.cp,
+                together.forward_s / share,
+                together.backward_s / share,
+                0.0,
+                0.0,
+            )
+        )
+    parts = StepParts(model, machine, choice.layout, choice.options, core=_GivenCore(times))
+    priced = [parts.price(np.array([at])) for at in range(len(bins))]
+    counts = [float(len(part)) for part in bins]
+    typical = None if own is None else own.price(_typical(batches))
+    return _collect(priced, counts, typical, is_exact=is_alike and choice.layout.cp == 1)
+
+
+def own_passes(parts: StepParts, batches: Batches) -> Passes:
+    """The choice's own passes."""
+    distinct: dict[tuple[int, ...], float] = {}
     for batch in batches:
         key = tuple(sorted(batch))
-        distinct[key] = distinct.get(key, 0) + 1
+        distinct[key] = distinct.get(key, 0.0) + 1
     priced = [parts.price(np.asarray(key)) for key in distinct]
-    known: dict[int, Floats] = {}
-    for each in priced:
-        known |= {id(layer): layer.sum(axis=1) for layer in each.layers if id(layer) not in known}
+    counts = list(distinct.values())
+    return _collect(priced, counts, parts.price(_typical(batches)), is_exact=True)
+
+
+def _collect(
+    priced: Sequence[BatchParts],
+    counts: Sequence[float],
+    typical: BatchParts | None,
+    *,
+    is_exact: bool,
+) -> Passes:
+    known = {id(layer): layer.sum(axis=1) for each in priced for layer in each.layers}
     return Passes(
         np.array([[known[id(layer)] for layer in each.layers] for each in priced]),
         np.array([each.first.sum(axis=1) for each in priced]),
         np.array([each.last.sum(axis=1) for each in priced]),
-        np.array(list(distinct.values()), dtype=np.float64),
-        _typical(distinct, priced),
-        is_own,
+        np.array(counts, dtype=np.float64),
+        min(each.hop_s for each in priced),
+        typical,
+        is_exact,
     )
+
+
+def _typical(batches: Batches) -> Floats:
+    """The micro-batch of median squares, as ``sim.step`` takes it."""
+    order = sorted(range(len(batches)), key=lambda at: sum(x * x for x in batches[at]))
+    return np.asarray(batches[order[len(order) // 2]], dtype=np.float64)
 
 
 def least_step_s(choice: Choice, passes: Passes, micro_batches: int) -> float:
@@ -202,28 +219,16 @@ def least_step_s(choice: Choice, passes: Passes, micro_batches: int) -> float:
     if layout.pp > 1:
         if options.schedule == "1f1b" and len(passes.counts) == 1:
             span *= float(bubble(layout.pp, micro_batches))
-        if passes.is_own:
-            span = max(span, _by_ranks(choice, passes, micro_batches))
-    return _FLOAT * span / (1.0 - options.residuals.step_share)
+        if passes.typical is not None:
+            span = max(span, _by_ranks(choice, passes, passes.typical, micro_batches))
+    return LESS * span / (1.0 - options.residuals.step_share)
 
 
-def _typical(distinct: dict[tuple[int, ...], int], priced: list[BatchParts]) -> BatchParts:
-    """The micro-batch of median squares, as ``sim.step`` takes it."""
-    weights = [sum(length**2 for length in key) for key in distinct]
-    counts = list(distinct.values())
-    middle, seen = sum(counts) // 2, 0
-    for at in sorted(range(len(weights)), key=lambda at: weights[at]):
-        seen += counts[at]
-        if seen > middle:
-            return priced[at]
-    return priced[-1]
-
-
-def _by_ranks(choice: Choice, passes: Passes, micro_batches: int) -> float:
+def _by_ranks(choice: Choice, passes: Passes, typical: BatchParts, micro_batches: int) -> float:
     """The rank whose own work, and what must come before and after it, takes longest."""
     layout, options = choice.layout, choice.options
     stages = layout.pp * options.virtual
-    split = passes.split(options, stages)
+    split = passes.split(typical, options, stages)
     table = np.add.reduceat(passes.layers, split.edges[:-1], axis=1)
     table[:, 0] += passes.first
     table[:, -1] += passes.last
@@ -232,14 +237,14 @@ def _by_ranks(choice: Choice, passes: Passes, micro_batches: int) -> float:
     place = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
     busy = np.zeros(layout.pp)
     np.add.at(busy, place, np.tensordot(passes.counts, table.sum(axis=2), axes=1))
-    hops = passes.typical.hop_s * np.arange(layout.pp) * (len(passes.counts) == 1)
+    hops = passes.hop_s * np.arange(layout.pp)
     before = np.concatenate(([0.0], np.cumsum(least[: layout.pp - 1, 0]))) + hops
     back = least[: layout.pp - 1, 1:].sum(axis=1)
     after = np.concatenate(([0.0], np.cumsum(back))) + hops
     if options.schedule in ("1f1b", "interleaved"):
         return float((before + busy + after).max())
     span = before + busy
-    if options.virtual == 1:
+    if options.virtual == 1 and passes.is_exact:
         # Forwards that a rank runs ahead hide a part of its wait for the first gradient.
         ahead = (layout.pp - 1 - np.arange(layout.pp)) * (2 if options.schedule == "zb-h2" else 1)
         ahead = np.minimum(ahead, micro_batches - 1)

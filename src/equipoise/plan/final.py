@@ -3,7 +3,7 @@
 What it decides
     Runners-up differ from the best and from each other in a degree, as far as there are such.
     With documents, each is priced on the pipelines that have most work; tokens and FLOP are
-    those of all.
+    those of all. On a cluster with measured pairs, nodes are placed for each, if that is faster.
 
 Kept true (tests/unit/plan/test_final.py)
     The first is the fastest; degrees differ; the smaller cluster does not fit.
@@ -20,11 +20,13 @@ from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.plan.bound import least_bytes
 from equipoise.plan.choice import Choice
-from equipoise.plan.search import Outcome, Search
+from equipoise.plan.outcome import Outcome
+from equipoise.plan.place import Placement, place_nodes, placed
+from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
-from equipoise.sim.step import StepRun, price_step, run_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.sim.step import Documents, StepRun, price_step, run_step
+from equipoise.spec.cluster import ClusterSpec, find_cluster
 from equipoise.spec.model import ModelSpec
 
 _PIPELINES = 4
@@ -39,6 +41,8 @@ class Finalist:
 
     choice: Choice
     run: StepRun
+    nodes: tuple[int, ...] = ()
+    """Which node stands in which place; as they are given where it is empty."""
 
 
 def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Finalist]:
@@ -67,16 +71,15 @@ def _degrees(choice: Choice) -> tuple[int, ...]:
 
 def _price(search: Search, choice: Choice) -> Finalist:
     documents = search.documents(choice)
-    # A machine of its own, which remembers what was extrapolated for this choice alone.
-    run = run_step(
-        search.model,
-        Machine(search.machine.cluster),
-        choice.layout,
-        choice.options,
-        documents=documents[:_PIPELINES],
-    )
+    run, nodes = _run(search, choice, documents, search.machine.cluster), tuple[int, ...]()
+    cluster = search.machine.cluster
+    if cluster.node_bytes_per_s is not None and len(cluster.classes) == 1:
+        placement = _place(search, choice, cluster)
+        moved = _run(search, choice, documents, placed(cluster, placement))
+        if moved.price.step_s < run.price.step_s:
+            run, nodes = moved, placement.nodes
     if search.packer is None:
-        return Finalist(choice, run)
+        return Finalist(choice, run, nodes)
     every = np.array([length for row in documents for batch in row for length in batch])
     tokens, pairs = int(every.sum()), int(causal_pairs(every).sum())
     price = dataclasses.replace(
@@ -85,7 +88,29 @@ def _price(search: Search, choice: Choice) -> Finalist:
         useful_flop=float(useful_flop(search.model, tokens, pairs)),
         published_flop=published_flop(search.model, every),
     )
-    return Finalist(choice, dataclasses.replace(run, price=price))
+    return Finalist(choice, dataclasses.replace(run, price=price), nodes)
+
+
+def _run(search: Search, choice: Choice, documents: Documents, cluster: ClusterSpec) -> StepRun:
+    """On a machine of its own, which remembers what was extrapolated for this choice alone."""
+    rows = documents[:_PIPELINES]
+    machine = Machine(cluster)
+    return run_step(search.model, machine, choice.layout, choice.options, documents=rows)
+
+
+def _place(search: Search, choice: Choice, cluster: ClusterSpec) -> Placement:
+    """By what a micro-batch and a step pass between nodes."""
+    layout, options, model = choice.layout, choice.options, search.model
+    beside = layout.tp if options.stack.sequence_parallel else 1
+    tokens = options.micro_batch * options.context_tokens / layout.cp
+    held = model.params / (layout.tp * layout.pp)
+    return place_nodes(
+        cluster,
+        layout,
+        hop_bytes=2.0 * tokens * model.hidden / beside,
+        ring_bytes=held * (options.stack.grad_bytes + 2.0),
+        seed=options.seed,
+    )
 
 
 def smallest_cluster(model: ModelSpec, name: str, devices: int, base: StepOptions) -> int | None:

@@ -33,10 +33,11 @@ import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.work import useful_flop
-from equipoise.plan.bound import Floats, bubble, least_bytes, least_seconds
+from equipoise.plan.bound import Floats, bubble, least_bytes, least_seconds, repeated_s
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
-from equipoise.plan.family import Passes, least_busy_s, least_parts, least_step_s, read_passes
+from equipoise.plan.family import LESS, Passes, least_passes, least_step_s, own_passes
+from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.space import COLUMNS, SCHEDULES, Ints, Space
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
@@ -45,46 +46,6 @@ from equipoise.spec.model import ModelSpec
 
 Packer = Callable[[Choice], Documents]
 """Documents of one step, as the choice's policy packs them for its layout."""
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """What is remembered of a choice that was priced."""
-
-    row: int
-    step_s: float
-    memory_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a search is."""
-
-    priced: int
-    best_s: float
-    bound_s: float
-
-    @property
-    def gap(self) -> float:
-        """What may be left to gain, as a share of the best."""
-        return max(0.0, 1.0 - self.bound_s / self.best_s) if self.best_s < np.inf else 1.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """What a search found."""
-
-    fitting: tuple[Priced, ...]
-    """Choices that fit, fastest first."""
-    progress: Progress
-    listed: int
-    """Choices in the space."""
-    ruled_out: int
-    """Of these, by memory before anything was priced."""
-    bounded: int
-    """Families whose kernels were priced."""
-    least_bytes: float
-    """What the smallest choice needs, by bound or by price."""
 
 
 @dataclass(slots=True)
@@ -102,7 +63,7 @@ class Search:
     """Told of each choice that is priced."""
     _parts: dict[tuple[object, ...], StepParts] = field(default_factory=dict)
     _packed: dict[tuple[int, ...], Documents] = field(default_factory=dict)
-    _read: dict[tuple[int, int, int], Passes] = field(default_factory=dict)
+    _read: dict[tuple[object, ...], Passes] = field(default_factory=dict)
 
     def run(
         self, *, seconds: float = np.inf, watch: Callable[[Progress], None] | None = None
@@ -176,7 +137,7 @@ class Search:
 
     def _kernels(self, rows: Ints, peak: Floats) -> tuple[list[tuple[float, int, int]], list[Ints]]:
         """A queue of rows that run the same kernels, by the least bound of each group."""
-        names = ["tp", "cp", "micro_batch", "recompute", "ep", "etp"]
+        names = ["tp", "cp", "micro_batch", "ep", "etp"]
         names += ["dp"] if self.packer is not None else []
         groups = _group([self.space[name][rows] for name in names])
         queue = [(float(peak[group].min()), 0, at) for at, group in enumerate(groups)]
@@ -192,13 +153,17 @@ class Search:
         # Experts' traffic is least where ranks that share them are neighbours.
         dp = max(1, -(-layout.ep * layout.etp // inside))
         near = dataclasses.replace(layout, zero=1, replicas=1, pp=1, dp=dp)
+        plain = Choice(near, dataclasses.replace(choice.options, recompute="none"))
         batches = self.documents(choice)[0]
-        busy, once = least_busy_s(self.model, self.machine, Choice(near, choice.options), batches)
+        passes = least_passes(self.model, self.machine, plain, batches)
         pp, m = space["pp"][rows], space.micro_batches[rows]
-        mean = busy / len(batches) * m / pp
+        again = repeated_s(self.model, self.machine, space, has_documents=self.packer is not None)
+        again = again[space["recompute"][rows]]
+        mean = passes.busy_s / len(batches) * m / pp + again
         is_plain = space["schedule"][rows] == SCHEDULES.index("1f1b")
         longer = np.where(is_plain & (self.packer is None), bubble(pp, m), 1.0)
-        least = np.maximum(mean * longer, once) / (1.0 - space.base.residuals.step_share)
+        least = np.maximum(mean * longer, passes.once_s)
+        least = least * LESS / (1.0 - space.base.residuals.step_share)
         apart = [space[name][rows] for name in COLUMNS if name not in ("context_strategy", "zero")]
         groups = _group([*apart, (space["zero"][rows] == 3).astype(np.int64)])
         return [(max(bound, float(least[group[0]])), rows[group]) for group in groups]
@@ -221,29 +186,34 @@ class Search:
         pairs = sum(length * (length + 1) // 2 for length in batch)
         return useful_flop(self.model, sum(batch), pairs)
 
-    def parts(self, choice: Choice, *, own: bool) -> StepParts:
+    def parts(self, choice: Choice) -> StepParts:
         """What runs the same kernels over the same links shares what was priced."""
-        layout, options = choice.layout, choice.options
-        key: tuple[object, ...] = (
-            own and layout.cp > 1,
-            *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
-            options.context_strategy if own and layout.cp > 1 else "",
-            (layout.pp, layout.dp, layout.replicas) if layout.zero == 3 or layout.ep > 1 else (),
-            layout.zero == 3,
-        )
+        key = self._key(choice)
         if key not in self._parts:
-            if own:
-                self._parts[key] = StepParts(self.model, self.machine, layout, options)
-            else:
-                self._parts[key] = least_parts(self.model, self.machine, choice)
+            self._parts[key] = StepParts(self.model, self.machine, choice.layout, choice.options)
         return self._parts[key]
 
+    def _key(self, choice: Choice) -> tuple[object, ...]:
+        layout, options = choice.layout, choice.options
+        is_whole = layout.zero == 3
+        return (
+            *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
+            options.context_strategy if layout.cp > 1 else "",
+            (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
+            is_whole,
+        )
+
     def _passes(self, choice: Choice, *, own: bool) -> Passes:
-        parts, batches = self.parts(choice, own=own), self.documents(choice)[0]
-        key = id(parts), choice.layout.dp, choice.options.micro_batch
+        layout, options = choice.layout, choice.options
+        alike = dataclasses.replace(options, context_strategy="") if not own else options
+        key = own, self._key(Choice(layout, alike)), layout.dp, options.micro_batch
         if key not in self._read:
-            is_own = own or choice.layout.cp == 1
-            self._read[key] = read_passes(parts, batches, is_own=is_own)
+            batches = self.documents(choice)[0]
+            if own:
+                self._read[key] = own_passes(self.parts(choice), batches)
+            else:
+                parts = self.parts(choice) if layout.cp == 1 else None
+                self._read[key] = least_passes(self.model, self.machine, choice, batches, own=parts)
         return self._read[key]
 
     def _family_s(self, row: int) -> float:
@@ -253,7 +223,8 @@ class Search:
 
     def _own_s(self, row: int) -> float:
         """Of several context ranks, with what travels between them."""
-        if self.space["cp"][row] == 1 or row in self.known:
+        is_alone = self.space["cp"][row] == 1 and self.packer is None
+        if is_alone or row in self.known:
             return 0.0
         choice = self.space.choice(row)
         try:
@@ -273,7 +244,7 @@ class Search:
                 choice.layout,
                 choice.options,
                 documents=self.documents(choice)[:1],
-                parts=self.parts(choice, own=True),
+                parts=self.parts(choice),
             )
         except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
             return None

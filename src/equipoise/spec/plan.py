@@ -75,6 +75,8 @@ class Plan:
     wall: tuple[Wall, ...]
     """Nearest first."""
     flip: Flip | None
+    nodes: tuple[int, ...]
+    """Which node of the cluster stands in which place of the best; empty where as given."""
     read: dict[str, str]
     """Digests by name."""
     version: int = VERSION
@@ -116,6 +118,7 @@ def read_plan(file: Path) -> Plan:
                 "best": Candidate(**row["best"]),
                 "runners_up": tuple(Candidate(**each) for each in row["runners_up"]),
                 "wall": tuple(Wall(**each) for each in row["wall"]),
+                "nodes": tuple(row["nodes"]),
                 "flip": Flip(**row["flip"]) if row["flip"] else None,
             }
         )

@@ -20,6 +20,7 @@ PLAN = Plan(
     priced=10,
     wall=(Wall("window", 8192, 12_288, 90.0, 80.0),),
     flip=Flip("a", 1.5, "tp=2,dp=4"),
+    nodes=(1, 0),
     read={"model": "1", "cluster": "2"},
 )
 
