@@ -20,6 +20,7 @@ BENCHES = (
     "pipeline",
     "pipeline_ranks",
     "experts",
+    "zero",
     "boxing",
     "collectives",
     "calibrate",
