@@ -13,7 +13,7 @@ from equipoise.cli.simulate_setting import add_step_arguments
 
 if TYPE_CHECKING:
     from equipoise.plan.outcome import Outcome
-from equipoise.plan.search import Search
+    from equipoise.plan.search import Search
 
 HELP = "search the layout that trains a model fastest on a cluster; needs no torch"
 

@@ -44,6 +44,9 @@ from equipoise.sim.parts import StepParts
 from equipoise.sim.step import Documents, price_step
 from equipoise.spec.model import ModelSpec
 
+_HINTS = 6
+"""Choices that are best with full windows, priced first with documents."""
+
 Packer = Callable[[Choice], Documents]
 """Documents of one step, as the choice's policy packs them for its layout."""
 
@@ -61,6 +64,7 @@ class Search:
     """Priced before."""
     note: Callable[[Priced], None] | None = None
     """Told of each choice that is priced."""
+    _windows: dict[int, float] = field(default_factory=dict)
     _parts: dict[tuple[object, ...], StepParts] = field(default_factory=dict)
     _packed: dict[tuple[int, ...], Documents] = field(default_factory=dict)
     _read: dict[tuple[object, ...], Passes] = field(default_factory=dict)
@@ -100,9 +104,12 @@ class Search:
             rows,
             needs[rows] / capacity,
             peak,
-            lambda row: price(row, lowest),
+            lambda row: price(row, lowest) if self.packer is None else self._window_s(row),
             lambda: time.monotonic() > until,
         )
+        for row in sorted(self._windows, key=lambda row: (self._windows[row], row))[:_HINTS]:
+            if time.monotonic() < until and np.isfinite(self._windows[row]):
+                price(row, lowest)
         queue, kernels = self._kernels(rows, peak)
         members: list[Ints] = []
         bounded = 0
@@ -177,14 +184,15 @@ class Search:
         key = layout.dp, options.micro_batch
         if key not in self._packed:
             packed = self.packer(choice)
-            work = [sum(self._flop(batch) for batch in rank) for rank in packed]
+            token, pair = useful_flop(self.model, 1, 0), useful_flop(self.model, 0, 1)
+            work = []
+            for rank in packed:
+                lengths = np.concatenate([np.asarray(batch, np.float64) for batch in rank])
+                pairs = lengths @ (lengths + 1.0) / 2.0
+                work.append(token * lengths.sum() + pair * pairs)
             order = sorted(range(len(packed)), key=lambda at: -work[at])
             self._packed[key] = [packed[at] for at in order]
         return self._packed[key]
-
-    def _flop(self, batch: Sequence[int]) -> int:
-        pairs = sum(length * (length + 1) // 2 for length in batch)
-        return useful_flop(self.model, sum(batch), pairs)
 
     def parts(self, choice: Choice) -> StepParts:
         """What runs the same kernels over the same links shares what was priced."""
@@ -232,6 +240,18 @@ class Search:
         except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
             return float(np.inf)
         return least_step_s(choice, passes, len(self.documents(choice)[0]))
+
+    def _window_s(self, row: int) -> float:
+        """With full windows, which are soon priced; infinite if it does not fit."""
+        if row not in self._windows:
+            choice = self.space.choice(row)
+            layout, options, parts = choice.layout, choice.options, self.parts(choice)
+            try:
+                price = price_step(self.model, self.machine, layout, options, parts=parts)
+                self._windows[row] = price.step_s if price.fits else np.inf
+            except (LayoutError, SpecError):
+                self._windows[row] = np.inf
+        return self._windows[row]
 
     def _price(self, row: int) -> Priced | None:
         if row in self.known:
