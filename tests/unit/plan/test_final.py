@@ -1,5 +1,9 @@
 """Finalists: the first is the fastest, degrees differ; the smallest cluster that would do."""
 
+import dataclasses
+
+import numpy as np
+
 from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.final import price_finalists, smallest_cluster
@@ -33,6 +37,19 @@ def test_tokens_of_a_step_with_documents_are_those_of_all_pipelines() -> None:
     search = Search(MODEL, Machine(find_cluster("h100-sxm:8")), space, packer=pack)
     best = price_finalists(search, search.run())[0].run.price
     assert best.tokens == 4096 * 16
+
+
+def test_nodes_are_placed_where_pairs_were_measured() -> None:
+    matrix = np.full((4, 4), 400e9)
+    matrix[0, 1] = matrix[1, 0] = matrix[2, 3] = matrix[3, 2] = 4e9
+    cluster = dataclasses.replace(find_cluster("h100-sxm:32"), node_bytes_per_s=matrix)
+    fixed = {"tp": 8, "cp": 1, "pp": 4, "recompute": "none", "schedule": "1f1b"}
+    space = list_space(MODEL, 32, StepOptions(4096, 16), fixed=fixed)
+    search = Search(MODEL, Machine(cluster), space)
+    found = search.run()
+    best = price_finalists(search, found)[0]
+    assert sorted(best.nodes) == [0, 1, 2, 3] and best.nodes != (0, 1, 2, 3)
+    assert best.run.price.step_s < found.fitting[0].step_s
 
 
 def test_the_smallest_cluster() -> None:
