@@ -171,6 +171,11 @@ REFUSED = {
         ["--layout.pipeline=5", "--layout.dp=1"],
         "4 layers are fewer than pp = 5 stages. Set pp to 4 or less.",
     ),
+    "stages": (
+        ["--layout.pipeline=4", "--layout.dp=1", "--layout.schedule=zb-v"],
+        "4 layers cannot fill the 8 stages of layout.pipeline = 4 ranks with 2 stages each. Lower "
+        'layout.pipeline, or set layout.schedule = "1f1b", which has one stage a rank.',
+    ),
 }
 
 

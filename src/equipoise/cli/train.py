@@ -64,7 +64,15 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
 
     ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
     _require_runnable(resolved.spec)
-    resolved.spec.layout.of_ranks(ranks).require_model(resolved.model)
+    layout = resolved.spec.layout
+    layout.of_ranks(ranks).require_model(resolved.model)
+    if layout.stages > resolved.model.layers:
+        raise LayoutError(
+            f"{resolved.model.layers} layers cannot fill the {layout.stages} stages of "
+            f"layout.pipeline = {layout.pipeline} ranks with {layout.stages // layout.pipeline} "
+            f'stages each. Lower layout.pipeline, or set layout.schedule = "1f1b", which has one '
+            f"stage a rank."
+        )
     shared = resolved.spec.layout.expert, resolved.spec.layout.expert_tensor
     if max(shared) > 1:
         split_experts(resolved.model.experts, ranks=shared[0])

@@ -19,7 +19,7 @@ from equipoise.base.digest import digest
 from equipoise.spec.keys import DEFAULT, Fault, Given, build, keys, toml
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.resolve_model import resolve_model
-from equipoise.spec.run import RunSpec
+from equipoise.spec.run import LOSSY_SCHEDULES, RunSpec
 from equipoise.spec.wish import Wish, nearest_multiples
 
 
@@ -133,3 +133,33 @@ def _judge_together(wish: Wish) -> None:
                 "layout.ranks_per_node",
                 f"{per_node} does not divide {wish.cite('layout.context')}. Nearest: {closest}.",
             )
+    _judge_pipeline(wish)
+
+
+def _judge_pipeline(wish: Wish) -> None:
+    """Keys of a pipeline that would do nothing, or not what they say."""
+    if not wish.is_sound("layout.pipeline", "layout.schedule", "layout.skip", "layout.virtual"):
+        return
+    skips = wish["layout.schedule"] in LOSSY_SCHEDULES
+    for name, idle in (("layout.skip", 0), ("layout.virtual", None)):
+        if wish["layout.pipeline"] == 1 and wish[name] not in (idle, 1):
+            wish.tell(
+                name,
+                f"{wish[name]:g} is of a pipeline, and there is none: "
+                f"{wish.cite('layout.pipeline')}. Set layout.pipeline to 2 or more.",
+            )
+            return
+    if wish["layout.skip"] and not skips:
+        wish.tell(
+            "layout.skip",
+            f"{wish['layout.skip']:g} leaves out stages, and {wish.cite('layout.schedule')}, runs "
+            f"all of them. Set layout.schedule to {' or '.join(map(toml, LOSSY_SCHEDULES))}, "
+            f"which train another model, or layout.skip to 0.",
+        )
+    if skips and not wish["layout.skip"] and wish["layout.pipeline"] > 1:
+        wish.tell(
+            "layout.schedule",
+            f"{toml(wish['layout.schedule'])} leaves out stages and so trains another model, and "
+            f"{wish.cite('layout.skip')}, leaves out none. Set layout.skip to the share of "
+            f"stages that each micro-batch is to leave out.",
+        )

@@ -62,6 +62,9 @@ TWO_STAGES: tuple[Schedule, ...] = (
 )
 """Schedules of two stages a rank; interleaved ones also run more."""
 
+LOSSY_SCHEDULES: tuple[Schedule, ...] = ("skip-partial", "skip-reordered")
+"""Schedules that train another model: micro-batches leave stages out."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:

@@ -29,16 +29,14 @@ from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_messages import list_messages
 from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.spec.run import TWO_STAGES
 from equipoise.train.check_case import Case
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.shares import ContextPlanner
-
-_CHUNKED = (*IN_V, "interleaved", "interleaved-zb")
-"""Strategies that are run with two stages a rank."""
 
 _EXACT = tuple(name for name in STRATEGIES if name not in LOSSY)
 
@@ -65,7 +63,7 @@ def layout_of(case: Case) -> Layout:
 
 def schedule_of(case: Case, turns: tuple[MicroBatch, ...]) -> PipelineSchedule:
     """Of one data-parallel rank's micro-batches: two stages a rank where the strategy has them."""
-    chunks = 2 if case.schedule in _CHUNKED else 1
+    chunks = 2 if case.schedule in TWO_STAGES else 1
     work = [batch.tokens for batch in turns]
     prices = make_prices(work, work, work, stages=chunks * case.pipeline, micro_batches=len(turns))
     return write_pipeline(case.schedule, prices, ranks=case.pipeline)

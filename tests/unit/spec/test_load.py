@@ -220,6 +220,28 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
         "Nearest: 2.",
     ),
     (
+        "layout.skip = 0.5",
+        "run.toml:1  layout.skip: 0.5 is of a pipeline, and there is none: layout.pipeline, 1 "
+        "(default). Set layout.pipeline to 2 or more.",
+    ),
+    (
+        "layout.virtual = 2",
+        "run.toml:1  layout.virtual: 2 is of a pipeline, and there is none: layout.pipeline, 1 "
+        "(default). Set layout.pipeline to 2 or more.",
+    ),
+    (
+        "layout.skip = 0.5\nlayout.pipeline = 4",
+        'run.toml:1  layout.skip: 0.5 leaves out stages, and layout.schedule, "1f1b" (default), '
+        'runs all of them. Set layout.schedule to "skip-partial" or "skip-reordered", which train '
+        "another model, or layout.skip to 0.",
+    ),
+    (
+        'layout.schedule = "skip-partial"\nlayout.pipeline = 4',
+        'run.toml:1  layout.schedule: "skip-partial" leaves out stages and so trains another '
+        "model, and layout.skip, 0.0 (default), leaves out none. Set layout.skip to the share of "
+        "stages that each micro-batch is to leave out.",
+    ),
+    (
         "layout.ranks_per_node = 2",
         "run.toml:1  layout.ranks_per_node: 2 does not divide layout.context, 1 (default). "
         "Nearest: 1.",

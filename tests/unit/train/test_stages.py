@@ -1,6 +1,7 @@
 """Stages of a run and schedules of its steps."""
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from equipoise.balance.divided import pack_divided_in_time
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline_check import check_pipeline
+from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, STRATEGIES
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import LayoutSpec, PackSpec
+from equipoise.spec.run import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.stages import StagePlanner
 
@@ -33,6 +35,12 @@ def packed_of(ranks: list[list[list[int]]]) -> PackedStep:
         return MicroBatch(np.array(rows, dtype=np.int64).reshape(-1, 3))
 
     return PackedStep("by-hand", tuple(tuple(map(batch, batches)) for batches in ranks))
+
+
+def test_the_names_of_run_toml_are_those_that_there_are() -> None:
+    assert set(get_args(Schedule)) == set(STRATEGIES)
+    assert LOSSY_SCHEDULES == LOSSY
+    assert set(IN_V) < set(TWO_STAGES)
 
 
 packs = st.lists(
