@@ -44,10 +44,10 @@ from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
+from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.run import LayoutSpec, PackSpec
+from equipoise.spec.run import TWO_STAGES, LayoutSpec, PackSpec
 from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict, Precision
 from equipoise.train.check_pipeline import even_edges
 from equipoise.train.check_progress import growing_file, tell
@@ -61,8 +61,6 @@ _WINDOW_TOKENS = 27
 
 _LONGEST_S = 3600.0
 """For all layouts of a number of ranks."""
-
-_TWO_STAGES = (*IN_V, "interleaved", "interleaved-zb")
 
 
 class _Known:
@@ -175,7 +173,7 @@ def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
 def _write(case: LayoutCase, packed: PackedStep) -> PipelineSchedule:
     """One schedule for all replicas, from the longest of each micro-batch."""
     layout = case.layout
-    stages = layout.pp * (2 if case.schedule in _TWO_STAGES else 1)
+    stages = layout.pp * (2 if case.schedule in TWO_STAGES else 1)
     work = np.max([[batch.tokens for batch in turns] for turns in packed.ranks], axis=0)
     prices = make_prices(work, work, work, stages=stages, micro_batches=len(work))
     return write_pipeline(case.schedule, prices, ranks=layout.pp)
