@@ -6,15 +6,15 @@ Why
 What it decides
     Which choices are priced first. Guesses are the peak's time, longer by what a pipeline of such
     stages waits, and by traffic inside and between layers; choices whose memory bound is close to
-    the device's come last. From the best of some guesses that differ in their degrees, each *move*
-    exchanges one or two columns; the best of all is moved from again, until no move helps. Guesses
+    the device's come last. From the best few that differ in their degrees, each *move* exchanges
+    some columns; whatever is now among the best is moved from again, until nothing new is. Guesses
     decide the order of the search alone, never its answer.
 
 Kept true (tests/unit/plan/test_search.py)
     Every row it prices is of the space; it ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,14 +31,23 @@ _MOVES = (
     ("cp", "dp", "context_strategy"),
     ("cp", "tp", "context_strategy"),
     ("zero", "replicas"),
+    ("zero", "replicas", "recompute"),
     ("ep", "etp"),
     ("pp", "dp", "recompute", "schedule", "virtual"),
     ("tp", "dp", "recompute"),
+    ("cp", "pp", "context_strategy", "schedule", "virtual"),
+    ("tp", "pp", "dp", "schedule", "virtual"),
+    ("tp", "cp", "pp", "context_strategy", "schedule", "virtual"),
+    ("cp", "pp", "dp", "recompute", "context_strategy", "schedule", "virtual"),
 )
 _STARTS = 6
 _TRIES = 4
 """Of one move."""
 _ROUNDS = 4
+_BEAM = 3
+"""Choices of other degrees that are moved from at once."""
+_ROOMY = 0.7
+"""Share of the memory below which a bound leaves room."""
 _CLOSE = 0.9
 """Share of the memory above which a bound leaves little room for what it does not count."""
 
@@ -72,38 +81,45 @@ def climb(
             tried[at] = np.inf if is_over() else price(int(rows[at]))
         return tried[at]
 
-    for at in _starts(space, rows, order):
+    for at in _starts(space, rows, order) + _starts(space, rows, order[memory[order] < _ROOMY]):
         attempt(at)
+    moved: set[int] = set()
     for _ in range(_ROUNDS):
-        before = min(tried.values())
-        best = min(tried, key=lambda at: (tried[at], at))
-        if not np.isfinite(before):  # nothing fits yet: what needs least
-            best = int(np.argmin(memory))
-            attempt(best)
-        for move in _MOVES:
-            same = np.ones(len(rows), dtype=bool)
-            for name in COLUMNS:
-                if name not in move:
-                    same &= space[name][rows] == space[name][rows[best]]
-            near = np.flatnonzero(same)
-            for at in near[np.argsort(guess[near], kind="stable")][:_TRIES].tolist():
-                attempt(at)
-        if is_over() or min(tried.values()) >= before:
+        if not np.isfinite(min(tried.values())):  # nothing fits yet: what needs least
+            attempt(int(np.argmin(memory)))
+        ranked = sorted(tried, key=lambda at: (tried[at], at))
+        beam = _apart(space, rows, ranked, _BEAM)
+        for best in beam:
+            if best in moved:
+                continue
+            moved.add(best)
+            for move in _MOVES:
+                same = np.ones(len(rows), dtype=bool)
+                for name in COLUMNS:
+                    if name not in move:
+                        same &= space[name][rows] == space[name][rows[best]]
+                near = np.flatnonzero(same)
+                for at in near[np.argsort(guess[near], kind="stable")][:_TRIES].tolist():
+                    attempt(at)
+        ranked = sorted(tried, key=lambda at: (tried[at], at))
+        if is_over() or set(_apart(space, rows, ranked, _BEAM)) <= moved:
             return
 
 
 def _starts(space: Space, rows: Ints, order: Ints) -> list[int]:
     """The best guess of each of the first few degrees."""
-    seen: set[tuple[int, ...]] = set()
-    found = []
-    for at in order[:20_000].tolist():
-        degrees = tuple(int(space[name][rows[at]]) for name in ("tp", "cp", "pp", "dp"))
-        if degrees not in seen:
-            seen.add(degrees)
-            found.append(at)
-        if len(found) == _STARTS:
+    return _apart(space, rows, order[:20_000].tolist(), _STARTS)
+
+
+def _apart(space: Space, rows: Ints, ranked: Sequence[int], count: int) -> list[int]:
+    """The first few that differ in a degree."""
+    seen: dict[tuple[int, ...], int] = {}
+    for at in ranked:
+        degrees = tuple(int(space[name][rows[at]]) for name in ("tp", "cp", "pp", "dp", "ep"))
+        seen.setdefault(degrees, at)
+        if len(seen) == count:
             break
-    return found
+    return list(seen.values())
 
 
 def _guess(space: Space, peak: Floats) -> Floats:
