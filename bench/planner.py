@@ -78,9 +78,9 @@ def main() -> None:
         "goal": GOAL,
         "judge": judge(),
         "searches": [
-            search(seconds, lengths)
-            for seconds in (10.0, 60.0)
-            for lengths in ("pretrain-128k", None)
+            search(10.0, "pretrain-128k"),
+            search(10.0, None),
+            search(60.0, "pretrain-128k"),
         ],
     }
     print(json.dumps(found, indent=1))

@@ -1,7 +1,8 @@
 """The planner's choice beside each published one, both by the same price.
 
-Of each source, model, cluster, window and batch the fastest published layout is taken; the planner
-searches the same step, on the same stack and precision, for a few seconds from nothing. It is told
+Of each source, model, window and precision (of llm-foundry's sweeps, each source and model) the
+published step of most tokens a device is taken; the planner searches the same step, on the same
+cluster, stack and precision, for seconds from nothing. It is told
 nothing of the published choice. The residuals are the same for both.
 """
 
@@ -22,26 +23,24 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster import find_cluster
 
-_SECONDS = 3.0
+_SECONDS = 2.5
 
 
 def published() -> list[Row]:
-    """The fastest row of each step."""
+    """Of each source, model, window and precision the step of most tokens a device."""
+
+    def rate(row: Row) -> float:
+        devices = int(row.cluster.rpartition(":")[2])
+        options = row.options[0]
+        return options.context_tokens * options.step_sequences / row.step_s / devices
+
     best: dict[str, Row] = {}
     for row in rows():
         options = row.options[0]
-        key = repr(
-            (
-                row.source,
-                row.model,
-                row.cluster,
-                options.context_tokens,
-                options.step_sequences,
-                options.precision,
-                options.stack,
-            )
-        )
-        if key not in best or row.step_s < best[key].step_s:
+        is_sweep = row.source.startswith("llm-foundry")
+        window = 0 if is_sweep else options.context_tokens
+        key = repr((row.source, row.model, window, "" if is_sweep else options.precision))
+        if key not in best or rate(row) > rate(best[key]):
             best[key] = row
     return list(best.values())
 

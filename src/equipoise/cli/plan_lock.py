@@ -34,6 +34,7 @@ _ASKED = (
     "precision",
     "schedule",
     "context_strategy",
+    "order",
     "expert_skew",
     "lengths",
     "policy",
@@ -68,7 +69,7 @@ def read_inputs(args: argparse.Namespace) -> Inputs:
     fixed: dict[str, int | str] = {}
     if args.layout is not None:
         fixed |= read_words("--layout", args.layout, LAYOUT_WORDS)
-    for name in ("micro_batch", "recompute", "schedule", "context_strategy"):
+    for name in ("micro_batch", "recompute", "schedule", "context_strategy", "order"):
         if getattr(args, name) is not None:
             fixed[name] = getattr(args, name)
     whole = argparse.Namespace(**vars(args))

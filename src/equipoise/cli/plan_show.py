@@ -59,7 +59,7 @@ def say(candidate: Candidate) -> str:
     """A choice in one line."""
     words = candidate.words
     parts = [words["layout"], f"micro-batch {words['micro-batch']}"]
-    parts += [words[name] for name in ("schedule", "context-strategy") if name in words]
+    parts += [words[name] for name in ("order", "schedule", "context-strategy") if name in words]
     if words["recompute"] != "none":
         parts.append(f"recompute {words['recompute']}")
     return " ".join(parts)

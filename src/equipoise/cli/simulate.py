@@ -118,6 +118,9 @@ def run(args: argparse.Namespace) -> int:
 
     _judge(args)
     model, words = read_model(args.model), read_layout(args.layout)
+    if args.order == "pp-dp":
+        turned = dataclasses.replace(words.layout, order=("pp", "dp", "cp", "tp"))
+        words = dataclasses.replace(words, layout=turned)
     machine = Machine(read_cluster(args.cluster))
     words.layout.require_world(machine.cluster.devices)
     options = step_options(args, words.virtual, machine.device)

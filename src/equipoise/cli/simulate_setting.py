@@ -78,6 +78,13 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
         help=f"what travels between context ranks (default: {found or 'needed-kv'})",
     )
     parser.add_argument(
+        "--order",
+        default=None if is_searched else "dp-pp",
+        choices=["dp-pp", "pp-dp"],
+        help="which of two axes is outermost: dp-pp puts stages next to each other, pp-dp the "
+        f"ranks that share weights (default: {found or 'dp-pp'})",
+    )
+    parser.add_argument(
         "--expert-skew",
         type=float,
         default=1.0,

@@ -7,7 +7,10 @@ Kept true (tests/unit/plan/test_space.py)
 from dataclasses import dataclass
 
 from equipoise.cost.step import StepOptions
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import ATTENTION_AXES, Layout
+
+ORDERS = {"dp-pp": ATTENTION_AXES, "pp-dp": ("pp", "dp", "cp", "tp")}
+"""Orders of ranks by their outer axes, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class Choice:
         }
         if self.layout.pp > 1:
             found["schedule"] = self.options.schedule
+        if self.layout.order == ORDERS["pp-dp"]:
+            found["order"] = "pp-dp"
         if self.layout.cp > 1:
             found["context-strategy"] = self.options.context_strategy
         return found

@@ -23,6 +23,7 @@ from equipoise.plan.space import COLUMNS, SCHEDULES, Ints, Space
 
 _MOVES = (
     ("recompute",),
+    ("order",),
     ("schedule", "virtual"),
     ("micro_batch",),
     ("tp", "dp"),

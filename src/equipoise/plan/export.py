@@ -7,6 +7,7 @@ What it decides
     ===========  ============================  ===================================================
     here         torchtitan                    Megatron-LM
     ===========  ============================  ===================================================
+    order dp-pp  none of its own               tp-pp-dp mapping
     zero 0       replicate                     neither of the below
     zero 1       shard, no resharding          distributed optimizer
     zero 2       shard, no resharding          Megatron-FSDP, optim_grads
@@ -25,7 +26,7 @@ Sources
 from collections.abc import Callable
 
 from equipoise.base.errors import SpecError
-from equipoise.plan.choice import Choice
+from equipoise.plan.choice import ORDERS, Choice
 from equipoise.spec.model import ModelSpec
 
 _TITAN_SCHEDULES = {
@@ -47,6 +48,9 @@ def to_torchtitan(model: ModelSpec, choice: Choice) -> str:
         SpecError: torchtitan has no such schedule, recomputation or context strategy.
     """
     layout, options = choice.layout, choice.options
+    if layout.pp > 1 and layout.dp > 1:
+        order = next(name for name, axes in ORDERS.items() if axes == layout.order)
+        _find("torchtitan", "order", order, {"pp-dp": ""})
     schedule = _find("torchtitan", "schedule", options.schedule, _TITAN_SCHEDULES)
     mode = _find("torchtitan", "recompute", options.recompute, _TITAN_RECOMPUTES)
     copies = layout.dp if layout.zero == 0 else min(layout.replicas, layout.dp)
@@ -114,6 +118,8 @@ def to_megatron(model: ModelSpec, choice: Choice) -> str:
         flags.append("--swiglu")
     if options.virtual > 1:
         flags.append(f"--num-virtual-stages-per-pipeline-rank {options.virtual}")
+    if layout.pp > 1 and layout.dp > 1 and layout.order != ORDERS["pp-dp"]:
+        flags.append("--use-tp-pp-dp-mapping")
     if layout.tp > 1 and options.stack.sequence_parallel:
         flags.append("--sequence-parallel")
     if layout.cp > 1:

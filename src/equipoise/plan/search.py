@@ -206,6 +206,7 @@ class Search:
         is_whole = layout.zero == 3
         return (
             *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
+            (layout.order, layout.dp) if layout.pp > 1 else (),
             options.context_strategy if layout.cp > 1 else "",
             (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
             is_whole,

@@ -11,6 +11,7 @@ What it decides
 
         tp cp pp dp          every divisor of the devices; tp to 16, cp to 1,024 tokens a rank
         micro_batch          every divisor of a rank's sequences, up to 16
+        order                whether data-parallel ranks or stages are neighbours
         ep etp               of models with experts; etp is 1 or tp
         zero replicas        0, 1, 3; of 3 without stages every number of copies; 2 where a step
                              is one micro-batch, for with more it pays for each, which no price says
@@ -39,7 +40,7 @@ import numpy.typing as npt
 
 from equipoise.base.errors import SpecError
 from equipoise.cost.step import StepOptions
-from equipoise.plan.choice import Choice
+from equipoise.plan.choice import ORDERS, Choice
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import Recompute
@@ -74,6 +75,7 @@ RECOMPUTES: tuple[Recompute, ...] = (
 CONTEXT_STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 
 NAMED = {
+    "order": tuple(ORDERS),
     "schedule": SCHEDULES,
     "recompute": RECOMPUTES,
     "context_strategy": CONTEXT_STRATEGIES,
@@ -113,12 +115,16 @@ class Space:
         """One row as layout and options."""
         at = {name: int(values[row]) for name, values in self.columns.items()}
         degrees = {axis: at[axis] for axis in ("tp", "cp", "pp", "dp", "ep", "etp", "replicas")}
-        layout = Layout(**cast(Any, degrees), zero=cast(Literal[0, 1, 2, 3], at["zero"]))
+        layout = Layout(
+            **cast(Any, degrees),
+            zero=cast(Literal[0, 1, 2, 3], at["zero"]),
+            order=ORDERS[NAMED["order"][at["order"]]],
+        )
         options = dataclasses.replace(
             self.base,
             micro_batch=at["micro_batch"],
             virtual=at["virtual"],
-            **cast(Any, {name: names[at[name]] for name, names in NAMED.items()}),
+            **cast(Any, {name: NAMED[name][at[name]] for name in NAMED if name != "order"}),
         )
         return Choice(layout, options)
 
@@ -174,6 +180,7 @@ def list_space(
     rows.cross("replicas", degrees, where=(rows["zero"] == 3) & (rows["pp"] == 1))
     ranks = rows["dp"] * rows["cp"]
     rows.keep((ranks % rows["replicas"] == 0) & ((rows["replicas"] < ranks) | (ranks == 1)))
+    rows.cross("order", range(len(ORDERS)), where=(rows["pp"] > 1) & (rows["dp"] > 1))
     _schedules(rows, model, base)
     rows.cross("recompute", range(len(RECOMPUTES)))
     rows.cross("context_strategy", range(len(CONTEXT_STRATEGIES)), where=rows["cp"] > 1)

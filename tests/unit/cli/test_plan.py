@@ -103,7 +103,7 @@ def test_an_export_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) ->
         (
             ["--model", "llama3-70b", "--cluster", "h100-sxm:8", *STEP],
             3,
-            "llama3-70b does not fit h100-sxm:8: of 49,308 layouts the smallest needs 128.2 GiB "
+            "llama3-70b does not fit h100-sxm:8: of 63,630 layouts the smallest needs 128.2 GiB "
             "on its fullest rank, which has 78.7. The smallest that would do, by doubling: "
             "h100-sxm:16.\n",
         ),
@@ -121,7 +121,7 @@ def test_an_export_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) ->
         (
             [*SMALL, "--seconds", "1e-9"],
             2,
-            "Within 1e-09 s no layout that fits was found among 5,383. Give more --seconds, or "
+            "Within 1e-09 s no layout that fits was found among 5,929. Give more --seconds, or "
             "fix more of the layout.\n",
         ),
     ],

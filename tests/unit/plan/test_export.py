@@ -14,7 +14,7 @@ def test_torchtitan() -> None:
     options = StepOptions(
         8192, 128, schedule="interleaved", virtual=5, recompute="full", context_strategy="ring"
     )
-    layout = Layout(tp=4, cp=2, pp=4, dp=2)
+    layout = Layout(tp=4, cp=2, pp=4, dp=2, order=("pp", "dp", "cp", "tp"))
     assert to_torchtitan(PLANNED["llama3-70b"], Choice(layout, options)) == (
         "[training]\n"
         "seq_len = 8192\n"
@@ -87,6 +87,7 @@ def test_megatron() -> None:
         "--num-query-groups 8\n"
         "--swiglu\n"
         "--num-virtual-stages-per-pipeline-rank 7\n"
+        "--use-tp-pp-dp-mapping\n"
         "--sequence-parallel\n"
         "--cp-comm-type p2p\n"
         "--use-distributed-optimizer\n"
@@ -151,7 +152,16 @@ def test_megatron_of_experts() -> None:
     ],
 )
 def test_what_a_program_lacks(export, options, message) -> None:
-    choice = Choice(Layout(dp=2, cp=2, pp=2), StepOptions(8192, 16, **options))
+    layout = Layout(dp=2, cp=2, pp=2, order=("pp", "dp", "cp", "tp"))
+    choice = Choice(layout, StepOptions(8192, 16, **options))
     with pytest.raises(SpecError) as caught:
         export(PLANNED["llama3-8b"], choice)
     assert str(caught.value) == message
+
+
+def test_an_order_that_torchtitan_lacks() -> None:
+    with pytest.raises(SpecError) as caught:
+        to_torchtitan(PLANNED["llama3-8b"], Choice(Layout(dp=2, pp=2), StepOptions(8192, 16)))
+    assert str(caught.value) == (
+        'torchtitan has no order "dp-pp". Plan with one of pp-dp: --order NAME.'
+    )

@@ -63,7 +63,13 @@ def test_what_is_fixed_by_name() -> None:
 
 def test_words_are_those_of_the_command_line() -> None:
     fixed = {"tp": 2, "cp": 2, "pp": 2, "schedule": "interleaved", "micro_batch": 2}
-    fixed |= {"virtual": 3, "recompute": "none", "zero": 1, "context_strategy": "ring"}
+    fixed |= {
+        "order": "dp-pp",
+        "virtual": 3,
+        "recompute": "none",
+        "zero": 1,
+        "context_strategy": "ring",
+    }
     space = list_space(SMALL, 8, StepOptions(4096, 16), fixed=fixed)
     assert len(space) == 1
     assert space.choice(0).words() == {
