@@ -47,6 +47,9 @@ from equipoise.spec.model import ModelSpec
 _HINTS = 6
 """Choices that are best with full windows, priced first with documents."""
 
+_HINT_SHARE = 0.5
+"""Of the time, for full windows."""
+
 Packer = Callable[[Choice], Documents]
 """Documents of one step, as the choice's policy packs them for its layout."""
 
@@ -78,7 +81,9 @@ class Search:
             seconds: The most to take; what is found by then is the answer.
             watch: Told how far the search is after each price.
         """
-        until = time.monotonic() + seconds
+        begin = time.monotonic()
+        until = begin + seconds
+        hints_until = begin + seconds * (1.0 if self.packer is None else _HINT_SHARE)
         needs = least_bytes(self.model, self.space)
         capacity = self.machine.capacity_bytes
         rows = np.flatnonzero(needs <= capacity)
@@ -105,10 +110,10 @@ class Search:
             needs[rows] / capacity,
             peak,
             lambda row: price(row, lowest) if self.packer is None else self._window_s(row),
-            lambda: time.monotonic() > until,
+            lambda: time.monotonic() > hints_until,
         )
         for row in sorted(self._windows, key=lambda row: (self._windows[row], row))[:_HINTS]:
-            if time.monotonic() < until and np.isfinite(self._windows[row]):
+            if np.isfinite(self._windows[row]) and (time.monotonic() < until or not found):
                 price(row, lowest)
         queue, kernels = self._kernels(rows, peak)
         members: list[Ints] = []
