@@ -30,6 +30,8 @@ BENCHES = (
     "throughput_published",
     "memory_published",
     "ranking",
+    "planner",
+    "plans_published",
 )
 
 

@@ -10,7 +10,7 @@ What it decides
     Axes that multiply::
 
         tp cp pp dp          every divisor of the devices; tp to 16, cp to 1,024 tokens a rank
-        micro_batch          every divisor of a rank's sequences, up to 16
+        micro_batch          every divisor of a rank's sequences, up to 16 or 65,536 tokens
         order                whether data-parallel ranks or stages are neighbours
         ep etp               of models with experts; etp is 1 or tp
         zero replicas        0, 1, 3; of 3 without stages every number of copies; 2 where a step
@@ -88,6 +88,8 @@ COLUMNS = (
 )
 
 _MOST_MICRO_BATCH = 16
+_MOST_TOKENS = 65_536
+"""Of a micro-batch of more windows than that."""
 _MOST_TP = 16
 _LEAST_TOKENS = 1024
 """Of a context rank: below, messages take longer than what they bring."""
@@ -168,7 +170,8 @@ def list_space(
     rows.keep(devices % (rows["tp"] * rows["pp"] * rows["cp"]) == 0)
     rows.keep((rows["cp"] == 1) | (base.context_tokens // rows["cp"] >= _LEAST_TOKENS))
     rows.derive("dp", devices // (rows["tp"] * rows["pp"] * rows["cp"]))
-    rows.cross("micro_batch", [e for e in _divisors(base.step_sequences) if e <= _MOST_MICRO_BATCH])
+    most = max(_MOST_MICRO_BATCH, _MOST_TOKENS // base.context_tokens)
+    rows.cross("micro_batch", [each for each in _divisors(base.step_sequences) if each <= most])
     rows.keep(base.step_sequences % (rows["dp"] * rows["micro_batch"]) == 0)
     _fold_experts(rows, model)
     ranks = rows["dp"] * rows["cp"]
