@@ -108,13 +108,14 @@ def run(args: argparse.Namespace) -> int:
     step_tokens = pack.step_tokens
     if args.micro_batches is not None:
         step_tokens = args.micro_batches * pack.context_tokens
+    curve = _curve(args.cost, resolved)
     lengths, origin = document_lengths(
         args.lengths,
         resolved,
         least_tokens=args.steps * step_tokens,
         is_quiet=args.quiet or args.json,
     )
-    setting = _setting(args, resolved, lengths)
+    setting = _setting(args, resolved, lengths, curve)
     progress = make_progress(args.quiet or args.json)
     progress.start("pack", len(policies))
     scored = []
@@ -189,7 +190,9 @@ def _curve(cost: str, resolved: "ResolvedRun") -> "LoadCurve":
     return break_even_curve(break_even_tokens)
 
 
-def _setting(args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Lengths") -> "Setting":
+def _setting(
+    args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Lengths", curve: "LoadCurve"
+) -> "Setting":
     import dataclasses
 
     from equipoise.balance.evaluate import Setting
@@ -207,7 +210,7 @@ def _setting(args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Length
         steps=[stream.step(i * pack.step_tokens, pack.step_tokens) for i in range(args.steps)],
         pack=pack,
         bins=args.micro_batches or data_ranks,
-        curve=_curve(args.cost, resolved),
+        curve=curve,
         is_pipeline=args.micro_batches is not None,
         context_ranks=args.ranks,
         kv_bytes_per_token=kv_bytes_per_token(resolved.model) * resolved.model.layers,

@@ -30,6 +30,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from equipoise.base.errors import FitError
 from equipoise.schedule.instruction import Ints, Op
 from equipoise.schedule.pipeline import (
     Order,
@@ -116,12 +117,28 @@ def _candidates(request: PipelineRequest) -> Iterator[PipelineSchedule]:
     arranged = arrange(request, entering)
     paths = whole_paths(request.stages, request.micro_batches)
     step = Step(arranged.prices, placed, paths, arranged.units, bound.tolist())
-    runs = [Greedy(step, taste) for taste in _TASTES]  # refuse a bound that nothing fits
-    for each in _filled(arranged, bound):
-        yield rename(each, entering, request.units)
-    for run in runs:
-        each = arranged.finish(run.run(), in_v=_is_v(request))
-        yield rename(each, entering, request.units)
+    refusal: FitError | None = None
+    try:
+        runs = [Greedy(step, taste) for taste in _TASTES]  # refuse a bound that nothing fits
+    except FitError as fault:  # stages in a V; in a loop another rank has the last one
+        refusal = fault
+    else:
+        for each in _filled(arranged, bound):
+            yield rename(each, entering, request.units)
+        for run in runs:
+            each = arranged.finish(run.run(), in_v=_is_v(request))
+            yield rename(each, entering, request.units)
+    for each in _usual_within(request, arranged, entering, bound):
+        refusal = None
+        yield each
+    if refusal is not None:
+        raise refusal
+
+
+def _usual_within(
+    request: PipelineRequest, arranged: PipelineRequest, entering: Ints, bound: Ints
+) -> Iterator[PipelineSchedule]:
+    """Schedules of other strategies that keep the bound, micro-batches arranged and as given."""
     for write in _usual(request):
         for wanted, names in ((arranged, entering), (request, np.sort(entering))):
             each = rename(write(replace(wanted, most_held=bound)), names, request.units)

@@ -164,6 +164,18 @@ def test_auto_is_never_slower_than_those_that_one_would_name_within_their_memory
         assert times[0] <= times[1], name
 
 
+def test_auto_takes_a_loop_where_no_v_fits() -> None:
+    # First and last stage leave most, and every V puts both on rank 0.
+    leaves = np.array([2, 1, 1, 2])[:, None]
+    prices = make_prices(1, 1, 1, activation=leaves, stages=4, micro_batches=1)
+    schedule = write_pipeline("auto", prices, ranks=2, most_held=3)
+    assert schedule.rank_of.tolist() == [0, 1, 0, 1]
+    assert fault_of("auto", 4, 1, 2, most_held=1) == (
+        "Rank 0 may hold 1 at a time, and the largest micro-batch alone needs 2. Allow that much, "
+        "or make micro-batches smaller."
+    )
+
+
 def test_auto_takes_a_loop_where_it_is_faster_than_a_v() -> None:
     # The last stage, which every V puts on rank 0, is as long as three others.
     forward = np.array([[3], [1], [1], [3]])
