@@ -150,7 +150,7 @@ def _split_alike(loads: Floats, stages: int, first_load: float, last_load: float
         layers[-stage] += 1
         ends = (first_load if stage == 0 else 0.0) + (last_load if -stage == stages - 1 else 0.0)
         heapq.heapreplace(queue, (int(layers[-stage]) * each + ends, stage))
-    times = layers * each
+    times = layers.astype(np.float64) * each
     times[0] += first_load
     times[-1] += last_load
     return StageSplit(np.concatenate(([0], np.cumsum(layers))), times)

@@ -114,9 +114,14 @@ def _shipped_gemm(name: str) -> dict[str, LogGrid]:
 
 @functools.cache
 def _shipped_attention(name: str) -> AttentionCurve:
-    keys = ("head_width", "sharing", "tokens", "units")
     return attention_curve(
-        (*(int(row[key]) for key in keys), float(row["us"]) * 1e-6)
+        (
+            int(row["head_width"]),
+            int(row["sharing"]),
+            int(row["tokens"]),
+            int(row["units"]),
+            float(row["us"]) * 1e-6,
+        )
         for row in read_table(f"attention_{name}.csv")
     )
 
