@@ -18,6 +18,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -97,8 +98,13 @@ def meet(store: dist.Store, rank: int, world: int, facts: Facts, *, deadline_s: 
     if rank == 0:
         verdict = _judge(store, world, facts, deadline_s)
         store.set("verdict", json.dumps(verdict))
-    elif _waited(store, "verdict", deadline_s + _GRACE_S):
+        if verdict[0] != "same":  # the store may end with this rank: others read it first
+            present = [r for r in range(1, world) if store.check([f"facts/{r}"])]
+            _waited(store, [f"read/{r}" for r in present], _GRACE_S)
+    elif _waited(store, ["verdict"], deadline_s + _GRACE_S):
         verdict = json.loads(store.get("verdict"))
+        with suppress(dist.DistNetworkError):
+            store.set(f"read/{rank}", "")
     else:
         verdict = ["missing", _missing([0], world, rank, deadline_s)]
     kind, text = verdict
@@ -110,7 +116,7 @@ def meet(store: dist.Store, rank: int, world: int, facts: Facts, *, deadline_s: 
 def _judge(store: dist.Store, world: int, facts: Facts, deadline_s: float) -> list[str]:
     end = time.monotonic() + deadline_s
     for rank in range(1, world):
-        came = _waited(store, f"facts/{rank}", max(0.001, end - time.monotonic()))
+        came = _waited(store, [f"facts/{rank}"], max(0.001, end - time.monotonic()))
         if came and json.loads(store.get(f"facts/{rank}")) == facts:
             continue
         # Whatever there is to tell of the others is told with it.
@@ -122,9 +128,9 @@ def _judge(store: dist.Store, world: int, facts: Facts, deadline_s: float) -> li
     return ["same", ""]
 
 
-def _waited(store: dist.Store, key: str, seconds: float) -> bool:
+def _waited(store: dist.Store, keys: list[str], seconds: float) -> bool:
     try:
-        store.wait([key], timedelta(seconds=seconds))
+        store.wait(keys, timedelta(seconds=seconds))
     except (dist.DistStoreError, dist.DistNetworkError):
         return False
     return True
