@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from read_run import EXACT, events
 
 from equipoise.cli.main import main
 from equipoise.observe.event import SCHEMA_VERSION
 
 STEPS = 24
-EXACT = 1e-5
 RESUME = "Run the same command again to resume from the last checkpoint."
 DEADLINE_S = 90.0
 
@@ -87,28 +87,15 @@ def wait_until(is_so: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def events(folder: Path, rank: int = 0) -> list[dict]:
-    path = folder / "journal" / f"rank-{rank:05d}.jsonl"
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
-
-
 def losses(folder: Path) -> list[float]:
     """Loss of each step; of a step that was computed twice, the later one counts."""
-    found = {e["step"]: e["loss"] for e in events(folder) if e["name"] == "step"}
+    found = {e["step"]: e["loss"] for e in events(folder, "step")}
     assert sorted(found) == list(range(1, len(found) + 1))
     return [found[step] for step in sorted(found)]
 
 
 def steps_done(folder: Path) -> int:
-    return max((e["step"] for e in events(folder) if e["name"] == "step"), default=0)
+    return max((e["step"] for e in events(folder, "step")), default=0)
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -147,7 +134,7 @@ def test_a_run_leaves_journals_of_every_rank_and_its_last_checkpoints(straight: 
     assert checkpoints(straight) == ["step-000018", "step-000024"]
     assert not (straight / "stop").exists()
     for rank in (0, 1):
-        found = events(straight, rank)
+        found = events(straight, rank=rank)
         assert all(
             (e["v"], e["rank"]) == (SCHEMA_VERSION, rank) and e["t"] > 0 and e["name"]
             for e in found
@@ -192,7 +179,7 @@ def test_ctrl_c_saves_at_any_moment_and_the_same_command_goes_on(
     assert code == 0, err
     assert "Stopping after this step and saving. Ctrl-C again to end at once.\n" in err
     assert checkpoints(folder) == ["step-000001"]
-    assert [e["reason"] for e in events(folder) if e["name"] == "stop"] == ["interrupted"]
+    assert [e["reason"] for e in events(folder, "stop")] == ["interrupted"]
     assert not (folder / "stop").exists()
 
     process = start(*words)  # in the middle

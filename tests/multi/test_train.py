@@ -11,6 +11,7 @@ import on_ranks
 import pytest
 from make_run import MODEL, MakeRun
 from on_ranks import Ended
+from read_run import EXACT, assert_close, events
 
 from equipoise.base.errors import CheckpointError, EquipoiseError, FaultError, LayoutError
 from equipoise.checkpoint.manifest import newest_good, read_manifest, write_manifest
@@ -18,8 +19,6 @@ from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf import write_hf
-
-EXACT = 1e-5
 
 
 def run(folder: Path, resolved, **script) -> Ended:
@@ -31,18 +30,6 @@ def fault_of(kind: type[EquipoiseError], folder: Path, resolved, **script) -> st
     with pytest.raises(kind) as caught:
         run(folder, resolved, **script)
     return str(caught.value)
-
-
-def assert_close(found: Ended, expected: Ended) -> None:
-    assert found.losses == pytest.approx(expected.losses, rel=EXACT)
-    for name, weights in expected.weights.items():
-        error = np.abs(found.weights[name] - weights).max()
-        assert error <= EXACT * np.abs(weights).max(), name
-
-
-def events(folder: Path, rank: int = 0) -> list[dict]:
-    text = (folder / "journal" / f"rank-{rank:05d}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 # Every layout. -------------------------------------------------------------------------------
@@ -86,8 +73,7 @@ def test_five_steps_of_adamw_are_the_same_in_every_layout(layouts, name: str) ->
     assert found.losses[-1] < found.losses[0]
     assert_close(found, expected)
     norms, plain_norms = (
-        [event["grad_norm"] for event in events(each) if event["name"] == "step"]
-        for each in (folder, plain_folder)
+        [event["grad_norm"] for event in events(each, "step")] for each in (folder, plain_folder)
     )
     assert norms == pytest.approx(plain_norms, rel=EXACT)
     assert max(norms) > 1.0  # so that the clip has something to do
@@ -185,7 +171,7 @@ def test_a_run_resumed_while_outliers_wait_is_the_run_that_would_have_been(
     second = run(folder, make_run(steps=6, **delayed))
     assert first.losses + second.losses == pytest.approx(straight.losses, rel=EXACT)
     digests = [
-        [event["digest"] for event in events(each) if event["name"] == "pack"]
+        [event["digest"] for event in events(each, "pack")]
         for each in (folder, tmp_path / "straight")
     ]
     assert digests[0] == digests[1]
@@ -228,7 +214,7 @@ def test_a_torn_newest_checkpoint_is_passed_over_with_a_sentence(copy, make_run)
         f"Resuming after step 2 from {copy}/checkpoint/step-000002.",
     ]
     assert len(ended.losses) == 3
-    faults = [event for event in events(copy) if event["name"] == "torn-checkpoint"]
+    faults = events(copy, "torn-checkpoint")
     assert [event["message"] for event in faults] == [sentence]
 
 
@@ -275,7 +261,7 @@ def test_a_loss_that_is_not_a_number_stops_before_any_weight_is_spoiled(
 ) -> None:
     message = fault_of(FaultError, copy, make_run(steps=9, step_tokens=3072), spoil_at=5)
     # The rank that answers first has closed its journal; the other is ended where it stands.
-    found = [*events(copy, 0), *events(copy, 1)]
+    found = [*events(copy, rank=0), *events(copy, rank=1)]
     fault, *_ = [event for event in found if event["name"] == "nan-loss"]
     documents = fault["documents"]
     assert documents == sorted(documents)

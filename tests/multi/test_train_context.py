@@ -1,21 +1,18 @@
 """Training where ranks share each micro-batch: the same losses and weights as on one rank."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
 import on_ranks
 import pytest
 from make_run import MODEL, MakeRun
-from on_ranks import Ended
+from read_run import EXACT, assert_close, events
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
 from equipoise.spec.run import LayoutSpec
-
-EXACT = 1e-5
 
 # Heads that neither 2 nor 3 nor 4 ranks divide; biases and norms of heads beside the scores.
 ODD = dataclasses.replace(MODEL, hidden=48, heads=3, kv_heads=1, qkv_bias=True, qk_norm=True)
@@ -38,18 +35,6 @@ LAYOUTS = {
         "one group in two nodes": {"context": 4, "strategy": "usp", "ranks_per_node": 2},
     },
 }
-
-
-def assert_close(found: Ended, expected: Ended, bound: float = EXACT) -> None:
-    assert found.losses == pytest.approx(expected.losses, rel=bound)
-    for name, weights in expected.weights.items():
-        error = np.abs(found.weights[name] - weights).max()
-        assert error <= bound * np.abs(weights).max(), name
-
-
-def events(folder: Path, rank: int = 0) -> list[dict]:
-    text = (folder / "journal" / f"rank-{rank:05d}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +83,12 @@ def divided(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict
 def test_ranks_that_divide_documents_train_as_one(divided, name: str) -> None:
     found, folder = divided[name]
     assert_close(found, divided["whole"][0])
-    packs = [event for event in events(folder) if event["name"] == "pack"]
-    plain = [event for event in events(divided["whole"][1]) if event["name"] == "pack"]
+    packs = events(folder, "pack")
+    plain = events(divided["whole"][1], "pack")
     for pack, one in zip(packs, plain, strict=True):
         assert (pack["policy"], sum(pack["rank_flop"])) == (name, sum(one["rank_flop"]))
         assert sum(pack["rank_tokens"]) == 1024
-    (memory,) = [event for event in events(folder) if event["name"] == "memory"]
+    (memory,) = events(folder, "memory")
     assert memory["forecast_bytes"] == sum(memory["terms"].values())
 
 
@@ -121,8 +106,8 @@ def test_ranks_that_share_micro_batches_train_as_one(runs, name: str) -> None:
 
 def test_the_journal_predicts_each_rank_by_its_own_share(runs) -> None:
     _, folder = runs["zero 1, two groups"]
-    packs = [event for event in events(folder) if event["name"] == "pack"]
-    alone = [event for event in events(runs["alone"][1]) if event["name"] == "pack"]
+    packs = events(folder, "pack")
+    alone = events(runs["alone"][1], "pack")
     assert len(packs) == 4
     for pack, one in zip(packs, alone, strict=True):
         for key in ("rank_tokens", "rank_flop"):
@@ -131,9 +116,9 @@ def test_the_journal_predicts_each_rank_by_its_own_share(runs) -> None:
         assert len(pack["predicted_s"]) == len(pack["in_order_predicted_s"]) == 4
         assert sum(pack["predicted_s"]) == pytest.approx(sum(one["predicted_s"]), rel=1e-4)
     for rank in range(4):
-        steps = [event for event in events(folder, rank) if event["name"] == "step"]
+        steps = events(folder, "step", rank)
         assert [e["predicted_s"] for e in steps] == [e["predicted_s"][rank] for e in packs]
-        (memory,) = [event for event in events(folder, rank) if event["name"] == "memory"]
+        (memory,) = events(folder, "memory", rank)
         assert memory["forecast_bytes"] == sum(memory["terms"].values())
         assert memory["terms"]["activations"] > 0
 

@@ -1,7 +1,6 @@
 """Training with experts: the same losses, weights and loads on every layout, and after a resume."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import on_ranks
 import pytest
 from make_run import MODEL, MakeRun
 from on_ranks import Ended
+from read_run import EXACT, events
 
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
@@ -18,7 +18,6 @@ SPARSE = dataclasses.replace(
     MODEL, layers=2, experts=5, top_k=2, expert_ffn=24, shared_ffn=16, balance_rate=0.05
 )
 BIASED = dataclasses.replace(SPARSE, balance="bias", balance_rate=0.01, shared_ffn=0)
-EXACT = 1e-5
 # Experts where nothing else is shared, where tokens of a document are, and where documents are.
 LAYOUTS = {
     1: {"one rank": {"dp": 1}},
@@ -35,11 +34,6 @@ LAYOUTS = {
         "in two parts": {"dp": 4, "expert": 2, "expert_tensor": 2},
     },
 }
-
-
-def events(folder: Path, name: str) -> list[dict]:
-    text = (folder / "journal" / "rank-00000.jsonl").read_text()
-    return [each for each in map(json.loads, text.splitlines()) if each["name"] == name]
 
 
 @pytest.fixture(scope="module")

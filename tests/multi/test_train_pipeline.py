@@ -1,20 +1,18 @@
 """Training where ranks share layers: the same losses and weights as on one rank."""
 
 import dataclasses
-import json
 from pathlib import Path
 
-import numpy as np
 import on_ranks
 import pytest
 from make_run import MODEL, MakeRun
 from on_ranks import Ended
+from read_run import EXACT, assert_close, events
 
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
 
-EXACT = 1e-5
 MODEL = dataclasses.replace(MODEL, layers=4, tied=True)
 SAME = {"steps": 3, "cut": "windows", "lr": 1e-3, "eps": 1e-3, "model": MODEL, "dp": 1}
 
@@ -61,23 +59,10 @@ WITH_EXPERTS = {
 }
 
 
-def assert_close(found: Ended, expected: Ended) -> None:
-    assert found.losses == pytest.approx(expected.losses, rel=EXACT)
-    assert set(found.weights) == set(expected.weights)
-    for name, weights in expected.weights.items():
-        error = np.abs(found.weights[name] - weights).max()
-        assert error <= EXACT * np.abs(weights).max(), name
-
-
 def joined(ended: list[Ended]) -> Ended:
     """Weights of all stages, under what rank 0 tells."""
     every = {name: value for each in ended for name, value in each.weights.items()}
     return dataclasses.replace(ended[0], weights=every)
-
-
-def events(folder: Path, name: str, rank: int = 0) -> list[dict]:
-    lines = (folder / "journal" / f"rank-{rank:05}.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["name"] == name]
 
 
 @pytest.fixture(scope="module")

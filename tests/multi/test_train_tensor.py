@@ -1,21 +1,17 @@
 """Training where ranks share weights: the same losses and weights as on one rank."""
 
 import dataclasses
-import json
 from pathlib import Path
 
-import numpy as np
 import on_ranks
 import pytest
 from make_run import MODEL, MakeRun
-from on_ranks import Ended
+from read_run import assert_close, events
 
 from equipoise.base.errors import LayoutError
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
-
-EXACT = 1e-5
 
 # 2 key/value heads, which 3 ranks do not divide; 3 ranks divide neither words nor hidden units.
 MODEL = dataclasses.replace(
@@ -36,18 +32,6 @@ LAYOUTS = {
         "hybrid": {"dp": 4, "zero": 3, "replicas": 2},
     },
 }
-
-
-def assert_close(found: Ended, expected: Ended) -> None:
-    assert found.losses == pytest.approx(expected.losses, rel=EXACT)
-    for name, weights in expected.weights.items():
-        error = np.abs(found.weights[name] - weights).max()
-        assert error <= EXACT * np.abs(weights).max(), name
-
-
-def events(folder: Path, name: str) -> list[dict]:
-    lines = (folder / "journal" / "rank-00000.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["name"] == name]
 
 
 @pytest.fixture(scope="module")
