@@ -61,9 +61,9 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
     )
     parser.add_argument(
         "--precision",
-        choices=["bf16", "fp8"],
+        choices=["bf16", "fp8", "fp32"],
         default="bf16",
-        help="of matrix products (default: bf16)",
+        help="of matrix products; fp32 also of what is kept and sent (default: bf16)",
     )
     parser.add_argument(
         "--schedule",

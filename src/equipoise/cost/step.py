@@ -37,7 +37,17 @@ from equipoise.spec.run import Recompute
 
 Floats = npt.NDArray[np.float64]
 
-Precision = Literal["bf16", "fp8"]
+Precision = Literal["bf16", "fp8", "fp32"]
+
+
+def element_bytes(precision: Precision) -> int:
+    """Bytes of an activation, and of a parameter as it is computed with.
+
+    >>> element_bytes("fp8"), element_bytes("fp32")
+    (2, 4)
+    """
+    return 4 if precision == "fp32" else 2
+
 
 TERMS = (
     "products",
@@ -49,6 +59,7 @@ TERMS = (
     "context traffic",
     "expert traffic",
     "parameter traffic",
+    "redistribution",
     "launches",
 )
 """What a micro-batch's passes are made of, in the order of every table of parts."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from equipoise.balance.context import split_context
 from equipoise.balance.context_split import ContextSplit
-from equipoise.cost.step import Floats, StepOptions
+from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import Rates
 from equipoise.cost.work import Ints
 from equipoise.schedule.attention_count import Wire
@@ -171,7 +171,7 @@ class AttentionCore:
             schedule,
             tile_ns,
             self._links.near,
-            Wire(width),
+            Wire(width, element_bytes(options.precision)),
             node_link=self._links.far,
             ranks_per_node=self._links.ranks_per_node,
         )

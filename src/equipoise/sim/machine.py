@@ -23,16 +23,28 @@ from equipoise.spec.layout import Layout
 class Machine:
     """A cluster, as a step asks for it."""
 
-    def __init__(self, cluster: ClusterSpec) -> None:
+    def __init__(self, cluster: ClusterSpec, precision: Precision = "bf16") -> None:
         self.cluster = cluster
         self.extrapolated: set[str] = set()
         """Curves that were read beyond their measured sizes."""
         devices = [each.device for each in cluster.classes]
         self.device: DeviceSpec = min(devices, key=lambda each: each.peaks[0][1])
-        self._dtype: Dtype = "bf16" if "bf16" in self.device.dtypes else self.device.dtypes[0]
+        self._is_wide = precision == "fp32"
+        narrow: Dtype = "bf16" if "bf16" in self.device.dtypes else self.device.dtypes[0]
+        self._dtype: Dtype = "fp32" if self._is_wide else narrow
+        self._other: Machine | None = None
         self._products: dict[tuple[float, float, float, bool], float] = {}
         self._traffic: dict[tuple[int, ...], Collective] = {}
         self._moves = float(stream_s(self.device, 1e9).s - stream_s(self.device, 0.0).s) / 1e9
+
+    def at(self, precision: Precision) -> "Machine":
+        """The same cluster as it computes at this precision; made once, and kept."""
+        if self._is_wide == (precision == "fp32"):
+            return self
+        if self._other is None:
+            self._other = Machine(self.cluster, precision)
+            self._other._other, self._other.extrapolated = self, self.extrapolated
+        return self._other
 
     @property
     def capacity_bytes(self) -> int:
@@ -41,7 +53,8 @@ class Machine:
 
     def peak_flop_per_s(self, precision: Precision) -> float:
         """Dense peak of a device."""
-        return self.device.peak_flop_per_s("fp8" if precision == "fp8" else self._dtype)
+        kept = self.at(precision)._dtype
+        return self.device.peak_flop_per_s("fp8" if precision == "fp8" else kept)
 
     def product_s(self, rows: float, columns: float, inner: float, *, fp8: bool) -> float:
         """One matrix product [s]."""

@@ -19,14 +19,13 @@ Sources
 from dataclasses import dataclass
 
 from equipoise.cost.link import Op
-from equipoise.cost.step import Floats, StepOptions
+from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import add
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
 _OPTIMIZER_BYTES = 30.0
-_PARAM_BYTES = 2.0
 
 _SLOWDOWN = 0.15
 """Of computing, while a collective that runs on the same cores and memory is under way: what
@@ -106,7 +105,7 @@ def pass_traffic(
         return
     held = held_by_layer(model, layout, sparse=sparse)
     slow = options.residuals.traffic / options.stack.rails
-    gather = gather_s(machine, layout, held, _PARAM_BYTES) * slow
+    gather = gather_s(machine, layout, held, element_bytes(options.precision)) * slow
     reduce = reduce_s(machine, layout, held, options.stack.grad_bytes) * slow
     forward, backward = float(parts[0].sum()), float(parts[1:].sum())
     if not options.stack.data_overlap:

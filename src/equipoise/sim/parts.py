@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
-from equipoise.cost.step import TERMS, Floats, StepOptions
+from equipoise.cost.step import TERMS, Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import LayerTraffic, add, price_layer, product_passes
 from equipoise.cost.step_work import head_work, layer_work
 from equipoise.schedule.instruction import Ints
@@ -70,7 +70,9 @@ class StepParts:
         *,
         core: Core | None = None,
     ) -> None:
+        machine = machine.at(options.precision)
         self._model, self._machine = model, machine
+        self._width = element_bytes(options.precision)
         self._layout, self._options = layout, options
         if core is None:
             links = machine.context_links(layout)
@@ -104,7 +106,7 @@ class StepParts:
             if kind not in made:
                 made[kind] = self._layer(core, kind[0], kind[1])
             layers.append(made[kind])
-        size = core.tokens * model.hidden * 2
+        size = core.tokens * model.hidden * self._width
         size /= layout.tp if self._options.stack.sequence_parallel else 1
         hop = self._machine.hop_s(0, self._next, size) if layout.pp > 1 else 0.0
         hop *= self._options.residuals.traffic
@@ -123,6 +125,7 @@ class StepParts:
                 fused=stack.fused,
                 repeats_keys=stack.repeats_keys,
                 expert_skew=self._options.expert_skew,
+                width=self._width,
             )
             self._kinds[known] = price_layer(
                 work,
@@ -132,6 +135,7 @@ class StepParts:
                 tokens=core.tokens,
                 hidden=self._model.hidden,
                 traffic=self._traffic,
+                width=self._width,
             )
         parts = self._kinds[known].copy()
         beside = parts[0].copy()
@@ -150,7 +154,7 @@ class StepParts:
     def _first(self, core: CoreTimes) -> Floats:
         parts = np.zeros((3, len(TERMS)))
         rates = self._machine
-        moved = core.tokens * self._model.hidden * 2 * 2 / rates.bytes_per_s
+        moved = 2 * core.tokens * self._model.hidden * self._width / rates.bytes_per_s
         add(parts, 0, "element-wise", moved)
         add(parts, 2, "element-wise", 2 * moved)
         return parts
