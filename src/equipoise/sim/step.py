@@ -31,7 +31,7 @@ from equipoise.cost.step import TERMS, Floats, StepOptions, StepPrice
 from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.sim.machine import Machine
-from equipoise.sim.memory import stage_memory
+from equipoise.sim.memory import StageMemory, stage_memory
 from equipoise.sim.parameters import (
     Held,
     gather_s,
@@ -44,7 +44,13 @@ from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pip
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
-_TRAFFIC = ("tensor traffic", "context traffic", "expert traffic", "parameter traffic")
+_TRAFFIC = (
+    "tensor traffic",
+    "context traffic",
+    "expert traffic",
+    "parameter traffic",
+    "redistribution",
+)
 
 Documents = Sequence[Sequence[Sequence[int]]]
 """Of each data-parallel rank, of each of its micro-batches, the documents' lengths [tokens]."""
@@ -57,6 +63,28 @@ class StepRun:
     price: StepPrice
     slowest: PipelineRun
     """The data-parallel rank that ends last."""
+    layers: tuple[int, ...]
+    """Of each stage."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """What comes before and after the pipeline, of each stage's rank, float64 [pp] [s]."""
+
+    before: Floats
+    after: Floats
+    optimizer: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """A step before it is added up."""
+
+    rows: Documents
+    slowest: PipelineRun
+    """The data-parallel rank that ends last."""
+    memory: StageMemory
+    ends: Ends
     layers: tuple[int, ...]
     """Of each stage."""
 
@@ -116,19 +144,28 @@ def run_step(
         )
     rows = uniform_documents(layout, options) if documents is None else documents
     parts = StepParts(model, machine, layout, options) if parts is None else parts
-    split = split_layers(parts.price(_typical(rows)), options, layout.pp * options.virtual)
+    split = split_layers(parts.price(typical(rows)), options, layout.pp * options.virtual)
     runs = []
     for row in rows:
         batches = [parts.price(np.asarray(batch)) for batch in row]
         tokens = [int(sum(batch)) for batch in row]
         runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
-    copies = layout.dp if len(rows) == 1 else 1
     memory = stage_memory(model, layout, options, split, runs)
     ends = _ends(model, machine, layout, options, slowest, layers_of_ranks(split, layout, options))
+    replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))
+    return add_up(model, machine, layout, options, replayed)
+
+
+def add_up(
+    model: ModelSpec, machine: Machine, layout: Layout, options: StepOptions, replayed: Replayed
+) -> StepRun:
+    """The price of a step whose pipelines were replayed."""
+    rows, slowest, memory = replayed.rows, replayed.slowest, replayed.memory
+    copies = layout.dp if len(rows) == 1 else 1
     flat = np.concatenate([np.asarray(batch, np.int64) for row in rows for batch in row])
     tokens_all, pairs = int(flat.sum()) * copies, int(causal_pairs(flat).sum()) * copies
-    times = _add_up(slowest, ends, options, layout)
+    times = _sum_times(slowest, replayed.ends, options, layout)
     return StepRun(
         StepPrice(
             step_s=times.step_s,
@@ -145,24 +182,15 @@ def run_step(
             extrapolated=tuple(sorted(machine.extrapolated)),
         ),
         slowest,
-        tuple(split.layers.tolist()),
+        replayed.layers,
     )
 
 
-def _typical(rows: Documents) -> Floats:
+def typical(rows: Documents) -> Floats:
     """The micro-batch of median squares: layers are split for it."""
     batches = [np.asarray(batch, np.float64) for row in rows for batch in row]
     weights = np.array([float((batch**2).sum()) for batch in batches])
     return batches[int(np.argsort(weights, kind="stable")[len(weights) // 2])]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ends:
-    """What comes before and after the pipeline, of each stage's rank, float64 [pp] [s]."""
-
-    before: Floats
-    after: Floats
-    optimizer: Floats
 
 
 def _ends(
@@ -172,7 +200,7 @@ def _ends(
     options: StepOptions,
     run: PipelineRun,
     layers: list[list[int]],
-) -> _Ends:
+) -> Ends:
     """Gradients and parameters that travel once a step, as far as nothing hides them."""
     stack, slow = options.stack, options.residuals.traffic
     before, after, optimizer = np.zeros((3, layout.pp))
@@ -188,13 +216,30 @@ def _ends(
             held = Held(tables * held_by_ends(model, layout), 0.0)
         gather = gather_s(machine, layout, held, 2.0) * slow if layout.zero else 0.0
         reduce = reduce_s(machine, layout, held, stack.grad_bytes) * slow
-        # What is left when there is nothing more to hide behind: the last bucket of a layer.
-        least = 1.0 / max(1, len(mine))
-        hides_gather = run.first_forward_s[rank] if stack.data_overlap else 0.0
-        hides_reduce = run.last_backward_s[rank] if stack.data_overlap else 0.0
-        before[rank] = max(gather - hides_gather, least * gather)
-        after[rank] = max(reduce - hides_reduce, least * reduce)
-    return _Ends(before, after, optimizer)
+        before[rank], after[rank] = exposed_s(
+            run, rank, gather, reduce, layers=len(mine), overlaps=stack.data_overlap
+        )
+    return Ends(before, after, optimizer)
+
+
+def exposed_s(
+    run: PipelineRun, rank: int, gather_s: float, reduce_s: float, *, layers: int, overlaps: bool
+) -> tuple[float, float]:
+    """What nothing hides of gathering parameters before, and of reducing gradients after [s].
+
+    Args:
+        run: The rank's pipeline.
+        rank: Of the pipeline.
+        gather_s: Of all its parameters.
+        reduce_s: Of all its gradients.
+        layers: That it holds.
+        overlaps: Whether they travel beside the first forward and the last backward.
+    """
+    # What is left when there is nothing more to hide behind: the last bucket of a layer.
+    least = 1.0 / max(1, layers)
+    forward = float(run.first_forward_s[rank]) if overlaps else 0.0
+    backward = float(run.last_backward_s[rank]) if overlaps else 0.0
+    return max(gather_s - forward, least * gather_s), max(reduce_s - backward, least * reduce_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,7 +253,7 @@ class _Times:
     bubble_s: Floats
 
 
-def _add_up(run: PipelineRun, ends: _Ends, options: StepOptions, layout: Layout) -> _Times:
+def _sum_times(run: PipelineRun, ends: Ends, options: StepOptions, layout: Layout) -> _Times:
     """The step's seconds, by term of the rank that computes most."""
     timeline = run.timeline
     begins, stops = np.full(layout.pp, np.inf), np.zeros(layout.pp)

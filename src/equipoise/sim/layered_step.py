@@ -1,0 +1,221 @@
+"""Replay a step whose layers are not all laid out alike.
+
+What it decides
+    Nothing of its own: each layer is priced by ``sim.parts`` as if all were like it, what moves
+    between neighbours is added where it arrives, and the pipeline is written and replayed as that
+    of any step. Stages are cut as the base's are. Memory is counted layer by layer.
+
+Kept true (tests/unit/sim/test_layered.py)
+    Layers that are all like the base price as ``sim.step`` does, in seconds and bytes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.balance.stage import StageSplit
+from equipoise.base.errors import LayoutError
+from equipoise.cost.memory_device import RankShare, rank_memory
+from equipoise.cost.step import Floats, StepOptions
+from equipoise.cost.step_layer import add
+from equipoise.schedule.pipeline_replay import count_in_flight
+from equipoise.sim.layered import LayerStrategy, layer_memory, redistribute_s, require_strategy
+from equipoise.sim.machine import Machine
+from equipoise.sim.memory import StageMemory
+from equipoise.sim.parameters import (
+    Held,
+    gather_s,
+    held_by_ends,
+    held_by_layer,
+    optimizer_s,
+    reduce_s,
+)
+from equipoise.sim.parts import (
+    BatchParts,
+    PipelineRun,
+    StepParts,
+    layers_of_ranks,
+    run_pipeline,
+    split_layers,
+)
+from equipoise.sim.step import (
+    Documents,
+    Ends,
+    Replayed,
+    StepRun,
+    add_up,
+    exposed_s,
+    typical,
+    uniform_documents,
+)
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+
+
+def run_layered(
+    model: ModelSpec,
+    machine: Machine,
+    layout: Layout,
+    options: StepOptions,
+    layers: Sequence[LayerStrategy],
+    *,
+    documents: Documents | None = None,
+) -> StepRun:
+    """Price one step of layers with strategies of their own.
+
+    Args:
+        model: Sizes.
+        machine: Device and links.
+        layout: The base: by it stages are cut and hand over, and tables are held.
+        options: Likewise.
+        layers: Of every layer of the model.
+        documents: As ``sim.step.run_step`` takes them.
+
+    Raises:
+        LayoutError: strategies do not go together with the base, or with each other.
+
+    Cost: that of ``run_step`` for each distinct strategy's kernels, and for one pipeline.
+    """
+    options.require()
+    rows = uniform_documents(layout, options) if documents is None else documents
+    for strategy in dict.fromkeys(layers):
+        require_strategy(model, layout, options, strategy, has_documents=documents is not None)
+    if len(layers) != model.layers:
+        raise LayoutError(
+            f"{len(layers)} strategies for a model of {model.layers} layers. Give each layer one."
+        )
+    step = _Step(model, machine, layout, options, tuple(layers), documents is None)
+    split = split_layers(step.base.price(typical(rows)), options, layout.pp * options.virtual)
+    runs = []
+    for row in rows:
+        batches = [step.price(np.asarray(batch), split) for batch in row]
+        tokens = [int(sum(batch)) for batch in row]
+        runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
+    slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
+    held = layers_of_ranks(split, layout, options)
+    memory = _memory(step, held, split, runs)
+    ends = _ends(step, slowest, held)
+    replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))
+    return add_up(model, machine, layout, options, replayed)
+
+
+class _Step:
+    """What is priced once for each strategy."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        machine: Machine,
+        layout: Layout,
+        options: StepOptions,
+        layers: tuple[LayerStrategy, ...],
+        is_whole: bool,
+    ) -> None:
+        self.model, self.machine = model, machine
+        self.layout, self.options, self.layers = layout, options, layers
+        self.is_whole = is_whole
+        self.base = StepParts(model, machine, layout, options)
+        self.own = {each: each.options(layout, options) for each in layers}
+        self._parts = {
+            each: StepParts(model, machine, each.layout, own) for each, own in self.own.items()
+        }
+        self._known: dict[bytes, BatchParts] = {}
+
+    def price(self, doc_tokens: Floats, split: StageSplit) -> BatchParts:
+        """One micro-batch, what moves between layers with it."""
+        key = np.sort(doc_tokens).tobytes()
+        if key not in self._known:
+            self._known[key] = self._make(doc_tokens, split)
+        return self._known[key]
+
+    def _make(self, doc_tokens: Floats, split: StageSplit) -> BatchParts:
+        base, layout, window = self.base.price(doc_tokens), self.layout, self.options.context_tokens
+        tables = {}
+        for strategy, parts in self._parts.items():
+            whole = np.full(self.own[strategy].micro_batch, window)
+            tables[strategy] = parts.price(whole if self.is_whole else doc_tokens).layers
+        share = float(doc_tokens.sum()) / (layout.tp * layout.cp)
+        begins, stops = set(split.edges[:-1].tolist()), set((split.edges[1:] - 1).tolist())
+        found = []
+        for layer, strategy in enumerate(self.layers):
+            before = layout if layer in begins else self.layers[layer - 1].layout
+            moved = self._moved(before, strategy.layout, share)
+            moved += self._moved(strategy.layout, layout, share) if layer in stops else 0.0
+            table = tables[strategy][layer]
+            if moved:
+                table = table.copy()
+                add(table, 0, "redistribution", moved)
+                add(table, 1, "redistribution", moved)
+            found.append(table)
+        return BatchParts(tuple(found), base.first, base.last, base.hop_s)
+
+    def _moved(self, before: Layout, after: Layout, tokens: float) -> float:
+        slow = self.options.residuals.traffic
+        return slow * redistribute_s(self.machine, before, after, tokens, self.model.hidden)
+
+
+def _memory(
+    step: _Step, held: list[list[int]], split: StageSplit, runs: Sequence[PipelineRun]
+) -> StageMemory:
+    """Peaks of every pipeline rank."""
+    model, layout, options = step.model, step.layout, step.options
+    most = max(max(run.tokens) for run in runs)
+    each = []
+    for layer, strategy in enumerate(step.layers):
+        tokens = most * layout.dp / (strategy.layout.dp * strategy.layout.cp)
+        each.append(layer_memory(model, step.own[strategy], strategy, layer, tokens))
+    kept = np.add.reduceat([*(one.kept for one in each), 0.0], split.edges[:-1])
+    kept[split.layers == 0] = 0.0
+    peaks = [
+        count_in_flight(
+            run.schedule,
+            np.round(kept[:, None] * np.array(run.tokens)[None, :] / most).astype(np.int64),
+        ).peak
+        for run in runs
+    ]
+    in_flight = np.max(peaks, axis=0)
+    found, window = [], float(options.context_tokens)
+    for rank, mine in enumerate(held):
+        ends = RankShare((), rank == 0, model.layers - 1 in mine, 0.0, most / layout.cp, window)
+        terms = rank_memory(model, layout, options, ends)
+        terms["activations"] += float(in_flight[rank])
+        terms["allocator"] += options.stack.slack_share * float(in_flight[rank])
+        passing = max((each[layer].passing for layer in mine), key=lambda one: sum(one.values()))
+        for more in (passing, *(each[layer].stays for layer in mine)):
+            for name, value in more.items():
+                terms[name] += value
+        found.append(terms)
+    totals = np.array([sum(terms.values()) for terms in found])
+    return StageMemory(totals, found[int(totals.argmax())])
+
+
+def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
+    """Gradients and parameters that travel once a step, each strategy's by itself."""
+    model, machine, layout, options = step.model, step.machine, step.layout, step.options
+    slow, overlaps = options.residuals.traffic, options.stack.data_overlap
+    before, after, optimizer = np.zeros((3, layout.pp))
+    for rank, mine in enumerate(held):
+        tables = (rank == 0) + (rank == layout.pp - 1)
+        tables -= model.tied and layout.pp == 1
+        ends = Held(tables * held_by_ends(model, layout), 0.0)
+        travels, owned = {layout: ends}, {layout: ends}
+        for layer in mine:
+            own = step.layers[layer].layout
+            weights = held_by_layer(model, own, sparse=model.is_sparse(layer))
+            owned[own] = owned.get(own, Held(0.0, 0.0)) + weights
+            if own.zero < 3:
+                travels[own] = travels.get(own, Held(0.0, 0.0)) + weights
+        gather = sum(
+            gather_s(machine, own, weights, 2.0) for own, weights in travels.items() if own.zero
+        )
+        reduce = sum(
+            reduce_s(machine, own, weights, options.stack.grad_bytes)
+            for own, weights in travels.items()
+        )
+        optimizer[rank] = sum(
+            optimizer_s(machine, own, weights, options) for own, weights in owned.items()
+        )
+        before[rank], after[rank] = exposed_s(
+            run, rank, slow * gather, slow * reduce, layers=len(mine), overlaps=overlaps
+        )
+    return Ends(before, after, optimizer)
