@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from equipoise.base.errors import SpecError
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
     from equipoise.cost.compare import Comparison
@@ -125,11 +126,8 @@ def _judge(args: argparse.Namespace) -> None:
             f"{flag} {asked} measures nothing, so a run.toml, its keys and --plot say nothing to "
             f"it. Leave them away."
         )
-    if args.plot is not None and args.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise SpecError(
-            f"--plot {args.plot}: a picture's name ends in .png, .svg or .pdf, not "
-            f'"{args.plot.suffix}". Try {args.plot.with_suffix(".png")}.'
-        )
+    require_kind("plot", args.plot, "picture")
+    require_folder_of("plot", args.plot)
 
 
 def _make(folder: Path) -> None:

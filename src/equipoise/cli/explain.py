@@ -6,6 +6,7 @@ from pathlib import Path
 from equipoise.base.errors import SpecError
 from equipoise.cli.explain_setting import BYTES, EXAMPLE_MODEL, EXAMPLE_RANKS, EXAMPLE_TOKENS
 from equipoise.cli.run_arguments import add_run_arguments
+from equipoise.cli.written import require_folder_of, require_kind
 
 HELP = "show who computes or sends what: attention, pipelines, tensors; needs no torch"
 
@@ -284,18 +285,6 @@ def _judge(args: argparse.Namespace, asked: str) -> None:
         value = getattr(args, flag)
         if value is not None and value < 1:
             raise SpecError(f"--{flag.replace('_', '-')} {value} is below 1. Give 1 or more.")
-    for flag, what, endings in (
-        ("plot", "picture", (".png", ".svg", ".pdf")),
-        ("trace", "trace", (".json",)),
-    ):
-        file: Path | None = getattr(args, flag)
-        if file is None:
-            continue
-        if file.suffix not in endings:
-            said = " or ".join((", ".join(endings[:-1]), endings[-1])) if endings[1:] else ".json"
-            raise SpecError(
-                f"--{flag} {file}: a {what}'s name ends in {said}, not "
-                f'"{file.suffix}". Try {file.with_suffix(endings[0])}.'
-            )
-        if not file.parent.is_dir():
-            raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
+    for flag, what in (("plot", "picture"), ("trace", "trace")):
+        require_kind(flag, getattr(args, flag), what)
+        require_folder_of(flag, getattr(args, flag))

@@ -9,6 +9,7 @@ from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
     from equipoise.balance.evaluate import Setting
@@ -161,15 +162,9 @@ def _judge(args: argparse.Namespace) -> None:
         value = getattr(args, flag)
         if value is not None and value < 1:
             raise SpecError(f"--{flag.replace('_', '-')} {value} is below 1. Give 1 or more.")
-    if args.plot is not None and args.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise SpecError(
-            f"--plot {args.plot}: a picture's name ends in .png, .svg or .pdf, not "
-            f'"{args.plot.suffix}". Try {args.plot.with_suffix(".png")}.'
-        )
+    require_kind("plot", args.plot, "picture")
     for flag in ("plot", "out"):
-        file: Path | None = getattr(args, flag)
-        if file is not None and not file.parent.is_dir():
-            raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
+        require_folder_of(flag, getattr(args, flag))
 
 
 def _curve(cost: str, resolved: "ResolvedRun") -> "LoadCurve":

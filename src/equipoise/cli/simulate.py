@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from equipoise.base.errors import SpecError
 from equipoise.base.units import GIB
 from equipoise.cli.simulate_setting import add_step_arguments, step_documents, step_options
+from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,15 +148,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> None:
-    if args.plot is not None and args.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise SpecError(
-            f"--plot {args.plot}: a picture's name ends in .png, .svg or .pdf, not "
-            f'"{args.plot.suffix}". Try {args.plot.with_suffix(".png")}.'
-        )
+    require_kind("plot", args.plot, "picture")
+    require_kind("trace", args.trace, "trace")
     for flag in ("plot", "trace"):
-        file: Path | None = getattr(args, flag)
-        if file is not None and not file.parent.is_dir():
-            raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
+        require_folder_of(flag, getattr(args, flag))
 
 
 def _draw(args: argparse.Namespace, found: "StepRun", title: str) -> None:

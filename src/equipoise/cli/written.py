@@ -1,0 +1,42 @@
+"""What is asked of a file that a verb is to write, before the verb computes anything for it.
+
+Kept true (tests/unit/cli/test_pack.py, test_explain.py, test_simulate.py, test_calibrate.py)
+    A name of another kind and a folder that is not there are refused first.
+"""
+
+from pathlib import Path
+
+from equipoise.base.errors import SpecError
+
+_KINDS = {"picture": (".png", ".svg", ".pdf"), "trace": (".json",)}
+
+
+def require_kind(flag: str, file: Path | None, what: str) -> None:
+    """Refuse a name that does not end as a picture's or a trace's.
+
+    Args:
+        flag: Of the command line, without its dashes.
+        file: What it was given, if it was.
+        what: ``picture`` or ``trace``.
+
+    Raises:
+        SpecError: with the endings, and a name that would do.
+    """
+    *some, last = _KINDS[what]
+    if file is None or file.suffix in (*some, last):
+        return
+    said = f"{', '.join(some)} or {last}" if some else last
+    raise SpecError(
+        f"--{flag} {file}: a {what}'s name ends in {said}, not "
+        f'"{file.suffix}". Try {file.with_suffix(_KINDS[what][0])}.'
+    )
+
+
+def require_folder_of(flag: str, file: Path | None) -> None:
+    """Refuse a file whose folder is not there.
+
+    Raises:
+        SpecError: names the folder.
+    """
+    if file is not None and not file.parent.is_dir():
+        raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
