@@ -90,6 +90,10 @@ def test_fitting_twice_multiplies() -> None:
             '--plot curves.txt: a picture\'s name ends in .png, .svg or .pdf, not ".txt". Try '
             "curves.png.",
         ),
+        (
+            ["--plot", "nowhere/curves.png"],
+            "--plot nowhere/curves.png: there is no folder nowhere. Create it first.",
+        ),
     ],
 )
 def test_arguments_that_do_not_go_together(arguments: list[str], message: str, capsys) -> None:
