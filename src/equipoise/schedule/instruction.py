@@ -78,6 +78,6 @@ def name_instruction(op: int, stage: int, micro_batch: int) -> str:
     return f"{Op(op).words} of micro-batch {micro_batch} on stage {stage}"
 
 
-def make_table(rows: list[tuple[int, int, int]]) -> Ints:
+def make_table(rows: list[tuple[int, int, int]] | Ints) -> Ints:
     """Rows (operation, stage, micro-batch) as a table, int64 [n, 3]."""
-    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return np.asarray(rows, dtype=np.int64).reshape(-1, 3)

@@ -31,9 +31,8 @@ from dataclasses import replace
 import numpy as np
 
 from equipoise.base.errors import FitError
-from equipoise.schedule.instruction import Ints, Op
+from equipoise.schedule.instruction import OP, Ints, Op
 from equipoise.schedule.pipeline import (
-    Order,
     PipelineSchedule,
     place_in_loop,
     place_in_v,
@@ -44,7 +43,6 @@ from equipoise.schedule.pipeline_bound import bound_pipeline
 from equipoise.schedule.pipeline_fill import fill_weights
 from equipoise.schedule.pipeline_greedy import Greedy, Step, Taste
 from equipoise.schedule.pipeline_orders import (
-    alternate,
     interleaved,
     largest_round,
     one_forward_one_backward,
@@ -52,7 +50,7 @@ from equipoise.schedule.pipeline_orders import (
 from equipoise.schedule.pipeline_replay import count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline_request import PipelineRequest, PipelineStrategy
 from equipoise.schedule.pipeline_v import HALF, LEAST, dualpipe_v, lay_blocks, order_zb_v, zb_v
-from equipoise.schedule.pipeline_zero_bubble import interleaved_zb, zb_h1
+from equipoise.schedule.pipeline_zero_bubble import interleaved_zb, lay_split, zb_h1
 
 _AHEAD = (2.0, 1.5, 1.0, 0.75, 0.5, 0.25, 0.0)
 """Forwards ahead for each rank behind: 2 as zb-h2, 1 as 1F1B, less in less memory."""
@@ -61,8 +59,6 @@ _MOST_TRIED = 3
 """How many of the orders that fit are tried, those that hold most first."""
 
 _TASTES = (Taste(in_turn=False, patient=False), Taste(in_turn=False, patient=True))
-
-_F, _I = int(Op.FORWARD), int(Op.BACKWARD_INPUT)
 
 
 def auto(request: PipelineRequest) -> PipelineSchedule:
@@ -164,20 +160,17 @@ def _usual(request: PipelineRequest) -> tuple[PipelineStrategy, ...]:
 def _filled(request: PipelineRequest, bound: Ints) -> Iterator[PipelineSchedule]:
     """The first few orders that fit, weight gradients filled in."""
     tried = 0
-    paths = whole_paths(request.stages, request.micro_batches)
-    for each in _orders(request):
+    for bare in _orders(request):
         if tried == _MOST_TRIED:
             return
-        bare = request.finish(each, in_v=_is_v(request))
         held = count_in_flight(bare, request.prices.activation).peak_without_stash
         if (held > bound).any():
             continue
         tried += 1
-        filled = fill_weights(each, request.prices, bare.rank_of, paths, bound.tolist())
-        yield request.finish(filled, in_v=_is_v(request))
+        yield replace(bare, orders=fill_weights(bare, request.prices, bound.tolist()))
 
 
-def _orders(request: PipelineRequest) -> Iterator[list[Order]]:
+def _orders(request: PipelineRequest) -> Iterator[PipelineSchedule]:
     """Orders without weight gradients, those that hold most first."""
     behind = [request.ranks - 1 - rank for rank in range(request.ranks)]
     if _is_v(request):
@@ -187,18 +180,18 @@ def _orders(request: PipelineRequest) -> Iterator[list[Order]]:
     elif request.is_divided:
         if request.chunks == 1:
             whole = one_forward_one_backward(request)
-            yield [
-                [(_F if op == _F else _I, stage, m) for op, stage, m in table.tolist()]
-                for table in whole.orders
-            ]
+            yield replace(whole, orders=tuple(_split_whole(table) for table in whole.orders))
     elif request.chunks == 1:
         for share in _AHEAD:
-            warm_ups = [math.ceil(share * each) for each in behind]
-            yield [alternate(request, rank, each, _I) for rank, each in enumerate(warm_ups)]
+            yield lay_split(request, tuple(math.ceil(share * each) for each in behind))
     else:
         ahead = (request.chunks - 1) * largest_round(request)
         for factor in (2, 1):
-            yield [
-                alternate(request, rank, ahead + factor * each, _I)
-                for rank, each in enumerate(behind)
-            ]
+            yield lay_split(request, tuple(ahead + factor * each for each in behind))
+
+
+def _split_whole(table: Ints) -> Ints:
+    """Input gradients where whole backwards were."""
+    split = table.copy()
+    split[split[:, OP] != Op.FORWARD, OP] = Op.BACKWARD_INPUT
+    return split

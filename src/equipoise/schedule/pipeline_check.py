@@ -205,8 +205,8 @@ def _unit_faults(schedule: PipelineSchedule) -> Iterator[str]:
 def _deadlock_faults(schedule: PipelineSchedule) -> Iterator[str]:
     needs, _ = needed_places(schedule)
     lengths = [len(table) for table in schedule.orders]
-    starts = [0, *np.cumsum(lengths).tolist()]
-    _, now = run_order(starts, needs.tolist())
+    starts = np.cumsum([0, *lengths])
+    now = run_order(starts, needs).now.tolist()
     table = np.concatenate(schedule.orders)
     for rank, at in enumerate(now):
         if at == starts[rank + 1]:

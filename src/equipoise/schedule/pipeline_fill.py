@@ -17,129 +17,71 @@ Sources
     Weight gradients in gaps, and at the memory limit: arXiv:2401.10241, section 3.1.
 """
 
-from collections import deque
+import functools
 from collections.abc import Sequence
 
-from equipoise.base.errors import FitError
-from equipoise.schedule.instruction import Ints, Op
-from equipoise.schedule.pipeline import Neighbours, Order
-from equipoise.schedule.pipeline_prices import PipelinePrices
+import numpy as np
 
-F, I, W = int(Op.FORWARD), int(Op.BACKWARD_INPUT), int(Op.BACKWARD_WEIGHT)  # noqa: E741
+from equipoise.base.errors import FitError
+from equipoise.schedule.compiled import run_loop
+from equipoise.schedule.instruction import OP, Ints, Op
+from equipoise.schedule.pipeline import PipelineSchedule
+from equipoise.schedule.pipeline_prices import PipelinePrices
+from equipoise.schedule.pipeline_replay import needed_places
+from equipoise.schedule.pipeline_sweep import fill
+
+_needed_once = functools.lru_cache(maxsize=64)(needed_places)
+"""Of orders that are remembered, and filled for many prices."""
 
 
 def fill_weights(
-    orders: Sequence[Order],
-    prices: PipelinePrices,
-    rank_of: Ints,
-    paths: Ints,
-    most_held: Sequence[int],
-) -> list[Order]:
+    bare: PipelineSchedule, prices: PipelinePrices, most_held: Sequence[int]
+) -> tuple[Ints, ...]:
     """Add the weight gradients to orders of forwards and input gradients.
 
     Args:
-        orders: Of each rank; forwards and input gradients, in an order that can run.
+        bare: Forwards and input gradients, in an order that can run.
         prices: Of every stage and micro-batch.
-        rank_of: The rank of each stage.
-        paths: Stages that each micro-batch visits.
         most_held: The most that each rank may hold, in the unit of the activations.
+
+    Returns:
+        The order of each rank, int64 [n, 3].
 
     Raises:
         FitError: the forwards and input gradients alone hold more than that.
 
     Cost: O(instructions).
     """
-    filler = _Filler(orders, prices, rank_of, paths, most_held)
-    filler.run()
-    return filler.written
-
-
-class _Filler:
-    """All ranks, replayed together."""
-
-    def __init__(
-        self,
-        orders: Sequence[Order],
-        prices: PipelinePrices,
-        rank_of: Ints,
-        paths: Ints,
-        most_held: Sequence[int],
-    ) -> None:
-        self.orders, self.most_held = orders, most_held
-        self.written: list[Order] = [[] for _ in orders]
-        beside = Neighbours.of(paths, prices.stages)
-        self.before, self.after = beside.before.tolist(), beside.after.tolist()
-        self.rank_of: list[int] = rank_of.tolist()
-        self.takes = prices.of_ops().tolist()
-        self.hops, self.sizes = prices.hop_ns.tolist(), prices.activation.tolist()
-        self.at, self.time, self.held = ([0] * len(orders) for _ in range(3))
-        self.left: list[deque[tuple[int, int]]] = [deque() for _ in orders]
-        # Keyed by operation, then stage and micro-batch as one number: half of the time of tuples.
-        self.ends: dict[int, dict[int, int]] = {F: {}, I: {}}
-        self.waiting: dict[int, dict[int, int]] = {F: {}, I: {}}
-        self.count = prices.micro_batches
-
-    def run(self) -> None:
-        """Every rank to its end."""
-        moving = list(range(len(self.orders)))
-        while moving:
-            rank = moving.pop()
-            while self.at[rank] < len(self.orders[rank]):
-                woken = self._step(rank)
-                if woken is None:
-                    break
-                if woken >= 0:
-                    moving.append(woken)
-        for rank, left in enumerate(self.left):
-            while left:
-                self._weight(rank)
-
-    def _step(self, rank: int) -> int | None:
-        """Run a rank's next instruction; None if it cannot run yet.
-
-        Returns:
-            The rank that waits for it, or -1 for none.
-        """
-        op, stage, micro_batch = self.orders[rank][self.at[rank]]
-        kind, source = F, self.before[stage][micro_batch]
-        if op != F:
-            kind, source = I, self.after[stage][micro_batch]
-            if source < 0:
-                kind, source = F, stage
-        arrives = 0
-        if source >= 0:
-            needed = source * self.count + micro_batch
-            found = self.ends[kind].get(needed)
-            if found is None:
-                self.waiting[kind][needed] = rank
-                return None
-            arrives = found
-            if self.rank_of[source] != rank:
-                arrives += self.hops[micro_batch]
-        left, size = self.left[rank], self.sizes[stage][micro_batch]
-        if op == F:
-            while self.held[rank] + size > self.most_held[rank]:
-                if not left:
-                    raise FitError(
-                        f"Rank {rank} holds {self.held[rank] + size:,} at a time, "
-                        f"{self.most_held[rank]:,} are allowed. Take a strategy that holds less, "
-                        f"such as v-half or auto, or raise the bound."
-                    )
-                self._weight(rank)
-            self.held[rank] += size
-        while left and self.time[rank] + self.takes[W][left[0][0]][left[0][1]] <= arrives:
-            self._weight(rank)
-        end = max(self.time[rank], arrives) + self.takes[op][stage][micro_batch]
-        here = stage * self.count + micro_batch
-        self.time[rank] = self.ends[op][here] = end
-        self.written[rank].append((op, stage, micro_batch))
-        if op != F:
-            left.append((stage, micro_batch))
-        self.at[rank] += 1
-        return self.waiting[op].pop(here, -1)
-
-    def _weight(self, rank: int) -> None:
-        stage, micro_batch = self.left[rank].popleft()
-        self.time[rank] += self.takes[W][stage][micro_batch]
-        self.held[rank] -= self.sizes[stage][micro_batch]
-        self.written[rank].append((W, stage, micro_batch))
+    table = np.concatenate(bare.orders)
+    op, stage, micro_batch = table.T
+    needs, travels = _needed_once(bare)
+    starts = np.cumsum([0, *(len(each) for each in bare.orders)])
+    is_forward = op == Op.FORWARD
+    # Of each rank as many more as it has input gradients.
+    doubles = np.concatenate(([0], np.cumsum(~is_forward)))
+    begins = starts + doubles[starts]
+    times = prices.of_ops()
+    written = np.zeros(begins[-1], dtype=np.int64)
+    waiting, end, queue = np.full((3, len(table)), -1, dtype=np.int64)
+    ranks = np.zeros((8, bare.ranks), dtype=np.int64)
+    following, moving, now, time, held, first, last, stands = ranks
+    full = run_loop(
+        fill,
+        len(written),
+        *(starts, begins[:-1], is_forward.astype(np.int64), needs, times[op, stage, micro_batch]),
+        *(prices.hop_ns[micro_batch] * travels, times[Op.BACKWARD_WEIGHT, stage, micro_batch]),
+        *(prices.activation[stage, micro_batch], np.asarray(most_held, dtype=np.int64)),
+        *(waiting, following, moving, now, time, held, queue, first, last, end, written, stands),
+    )
+    if full >= 0:
+        raise FitError(
+            f"Rank {full} holds {held[full]:,} at a time, {most_held[full]:,} are allowed. Take a "
+            f"strategy that holds less, such as v-half or auto, or raise the bound."
+        )
+    is_weight = written < 0
+    rows = table[np.where(is_weight, -1 - written, written)]
+    rows[is_weight, OP] = Op.BACKWARD_WEIGHT
+    return tuple(
+        rows[begin : begin + count]
+        for begin, count in zip(begins[:-1].tolist(), stands.tolist(), strict=True)
+    )

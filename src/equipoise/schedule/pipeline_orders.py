@@ -23,11 +23,12 @@ Sources
 
 from equipoise.schedule.instruction import Op
 from equipoise.schedule.pipeline import Order, PipelineSchedule
-from equipoise.schedule.pipeline_request import PipelineRequest
+from equipoise.schedule.pipeline_request import PipelineRequest, remembered
 
 F, B, I = int(Op.FORWARD), int(Op.BACKWARD), int(Op.BACKWARD_INPUT)  # noqa: E741
 
 
+@remembered
 def gpipe(request: PipelineRequest) -> PipelineSchedule:
     """All forwards, stage after stage; then all backwards in reverse."""
     orders: list[Order] = []
@@ -38,6 +39,7 @@ def gpipe(request: PipelineRequest) -> PipelineSchedule:
     return request.finish(orders)
 
 
+@remembered
 def one_forward_one_backward(request: PipelineRequest) -> PipelineSchedule:
     """One forward and one backward in turn; one stage a rank."""
     request.need_chunks(1)
@@ -67,6 +69,7 @@ def backwards_of_units(request: PipelineRequest) -> tuple[list[int], list[int]]:
     return backwards, reach
 
 
+@remembered
 def interleaved(request: PipelineRequest) -> PipelineSchedule:
     """1F1B over several stages a rank."""
     request.need_whole_documents()

@@ -23,9 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.base.errors import CheckError
-from equipoise.schedule.instruction import MICRO_BATCH, OP, STAGE, Ints, Op
+from equipoise.schedule.compiled import run_loop
+from equipoise.schedule.instruction import Ints, Op
 from equipoise.schedule.pipeline import Neighbours, PipelineSchedule
 from equipoise.schedule.pipeline_prices import PipelinePrices
+from equipoise.schedule.pipeline_sweep import sweep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +94,13 @@ def _rate(busy_ns: Ints, cost_ns: int) -> float:
     return 1.0 - float(busy_ns.mean()) / cost_ns if cost_ns else 0.0
 
 
+_HOLDS = np.array([1, -1, 0, -1])
+"""What each operation adds to what its rank holds, the W stash counted whole; by ``Op``."""
+
+_HOLDS_INPUT = np.array([1, -1, -1, 0])
+"""Likewise, until the gradient of the input."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
     """The most that each rank holds at a time, int64 [ranks], in the unit of the activations."""
@@ -110,17 +119,22 @@ def count_in_flight(schedule: PipelineSchedule, activation: Ints | None = None) 
         activation: What each forward leaves behind, int64 [stages, micro-batches]; 1 each
             unless given, and then ``peak`` times ranks over stages is in whole activations.
     """
-    peaks = []
-    for gone in ((Op.BACKWARD, Op.BACKWARD_WEIGHT), (Op.BACKWARD, Op.BACKWARD_INPUT)):
-        peak = np.zeros(schedule.ranks, dtype=np.int64)
-        for rank, table in enumerate(schedule.orders):
-            sign = (table[:, OP] == Op.FORWARD).astype(np.int64)
-            sign -= np.isin(table[:, OP], gone)
-            if activation is not None:
-                sign *= activation[table[:, STAGE], table[:, MICRO_BATCH]]
-            peak[rank] = np.cumsum(sign).max(initial=0)
-        peaks.append(peak)
-    return InFlight(*peaks)
+    op, stage, micro_batch = np.concatenate(schedule.orders).T
+    sizes = 1 if activation is None else activation[stage, micro_batch]
+    starts = np.cumsum([0, *(len(each) for each in schedule.orders)])
+    return InFlight(*(_peaks(sign[op] * sizes, starts) for sign in (_HOLDS, _HOLDS_INPUT)))
+
+
+def _peaks(steps: Ints, starts: Ints) -> Ints:
+    """The most that each rank's running sum reaches, at least 0."""
+    peaks = np.zeros(len(starts) - 1, dtype=np.int64)
+    if len(steps):
+        works = starts[:-1] < starts[1:]
+        sums = np.cumsum(steps)
+        first = starts[:-1][works]
+        begins = sums[first] - steps[first]
+        peaks[works] = np.maximum(np.maximum.reduceat(sums, first) - begins, 0)
+    return peaks
 
 
 def needed_places(schedule: PipelineSchedule) -> tuple[Ints, Ints]:
@@ -158,36 +172,41 @@ def needed_places(schedule: PipelineSchedule) -> tuple[Ints, Ints]:
     return needs, travels.astype(np.int64)
 
 
-def run_order(starts: list[int], needs: list[int]) -> tuple[list[int], list[int]]:
-    """An order in which all instructions can run, and how far each rank gets.
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderRun:
+    """How far instructions come that run as soon as what they need is there."""
+
+    begin_ns: Ints
+    """Of each instruction, int64 [n]; -1 of one that never runs."""
+    end_ns: Ints
+    now: Ints
+    """The place at which each rank stands at the end, int64 [ranks]."""
+    done: int
+    """Instructions that have run."""
+
+
+def run_order(
+    starts: Ints, needs: Ints, takes: Ints | None = None, hops: Ints | None = None
+) -> OrderRun:
+    """Run all instructions as soon as what they need is there.
 
     Args:
         starts: First place of each rank's instructions, and one past the last of all.
         needs: What each waits for, as ``needed_places`` says.
-
-    Returns:
-        Places in order; of each rank the place at which it stands at the end.
+        takes: Time of each; none unless given.
+        hops: Time after its end at which what each waits for arrives, likewise.
     """
-    now, stops = starts[:-1].copy(), starts[1:]
-    done = [False] * len(needs)
-    waiting: dict[int, list[int]] = {}
-    order: list[int] = []
-    moving = list(range(len(now)))[::-1]
-    while moving:
-        rank = moving.pop()
-        at, stop = now[rank], stops[rank]
-        while at < stop:
-            need = needs[at]
-            if need == -2 or (need >= 0 and not done[need]):
-                waiting.setdefault(need, []).append(rank)
-                break
-            done[at] = True
-            order.append(at)
-            if at in waiting:
-                moving += waiting.pop(at)
-            at += 1
-        now[rank] = at
-    return order, now
+    count, ranks = len(needs), len(starts) - 1
+    nothing = np.zeros(count, dtype=np.int64)
+    begin, end, waiting = np.full((3, count), -1, dtype=np.int64)
+    now, moving, following = np.empty((3, ranks), dtype=np.int64)
+    done = run_loop(
+        sweep,
+        count,
+        *(starts, needs, nothing if takes is None else takes, nothing if hops is None else hops),
+        *(waiting, following, moving, now, begin, end),
+    )
+    return OrderRun(begin, end, now, done)
 
 
 def replay_pipeline(schedule: PipelineSchedule, prices: PipelinePrices) -> PipelineTimeline:
@@ -201,30 +220,16 @@ def replay_pipeline(schedule: PipelineSchedule, prices: PipelinePrices) -> Pipel
     table = np.concatenate(schedule.orders)
     op, stage, micro_batch = table.T.copy()
     needs, travels = needed_places(schedule)
-    takes = prices.of_ops()[op, stage, micro_batch].tolist()
-    hops = (prices.hop_ns[micro_batch] * travels).tolist()
-    starts = [0, *np.cumsum([len(each) for each in schedule.orders]).tolist()]
-    waits_for = needs.tolist()
-    order, now = run_order(starts, waits_for)
-    if len(order) < len(table):
-        stuck = [rank for rank in range(schedule.ranks) if now[rank] < starts[rank + 1]]
+    takes = prices.of_ops()[op, stage, micro_batch]
+    starts = np.concatenate(([0], np.cumsum([len(each) for each in schedule.orders])))
+    run = run_order(starts, needs, takes, prices.hop_ns[micro_batch] * travels)
+    if run.done < len(table):
+        stuck = np.flatnonzero(run.now < starts[1:])
         raise CheckError(
             f"{schedule.strategy}: {len(stuck)} of {schedule.ranks} ranks wait for ever, the first "
             f"is rank {stuck[0]}. check_pipeline says for what."
         )
-    begin, end = [0] * len(table), [0] * len(table)
-    firsts = set(starts)
-    for at in order:
-        time = 0 if at in firsts else end[at - 1]
-        need = waits_for[at]
-        if need >= 0:
-            arrives = end[need] + hops[at]
-            if arrives > time:
-                time = arrives
-        begin[at] = time
-        end[at] = time + takes[at]
     ranks = np.repeat(np.arange(schedule.ranks), np.diff(starts))
-    times = np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64)
     return PipelineTimeline(
-        schedule.strategy, schedule.ranks, ranks, op, stage, micro_batch, *times
+        schedule.strategy, schedule.ranks, ranks, op, stage, micro_batch, run.begin_ns, run.end_ns
     )

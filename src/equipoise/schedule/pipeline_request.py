@@ -1,7 +1,9 @@
 """What a pipeline strategy is asked: prices, ranks, units and a memory bound."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec
 
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.instruction import Ints
@@ -11,9 +13,13 @@ from equipoise.schedule.pipeline import (
     finish_orders,
     place_in_loop,
     place_in_v,
+    single_units,
     whole_paths,
 )
-from equipoise.schedule.pipeline_prices import PipelinePrices
+from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
+
+_REMEMBERED = 256
+"""Schedules, of some ten thousand instructions each where there are most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +77,11 @@ class PipelineRequest:
             )
 
     def finish(
-        self, orders: Sequence[Order], *, in_v: bool = False, paths: Ints | None = None
+        self,
+        orders: Sequence[Order] | Sequence[Ints],
+        *,
+        in_v: bool = False,
+        paths: Ints | None = None,
     ) -> PipelineSchedule:
         """What was written, as a schedule."""
         placed = place_in_v(self.ranks) if in_v else place_in_loop(self.ranks, self.stages)
@@ -81,3 +91,35 @@ class PipelineRequest:
 
 
 PipelineStrategy = Callable[[PipelineRequest], PipelineSchedule]
+
+_More = ParamSpec("_More")
+
+
+def remembered(
+    write: Callable[Concatenate[PipelineRequest, _More], PipelineSchedule],
+) -> Callable[Concatenate[PipelineRequest, _More], PipelineSchedule]:
+    """A strategy that looks at no price, written once for each size of a step.
+
+    Who asks twice gets the same schedule, and must not change it. Steps whose micro-batches share
+    documents are written each time.
+    """
+
+    def write_size(
+        strategy: str, ranks: int, stages: int, micro_batches: int, *more: Any, **named: Any
+    ) -> PipelineSchedule:
+        prices = make_prices(0, 0, 0, stages=stages, micro_batches=micro_batches)
+        units = single_units(micro_batches)
+        return write(PipelineRequest(strategy, prices, ranks, units, None), *more, **named)
+
+    of_size: Callable[..., PipelineSchedule] = functools.lru_cache(_REMEMBERED)(write_size)
+
+    @functools.wraps(write)
+    def ask(
+        request: PipelineRequest, /, *more: _More.args, **named: _More.kwargs
+    ) -> PipelineSchedule:
+        if request.is_divided:
+            return write(request, *more, **named)
+        size = request.ranks, request.stages, request.micro_batches
+        return of_size(request.strategy, *size, *more, **named)
+
+    return ask

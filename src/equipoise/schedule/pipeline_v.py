@@ -41,7 +41,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.schedule.instruction import Op
 from equipoise.schedule.pipeline import Order, PipelineSchedule
 from equipoise.schedule.pipeline_replay import replay_pipeline
-from equipoise.schedule.pipeline_request import PipelineRequest
+from equipoise.schedule.pipeline_request import PipelineRequest, remembered
 from equipoise.schedule.pipeline_zero_bubble import finish_filled
 
 F, B = int(Op.FORWARD), int(Op.BACKWARD)
@@ -68,14 +68,15 @@ HALF, LEAST = Pace(1, 2), Pace(1, 1)
 
 def zb_v(request: PipelineRequest) -> PipelineSchedule:
     """As much held as 1F1B, and no gap between first and last instruction at equal prices."""
-    return finish_filled(request, order_zb_v(request), in_v=True)
+    return finish_filled(request, order_zb_v(request))
 
 
-def order_zb_v(request: PipelineRequest) -> list[Order]:
+@remembered
+def order_zb_v(request: PipelineRequest) -> PipelineSchedule:
     """Forwards and input gradients of ``zb-v``, for each rank."""
     request.need_chunks(2)
     request.need_whole_documents()
-    return [_zb_v_rank(request, rank) for rank in range(request.ranks)]
+    return request.finish([_zb_v_rank(request, rank) for rank in range(request.ranks)], in_v=True)
 
 
 def _zb_v_rank(request: PipelineRequest, rank: int) -> Order:
@@ -118,17 +119,18 @@ def _build(request: PipelineRequest, pace: Pace) -> PipelineSchedule:
     """Weight gradients in the least room in which they cost no more than in slots of their own."""
     request.need_chunks(2)
     request.need_whole_documents()
-    in_slots = request.finish(lay_blocks(request, pace, weights=True), in_v=True)
+    in_slots = lay_blocks(request, pace, weights=True)
     goal = replay_pipeline(in_slots, request.prices).makespan_ns
-    orders = lay_blocks(request, pace, weights=False)
+    bare = lay_blocks(request, pace, weights=False)
     for slack in range(_MOST_SLACK):
-        found = finish_filled(request, orders, in_v=True, slack=slack)
+        found = finish_filled(request, bare, slack=slack)
         if replay_pipeline(found, request.prices).makespan_ns <= goal:
             return found
-    return finish_filled(request, orders, in_v=True, slack=_MOST_SLACK)
+    return finish_filled(request, bare, slack=_MOST_SLACK)
 
 
-def lay_blocks(request: PipelineRequest, pace: Pace, *, weights: bool) -> list[Order]:
+@remembered
+def lay_blocks(request: PipelineRequest, pace: Pace, *, weights: bool) -> PipelineSchedule:
     """The order of each rank, a building block for each micro-batch.
 
     Args:
@@ -154,7 +156,7 @@ def lay_blocks(request: PipelineRequest, pace: Pace, *, weights: bool) -> list[O
             for m in range(request.micro_batches)
         ]
         orders.append([(op, stage, m) for _, op, stage, m in sorted(timed)])
-    return orders
+    return request.finish(orders, in_v=True)
 
 
 def _slots_of(rank: int, ranks: int, pace: Pace, starts: list[int]) -> list[int]:
@@ -182,6 +184,7 @@ def _is_apart(ranks: int, pace: Pace, starts: list[int]) -> bool:
     return all(len({slot % _SLOTS for slot in slots}) == len(starts) for slots in every)
 
 
+@remembered
 def dualpipe_v(request: PipelineRequest) -> PipelineSchedule:
     """A forward of one direction beside a backward of the other."""
     request.need_chunks(2)

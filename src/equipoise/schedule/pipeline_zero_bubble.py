@@ -18,14 +18,16 @@ Sources
     Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 2 and tables 5 and 6.
 """
 
+import dataclasses
+
 import numpy as np
 
 from equipoise.schedule.instruction import Op
-from equipoise.schedule.pipeline import Order, PipelineSchedule
+from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_fill import fill_weights
 from equipoise.schedule.pipeline_orders import alternate, largest_round
 from equipoise.schedule.pipeline_replay import count_in_flight
-from equipoise.schedule.pipeline_request import PipelineRequest
+from equipoise.schedule.pipeline_request import PipelineRequest, remembered
 
 _INPUT = int(Op.BACKWARD_INPUT)
 
@@ -33,46 +35,51 @@ _INPUT = int(Op.BACKWARD_INPUT)
 def zb_h1(request: PipelineRequest) -> PipelineSchedule:
     """1F1B with split backwards, in 1F1B's memory."""
     request.need_chunks(1)
-    return _split(request, [request.ranks - 1 - rank for rank in range(request.ranks)])
+    return _split(request, 0, 1)
 
 
 def zb_h2(request: PipelineRequest) -> PipelineSchedule:
     """Twice the forwards ahead."""
     request.need_chunks(1)
-    return _split(request, [2 * (request.ranks - 1 - rank) for rank in range(request.ranks)])
+    return _split(request, 0, 2)
 
 
 def interleaved_zb(request: PipelineRequest) -> PipelineSchedule:
     """Several stages a rank, with split backwards."""
-    ahead = (request.chunks - 1) * largest_round(request)
-    return _split(request, [ahead + request.ranks - 1 - rank for rank in range(request.ranks)])
+    return _split(request, (request.chunks - 1) * largest_round(request), 1)
 
 
-def _split(request: PipelineRequest, warm_up: list[int]) -> PipelineSchedule:
+def _split(request: PipelineRequest, ahead: int, factor: int) -> PipelineSchedule:
     request.need_whole_documents()
-    orders: list[Order] = [
-        alternate(request, rank, warm_up[rank], _INPUT) for rank in range(request.ranks)
-    ]
-    return finish_filled(request, orders, in_v=False)
+    behind = range(request.ranks - 1, -1, -1)
+    return finish_filled(
+        request, lay_split(request, tuple(ahead + factor * each for each in behind))
+    )
+
+
+@remembered
+def lay_split(request: PipelineRequest, warm_ups: tuple[int, ...]) -> PipelineSchedule:
+    """Forwards and input gradients in turn, after so many forwards of each rank."""
+    return request.finish(
+        [alternate(request, rank, each, _INPUT) for rank, each in enumerate(warm_ups)]
+    )
 
 
 def finish_filled(
-    request: PipelineRequest, orders: list[Order], *, in_v: bool, slack: int = 0
+    request: PipelineRequest, bare: PipelineSchedule, *, slack: int = 0
 ) -> PipelineSchedule:
     """Fill in weight gradients, every rank in the memory that the most laden one needs anyway.
 
     Args:
         request: What was asked.
-        orders: Forwards and input gradients of each rank.
-        in_v: Whether stages go down the ranks and back up.
+        bare: Forwards and input gradients of each rank.
         slack: How much more each rank may hold, in activations of the largest stage.
     """
-    bare = request.finish(orders, in_v=in_v)
     sizes = request.prices.activation
     held = count_in_flight(bare, sizes).peak_without_stash
     most = int(held.max(initial=0)) + slack * int(sizes.max(initial=0))
     limits = [most] * request.ranks
     if request.most_held is not None:
         limits = np.maximum(np.minimum(request.most_held, most), held).tolist()
-    filled = fill_weights(orders, request.prices, bare.rank_of, bare.paths, limits)
-    return request.finish(filled, in_v=in_v)
+    filled = fill_weights(bare, request.prices, limits)
+    return dataclasses.replace(bare, strategy=request.strategy, orders=filled)
