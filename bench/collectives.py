@@ -29,7 +29,7 @@ APEX = Path(__file__).with_name("measured") / "nccl_apex.csv"
 Point = tuple[str, int, int, float]
 
 
-def _torch_cost() -> Callable[[str, int, int], float]:
+def torch_cost() -> Callable[[str, int, int], float]:
     """torch's redistribute_cost of one collective, in seconds, on a node of 8."""
     import torch
     import torch.distributed as dist
@@ -154,7 +154,7 @@ def _elsewhere(rows: list[dict[str, str]]) -> dict[str, Any]:
         if row["nodes"] != "1" or row["gpu"].startswith("V100") or row["op"] == "send":
             continue
         ranks, size = int(row["ranks_per_node"]), int(row["bytes"])
-        group = Group(np.asarray(ranks), (_level("nvlink4", ranks),))
+        group = Group(np.asarray(ranks), (node_level("nvlink4", ranks),))
         found.append(
             {
                 "gpu": row["gpu"],
@@ -174,7 +174,7 @@ def _elsewhere(rows: list[dict[str, str]]) -> dict[str, Any]:
     }
 
 
-def _level(name: str, ranks: int) -> Level:
+def node_level(name: str, ranks: int) -> Level:
     link = find_link(name)
     return Level(link, link.bytes_per_s, np.asarray(ranks), np.asarray(ranks))
 
@@ -244,7 +244,7 @@ def measure() -> dict[str, Any]:
     rows = nccl_rows("h100")
     with APEX.open() as file:
         apex = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    halves = _halves(rows, _torch_cost())
+    halves = _halves(rows, torch_cost())
     return {
         "what": "collectives: predicted beside measured, scored on points that were not fitted",
         "goal": f"even fitted, odd scored: MAPE at most {GOAL}",

@@ -107,6 +107,20 @@ def fit(priced: Sequence[Priced]) -> Residuals:
     return Residuals(products=float(products[best]), traffic=float(traffic[best]))
 
 
+def leave_one_out(
+    rows: Sequence[Row],
+) -> tuple[list[Priced], list[Priced], dict[str, Residuals]]:
+    """Rows priced with nothing fitted, and under residuals of all other sources; and those.
+
+    Args:
+        rows: Of several sources.
+    """
+    plain = price_rows(rows, [Residuals()] * len(rows))
+    names = sorted({table_of(row) for row in rows})
+    fitted = {name: fit([each for each in plain if table_of(each.row) != name]) for name in names}
+    return plain, price_rows(rows, [fitted[table_of(row)] for row in rows]), fitted
+
+
 def error_row(each: Priced) -> dict[str, Any]:
     """One residual, as every bench prints it."""
     return {

@@ -30,6 +30,7 @@ BENCHES = (
     "throughput_published",
     "memory_published",
     "ranking",
+    "peers_foresight",
     "planner",
     "plans_published",
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.bubbles import CHUNKS
-from bench.published_price import error_row, fit, price_rows, summary, table_of
+from bench.published_price import error_row, fit, leave_one_out, summary, table_of
 from bench.published_rows import (
     MEGATRON,
     ORDER,
@@ -28,7 +28,7 @@ from bench.published_rows import (
     rows,
 )
 from bench.stamp import LoadStamp, environment
-from equipoise.cost.step import Residuals, Stack, StepOptions
+from equipoise.cost.step import Stack, StepOptions
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import replay_pipeline
 from equipoise.schedule.pipeline_strategies import write_pipeline
@@ -48,11 +48,7 @@ GOAL = {
 
 def left_out() -> dict[str, Any]:
     """Each source under residuals of all others."""
-    every = rows()
-    plain = price_rows(every, [Residuals()] * len(every))
-    names = sorted({table_of(row) for row in every})
-    fitted = {name: fit([p for p in plain if table_of(p.row) != name]) for name in names}
-    scored = price_rows(every, [fitted[table_of(row)] for row in every])
+    plain, scored, fitted = leave_one_out(rows())
     by_table, by_source = defaultdict(list), defaultdict(list)
     unfitted = defaultdict(list)
     for before, each in zip(plain, scored, strict=True):
@@ -68,7 +64,7 @@ def left_out() -> dict[str, Any]:
             },
             "with none": summary(unfitted[name])["mape"],
         }
-        for name in names
+        for name in fitted
     }
     whole = fit(plain)
     return {
