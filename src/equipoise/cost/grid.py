@@ -15,12 +15,14 @@ Kept true (tests/unit/cost/test_grid.py, by Hypothesis)
     grows where it does not on the grid; the flag is set outside and nowhere else.
 """
 
+import bisect
 import csv
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,39 +74,77 @@ class LogGrid:
 
         Cost: about 0.1 us for a point of two axes, 0.2 us of three.
         """
-        wanted = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in sizes))
-        outside = np.zeros(wanted[0].shape, dtype=bool)
-        beyond = np.ones(wanted[0].shape)
-        lows: list[npt.NDArray[np.int64]] = []
-        parts: list[Floats] = []
-        for axis, (below, above), values in zip(self.axes, self.powers, wanted, strict=True):
-            known = np.asarray(axis)
-            outside |= (values < known[0]) | (values > known[-1])
-            beyond = beyond * np.maximum(values / known[-1], 1.0) ** above
-            if below:
-                beyond = beyond * np.minimum(values / known[0], 1.0) ** below
-            if len(known) == 1:
-                lows.append(np.zeros(values.shape, dtype=np.int64))
-                parts.append(np.zeros(values.shape))
-                continue
-            inside = np.log(np.clip(values, known[0], known[-1]))
-            logs = np.log(known)
-            low = np.clip(np.searchsorted(logs, inside, side="right") - 1, 0, len(logs) - 2)
-            lows.append(low)
-            parts.append((inside - logs[low]) / (logs[low + 1] - logs[low]))
-        total = np.zeros(wanted[0].shape)
-        for corner in itertools.product((0, 1), repeat=len(self.axes)):
-            weight = np.ones(wanted[0].shape)
-            place = []
-            for up, low, part, axis in zip(corner, lows, parts, self.axes, strict=True):
-                weight = weight * (part if up else 1.0 - part)
-                place.append(np.minimum(low + up, len(axis) - 1))
-            total += weight * self.log_s[tuple(place)]
-        return Timing(np.exp(total) * beyond, outside)
+        wanted = [np.asarray(each, dtype=np.float64) for each in sizes]
+        found = [
+            _alone(axis, powers, float(values)) if not values.ndim else _place(axis, powers, values)
+            for axis, powers, values in zip(self.axes, self.powers, wanted, strict=True)
+        ]
+        shape = np.broadcast_shapes(*(each.shape for each in wanted))
+        total: Any = np.zeros(shape) if shape else 0.0
+        for corner in itertools.product(*(each.sides for each in found)):
+            weight: Any = 1.0
+            for _, part in corner:
+                weight = weight * part
+            total += weight * self.log_s[tuple(at for at, _ in corner)]
+        outside, beyond = found[0].outside, found[0].beyond
+        for each in found[1:]:
+            outside, beyond = outside | each.outside, beyond * each.beyond
+        return Timing(np.exp(total) * beyond, np.broadcast_to(outside, shape))
 
     def least_s(self) -> float:
         """The fastest point: what remains when there is next to nothing to do."""
         return float(np.exp(self.log_s.min()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where sizes lie on one axis."""
+
+    sides: tuple[tuple[Any, Any], ...]
+    """Neighbours that were measured, each with its part; of none that has no part at all."""
+    outside: Any
+    beyond: Any
+    """What time grows by outside of the axis."""
+
+
+@functools.lru_cache(maxsize=256)
+def _logs(axis: tuple[float, ...]) -> tuple[Floats, list[float]]:
+    logs = np.log(np.asarray(axis))
+    return logs, logs.tolist()
+
+
+def _place(axis: tuple[float, ...], powers: tuple[float, float], values: Floats) -> _Place:
+    first, last = axis[0], axis[-1]
+    below, above = powers
+    beyond = np.maximum(values / last, 1.0) ** above
+    if below:
+        beyond = beyond * np.minimum(values / first, 1.0) ** below
+    outside = (values < first) | (values > last)
+    if len(axis) == 1:
+        return _Place(((0, 1.0),), outside, beyond)
+    logs, _ = _logs(axis)
+    inside = np.log(np.clip(values, first, last))
+    low = np.clip(np.searchsorted(logs, inside, side="right") - 1, 0, len(logs) - 2)
+    part = (inside - logs[low]) / (logs[low + 1] - logs[low])
+    return _Place(((low, 1.0 - part), (low + 1, part)), outside, beyond)
+
+
+def _alone(axis: tuple[float, ...], powers: tuple[float, float], value: float) -> _Place:
+    """One size: the same numbers in a tenth of the time."""
+    first, last = axis[0], axis[-1]
+    below, above = powers
+    beyond: Any = np.float64(max(value / last, 1.0)) ** above
+    if below:
+        beyond = beyond * np.float64(min(value / first, 1.0)) ** below
+    outside = value < first or value > last
+    if len(axis) == 1:
+        return _Place(((0, 1.0),), outside, beyond)
+    _, logs = _logs(axis)
+    inside = float(np.log(min(max(value, first), last)))
+    low = min(max(bisect.bisect_right(logs, inside) - 1, 0), len(logs) - 2)
+    part = (inside - logs[low]) / (logs[low + 1] - logs[low])
+    sides = ((low, 1.0 - part), (low + 1, part))
+    return _Place(tuple(side for side in sides if side[1]), outside, beyond)
 
 
 STAYS_THEN_GROWS = (0.0, 1.0)

@@ -133,9 +133,12 @@ def rank_memory(
     """
     dense, experts, largest = _weights(model, layout, share)
     stack, kept, widest = options.stack, 0.0, 0.0
-    for layer in share.layers:
-        sparse, how = model.is_sparse(layer), layer_recompute(options.recompute, layer)
-        each = kept_bytes(
+    kinds = [
+        (model.is_sparse(layer), layer_recompute(options.recompute, layer))
+        for layer in share.layers
+    ]
+    keeps = {
+        (sparse, how): kept_bytes(
             model,
             layout,
             options,
@@ -144,15 +147,10 @@ def rank_memory(
             doc_tokens=share.doc_tokens,
             received_rows=share.received_rows,
         )
-        whole = kept_bytes(
-            model,
-            layout,
-            options,
-            sparse=sparse,
-            recompute="none",
-            doc_tokens=share.doc_tokens,
-            received_rows=share.received_rows,
-        )
+        for sparse, how in {*kinds, *((sparse, "none") for sparse, _ in kinds)}
+    }
+    for sparse, how in kinds:
+        each, whole = keeps[sparse, how], keeps[sparse, "none"]
         kept += each
         # The layer that runs backward has all of it again, and gradients of what it works on.
         widest = max(widest, whole - each + 6.0 * model.hidden)

@@ -73,7 +73,8 @@ def climb(
     """
     if not len(rows):
         return
-    guess = _guess(space.keep(rows), peak) * np.where(memory > _CLOSE, 1.5, 1.0)
+    kept = space.keep(rows)
+    guess = _guess(kept, peak) * np.where(memory > _CLOSE, 1.5, 1.0)
     order = np.argsort(guess, kind="stable")
     tried: dict[int, float] = {}
 
@@ -94,17 +95,23 @@ def climb(
             if best in moved:
                 continue
             moved.add(best)
+            differs = _differing(kept, best)
             for move in _MOVES:
-                same = np.ones(len(rows), dtype=bool)
-                for name in COLUMNS:
-                    if name not in move:
-                        same &= space[name][rows] == space[name][rows[best]]
-                near = np.flatnonzero(same)
+                fixed = sum(1 << at for at, name in enumerate(COLUMNS) if name not in move)
+                near = np.flatnonzero(differs & fixed == 0)
                 for at in near[np.argsort(guess[near], kind="stable")][:_TRIES].tolist():
                     attempt(at)
         ranked = sorted(tried, key=lambda at: (tried[at], at))
         if is_over() or set(_apart(space, rows, ranked, _BEAM)) <= moved:
             return
+
+
+def _differing(space: Space, row: int) -> Ints:
+    """Columns in which each row is not this one, a bit for each, int64 [rows]."""
+    bits = np.zeros(len(space), dtype=np.int64)
+    for at, name in enumerate(COLUMNS):
+        bits |= (space[name] != space[name][row]).astype(np.int64) << at
+    return bits
 
 
 def _starts(space: Space, rows: Ints, order: Ints) -> list[int]:

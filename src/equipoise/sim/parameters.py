@@ -16,6 +16,7 @@ Sources
     all but the gradients in fp32, and a bf16 copy: 30 bytes.
 """
 
+import functools
 from dataclasses import dataclass
 
 from equipoise.cost.link import Op
@@ -69,25 +70,40 @@ def reduce_s(machine: Machine, layout: Layout, held: Held, element_bytes: float)
     operation: Op = "all_reduce" if layout.zero == 0 else "reduce_scatter"
     seconds = _over(machine, layout, held, element_bytes, operation)
     if layout.replicas > 1 and layout.zero:
-        ranks = layout.group_of(0, "dp", "cp")
         step = layout.zero_ranks // layout.replicas
-        copies = machine.collective(tuple(ranks[::step]))
+        copies = machine.collective(_sharers(layout).copies)
         seconds += copies("all_reduce", held.shared * element_bytes / step)
     return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharers:
+    """Ranks of the groups of rank 0."""
+
+    shards: tuple[int, ...]
+    """That share weights without experts, each a shard of them."""
+    copies: tuple[int, ...]
+    """That hold the same shard."""
+    alike: tuple[int, ...]
+    """That hold the same experts."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _sharers(layout: Layout) -> _Sharers:
+    ranks = tuple(layout.group_of(0, "dp", "cp"))
+    size = layout.zero_ranks // layout.replicas if layout.zero else len(ranks)
+    return _Sharers(ranks[:size], ranks[::size], tuple(layout.group_of(0, "edp")))
 
 
 def _over(
     machine: Machine, layout: Layout, held: Held, element_bytes: float, operation: Op
 ) -> float:
     seconds = 0.0
-    ranks = layout.group_of(0, "dp", "cp")
-    if layout.zero:
-        ranks = ranks[: layout.zero_ranks // layout.replicas]
-    if held.shared and len(ranks) > 1:
-        seconds += machine.collective(tuple(ranks))(operation, held.shared * element_bytes)
+    sharers = _sharers(layout)
+    if held.shared and len(sharers.shards) > 1:
+        seconds += machine.collective(sharers.shards)(operation, held.shared * element_bytes)
     if held.experts and layout.edp > 1:
-        alike = tuple(layout.group_of(0, "edp"))
-        seconds += machine.collective(alike)(operation, held.experts * element_bytes)
+        seconds += machine.collective(sharers.alike)(operation, held.experts * element_bytes)
     return seconds
 
 

@@ -10,7 +10,6 @@ Kept true (tests/unit/sim/test_parts.py)
     Parts are never negative; layers of every split add up to the model.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -217,23 +216,7 @@ def run_pipeline(
         tokens: Of each micro-batch.
     """
     stages = split.stages
-    table = np.zeros((stages, len(batches), 3, len(TERMS)))
-    made: dict[int, Floats] = {}
-    for at, batch in enumerate(batches):
-        if id(batch) not in made:
-            edges = split.edges.tolist()
-            rows = np.stack(
-                [
-                    np.sum(batch.layers[low:high], axis=0)
-                    if high > low
-                    else np.zeros((3, len(TERMS)))
-                    for low, high in itertools.pairwise(edges)
-                ]
-            )
-            rows[0] += batch.first
-            rows[-1] += batch.last
-            made[id(batch)] = rows
-        table[:, at] = made[id(batch)]
+    table = _by_stage(batches, split)
     by_pass = 1e9 * table.sum(axis=3)
     prices = make_prices(
         by_pass[:, :, 0],
@@ -252,6 +235,23 @@ def run_pipeline(
     np.add.at(last, place, 1e-9 * by_pass[:, -1, 1:].sum(axis=1))
     np.add.at(first, place, 1e-9 * by_pass[:, 0, 0])
     return PipelineRun(timeline, schedule, prices, parts, last, first, tuple(tokens))
+
+
+def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
+    """Parts of every stage and micro-batch, float64 [stages, micro-batches, 3, TERMS]."""
+    distinct = {id(batch): batch for batch in batches}
+    kinds = {id(layer): layer for batch in distinct.values() for layer in batch.layers}
+    place = {key: at for at, key in enumerate(kinds)}
+    counts = np.zeros((split.stages, len(distinct), len(kinds)))
+    stage_of = np.repeat(np.arange(split.stages), split.layers)
+    for at, batch in enumerate(distinct.values()):
+        kind_of = np.array([place[id(layer)] for layer in batch.layers])
+        np.add.at(counts[:, at], (stage_of, kind_of), 1.0)
+    rows = np.tensordot(counts, np.stack(list(kinds.values())), axes=1)
+    rows[0] += [batch.first for batch in distinct.values()]
+    rows[-1] += [batch.last for batch in distinct.values()]
+    number = {key: at for at, key in enumerate(distinct)}
+    return np.asarray(rows[:, [number[id(batch)] for batch in batches]])
 
 
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:
