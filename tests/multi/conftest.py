@@ -1,10 +1,12 @@
 """A corpus as tokens, and a way for tests and ranks to find each other's functions."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from equipoise.cli.main import main
 from equipoise.data.progress import SilentProgress
 from equipoise.data.store import TokenStore, prepare
 from equipoise.spec.run import DataSpec
@@ -25,3 +27,17 @@ def store(texts: Path, cache: Path) -> TokenStore:
 @pytest.fixture
 def make_run(store: TokenStore) -> MakeRun:
     return MakeRun(store)
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, texts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[[list[str]], str]:
+    """What ``equipoise train`` says to flags that it refuses, on one line."""
+
+    def run(flags: list[str]) -> str:
+        data = [f"--data.path={texts}", "--data.source=text", f"--data.cache={cache}"]
+        assert main(["train", "--out", str(tmp_path / "run"), *data, *flags]) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    return run

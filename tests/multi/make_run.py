@@ -1,6 +1,7 @@
 """Runs small enough for two cores."""
 
 import dataclasses
+from pathlib import Path
 
 from equipoise.data.store import TokenStore
 from equipoise.spec.model import ModelSpec
@@ -59,3 +60,35 @@ class MakeRun:
             corpus=str(self._store.folder),
             init_folder=init_folder,
         )
+
+
+def write_run(
+    folder: Path, texts: Path, cache: Path, *, steps: int, every_steps: int, layout: str = ""
+) -> Path:
+    """A run.toml of such a run; ``layout`` is what its table of that name holds."""
+    path = folder / "run.toml"
+    path.write_text(f"""
+[data]
+source = "text"
+path = "{texts}"
+vocab = 300
+cache = "{cache}"
+[model]
+layers = 1
+hidden = 32
+heads = 2
+kv_heads = 1
+ffn = 48
+vocab = 320
+[pack]
+context_tokens = 256
+step_tokens = 1024
+[train]
+steps = {steps}
+warmup_steps = 2
+[layout]
+{layout}
+[checkpoint]
+every_steps = {every_steps}
+""")
+    return path

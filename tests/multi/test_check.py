@@ -4,9 +4,9 @@ import dataclasses
 
 import on_ranks
 import pytest
+from told import Told
 
 from equipoise.comm.local import run_ranks
-from equipoise.data.progress import SilentProgress
 from equipoise.spec.model import ModelSpec
 from equipoise.train.check import check_cases, play_cases, run_cases
 from equipoise.train.check_case import (
@@ -24,20 +24,6 @@ TIED = ModelSpec(
 UNTIED = dataclasses.replace(TIED, tied=False, layers=2, qkv_bias=True, qk_norm=True)
 # Of its 3 query heads 2 and 4 ranks take unequal numbers, and there are more ranks than heads.
 ODD = dataclasses.replace(UNTIED, heads=3)
-
-
-class Told(SilentProgress):
-    """Notes how far a stage has come."""
-
-    def __init__(self) -> None:
-        self.stages: list[tuple[str, int]] = []
-        self.done = 0
-
-    def start(self, label: str, total: int) -> None:
-        self.stages.append((label, total))
-
-    def advance(self, amount: int) -> None:
-        self.done += amount
 
 
 def test_every_layout_of_a_tied_model_equals_one_rank() -> None:

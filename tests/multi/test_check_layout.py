@@ -4,9 +4,9 @@ import dataclasses
 
 import layout_ranks
 import pytest
+from told import Told
 
 from equipoise.comm.local import run_ranks
-from equipoise.data.progress import SilentProgress
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.train.check_layout import prove_layouts
@@ -37,18 +37,6 @@ DEMO = [
     # Of 8 stages of 4 layers two are on one rank and have no layer: it has no weight.
     case(Layout(pp=4), "interleaved"),
 ]
-
-
-class Told(SilentProgress):
-    def __init__(self) -> None:
-        self.stages: list[tuple[str, int]] = []
-        self.done = 0
-
-    def start(self, label: str, total: int) -> None:
-        self.stages.append((label, total))
-
-    def advance(self, amount: int) -> None:
-        self.done += amount
 
 
 def test_layouts_of_the_demo_and_of_five_dimensions() -> None:

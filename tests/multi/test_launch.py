@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from make_run import write_run
 from read_run import EXACT, events
 
 from equipoise.cli.main import main
@@ -23,38 +24,9 @@ RESUME = "Run the same command again to resume from the last checkpoint."
 DEADLINE_S = 90.0
 
 
-def write_run(folder: Path, texts: Path, cache: Path) -> Path:
-    path = folder / "run.toml"
-    path.write_text(f"""
-[data]
-source = "text"
-path = "{texts}"
-vocab = 300
-cache = "{cache}"
-[model]
-layers = 1
-hidden = 32
-heads = 2
-kv_heads = 1
-ffn = 48
-vocab = 320
-[pack]
-context_tokens = 256
-step_tokens = 1024
-[train]
-steps = {STEPS}
-warmup_steps = 2
-[layout]
-dp = 2
-[checkpoint]
-every_steps = 6
-""")
-    return path
-
-
 @pytest.fixture
 def run_toml(texts: Path, cache: Path, tmp_path: Path) -> Path:
-    return write_run(tmp_path, texts, cache)
+    return write_run(tmp_path, texts, cache, steps=STEPS, every_steps=6, layout="dp = 2")
 
 
 def command(*words: object) -> list[str]:
@@ -123,7 +95,7 @@ def ranks_of(folder: Path) -> dict[int, int]:
 def straight(tmp_path_factory: pytest.TempPathFactory, texts: Path, cache: Path) -> Path:
     """The folder of a run that nobody disturbed."""
     root = tmp_path_factory.mktemp("straight")
-    path = write_run(root, texts, cache)
+    path = write_run(root, texts, cache, steps=STEPS, every_steps=6, layout="dp = 2")
     code, out, err = train(path, "--out", root / "run", "--journal.tensorboard", "true")
     assert (code, err.count("Traceback")) == (0, 0), err
     assert out.startswith(f"{STEPS} steps, 24.6k tokens in ")

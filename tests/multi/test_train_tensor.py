@@ -1,6 +1,7 @@
 """Training where ranks share weights: the same losses and weights as on one rank."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import on_ranks
@@ -9,7 +10,6 @@ from make_run import MODEL, MakeRun
 from read_run import assert_close, events
 
 from equipoise.base.errors import LayoutError
-from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
 
@@ -106,16 +106,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(("flags", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_ranks_cannot_share_is_refused_before_one_starts(
-    flags: list[str],
-    message: str,
-    tmp_path: Path,
-    texts: Path,
-    cache: Path,
-    capsys: pytest.CaptureFixture[str],
+    flags: list[str], message: str, refused: Callable[[list[str]], str]
 ) -> None:
-    data = [f"--data.path={texts}", "--data.source=text", f"--data.cache={cache}"]
-    assert main(["train", "--out", str(tmp_path / "run"), *data, *flags]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in refused(flags)
 
 
 def test_cores_that_do_not_divide_are_refused() -> None:

@@ -4,6 +4,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from hand_packed import packed_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from equipoise.balance.context import STRATEGIES as SHARDINGS
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.schedule.attention_strategies import STRATEGIES
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run import LayoutSpec, Sharding, StrategyName
 from equipoise.train.shares import ContextPlanner
 
@@ -24,14 +24,6 @@ packs = st.lists(
     min_size=1,
     max_size=3,
 )
-
-
-def packed_of(ranks: list[list[list[int]]]) -> PackedStep:
-    def batch(lengths: list[int]) -> MicroBatch:
-        rows = [[document, 0, stop] for document, stop in enumerate(lengths)]
-        return MicroBatch(np.array(rows, dtype=np.int64).reshape(-1, 3))
-
-    return PackedStep("by-hand", tuple(tuple(map(batch, batches)) for batches in ranks))
 
 
 def test_the_names_of_run_toml_are_those_that_there_are() -> None:

@@ -5,6 +5,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from hand_packed import packed_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline_check import check_pipeline
 from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, STRATEGIES
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.stages import StagePlanner
@@ -27,14 +27,6 @@ PIECES = np.array([[0, 0, 900], [1, 0, 40], [2, 0, 300]])
 def planner_of(model: ModelSpec = MODEL, **layout: object) -> StagePlanner:
     planner = ContextPlanner(model, LayoutSpec(**{"dp": 1, "pipeline": 2} | layout))
     return StagePlanner.make(planner, CURVE, "none", PIECES)
-
-
-def packed_of(ranks: list[list[list[int]]]) -> PackedStep:
-    def batch(lengths: list[int]) -> MicroBatch:
-        rows = [[document, 0, stop] for document, stop in enumerate(lengths)]
-        return MicroBatch(np.array(rows, dtype=np.int64).reshape(-1, 3))
-
-    return PackedStep("by-hand", tuple(tuple(map(batch, batches)) for batches in ranks))
 
 
 def test_the_names_of_run_toml_are_those_that_there_are() -> None:

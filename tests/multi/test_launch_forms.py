@@ -1,6 +1,5 @@
 """Forms of two nodes, run on this machine: two agents that meet and train to the last step."""
 
-import json
 import os
 import signal
 import socket
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from make_run import write_run
+from read_run import events
 
 from equipoise.cli.main import main
 
@@ -54,30 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_toml(home: Path, texts: Path, cache: Path) -> Path:
-    path = home / "run.toml"
-    path.write_text(f"""
-[data]
-source = "text"
-path = "{texts}"
-vocab = 300
-cache = "{cache}"
-[model]
-layers = 1
-hidden = 32
-heads = 2
-kv_heads = 1
-ffn = 48
-vocab = 320
-[pack]
-context_tokens = 256
-step_tokens = 1024
-[train]
-steps = {STEPS}
-warmup_steps = 2
-[checkpoint]
-every_steps = 100
-""")
-    return path
+    return write_run(home, texts, cache, steps=STEPS, every_steps=100)
 
 
 def free_port() -> int:
@@ -97,17 +75,10 @@ def prepare(capsys: pytest.CaptureFixture[str], run_toml: Path, folder: Path) ->
     capsys.readouterr()
 
 
-def events(folder: Path, rank: int, name: str) -> list[dict]:
-    path = folder / "journal" / f"rank-{rank:05d}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return [event for event in found if event["name"] == name]
-
-
 def require_trained(folder: Path) -> None:
     """Both ranks were there to the end."""
-    assert [event["step"] for event in events(folder, 0, "step")] == list(range(1, STEPS + 1))
-    assert events(folder, 1, "memory")
+    assert [event["step"] for event in events(folder, "step")] == list(range(1, STEPS + 1))
+    assert events(folder, "memory", rank=1)
     assert (folder / "checkpoint" / f"step-{STEPS:06d}").is_dir()
 
 
@@ -140,7 +111,7 @@ def test_slurm_stops_before_its_limit_and_the_same_script_resumes(
     }
     first = start("bash", str(script), **job)
     deadline = time.monotonic() + LIMIT_S
-    while not events(folder, 0, "step"):
+    while not events(folder, "step"):
         assert first.poll() is None, first.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.01)
