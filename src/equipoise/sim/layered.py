@@ -102,6 +102,20 @@ def layer_memory(
     return LayerMemory(stays, kept * tokens, passing)
 
 
+def ends_memory(
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    *,
+    embeds: bool,
+    has_head: bool,
+    tokens: float,
+) -> dict[str, float]:
+    """Of a rank without its layers: tables, logits, and a place for every term [bytes]."""
+    window = float(options.context_tokens)
+    return rank_memory(model, layout, options, RankShare((), embeds, has_head, 0.0, tokens, window))
+
+
 def redistribute_s(
     machine: Machine, before: Layout, after: Layout, tokens: float, hidden: int
 ) -> float:

@@ -15,11 +15,16 @@ import numpy as np
 
 from equipoise.balance.stage import StageSplit
 from equipoise.base.errors import LayoutError
-from equipoise.cost.memory_device import RankShare, rank_memory
 from equipoise.cost.step import Floats, StepOptions
 from equipoise.cost.step_layer import add
 from equipoise.schedule.pipeline_replay import count_in_flight
-from equipoise.sim.layered import LayerStrategy, layer_memory, redistribute_s, require_strategy
+from equipoise.sim.layered import (
+    LayerStrategy,
+    ends_memory,
+    layer_memory,
+    redistribute_s,
+    require_strategy,
+)
 from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory
 from equipoise.sim.parameters import (
@@ -174,10 +179,12 @@ def _memory(
         for run in runs
     ]
     in_flight = np.max(peaks, axis=0)
-    found, window = [], float(options.context_tokens)
+    found = []
     for rank, mine in enumerate(held):
-        ends = RankShare((), rank == 0, model.layers - 1 in mine, 0.0, most / layout.cp, window)
-        terms = rank_memory(model, layout, options, ends)
+        has_head, tokens = model.layers - 1 in mine, most / layout.cp
+        terms = ends_memory(
+            model, layout, options, embeds=rank == 0, has_head=has_head, tokens=tokens
+        )
         terms["activations"] += float(in_flight[rank])
         terms["allocator"] += options.stack.slack_share * float(in_flight[rank])
         passing = max((each[layer].passing for layer in mine), key=lambda one: sum(one.values()))

@@ -1,0 +1,226 @@
+"""A plan whose layers each pick their own strategy: what is left to gain over one for all.
+
+Why
+    Memory is filled in steps of whole settings: all layers recompute, or none does. The first
+    stage of a pipeline holds the activations of all stages behind it, and recomputes for all of
+    them. Layer by layer the memory of every stage is filled to its brim.
+
+What it decides
+    *Bases* are the fastest uniform choices that differ in what layers cannot choose: stages,
+    schedule, experts, the micro-batch of a stage. A layer's strategies are the rows of the same
+    space that share these: tensor, context and data degrees, ZeRO, recomputation, context
+    strategy. Of each degree those are kept that no other beats in seconds and in bytes.
+
+    Each pipeline rank is then assigned exactly (``plan.assign``): time of all micro-batches, of
+    the optimizer, and of what moves once a step and nothing hides; memory in so many units of
+    what is left when each layer takes its least. What counts only once, the working space of
+    whichever layer runs, is tried at each of its sizes. At last the whole step is replayed, and
+    the uniform choice stays where it is as fast.
+
+Kept true (tests/unit/plan/test_layered.py)
+    Never slower than the best uniform choice, and fits; on small spaces as fast as the fastest of
+    all assignments that fit, replayed one by one.
+
+Sources
+    Galvatron, arXiv:2211.13878: strategies by layer within a stage's memory.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.stage import StageSplit
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.cost.step import Floats
+from equipoise.plan.assign import Assignment, assign_strategies
+from equipoise.plan.choice import Choice
+from equipoise.plan.layered_table import (
+    BASE_COLUMNS,
+    LayerTable,
+    list_strategies,
+    price_strategies,
+)
+from equipoise.plan.outcome import Outcome
+from equipoise.plan.search import Search
+from equipoise.plan.space import Ints
+from equipoise.schedule.pipeline_replay import count_in_flight
+from equipoise.sim.layered import LayerStrategy, ends_memory
+from equipoise.sim.layered_step import run_layered
+from equipoise.sim.parts import layers_of_ranks
+from equipoise.sim.step import StepRun, run_step
+
+_BASES = 4
+_UNITS = 256
+"""Of the memory that is left when every layer takes its least."""
+_TRIES = 3
+"""Of one base, each with as much less memory as the last one was over."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayeredPlan:
+    """Strategies of all layers."""
+
+    choice: Choice
+    """The base."""
+    layers: tuple[LayerStrategy, ...]
+    run: StepRun
+
+
+def plan_layers(search: Search, outcome: Outcome) -> LayeredPlan | None:
+    """The fastest plan by layers.
+
+    Args:
+        search: What was searched.
+        outcome: What it found.
+
+    Returns:
+        None where none is faster than the best uniform choice.
+
+    Cost: some seconds for a hundred layers on a thousand ranks.
+    """
+    best: LayeredPlan | None = None
+    least = outcome.fitting[0].step_s
+    for row in _bases(search, outcome):
+        found = plan_base(search, row)
+        if found is not None and found.run.price.step_s < least:
+            best, least = found, found.run.price.step_s
+    return best
+
+
+def _bases(search: Search, outcome: Outcome) -> list[int]:
+    """Rows of the fastest choices that differ in what layers share."""
+    space, found = search.space, dict[tuple[int, ...], int]()
+    for each in outcome.fitting:
+        shared = [int(space[name][each.row]) for name in BASE_COLUMNS]
+        group = int(space["dp"][each.row] * space["micro_batch"][each.row])
+        found.setdefault((*shared, group), each.row)
+        if len(found) == _BASES:
+            break
+    return list(found.values())
+
+
+def plan_base(search: Search, base: int) -> LayeredPlan | None:
+    """The fastest plan by layers that shares a choice's stages; None where none fits.
+
+    Args:
+        search: Space, model, machine and documents.
+        base: Row of its space.
+    """
+    choice = search.space.choice(base)
+    documents = search.documents(choice)[:1] if search.packer is not None else None
+    try:
+        whole = run_step(
+            search.model, search.machine, choice.layout, choice.options, documents=documents
+        )
+        strategies = list_strategies(search.space, base, has_documents=documents is not None)
+        table = price_strategies(search, choice, strategies)
+    except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
+        return None
+    stages = _Stages(search, choice, whole)
+    short = 0.0
+    for _ in range(_TRIES):
+        layers = stages.assign(table, short)
+        if layers is None:
+            return None
+        run = run_layered(
+            search.model,
+            search.machine,
+            choice.layout,
+            choice.options,
+            layers,
+            documents=documents,
+        )
+        if run.price.fits:
+            return LayeredPlan(choice, layers, run)
+        short += float(run.price.memory_bytes.max()) - run.price.capacity_bytes
+    return None
+
+
+class _Stages:
+    """Pipeline ranks of a base: their layers, and what is in flight there."""
+
+    def __init__(self, search: Search, choice: Choice, whole: StepRun) -> None:
+        self._search, self._choice = search, choice
+        layout, run = choice.layout, whole.slowest
+        counts = np.array(whole.layers)
+        edges = np.concatenate(([0], np.cumsum(counts)))
+        split = StageSplit(edges, np.zeros(len(counts)))
+        self._held = layers_of_ranks(split, layout, choice.options)
+        self._begins = set(edges[:-1].tolist())
+        self._most = max(run.tokens)
+        activation = counts[:, None] * np.array(run.tokens)[None, :]
+        peak = count_in_flight(run.schedule, activation).peak
+        self._in_flight = [
+            float(peak[rank]) / max(1, len(mine) * self._most)
+            for rank, mine in enumerate(self._held)
+        ]
+
+    def assign(self, table: LayerTable, short: float) -> tuple[LayerStrategy, ...] | None:
+        """Strategies of all layers, with ``short`` bytes less than there are."""
+        found: dict[int, LayerStrategy] = {}
+        for rank, mine in enumerate(self._held):
+            if not mine:
+                continue
+            chosen = self._assign_rank(table, rank, mine, short)
+            if chosen is None:
+                return None
+            found |= {
+                layer: table.strategies[each]
+                for layer, each in zip(mine, chosen.strategies.tolist(), strict=True)
+            }
+        return tuple(found[layer] for layer in range(len(found)))
+
+    def _assign_rank(
+        self, table: LayerTable, rank: int, mine: list[int], short: float
+    ) -> Assignment | None:
+        choice, model = self._choice, self._search.model
+        layout, options = choice.layout, choice.options
+        ends = ends_memory(
+            model,
+            layout,
+            options,
+            embeds=rank == 0,
+            has_head=model.layers - 1 in mine,
+            tokens=self._most / layout.cp,
+        )
+        room = self._search.machine.capacity_bytes - short - sum(ends.values())
+        slack = 1.0 + options.stack.slack_share
+        needs = table.stays[mine] + slack * self._in_flight[rank] * table.kept[mine]
+        passing = table.passing[mine].max(axis=0)
+        enter, leave = self._between(table, mine)
+        best: Assignment | None = None
+        # What only the layer that runs needs, at each size that would do for some strategies.
+        for most in np.unique(passing):
+            legal = np.flatnonzero(passing <= most)
+            found = _fill(
+                table.seconds[mine][:, legal],
+                needs[:, legal],
+                table.kinds[legal],
+                enter,
+                leave,
+                room - float(most),
+            )
+            if found is not None and (best is None or found.seconds < best.seconds):
+                best = Assignment(legal[found.strategies], found.seconds)
+        return best
+
+    def _between(self, table: LayerTable, mine: list[int]) -> tuple[Floats, Floats]:
+        """On the way into each layer of a rank, and out of its last: stages begin as the base."""
+        own = table.between
+        through = own[:, :1] + own[:1, :]
+        enter = np.array([through if layer in self._begins else own for layer in mine])
+        enter[0] = own
+        return enter, own[:, 0]
+
+
+def _fill(
+    seconds: Floats, needs: Floats, kinds: Ints, enter: Floats, leave: Floats, room: float
+) -> Assignment | None:
+    """Assign layers within so many bytes, in units of what is left over each layer's least."""
+    least = needs.min(axis=1, keepdims=True)
+    left = room - float(least.sum())
+    if left < 0:
+        return None
+    unit = max(left / _UNITS, 1.0)
+    units = np.minimum(np.ceil((needs - least) / unit), _UNITS + 1).astype(np.int64)
+    return assign_strategies(seconds, units, kinds, enter, leave, budget=int(left // unit))
