@@ -35,6 +35,7 @@ examples:
   equipoise explain --boxing "S(0: 3+0+5) -> S(1)" --mesh 3 --shape 8x6 --json
 
   equipoise explain --plan plans/70b/plan.lock       why this layout and not the next three
+  equipoise explain --plan runs/demo/plan.lock       likewise, beside what the run measured
 """
 
 _OWN = {

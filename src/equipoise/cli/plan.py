@@ -1,4 +1,4 @@
-"""``equipoise plan``: which layout trains a model fastest on a cluster, and why."""
+"""``equipoise plan``: which layout trains a model, or a run.toml, fastest, and why."""
 
 import argparse
 import dataclasses
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import FitError, SpecError
+from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.simulate_setting import add_step_arguments
 
 if TYPE_CHECKING:
+    from equipoise.cli.plan_lock import Inputs
     from equipoise.plan.outcome import Outcome
     from equipoise.plan.search import Search
 
@@ -19,6 +21,9 @@ HELP = "search the layout that trains a model fastest on a cluster; needs no tor
 
 EXAMPLES = """\
 examples:
+  equipoise plan run.toml                            this machine; writes plan.lock beside it
+  equipoise train run.toml --plan plan.lock          obeys it
+  equipoise plan run.toml --ranks 2 --layout.zero 3 --out plans/zero-3
   equipoise plan --model llama3-405b --cluster h100-sxm:16384 \\
       --context-tokens 8192 --step-sequences 2048 --lengths pretrain-128k
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
@@ -29,10 +34,12 @@ examples:
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
       --step-sequences 128 --export megatron
 
+A run.toml is planned for this machine's cores, with its own corpus and keys; a key that it gives is
+not searched. Without one, --model and --cluster describe what is planned.
 --out FOLDER keeps plan.lock, and search.jsonl, from which the same command goes on; --json prints
 plan.lock:
   best and runners_up: words, flags of equipoise simulate; price, what simulate --json prints;
-    loses_by, seconds of each term beyond the best's
+    loses_by, seconds of each term beyond the best's; keys, of run.toml
   bound_s gap: no choice takes less than bound_s, which is the share gap below the best's step_s
   listed priced: choices in the space, and those that were replayed
   wall: what no longer fits when it grows and the layout stays; flip: the term that, slower by
@@ -44,6 +51,14 @@ plan.lock:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="of a run.toml: ranks that it will have (default: what its layout says, else a core "
+        "each)",
+    )
     add_step_arguments(parser, is_searched=True)
     parser.add_argument(
         "--layout",
@@ -58,7 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the most to search; the answer says what may be left to gain (default: 30)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="keep plan.lock and the search's state there"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="keep plan.lock and the search's state there (default: of a run.toml, plan.lock "
+        "beside it)",
     )
     parser.add_argument(
         "--export",
@@ -70,16 +89,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search and print the plan."""
     from equipoise.cli.console import make_progress
-    from equipoise.cli.plan_lock import decide, read_inputs
+    from equipoise.cli.plan_lock import decide, digest_inputs
     from equipoise.cli.plan_show import print_plan
     from equipoise.plan.export import EXPORTS
+    from equipoise.spec.plan import LOCK
 
     if args.seconds <= 0:
         raise SpecError(f"--seconds is {args.seconds:g}. Give a time above 0.")
-    inputs = read_inputs(args)
+    inputs = _read_inputs(args)
     search = inputs.search
     if args.out is not None:
-        _resume(args.out, search, inputs.digest)
+        _resume(args.out, search, digest_inputs(inputs))
     progress = make_progress(args.quiet or args.json or args.export is not None)
     progress.start("search", 100)
     begin, shown = time.monotonic(), 0
@@ -93,17 +113,55 @@ def run(args: argparse.Namespace) -> int:
     outcome = search.run(seconds=args.seconds, watch=watch)
     progress.advance(100 - shown)
     progress.finish()
-    _require_some(args, search, outcome)
-    plan, finalists = decide(args, inputs, outcome)
-    if args.out is not None:
-        plan.write(args.out / "plan.lock")
+    _require_some(args.seconds, inputs, outcome)
+    finalists = inputs.finalists(outcome)
+    if not finalists[0].run.price.fits:
+        least = min(float(each.run.price.memory_bytes.max()) for each in finalists)
+        raise _too_large(inputs, outcome.listed, least)
+    plan = decide(inputs, outcome, finalists)
+    folder = args.out if args.run_toml is None else args.out or args.run_toml.parent
+    if folder is not None:
+        plan.write(folder / LOCK)
     if args.export is not None:
         sys.stdout.write(EXPORTS[args.export](search.model, finalists[0].choice))
     elif args.json:
         sys.stdout.write(json.dumps(plan.as_row(), indent=1) + "\n")
     else:
         print_plan(plan, is_quiet=args.quiet)
+        if args.run_toml is not None and not args.quiet:
+            lock = folder / LOCK
+            sys.stdout.write(
+                f"Wrote {lock}. Train by it: equipoise train {args.run_toml} --plan {lock}\n"
+            )
     return 0
+
+
+def _read_inputs(args: argparse.Namespace) -> "Inputs":
+    """Of a run.toml, or of a described cluster."""
+    if args.run_toml is not None:
+        from equipoise.cli.plan_run import guess_sentence, read_run_inputs
+
+        found = read_run_inputs(args)
+        if (sentence := guess_sentence(found.search.machine.cluster)) and not args.quiet:
+            sys.stderr.write(f"{sentence}\n")
+        return found
+    from equipoise.cli.plan_lock import read_inputs
+
+    needed = ("model", "cluster", "context_tokens", "step_sequences")
+    missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(args, name) is None]
+    if missing:
+        raise SpecError(
+            f"equipoise plan: the following arguments are required: {', '.join(missing)}; or a "
+            f'run.toml, which says them itself. See "equipoise plan --help".'
+        )
+    own = [f"--{name}" for name, _ in args.overrides]
+    own += [f"--{name}" for name in ("ranks", "name") if getattr(args, name) is not None]
+    if own:
+        raise SpecError(
+            f"equipoise plan: {', '.join(own)} {'is' if len(own) == 1 else 'are'} of a run.toml, "
+            f"and none is given. Give one, or words of --layout."
+        )
+    return read_inputs(args)
 
 
 def _resume(folder: Path, search: "Search", digest: str) -> None:
@@ -131,18 +189,24 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
     search.note = note
 
 
-def _require_some(args: argparse.Namespace, search: "Search", outcome: "Outcome") -> None:
-    """Refuse to plan what fits nowhere; say how large a cluster would do."""
+def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome") -> None:
+    """Refuse to plan what fits nowhere."""
     if outcome.fitting:
         return
     if outcome.progress.bound_s < float("inf"):
         raise SpecError(
-            f"Within {args.seconds:g} s no layout that fits was found among {outcome.listed:,}. "
+            f"Within {seconds:g} s no layout that fits was found among {outcome.listed:,}. "
             f"Give more --seconds, or fix more of the layout."
         )
+    raise _too_large(inputs, outcome.listed, outcome.least_bytes)
+
+
+def _too_large(inputs: "Inputs", listed: int, least_bytes: float) -> FitError:
+    """Says how large a cluster would do."""
     from equipoise.base.units import GIB
     from equipoise.plan.final import smallest_cluster
 
+    search = inputs.search
     cluster, capacity = search.machine.cluster, search.machine.capacity_bytes
     name = cluster.classes[0].name
     devices = None
@@ -153,8 +217,8 @@ def _require_some(args: argparse.Namespace, search: "Search", outcome: "Outcome"
         if devices
         else "Give more devices, shorter windows or a smaller model."
     )
-    raise FitError(
-        f"{args.model} does not fit {cluster.name}: of {outcome.listed:,} layouts the smallest "
-        f"needs {outcome.least_bytes / GIB:.1f} GiB on its fullest rank, which has "
+    return FitError(
+        f"{inputs.name} does not fit {cluster.name}: of {listed:,} layouts the smallest "
+        f"needs {least_bytes / GIB:.1f} GiB on its fullest rank, which has "
         f"{capacity / GIB:.1f}. {mend}"
     )

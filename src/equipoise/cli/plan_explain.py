@@ -1,13 +1,22 @@
-"""``equipoise explain --plan``: why a plan.lock says what it says, term beside term."""
+"""``equipoise explain --plan``: why a plan.lock says what it says, term beside term.
+
+What it decides
+    A lock in the folder of a run that obeyed it is a record: it is shown beside what the run
+    measured, whatever has changed since. Any other lock is refused where it is stale.
+"""
 
 import json
+import math
 import sys
 from pathlib import Path
 
+from equipoise.base.units import GIB
 from equipoise.cli.console import make_console
 from equipoise.cli.plan_lock import read_digests
 from equipoise.cli.plan_show import print_plan, say
-from equipoise.spec.plan import Plan, read_plan, require_fresh
+from equipoise.dash.planned import Planned, planned_sentence, read_planned
+from equipoise.observe.reader import read_run
+from equipoise.spec.plan import RUN_TOML, Plan, read_plan, require_fresh
 
 
 def explain_plan(file: Path, *, is_json: bool, is_quiet: bool) -> None:
@@ -17,15 +26,56 @@ def explain_plan(file: Path, *, is_json: bool, is_quiet: bool) -> None:
         PlanError: it is none, of another version, or stale.
     """
     plan = read_plan(file)
-    asked = plan.asked
-    now = read_digests(asked["model"], asked["cluster"], asked.get("lengths"))
-    require_fresh(plan, now, file)
+    planned = _measured(file)
+    if planned is None:
+        require_fresh(plan, _read_again(plan, is_quiet=is_quiet or is_json), file)
     if is_json:
-        sys.stdout.write(json.dumps(plan.as_row(), indent=1) + "\n")
+        beside = {} if planned is None else {"measured": planned.as_json()}
+        sys.stdout.write(json.dumps(plan.as_row() | beside, indent=1) + "\n")
         return
     print_plan(plan, is_quiet=is_quiet)
+    if planned is not None:
+        make_console().print(planned_sentence(planned), soft_wrap=True)
     if not is_quiet:
         _print_terms(plan)
+    if planned is not None and not is_quiet:
+        _print_measured(planned)
+
+
+def _read_again(plan: Plan, *, is_quiet: bool) -> dict[str, str]:
+    """Digests of what the plan's words read today."""
+    asked = plan.asked
+    if RUN_TOML in asked:
+        from equipoise.cli.plan_run import digest_asked
+
+        return digest_asked(plan, is_quiet=is_quiet)
+    return read_digests(asked["model"], asked["cluster"], asked.get("lengths"))
+
+
+def _measured(file: Path) -> Planned | None:
+    """The run in whose folder the lock lies; None where it lies in none, or none obeyed it."""
+    if not (file.parent / "journal").is_dir():
+        return None
+    return read_planned(read_run(file.parent))
+
+
+def _print_measured(planned: Planned) -> None:
+    """Seconds of a step and its parts, and GiB, planned beside measured."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in (f"median of {planned.steps:,} steps", "planned", "measured", "plan"):
+        table.add_column(name, justify="left" if name.startswith("median") else "right")
+    rows = [(each, 1.0, " s") for each in (planned.step_s, *planned.parts)]
+    for each, unit, suffix in (*rows, (planned.memory_bytes, float(GIB), " GiB")):
+        is_known = not math.isnan(each.measured)
+        table.add_row(
+            each.name,
+            f"{each.planned / unit:.3f}{suffix}",
+            f"{each.measured / unit:.3f}{suffix}" if is_known else "",
+            f"{each.error:+.1%}" if is_known and each.measured else "",
+        )
+    make_console().print(table)
 
 
 def _print_terms(plan: Plan) -> None:

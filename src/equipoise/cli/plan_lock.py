@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from equipoise import __version__
 from equipoise.base.digest import digest, digest_file
@@ -18,8 +18,9 @@ from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents
+from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.cluster_file import read_cluster
-from equipoise.spec.plan import Candidate, Plan
+from equipoise.spec.plan import Candidate, Plan, Wall
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
 
@@ -45,21 +46,65 @@ _ASKED = (
 _DEFAULTS = {"precision": "bf16", "expert_skew": 1.0, "policy": "by-work", "seed": 0}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
-    """Everything that a plan depends on."""
+class Inputs(Protocol):
+    """Everything that a plan depends on: of a cluster, or of a run."""
 
+    @property
+    def name(self) -> str:
+        """Of the model."""
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """Words of the command line."""
+
+    @property
+    def read(self) -> dict[str, str]:
+        """Digests of what was read, by name."""
+
+    @property
+    def search(self) -> Search:
+        """What is searched."""
+
+    def finalists(self, outcome: Outcome) -> list[Finalist]:
+        """The best and the next, fastest first."""
+
+    def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
+        """Flags of ``equipoise simulate``, and keys of run.toml."""
+
+    def walls(self, best: Finalist) -> tuple[Wall, ...]:
+        """What no longer fits when it grows."""
+
+
+def digest_inputs(inputs: Inputs) -> str:
+    """Of all that a plan depends on."""
+    return digest({"asked": inputs.asked, "read": inputs.read})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterInputs:
+    """A model on a described cluster."""
+
+    name: str
+    lengths: str | None
     asked: dict[str, str]
     read: dict[str, str]
     search: Search
 
-    @property
-    def digest(self) -> str:
-        """Of all of it."""
-        return digest({"asked": self.asked, "read": self.read})
+    def finalists(self, outcome: Outcome) -> list[Finalist]:
+        """The best and the next, priced whole."""
+        return price_finalists(self.search, outcome)
+
+    def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
+        """Flags, and no keys."""
+        lengths = {} if self.lengths is None else {"lengths": self.lengths}
+        return choice.words() | lengths, {}
+
+    def walls(self, best: Finalist) -> tuple[Wall, ...]:
+        """Of window, micro-batch and layers."""
+        return find_walls(self.search.model, self.search.machine, best.choice)
 
 
-def read_inputs(args: argparse.Namespace) -> Inputs:
+def read_inputs(args: argparse.Namespace) -> ClusterInputs:
     """Read model, cluster and lengths, and list the space.
 
     Raises:
@@ -93,18 +138,17 @@ def read_inputs(args: argparse.Namespace) -> Inputs:
         for name in _ASKED
         if getattr(args, name) is not None and getattr(args, name) != _DEFAULTS.get(name)
     }
-    return Inputs(asked, read_digests(args.model, args.cluster, args.lengths), search)
+    read = read_digests(args.model, args.cluster, args.lengths)
+    return ClusterInputs(args.model, args.lengths, asked, read, search)
 
 
 def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str]:
     """Digests of what a plan of these words reads today."""
-    from equipoise import cost
-
-    folder = Path(cost.__file__).with_name("data")
+    known = read_cluster(cluster)
     found = {
         "model": digest(read_model(model)),
-        "cluster": digest(read_cluster(cluster)),
-        "curves": digest([digest_file(file) for file in sorted(folder.iterdir())]),
+        "cluster": digest(known),
+        "curves": digest_curves(known),
         "equipoise": __version__,
     }
     if lengths is not None:
@@ -113,30 +157,33 @@ def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str
     return found
 
 
-def decide(
-    args: argparse.Namespace, inputs: Inputs, outcome: Outcome
-) -> tuple[Plan, list[Finalist]]:
-    """Price the finalists and say why the first is the first."""
+def digest_curves(cluster: ClusterSpec) -> str:
+    """Of the shipped curves, and of those that were measured on a cluster's own machine."""
+    from equipoise import cost
+
+    shipped = sorted(Path(cost.__file__).with_name("data").iterdir())
+    own = [each.device.curve_file for each in cluster.classes]
+    return digest([digest_file(file) for file in (*shipped, *own) if file is not None])
+
+
+def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
+    """Say why the first is the first."""
     search = inputs.search
-    finalists = price_finalists(search, outcome)
     best = finalists[0].run.price
-    extra: dict[str, Any] = {"lengths": args.lengths} if args.lengths is not None else {}
 
     def candidate(each: Finalist) -> Candidate:
-        base = each.choice.options
-        words = {
-            **each.choice.words(),
-            **{name: str(value) for name, value in extra.items()},
-        }
+        words, keys = inputs.words(each.choice)
         apart = {} if each is finalists[0] else loses_by(best.terms, each.run.price.terms)
-        return Candidate(words, step_row(each.run, search.machine, base), apart)
+        return Candidate(
+            words, step_row(each.run, search.machine, each.choice.options), apart, keys
+        )
 
     flip = None
     if len(finalists) > 1:
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
     bound = min(outcome.progress.bound_s, best.step_s)
-    plan = Plan(
+    return Plan(
         asked=inputs.asked,
         best=candidate(finalists[0]),
         runners_up=tuple(candidate(each) for each in finalists[1:]),
@@ -144,9 +191,8 @@ def decide(
         gap=1.0 - bound / best.step_s,
         listed=outcome.listed,
         priced=outcome.progress.priced,
-        wall=find_walls(search.model, search.machine, finalists[0].choice),
+        wall=inputs.walls(finalists[0]),
         flip=flip,
         nodes=finalists[0].nodes,
         read=inputs.read,
     )
-    return plan, finalists

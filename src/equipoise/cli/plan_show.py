@@ -2,6 +2,7 @@
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
+from equipoise.spec.keys import toml
 from equipoise.spec.plan import Candidate, Plan
 
 
@@ -47,6 +48,9 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
             f"{wall.memory_gib:.1f} GiB of {wall.capacity_gib:.1f}.",
             soft_wrap=True,
         )
+    if plan.best.keys:
+        said = ", ".join(f"{name} = {toml(value)}" for name, value in plan.best.keys.items())
+        console.print(f"In run.toml: {said}.", soft_wrap=True)
     if plan.flip is not None:
         console.print(
             f"What would flip it: {plan.flip.term} {plan.flip.times:.2f} times as slow makes "
@@ -58,7 +62,9 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
 def say(candidate: Candidate) -> str:
     """A choice in one line."""
     words = candidate.words
-    parts = [words["layout"], f"micro-batch {words['micro-batch']}"]
+    # A run's micro-batches are its packer's.
+    beside = words["policy"] if candidate.keys else f"micro-batch {words['micro-batch']}"
+    parts = [words["layout"], beside]
     parts += [words[name] for name in ("order", "schedule", "context-strategy") if name in words]
     if words["recompute"] != "none":
         parts.append(f"recompute {words['recompute']}")

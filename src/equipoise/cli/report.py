@@ -19,7 +19,9 @@ examples:
     means over steps, the first of each session left out: step_s predicted_step_s tokens_per_s
     mfu wait_share plan_s, skew (max/mean of the ranks' busy seconds) predicted_skew
     in_order_skew; step_error busy_error (a number for each rank): median of
-    |measured - predicted| / measured; peak_memory_bytes forecast_bytes of the fullest rank
+    |measured - predicted| / measured; peak_memory_bytes forecast_bytes of the fullest rank;
+    plan, of a run that obeyed a plan.lock: keys, steps, and planned measured error of step_s (a
+    median), parts (seconds) and memory_bytes; terms of the planned seconds
   of each comparison: baseline label; measured predicted: how many times faster label is;
     steps: over how many; is_same_documents; differs_in: keys of run.toml
 """
@@ -42,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     from equipoise.dash.compare import compare_all
     from equipoise.dash.findings import headline
+    from equipoise.dash.planned import read_plans
     from equipoise.dash.report import read_runs, write_page
     from equipoise.dash.summary import labels, summarize
 
@@ -52,10 +55,14 @@ def run(args: argparse.Namespace) -> int:
     comparisons = compare_all(records, names)
     text = headline(summaries, comparisons)
     if args.json:
+        plans, _ = read_plans(records, names)
         answer = {
             "report": str(out),
             "headline": text,
-            "runs": [each.as_json() for each in summaries],
+            "runs": [
+                each.as_json() | {"plan": None if plan is None else plan.as_json()}
+                for each, plan in zip(summaries, plans, strict=True)
+            ],
             "comparisons": [each.as_json() for each in comparisons],
         }
         sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")

@@ -26,23 +26,27 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
     found = "searched" if is_searched else None
     parser.add_argument(
         "--model",
-        required=True,
+        required=not is_searched,
         metavar="NAME|WORDS|FILE",
         help="a known model, layers=..,hidden=..,heads=..,vocab=.., or a config.json",
     )
     parser.add_argument(
         "--cluster",
-        required=True,
+        required=not is_searched,
         metavar="NAME:DEVICES|FILE",
         help="as h100-sxm:8192, or a cluster.toml",
     )
     parser.add_argument(
-        "--context-tokens", type=int, required=True, metavar="N", help="tokens of a sequence"
+        "--context-tokens",
+        type=int,
+        required=not is_searched,
+        metavar="N",
+        help="tokens of a sequence",
     )
     parser.add_argument(
         "--step-sequences",
         type=int,
-        required=True,
+        required=not is_searched,
         metavar="N",
         help="sequences of one step, over all ranks",
     )

@@ -16,6 +16,7 @@ from equipoise.launch.local import (
     run_local,
 )
 from equipoise.observe.machine import usable_cores
+from equipoise.spec.plan import LOCK
 
 if TYPE_CHECKING:
     from equipoise.spec.resolve import ResolvedRun
@@ -29,6 +30,7 @@ examples:
   equipoise train                                    the defaults: this Python's own library
   equipoise train run.toml
   equipoise train run.toml --train.steps 500 --pack.policy in-order --out runs/plain
+  equipoise plan run.toml && equipoise train run.toml --plan plan.lock
   torchrun --nproc-per-node 2 -m equipoise.train.worker runs/run
                                                      ranks under your own launcher, after
                                                      equipoise train run.toml --prepare
@@ -40,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME)"
+    )
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="obey this plan.lock of equipoise plan run.toml: layout, schedule, recomputation and "
+        "packing are its; a key that says otherwise, or a lock of another model, corpus, machine "
+        "or version, is refused",
     )
     parser.add_argument(
         "--port",
@@ -146,12 +156,18 @@ def _require_runnable(spec: "RunSpec") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or resume."""
-    resolved = run_from(args)
+    resolved, plan = run_from(args), None
+    if args.plan is not None:
+        from equipoise.cli.plan_run import read_obeyed
+
+        plan, resolved = read_obeyed(args.plan, resolved, is_quiet=args.quiet or args.json)
     folder: Path = (args.out or Path("runs") / resolved.spec.name).resolve()
     require_free_folder(folder)
     if args.port:
         require_free_port(args.port)
     settled = prepare_run(resolved, folder, quiet=args.quiet or args.json)
+    if plan is not None:
+        plan.write(folder / LOCK)
     if args.prepare:
         shown = {"run": str(folder), "ranks": settled.ranks}
         text = (

@@ -127,7 +127,7 @@ def compare_run(
     rows = np.arange(len(slowest))
     factors = _fit(columns, measured)
     draws = _draw(columns, measured, seed)
-    optimizer_s = np.nanmedian(_optimizer_s(record)[kept])
+    update_s = np.nanmedian(optimizer_s(record)[kept])
     shards = record.ranks if record.start.spec["layout"]["zero"] else 1
     own_weights = model.params / shards
     return Comparison(
@@ -137,7 +137,7 @@ def compare_run(
         compute_measured_s=float(np.median(measured.max(1))),
         step_errors=predicted.max(1) / measured.max(1) - 1,
         optimizer_predicted_s=float(stream_s(device, own_weights * _ADAMW_BYTES).s),
-        optimizer_measured_s=float(optimizer_s),
+        optimizer_measured_s=float(update_s),
         curves=tuple(
             Factor(
                 name,
@@ -167,7 +167,7 @@ def _require(record: RunRecord) -> None:
         )
 
 
-def _optimizer_s(record: RunRecord) -> Floats:
+def optimizer_s(record: RunRecord) -> Floats:
     """Seconds of the optimizer's spans, [step, rank]; NaN where a rank has none."""
     total = np.full((len(record.step), record.ranks), np.nan)
     for rank, spans in enumerate(record.spans):

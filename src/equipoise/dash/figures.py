@@ -22,6 +22,7 @@ from equipoise.base.units import format_count
 from equipoise.dash.compare import compare_all, flat
 from equipoise.dash.figures_timeline import draw_timeline
 from equipoise.dash.findings import findings, headline
+from equipoise.dash.planned import plan_finding, read_plans
 from equipoise.dash.sample import LAST_STEPS, WHOLE_STEPS, bucket, choose_evenly, plain_list
 from equipoise.dash.summary import (
     IN_ORDER,
@@ -49,15 +50,16 @@ def page_data(records: Sequence[RunRecord]) -> Table:
     names = labels(records)
     summaries = [summarize(record, name) for record, name in zip(records, names, strict=True)]
     comparisons = compare_all(records, names)
+    plans, faults = read_plans(records, names)
     return {
         "headline": headline(summaries, comparisons),
-        "findings": findings(records, summaries),
+        "findings": findings(records, summaries) | plan_finding(plans, names),
         "comparisons": [each.as_json() for each in comparisons],
-        "notes": _notes(records, names),
+        "notes": [*_notes(records, names), *({"kind": "fault", "text": text} for text in faults)],
         "histogram": _histogram(records),
         "runs": [
-            _run(record, summary.as_json())
-            for record, summary in zip(records, summaries, strict=True)
+            _run(record, summary.as_json()) | {"plan": None if plan is None else plan.as_json()}
+            for record, summary, plan in zip(records, summaries, plans, strict=True)
         ],
         "configuration": _configuration(records),
         "environment": _environment(records),

@@ -21,7 +21,7 @@ from equipoise.dash.figures import page_data
 from equipoise.observe.reader import read_run
 from equipoise.observe.run_record import RunRecord
 
-SCRIPTS = ("format.js", "draw.js", "charts.js", "timeline.js", "tables.js", "report.js")
+SCRIPTS = ("format.js", "draw.js", "charts.js", "timeline.js", "tables.js", "plan.js", "report.js")
 """Parts of the page's one script, in the order in which they build on each other."""
 
 

@@ -7,7 +7,8 @@ Why
 What it decides
     The file's form: JSON, one object. ``asked`` are the words of the command line; ``read`` has a
     digest of each thing that the price depends on: model, cluster, lengths, measured curves, this
-    package's version. Candidates have the keys of ``equipoise simulate --json``, and their words.
+    package's version. Candidates have the keys of ``equipoise simulate --json``, and their words:
+    flags of ``equipoise simulate``, and where a run.toml was planned, keys of that.
 
 Kept true (tests/unit/spec/test_plan.py)
     What is written is read back; a lock of another form, or of other readings, is refused by name.
@@ -16,13 +17,19 @@ Kept true (tests/unit/spec/test_plan.py)
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from equipoise.base.errors import PlanError
 
-VERSION = 1
+VERSION = 2
+
+LOCK = "plan.lock"
+"""Name of the file, beside a run.toml and in a run's folder."""
+
+RUN_TOML = "run.toml"
+"""Among ``asked``: the path of the run.toml that was planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Candidate:
     """What ``equipoise simulate --json`` prints of it."""
     loses_by: dict[str, float]
     """Seconds of each term beyond those of the best; empty of the best."""
+    keys: dict[str, int | str] = field(default_factory=dict)
+    """Dotted keys of run.toml that lay it out; empty unless a run.toml was planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,14 @@ class Plan:
     read: dict[str, str]
     """Digests by name."""
     version: int = VERSION
+
+    @property
+    def command(self) -> str:
+        """The command that was asked, without ``--out``."""
+        said = [
+            value if flag == RUN_TOML else f"--{flag} {value}" for flag, value in self.asked.items()
+        ]
+        return " ".join(["equipoise plan", *said])
 
     def as_row(self) -> dict[str, Any]:
         """Plain data: the file's content."""
@@ -138,8 +155,7 @@ def require_fresh(plan: Plan, now: Mapping[str, str], file: Path) -> None:
     names = sorted({*plan.read, *now})
     changed = [name for name in names if plan.read.get(name) != now.get(name)]
     if changed:
-        said = " ".join(f"--{flag} {value}" for flag, value in plan.asked.items())
         raise PlanError(
             f"{file} is stale: {' and '.join(changed)} changed since it was written. Plan again: "
-            f"equipoise plan {said} --out {file.parent}."
+            f"{plan.command} --out {file.parent}."
         )

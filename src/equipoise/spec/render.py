@@ -35,7 +35,8 @@ def _effective(run: ResolvedRun, key: Key) -> Any:
     return int(1.25 * run.spec.pack.context_tokens)  # the rule that pack.max_tokens describes
 
 
-def _value(run: ResolvedRun, key: Key) -> Any:
+def value_of(run: ResolvedRun, key: Key) -> Any:
+    """What a key resolved to; None where it was not given and has no default."""
     owner = getattr(run.spec, key.section) if key.section else run.spec
     return getattr(owner, key.field)
 
@@ -51,7 +52,7 @@ def render(run: ResolvedRun) -> str:
         if key.section != section:
             section = key.section
             rows += [("", ""), (f"[{section}]", "")]
-        value = _value(run, key)
+        value = value_of(run, key)
         is_unused = name == "model.preset" and run.spec.model.init != "random"
         mark = "#" if value is None or is_unused else ""
         shown = _effective(run, key) if value is None else value
@@ -74,7 +75,7 @@ def template(run: ResolvedRun) -> str:
             section = key.section
             summary = (sections()[section].__doc__ or "").strip()
             rows += [("", ""), (f"[{section}]  # {summary}", "")]
-        value = _value(run, key)
+        value = value_of(run, key)
         shown = _effective(run, key) if value is None else value
         mark = "#" if run.origins[name] == DEFAULT.label or value is None else ""
         rows.append((f"{mark}{key.field} = {toml(shown)}", _describe(key)))

@@ -4,6 +4,7 @@ for (const note of data.notes) {
   document.getElementById("notes").append(element("li", { class: note.kind }, note.text));
 }
 runsTable();
+planFigure();
 histogramFigure();
 workFigure();
 if (hasFewRanks) skewFigure();

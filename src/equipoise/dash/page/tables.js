@@ -37,6 +37,11 @@ function runsTable() {
     ["Packing a step", ["measured", (one) => formatSeconds(one.plan_s)]],
     ["Median error", ["step time", (one) => formatPercent(one.step_error)], ["worst rank's compute", (one) => formatPercent(worst(one.busy_error))]],
   ];
+  if (data.runs.some((run) => run.plan)) {
+    const of = (one) => data.runs.find((run) => run.summary === one).plan;
+    rows[0].push(["planned", (one) => formatSeconds(of(one)?.step_s.planned)]);
+    rows.find(([name]) => name === "Peak memory").push(["planned", (one) => formatBytes(of(one)?.memory_bytes.planned)]);
+  }
   if (data.comparisons.length) {
     // A run that trained other documents, or on other ranks, is compared by tokens a second.
     const of = (one) => data.comparisons.find((each) => each.label === one.label);

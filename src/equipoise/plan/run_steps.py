@@ -1,0 +1,111 @@
+"""The steps that a run will pack, for any number of data-parallel ranks.
+
+Why
+    A run's steps are known before it begins: the stream shuffles by the run's seed, and the
+    packer's answer depends on the lengths alone. So a plan prices documents that will be trained.
+
+What it decides
+    The first ``STEPS`` steps of the run are packed as they will be, and the one of median work
+    stands for all. Work is FLOP, so that the same step stands for every layout. Policies that
+    share a document out over ranks are not packed here: no price of a step knows them.
+
+Kept true (tests/unit/plan/test_run_steps.py)
+    Each token of a step is in one micro-batch; the packs are those of the run's own packer.
+"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balance.pack import DIVIDES, make_packer
+from equipoise.base.errors import SpecError
+from equipoise.cost.curve import counted_curve
+from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.data.stream import DocumentStream
+from equipoise.sim.step import Documents
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Policy, RunSpec
+
+STEPS = 9
+"""Odd, so that one is the median."""
+
+POLICIES: tuple[Policy, ...] = ("by-work", "by-tokens")
+"""What is compared where no policy is given: those that keep documents whole and let none wait, so
+that a plan does not change what is learnt from."""
+
+
+class RunSteps:
+    """A run's first steps."""
+
+    def __init__(self, spec: RunSpec, model: ModelSpec, doc_tokens: npt.NDArray[np.int64]) -> None:
+        """Cut the stream.
+
+        Args:
+            spec: Packing and seed.
+            model: What a document's work is counted for.
+            doc_tokens: Length of each document of the corpus, int64 [documents].
+        """
+        self._spec, self._curve = spec, counted_curve(model)
+        stream = DocumentStream(
+            doc_tokens, seed=spec.train.seed, context_tokens=spec.pack.context_tokens
+        )
+        size = spec.pack.step_tokens
+        self._pieces = [stream.step(step * size, size) for step in range(STEPS)]
+        work = []
+        for pieces in self._pieces:
+            lengths = pieces[:, 2] - pieces[:, 1]
+            work.append(useful_flop(model, size, int(causal_pairs(lengths).sum())))
+        self.median = int(np.argsort(work, kind="stable")[STEPS // 2])
+        """Which step stands for all, from 0."""
+        self._packed: dict[tuple[Policy, int], list[Documents]] = {}
+
+    def documents(self, policy: Policy, dp: int) -> Documents:
+        """Of each data-parallel rank the micro-batches of the step that stands for all.
+
+        Raises:
+            LayoutError: a step has fewer documents than ranks.
+        """
+        return self._pack(policy, dp)[self.median]
+
+    def most_tokens(self, policy: Policy, dp: int) -> int:
+        """Of the largest micro-batch of all these steps."""
+        return max(sum(batch) for step in self._pack(policy, dp) for row in step for batch in row)
+
+    def count_batches(self, policy: Policy, dp: int) -> int:
+        """Micro-batches of the rank that has most of them, in the step that stands for all."""
+        return max(map(len, self.documents(policy, dp)))
+
+    def _pack(self, policy: Policy, dp: int) -> list[Documents]:
+        key = policy, dp
+        if key not in self._packed:
+            pack = dataclasses.replace(self._spec.pack, policy=policy)
+            packer = make_packer(pack, dp, self._curve)
+            self._packed[key] = [
+                [
+                    [batch.doc_tokens.tolist() for batch in rank if batch.tokens] or [[1]]
+                    for rank in packer.step(pieces).ranks
+                ]
+                for pieces in self._pieces
+            ]
+        return self._packed[key]
+
+
+def policies_of(policy: Policy, *, is_given: bool) -> tuple[Policy, ...]:
+    """The policies that a plan compares.
+
+    Raises:
+        SpecError: one is given that divides documents.
+
+    >>> policies_of("by-work", is_given=False), policies_of("in-order", is_given=True)
+    (('by-work', 'by-tokens'), ('in-order',))
+    """
+    if not is_given:
+        return POLICIES
+    if policy in DIVIDES:
+        raise SpecError(
+            f'pack.policy = "{policy}" shares documents out over ranks, which no price of a plan '
+            f'knows. Leave it out, or give "by-work", "by-tokens", "delayed", "fixed" or '
+            f'"in-order".'
+        )
+    return (policy,)

@@ -1,0 +1,150 @@
+"""Choices that ``equipoise train`` runs for a run.toml, and the keys of run.toml that say them.
+
+Why
+    A plan is obeyed only if the run can do it, and only if the run can be told.
+
+What it decides
+    A key that run.toml or a flag gives is not searched. What a pipeline or a context alone reads
+    (schedule, virtual stages, strategy) binds choices that have one. Data-parallel ranks are
+    outermost, and a micro-batch holds what the packer puts into it: a window, or a little more.
+
+Kept true (tests/unit/plan/test_trainable.py)
+    Keys that were given stand in every choice; the keys of a choice give its layout back.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.cost.step import StepOptions
+from equipoise.plan.choice import Choice
+from equipoise.plan.space import CONTEXT_STRATEGIES, NAMED, SCHEDULES, Space, list_space
+from equipoise.spec.keys import keys, toml
+from equipoise.spec.obey import is_given
+from equipoise.spec.render import value_of
+from equipoise.spec.resolve import ResolvedRun
+
+_COLUMN = {
+    "layout.dp": "dp",
+    "layout.context": "cp",
+    "layout.tensor": "tp",
+    "layout.pipeline": "pp",
+    "layout.expert": "ep",
+    "layout.expert_tensor": "etp",
+    "layout.zero": "zero",
+    "layout.replicas": "replicas",
+    "train.recompute": "recompute",
+}
+"""Keys that hold for every choice."""
+
+_COLUMN_OF_PIPELINE = {"layout.schedule": "schedule", "layout.virtual": "virtual"}
+_COLUMN_OF_CONTEXT = {"layout.strategy": "context_strategy"}
+
+
+def list_trainable(
+    run: ResolvedRun,
+    ranks: int,
+    base: StepOptions,
+    *,
+    count_batches: Callable[[int], int],
+) -> Space:
+    """Every choice for one step of a run.
+
+    Args:
+        run: Its model, and the keys that it was given.
+        ranks: Of the run; every one is used.
+        base: Window, sequences of the step, precision: what is not to be chosen.
+        count_batches: Micro-batches of the fullest of so many data-parallel ranks.
+
+    Raises:
+        SpecError: a key has a value that no price knows, or nothing is left.
+        LayoutError: a step has fewer documents than data-parallel ranks.
+    """
+    given = {
+        name: value_of(run, keys()[name])
+        for name in (*_COLUMN, *_COLUMN_OF_PIPELINE, *_COLUMN_OF_CONTEXT)
+        if is_given(run, name) and value_of(run, keys()[name]) != "cores"
+    }
+    for name, known in (("layout.schedule", SCHEDULES), ("layout.strategy", CONTEXT_STRATEGIES)):
+        if name in given and given[name] not in known:
+            raise SpecError(
+                f"{name} = {toml(given[name])} ({run.origins[name]}) has no price that a plan "
+                f"could compare. Leave it out, or give {', '.join(map(toml, known))}."
+            )
+    fixed: dict[str, int | str] = {"order": "dp-pp", "micro_batch": 1}
+    fixed |= {column: given[name] for name, column in _COLUMN.items() if name in given}
+    if given.get("layout.schedule") in SCHEDULES[-2:]:  # listed where they are asked for alone
+        fixed["schedule"] = given["layout.schedule"]
+    # Packers give ranks less than a window each, too: any number of them divides the step.
+    windows = math.lcm(base.step_sequences, ranks)
+    try:
+        listed = list_space(
+            run.model, ranks, dataclasses.replace(base, step_sequences=windows), fixed=fixed
+        )
+    except SpecError:
+        raise _nothing_left(run, ranks, given) from None
+    kept = np.ones(len(listed), dtype=bool)
+    for table, axis in ((_COLUMN_OF_PIPELINE, "pp"), (_COLUMN_OF_CONTEXT, "cp")):
+        for name, column in table.items():
+            if name in given:
+                names = NAMED.get(column)
+                value = names.index(given[name]) if names else given[name]
+                kept &= (listed[axis] == 1) | (listed[column] == value)
+    per_node = run.spec.layout.ranks_per_node
+    if per_node is not None:
+        kept &= listed["cp"] % per_node == 0
+    batches = {dp: _batches(count_batches, dp) for dp in np.unique(listed["dp"]).tolist()}
+    own = np.array([batches[dp] for dp in listed["dp"].tolist()], dtype=np.int64)
+    kept &= (own > 0) & ((listed["zero"] != 2) | (own == 1))
+    if not kept.any():
+        raise _nothing_left(run, ranks, given)
+    columns = listed.columns | {"micro_batches": own}
+    return Space(columns, base).keep(kept)
+
+
+def _batches(count_batches: Callable[[int], int], dp: int) -> int:
+    try:
+        return count_batches(dp)
+    except LayoutError:  # fewer documents than ranks
+        return 0
+
+
+def _nothing_left(run: ResolvedRun, ranks: int, given: dict[str, int | str]) -> SpecError:
+    said = " and ".join(f"{name} = {toml(value)}" for name, value in given.items())
+    mend = "Change --ranks, or give fewer of these keys" if said else "Change --ranks"
+    return SpecError(
+        f"No layout of {ranks} ranks carries {run.model.layers} layers of {run.model.heads} heads "
+        f"and steps of {run.spec.pack.step_tokens:,} tokens{' with ' if said else ''}{said}. "
+        f"{mend}."
+    )
+
+
+def run_keys(choice: Choice) -> dict[str, int | str]:
+    """A choice as keys of run.toml; those of a pipeline or a context only where there is one.
+
+    >>> from equipoise.spec.layout import Layout
+    >>> found = run_keys(Choice(Layout(dp=2), StepOptions(8192, 4)))
+    >>> found["layout.dp"], found["pack.policy"], "layout.schedule" in found
+    (2, 'by-work', False)
+    """
+    layout, options = choice.layout, choice.options
+    found: dict[str, int | str] = {
+        "pack.policy": options.policy,
+        "train.recompute": options.recompute,
+        "layout.dp": layout.dp,
+        "layout.context": layout.cp,
+        "layout.tensor": layout.tp,
+        "layout.pipeline": layout.pp,
+        "layout.expert": layout.ep,
+        "layout.expert_tensor": layout.etp,
+        "layout.zero": layout.zero,
+        "layout.replicas": layout.replicas,
+    }
+    if layout.pp > 1:
+        found |= {"layout.schedule": options.schedule, "layout.virtual": options.virtual}
+    if layout.cp > 1:
+        found["layout.strategy"] = options.context_strategy
+    return found
