@@ -1,6 +1,7 @@
 """``equipoise calibrate``: measure this machine, hold its curves against a run, correct them."""
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +14,17 @@ from equipoise.cli.written import require_folder_of, require_kind
 if TYPE_CHECKING:
     from equipoise.cost.compare import Comparison
     from equipoise.spec.device_file import DeviceFile
+    from equipoise.spec.device_parts import ModelParts
     from equipoise.spec.resolve import ResolvedRun
     from equipoise.train.calibrate import CalibrationPlan
+    from equipoise.train.calibrate_parts import PartsPlan
 
 HELP = "measure this machine, so that this-cpu is priced by what it does"
 
 EXAMPLES = """\
 examples:
   equipoise calibrate                                under a minute; this-cpu is priced by it
-  equipoise calibrate run.toml                       cover the sizes of this run as well
+  equipoise calibrate run.toml                       also the sizes and parts of this run's steps
   equipoise calibrate --plot curves.png --out lab.json
   equipoise calibrate --compare runs/demo            predicted beside measured, and the wrong curve
   equipoise calibrate --fit runs/demo                correct the curves by what the run measured
@@ -67,11 +70,18 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.spec.device_file import write_device_file
     from equipoise.train.calibrate import measure_machine
 
-    plan = plan_for(run_from(args))
+    resolved = run_from(args)
     folder = file.absolute().parent
     _make(folder)
-    found = measure_machine(plan, folder, make_progress(args.quiet or args.json))
+    kept = _kept_parts(file)
+    found = measure_machine(plan_for(resolved), folder, make_progress(args.quiet or args.json))
+    found = dataclasses.replace(found, parts=kept)
     write_device_file(file, found)
+    if (args.run_toml is not None or args.overrides) and not resolved.model.experts:
+        parts = _time_parts(args, resolved, file)
+        others = [each for each in kept if (each.model, each.dtype) != (parts.model, parts.dtype)]
+        found = dataclasses.replace(found, parts=(*others, parts))
+        write_device_file(file, found)
     if args.plot is not None:
         from equipoise.dash.calibrate_plot import plot_device_file
 
@@ -87,6 +97,51 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _kept_parts(file: Path) -> "tuple[ModelParts, ...]":
+    """Of models that were timed before on this machine with this torch, where the file has any."""
+    from importlib.metadata import version
+
+    from equipoise.spec.device_file import read_device_file
+    from equipoise.spec.device_here import cpu_model
+
+    try:
+        found = read_device_file(file)
+    except SpecError:
+        return ()
+    is_here = found.machine == cpu_model() and found.torch.split("+")[0] == version("torch")
+    return found.parts if is_here else ()
+
+
+def _time_parts(args: argparse.Namespace, resolved: "ResolvedRun", file: Path) -> "ModelParts":
+    """The parts of the run's steps, with the links of the device file."""
+    from equipoise.observe.machine import usable_cores
+    from equipoise.sim.machine import Machine
+    from equipoise.spec.cluster import cores_cluster
+    from equipoise.spec.device_here import this_cpu
+    from equipoise.spec.layout import Layout
+    from equipoise.train.calibrate_model import measure_parts
+
+    cores = len(usable_cores())
+    machine = Machine(cores_cluster(this_cpu(file), max(2, cores)))
+    link = machine.context_links(Layout(cp=max(2, cores))).near
+    return measure_parts(parts_plan_for(resolved), link, make_progress(args.quiet or args.json))
+
+
+def parts_plan_for(resolved: "ResolvedRun") -> "PartsPlan":
+    """What is timed of a run's steps: its model, at its precision, up to its largest pack.
+
+    >>> from equipoise.spec.load import read_run
+    >>> parts_plan_for(read_run(None, [("pack.context_tokens", "1024")])).sizes
+    (128, 1024, 1280)
+    """
+    from equipoise.train.calibrate_parts import PartsPlan
+
+    spec = resolved.spec
+    return PartsPlan(
+        resolved.model, spec.train.precision, spec.pack.most_tokens, spec.pack.context_tokens
+    )
+
+
 def plan_for(resolved: "ResolvedRun") -> "CalibrationPlan":
     """The usual sizes, and those of a run where they are larger.
 
@@ -94,8 +149,6 @@ def plan_for(resolved: "ResolvedRun") -> "CalibrationPlan":
     >>> plan_for(read_run(None, [("pack.context_tokens", "16384")])).doc_tokens[-1]
     16384
     """
-    import dataclasses
-
     from equipoise.train.calibrate import CalibrationPlan
 
     plan, model, pack = CalibrationPlan(), resolved.model, resolved.spec.pack
@@ -164,8 +217,6 @@ def _compare(args: argparse.Namespace, file: Path) -> int:
 
 def fitted(found: "DeviceFile", comparison: "Comparison") -> "DeviceFile":
     """A device file whose curves are corrected by a run: new factors on top of the old."""
-    import dataclasses
-
     old = dict(found.residuals)
     new = {each.name: old.get(each.name, 1.0) * each.factor for each in comparison.curves}
     return dataclasses.replace(found, residuals=tuple((old | new).items()))

@@ -9,7 +9,8 @@ from rich.table import Table
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cost.compare import Comparison
-from equipoise.spec.device_file import DeviceFile, Measured
+from equipoise.spec.device_file import DeviceFile
+from equipoise.spec.device_parts import Measured
 
 _BUSY_CORES = 0.3
 """Cores of other load from which on the figures are doubted."""
@@ -37,6 +38,16 @@ def file_rows(found: DeviceFile) -> dict[str, Any]:
             "attention": len(found.attention),
             "collectives": len(found.collectives),
         },
+        "parts": [
+            {
+                "model": parts.title,
+                "dtype": parts.dtype,
+                "ranks": parts.ranks,
+                "most_tokens": parts.most_tokens,
+                "ways": [way.way for way in parts.ways],
+            }
+            for parts in found.parts
+        ],
     }
 
 
@@ -68,6 +79,12 @@ def print_file(found: DeviceFile, file: Path) -> None:
         f"{len(found.gemm)} products, {len(found.attention)} attentions and "
         f"{len(found.collectives)} collectives are in {file}"
     )
+    for parts in found.parts:
+        console.print(
+            f"Parts of a step of the model of {parts.title}, {parts.dtype}, micro-batches up to "
+            f"{parts.most_tokens:,} tokens on {parts.ranks} ranks: "
+            f"{', '.join(way.way for way in parts.ways)}"
+        )
 
 
 def _rate(each: Measured, flop: float) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from equipoise.cost.grid import LogGrid, read_table
 from equipoise.cost.kernel_curve import AttentionCurve, attention_curve, decode_grid, gemm_grid
 from equipoise.cost.link_curve import CollectiveCurve, curve_of_rows, nccl_rows
 from equipoise.spec.device_file import DeviceFile, read_device_file
+from equipoise.spec.device_parts import ModelParts
 from equipoise.spec.device_spec import THIS_CPU, DeviceSpec, Dtype
 from equipoise.spec.link import LINKS, LinkSpec
 
@@ -47,6 +48,7 @@ class _Here:
     backward: dict[str, AttentionCurve]
     collectives: CollectiveCurve
     residuals: dict[str, float]
+    parts: tuple[ModelParts, ...]
 
 
 def collective_curve(link: LinkSpec) -> CollectiveCurve | None:
@@ -141,6 +143,11 @@ def residual(device: DeviceSpec, curve: str) -> float:
     return _here(device.curve_file).residuals.get(curve, 1.0)
 
 
+def model_parts(file: Path) -> tuple[ModelParts, ...]:
+    """Steps' parts that were timed on the machine of a device file."""
+    return _here(file).parts
+
+
 def _here(path: Path) -> _Here:
     return _read_here(path, path.stat().st_mtime_ns)
 
@@ -165,6 +172,7 @@ def _curves_of(found: DeviceFile) -> _Here:
             LINKS["gloo"].bytes_per_s,
         ),
         residuals=dict(found.residuals),
+        parts=found.parts,
     )
 
 

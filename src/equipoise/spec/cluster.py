@@ -186,10 +186,7 @@ def node_class(name: str, devices: int) -> NodeClass:
     """
     device = find_device(name)
     if device.name == THIS_CPU:
-        file = device.curve_file
-        gloo = dataclasses.replace(find_link("gloo"), curve=None if file is None else str(file))
-        tier = Tier(devices, gloo)
-        return NodeClass(THIS_CPU, device, 1, (tier,), None, 0)
+        return _cores(device, devices)
     shape = _SHAPES[device.name]
     size = shape.tiers[-1][0]
     if devices % size and devices > size:
@@ -209,6 +206,22 @@ def node_class(name: str, devices: int) -> NodeClass:
         # A part of a node has its part of the cards.
         max(1, shape.nics * min(devices, size) // size),
     )
+
+
+def _cores(device: DeviceSpec, cores: int) -> NodeClass:
+    file = device.curve_file
+    gloo = dataclasses.replace(find_link("gloo"), curve=None if file is None else str(file))
+    return NodeClass(THIS_CPU, device, 1, (Tier(cores, gloo),), None, 0)
+
+
+def cores_cluster(device: DeviceSpec, cores: int) -> ClusterSpec:
+    """So many cores of a ``this-cpu``, which may come from any device file.
+
+    >>> from equipoise.spec.device_here import this_cpu
+    >>> cores_cluster(this_cpu(), 2).devices
+    2
+    """
+    return ClusterSpec(f"{THIS_CPU}:{cores}", (_cores(device, cores),))
 
 
 def find_cluster(text: str) -> ClusterSpec:

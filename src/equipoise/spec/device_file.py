@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from equipoise.base.errors import SpecError
+from equipoise.spec.device_parts import Measured, ModelParts
 from equipoise.spec.device_spec import Dtype
 
 FORM = 1
@@ -27,15 +28,6 @@ FORM = 1
 Collective = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A median and its 95% interval."""
-
-    mid: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +98,8 @@ class DeviceFile:
     collectives: tuple[CollectivePoint, ...]
     residuals: tuple[tuple[str, float], ...] = ()
     """Measured over predicted, of a run's terms, where a run was fitted."""
+    parts: tuple[ModelParts, ...] = ()
+    """Of the models whose run.toml was calibrated."""
 
 
 _ADAPTER = TypeAdapter(DeviceFile)

@@ -53,7 +53,9 @@ from equipoise.spec.device_here import cpu_model, memory_share_bytes
 from equipoise.spec.device_spec import Dtype
 from equipoise.train.process import settle
 
-_MOST_RANKS = 16
+MOST_RANKS = 16
+"""Of those that measure at once."""
+
 _ENOUGH = 6
 """Samples that give a 95% interval."""
 
@@ -195,7 +197,7 @@ def _stages(plan: CalibrationPlan, folder: Path) -> Iterator[tuple[float, Stage]
         yield seconds, partial(_on_ranks, cores, _attention, shapes)
     yield 1.0, partial(_on_ranks, cores, _stream, plan.stream_elements)
     count = 2
-    while count <= min(max(2, cores), _MOST_RANKS):
+    while count <= min(max(2, cores), MOST_RANKS):
         yield 5.0, partial(_on_ranks, count, _collectives, plan.collective_bytes)
         count *= 2
     yield 1.0, partial(_disk, folder, plan.disk_bytes)

@@ -7,10 +7,10 @@ from equipoise.spec.device_file import (
     CollectivePoint,
     DeviceFile,
     GemmPoint,
-    Measured,
     Stream,
     write_device_file,
 )
+from equipoise.spec.device_parts import Measured
 
 
 def about(value: float) -> Measured:

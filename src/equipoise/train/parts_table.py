@@ -1,0 +1,266 @@
+"""Put what ranks timed of small steps together: seconds of a layer, and of what is outside.
+
+What it decides
+    Two decoders that differ by three layers, or three a stage, give a layer; the shallower one less
+    its layer gives the rest. Samples of all ranks are pooled, step by step, so that each
+    figure has an interval. What a first forward takes beyond an equal later one is gathering.
+    What context-parallel attention takes beyond its replayed tiles and messages is fitted to a
+    call and its tiles by least squares over packs of different numbers of documents.
+
+Kept true (tests/unit/train/test_parts_table.py)
+    Records made from known parts give those parts back.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from equipoise.cost.interval import median_interval
+from equipoise.cost.measured_parts import document_curves
+from equipoise.parallel.context.plan import plan_context
+from equipoise.schedule.attention_count import Wire
+from equipoise.schedule.attention_price import LinkPrice
+from equipoise.sim.here import count_tiles, replay_core
+from equipoise.spec.device_parts import (
+    ContextPoint,
+    DocPoint,
+    Measured,
+    OncePoint,
+    Passes,
+    SizePoint,
+    Way,
+    WayParts,
+)
+from equipoise.train.calibrate_parts import DEPTHS, SHORT_TOKENS, PartsPlan, StepRecord
+
+Records = Sequence[dict[tuple[int, str], StepRecord]]
+"""Of each rank: steps by depth and schedule."""
+
+Seconds = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+_ONCE = ("gather", "reduce", "optimizer")
+
+_NOTHING = Measured(0.0, 0.0, 0.0)
+_MORE_LAYERS = DEPTHS[1] - DEPTHS[0]
+
+
+def document_points(
+    found: Sequence[dict[int, tuple[list[float], list[float]]]],
+) -> tuple[DocPoint, ...]:
+    """The attention core over lengths, from every rank's samples."""
+    points = []
+    for tokens in sorted(found[0]):
+        forward, backward = (
+            median_interval([s for rank in found for s in rank[tokens][row]]) for row in (0, 1)
+        )
+        points.append(DocPoint(tokens, forward, backward))
+    return tuple(points)
+
+
+def way_table(
+    way: Way, plan: PartsPlan, records: Records, documents: tuple[DocPoint, ...]
+) -> WayParts:
+    """The parts of one way."""
+    table = (
+        _Pipeline(plan, records, documents)
+        if way == "pipeline"
+        else _Whole(plan, records, documents)
+    )
+    layer, first, last = table.once()
+    return WayParts(way, table.sizes(), documents, layer, first, last, table.rest())
+
+
+class _Whole:
+    """Ranks that have every layer."""
+
+    def __init__(self, plan: PartsPlan, records: Records, documents: tuple[DocPoint, ...]) -> None:
+        self._plan, self._records = plan, records
+        short = next(each for each in documents if each.tokens == SHORT_TOKENS)
+        self._core_s = {"forward": short.forward_s.mid, "backward": short.backward_s.mid}
+
+    def sizes(self) -> tuple[SizePoint, ...]:
+        """Of each timed number of tokens."""
+        return tuple(self._size(tokens, at) for at, tokens in enumerate(self._plan.sizes, start=1))
+
+    def _size(self, tokens: int, at: int) -> SizePoint:
+        layers, lasts = [], []
+        for name in ("forward", "backward"):
+            layer, last = self._parts(partial(_span, name=name, stage=-1, at=at))
+            core_s = self._core_s[name] * tokens / SHORT_TOKENS
+            layers.append(_measured(layer - core_s))
+            lasts.append(_measured(last))
+        free = Passes(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+        return SizePoint(tokens, _undivided(*layers), free, _undivided(*lasts))
+
+    def once(self) -> tuple[OncePoint, OncePoint, OncePoint]:
+        """A layer, what is before, what is after."""
+        again = 1 + len(self._plan.sizes) // 2
+        layers, lasts = [], []
+        for name in _ONCE:
+            layer, last = self._parts(partial(_once, name=name, stage=-1, again=again))
+            layers.append(_measured(layer))
+            lasts.append(_measured(last))
+        nothing = OncePoint(_NOTHING, _NOTHING, _NOTHING)
+        return OncePoint(*layers), nothing, OncePoint(*lasts)
+
+    def rest(self) -> Measured:
+        """Of a step, of the rank that waits least."""
+        left = [
+            [
+                np.subtract(record.step_s, _spent(record))
+                for rank in self._records
+                for (deep, _), record in rank.items()
+                if deep == depth
+            ]
+            for depth in DEPTHS
+        ]
+        return _measured(np.concatenate([np.min(each, axis=0) for each in left]))
+
+    def _parts(self, seconds: Callable[[StepRecord], Seconds]) -> tuple[Seconds, Seconds]:
+        """Samples of a layer, and of what is outside of layers."""
+        shallow, deep = (
+            np.concatenate([seconds(rank[depth, "1f1b"]) for rank in self._records])
+            for depth in DEPTHS
+        )
+        return _two(shallow, deep)
+
+
+class _Pipeline(_Whole):
+    """Ranks that have a stage each."""
+
+    def _size(self, tokens: int, at: int) -> SizePoint:
+        kinds = (
+            ("forward", "1f1b", "forward"),
+            ("backward", "1f1b", "backward"),
+            ("backward-input", "zb-h1", "backward"),
+            ("backward-weight", "zb-h1", ""),
+        )
+        columns = []
+        for name, schedule, core in kinds:
+            layer, ends = self._stages(schedule, partial(_span, name=name, at=at))
+            core_s = self._core_s.get(core, 0.0) * tokens / SHORT_TOKENS
+            columns.append((_measured(layer - core_s), *map(_measured, ends)))
+        return SizePoint(tokens, *(Passes(*each) for each in zip(*columns, strict=True)))
+
+    def once(self) -> tuple[OncePoint, OncePoint, OncePoint]:
+        """A layer, what the first stage has, what the last."""
+        again = 1 + len(self._plan.sizes) // 2
+        columns = []
+        for name in _ONCE:
+            layer, ends = self._stages("1f1b", partial(_once, name=name, again=again))
+            columns.append((_measured(layer), *map(_measured, ends)))
+        found = [OncePoint(*each) for each in zip(*columns, strict=True)]
+        return found[0], found[1], found[2]
+
+    def rest(self) -> Measured:
+        """Of a step, beside what lies between the first instruction and the last."""
+        left = []
+        for key in self._records[0]:
+            records = [rank[key] for rank in self._records]
+            window = np.max([each.ended for each in records], axis=0) - np.min(
+                [each.began for each in records], axis=0
+            )
+            after = [
+                np.add(each.spans["reduce", -1, -1], each.spans["optimizer", -1, -1])
+                for each in records
+            ]
+            left.append(
+                np.min([each.step_s for each in records], axis=0) - window - np.max(after, axis=0)
+            )
+        return _measured(np.concatenate(left))
+
+    def _stages(
+        self, schedule: str, seconds: Callable[..., Seconds]
+    ) -> tuple[Seconds, list[Seconds]]:
+        """Samples of a layer of any stage, and of what is outside of layers on the ends."""
+        layers, rests = [], []
+        for stage, rank in enumerate(self._records):
+            shallow, deep = (seconds(rank[depth, schedule], stage=stage) for depth in DEPTHS)
+            layer, rest = _two(shallow, deep)
+            layers.append(layer)
+            rests.append(rest)
+        return np.concatenate(layers), [rests[0], rests[-1]]
+
+
+def _span(record: StepRecord, *, name: str, stage: int, at: int) -> Seconds:
+    return np.asarray(record.spans[name, stage, at])
+
+
+def _once(record: StepRecord, *, name: str, stage: int, again: int) -> Seconds:
+    """What a step pays once; gathering is what the first of two equal forwards takes longer."""
+    if name == "gather":
+        first = _span(record, name="forward", stage=stage, at=0)
+        return first - _span(record, name="forward", stage=stage, at=again)
+    return _span(record, name=name, stage=-1, at=-1)
+
+
+def _two(shallow: Seconds, deep: Seconds) -> tuple[Seconds, Seconds]:
+    layer = (deep - shallow) / _MORE_LAYERS
+    return layer, shallow - DEPTHS[0] * np.median(layer)
+
+
+def _measured(samples: Seconds) -> Measured:
+    """Never below nothing, which noise may make of a part that costs nothing."""
+    return median_interval(np.maximum(samples, 0.0).tolist())
+
+
+def _undivided(forward: Measured, backward: Measured) -> Passes:
+    return Passes(forward, backward, backward, _NOTHING)
+
+
+def _spent(record: StepRecord) -> Seconds:
+    """Seconds of each step in what is told apart."""
+    told = [
+        values
+        for (name, _, _), values in record.spans.items()
+        if name in ("forward", "backward", "reduce", "optimizer")
+    ]
+    return np.asarray(np.sum(told, axis=0))
+
+
+def context_points(
+    plan: PartsPlan,
+    ranks: int,
+    packs: Sequence[tuple[int, ...]],
+    found: Sequence[dict[tuple[str, int], tuple[list[float], list[float]]]],
+    documents: tuple[DocPoint, ...],
+    link: LinkPrice,
+) -> tuple[ContextPoint, ...]:
+    """What each strategy takes beyond what a replay of it says."""
+    forward, backward = document_curves(documents)
+    wire = Wire(plan.model.head_width, 2 if plan.precision == "bf16" else 4)
+    points = []
+    for strategy in dict.fromkeys(name for name, _ in found[0]):
+        tiles, beyond = [], []
+        for at, lengths in enumerate(packs):
+            schedule = plan_context(
+                lengths,
+                ranks,
+                strategy,
+                heads=plan.model.heads,
+                kv_heads=plan.model.kv_heads,
+            ).schedule
+            core = replay_core(schedule, forward, backward, link, wire).sum(axis=1)
+            timed = [
+                float(np.median(np.max([rank[strategy, at][row] for rank in found], axis=0)))
+                for row in (0, 1)
+            ]
+            tiles.append(float(count_tiles(schedule)))
+            beyond.append(np.array(timed) - core)
+        forward_s, backward_s = (
+            _call_and_tile(np.array(tiles), each) for each in np.array(beyond).T
+        )
+        points.append(ContextPoint(strategy, *forward_s, *backward_s))
+    return tuple(points)
+
+
+def _call_and_tile(tiles: Seconds, seconds: Seconds) -> tuple[float, float]:
+    """Least squares of ``call + tile * tiles``, neither of them below nothing."""
+    table = np.stack([np.ones(len(tiles)), tiles], axis=1)
+    call, tile = np.linalg.lstsq(table, seconds, rcond=None)[0].tolist()
+    if tile < 0:
+        return max(0.0, float(seconds.mean())), 0.0
+    if call < 0:
+        return 0.0, max(0.0, float(tiles @ seconds / (tiles @ tiles)))
+    return call, tile

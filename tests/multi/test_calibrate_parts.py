@@ -1,0 +1,62 @@
+"""A step's parts on real ranks: every way is timed, and another depth is foreseen from it."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "spec"))
+from device_files import A_FILE, written
+
+from equipoise.cost.measured_parts import part_curves
+from equipoise.cost.step import StepOptions
+from equipoise.observe.machine import usable_cores
+from equipoise.schedule.attention_price import LinkPrice
+from equipoise.sim.machine import Machine
+from equipoise.sim.step import price_step
+from equipoise.spec.cluster import cores_cluster
+from equipoise.spec.device_here import calibrated_device
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import preset
+from equipoise.train.calibrate_model import measure_parts
+from equipoise.train.calibrate_parts import PartsPlan, ways_of
+
+MODEL = dataclasses.replace(
+    preset("2m"), hidden=32, heads=2, kv_heads=2, head_width=16, ffn=48, vocab=64, layers=2
+)
+
+
+class Stages:
+    total = done = 0
+
+    def start(self, label: str, total: int) -> None:
+        self.total = total
+
+    def advance(self, amount: int = 1) -> None:
+        self.done += amount
+
+    def finish(self) -> None:
+        assert self.done == self.total
+
+
+def test_every_way_is_timed_and_foresees_another_depth(tmp_path: Path) -> None:
+    stages, plan = Stages(), PartsPlan(MODEL, "fp32", 128, 128, steps=2)
+    parts = measure_parts(plan, LinkPrice(1e-4, 1e9), stages)
+    cores = min(len(usable_cores()), 16)
+    assert stages.done == stages.total == len(parts.ways) + 1
+    assert tuple(way.way for way in parts.ways) == ways_of(MODEL, cores)
+    assert (parts.ranks, parts.dtype, parts.most_tokens) == (cores, "fp32", 128)
+    for way in parts.ways:
+        assert [point.tokens for point in way.sizes] == [128]
+        assert way.sizes[0].last.forward_s.mid > 0 and way.step_s.mid > 0
+        assert [point.tokens for point in way.documents] == [16, 64, 128]
+    if cores > 1:
+        assert {point.strategy for point in parts.context} >= {"needed-kv", "ulysses"}
+
+    found = dataclasses.replace(A_FILE, parts=(parts,))
+    device = calibrated_device(found, written(tmp_path, found))
+    layout, deep = Layout(dp=cores), dataclasses.replace(MODEL, layers=5)
+    assert part_curves(device, deep, "fp32", layout) is not None
+    options = StepOptions(128, 2, precision="fp32")
+    machine = Machine(cores_cluster(device, cores))
+    price = price_step(deep, machine, layout, options, documents=[[[64, 64]]] * cores)
+    assert price.step_s > 0 and "launches" not in price.terms
