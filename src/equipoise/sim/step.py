@@ -30,6 +30,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.step import TERMS, Floats, StepOptions, StepPrice
 from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory, stage_memory
 from equipoise.sim.parameters import (
@@ -74,6 +75,8 @@ class Ends:
     before: Floats
     after: Floats
     optimizer: Floats
+    host_s: float = 0.0
+    """Of a step, where it was timed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,16 +146,21 @@ def run_step(
             f"virtual = {max(1, model.layers // layout.pp)} or less, or fewer stages."
         )
     rows = uniform_documents(layout, options) if documents is None else documents
-    parts = StepParts(model, machine, layout, options) if parts is None else parts
-    split = split_layers(parts.price(typical(rows)), options, layout.pp * options.virtual)
+    here = measured_parts(model, machine, layout, options)
+    prices = here or parts or StepParts(model, machine, layout, options)
+    split = split_layers(prices.price(typical(rows)), options, layout.pp * options.virtual)
     runs = []
-    for row in rows:
-        batches = [parts.price(np.asarray(batch)) for batch in row]
+    for row in rows if here is None else here.pace(rows):
+        batches = [prices.price(np.asarray(batch)) for batch in row]
         tokens = [int(sum(batch)) for batch in row]
         runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     memory = stage_memory(model, layout, options, split, runs)
-    ends = _ends(model, machine, layout, options, slowest, layers_of_ranks(split, layout, options))
+    held = layers_of_ranks(split, layout, options)
+    if here is None:
+        ends = _ends(model, machine, layout, options, slowest, held)
+    else:
+        ends = Ends(*here.ends(held))
     replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))
     return add_up(model, machine, layout, options, replayed)
 
@@ -265,7 +273,7 @@ def _sum_times(run: PipelineRun, ends: Ends, options: StepOptions, layout: Layou
     after = float((stops + ends.after + ends.optimizer).max()) - makespan
     optimizer = min(after, float(ends.optimizer.max()))
     pipeline = before + makespan + after
-    step_s = pipeline / (1.0 - options.residuals.step_share)
+    step_s = pipeline / (1.0 - options.residuals.step_share) + ends.host_s
     busy = run.parts.sum(axis=1)
     top = int(busy.argmax())
     exposed = run.parts[:, [TERMS.index(name) for name in _TRAFFIC]].sum(axis=1)
