@@ -1,12 +1,14 @@
 """The report in a real Chromium, from a file, with the network watched."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from equipoise.dash.report import write_report
+from equipoise.spec.plan import LOCK, Candidate, Plan
 
 FIGURES = [
     "lengths", "work", "skew", "timeline", "steps", "errors", "wait", "throughput", "mfu", "loss",
@@ -14,6 +16,19 @@ FIGURES = [
 ]  # fmt: skip
 
 WITHOUT_STEPS = {"lengths", "memory", "configuration", "environment"}
+
+
+def obeys(folder: Path) -> Path:
+    """A run that says it obeyed the plan beside it."""
+    file = folder / "journal" / "rank-00000.jsonl"
+    said, says = '"layout.zero": "default"', f'"layout.zero": "{LOCK}"'
+    file.write_text(file.read_text().replace(said, says))
+    terms = {"products": 0.7, "attention": 0.2, "optimizer": 0.02, "data traffic": 0.03}
+    price = {"step_s": 0.95, "terms": terms, "memory_gib_max": 0.75}
+    best = Candidate({"layout": "dp=2,zero=1"}, price, {}, {"layout.dp": 2, "layout.zero": 1})
+    asked = {"run.toml": "run.toml", "ranks": "2"}
+    Plan(asked, best, (), 0.95, 0.0, 1, 1, (), None, (), {}).write(folder / LOCK)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +46,15 @@ def reports(journals: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> d
     many = journals.write_run(root / "many", ranks=20, steps=300, name="many")
     unborn = journals.write_run(root / "unborn", steps=0, stop=False)
     alone = journals.write_run(root / "alone", ranks=1, steps=1, stop=False)
+    planned = obeys(journals.write_run(root / "planned"))
     sets = {
         "two": [in_order, by_work],
         "many": [many],
         "four": [in_order, by_work, many, alone],
         "unborn": [unborn],
         "alone": [alone],
+        "planned": [planned],
+        "planned beside": [in_order, planned],
     }
     return {name: write_report(runs, root / f"{name}.html").as_uri() for name, runs in sets.items()}
 
@@ -52,7 +70,8 @@ def page(browser: Any, reports: dict[str, str]) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("which", "scheme"),
     [("two", "light"), ("two", "dark")]
-    + [(which, "light") for which in ("many", "four", "unborn", "alone")],
+    + [(which, "light") for which in ("many", "four", "unborn", "alone")]
+    + [(which, "light") for which in ("planned", "planned beside")],
 )
 def test_it_is_whole(
     browser: Any, reports: dict[str, str], which: str, width: int, scheme: str
@@ -68,9 +87,30 @@ def test_it_is_whole(
     drawn = page.evaluate("[...document.querySelectorAll('figure')].map(each => each.id)")
     assert page.evaluate("window.reportFigures") == len(drawn)
     absent = {"alone": {"work", "skew"}, "unborn": set(FIGURES) - WITHOUT_STEPS}
-    assert set(drawn) == set(FIGURES) - absent.get(which, set())
+    more = {"plan"} if which.startswith("planned") else set()
+    assert set(drawn) == set(FIGURES) - absent.get(which, set()) | more
     assert page.evaluate("document.body.innerText.match(/NaN|undefined|null|Infinity/)") is None
     assert page.evaluate("document.querySelectorAll('svg [d*=NaN], svg [x*=NaN]').length") == 0
+    page.close()
+
+
+def test_a_plan_stands_beside_the_run(browser: Any, reports: dict[str, str]) -> None:
+    page = browser.open(reports["planned"], width=1440)
+    bars = page.evaluate(
+        "[...document.querySelectorAll('#plan svg rect title')].map(each => each.textContent)"
+    )
+    assert bars[:3] == [
+        "computing, planned: 900 ms",
+        "optimizer, planned: 20.0 ms",
+        "messages and waiting, planned: 30.0 ms",
+    ]
+    assert [each.split(":")[0] for each in bars[3:]] == [
+        "computing, measured",
+        "optimizer, measured",
+        "messages and waiting, measured",
+    ]
+    table = page.evaluate("document.querySelector('table.runs').innerText")
+    assert "planned" in table and "950 ms" in table and "768 MiB" in table
     page.close()
 
 

@@ -12,7 +12,7 @@ What is left out
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from equipoise.base.units import format_count
 from equipoise.dash.compare import compare_all, flat
+from equipoise.dash.figures_settings import configuration, environment
 from equipoise.dash.figures_timeline import draw_timeline
 from equipoise.dash.findings import findings, headline
 from equipoise.dash.planned import plan_finding, read_plans
@@ -61,8 +62,8 @@ def page_data(records: Sequence[RunRecord]) -> Table:
             _run(record, summary.as_json()) | {"plan": None if plan is None else plan.as_json()}
             for record, summary, plan in zip(records, summaries, plans, strict=True)
         ],
-        "configuration": _configuration(records),
-        "environment": _environment(records),
+        "configuration": configuration(records),
+        "environment": environment(records),
     }
 
 
@@ -174,57 +175,6 @@ def _histogram(records: Sequence[RunRecord]) -> Table | None:
     }
 
 
-def _configuration(records: Sequence[RunRecord]) -> list[Table]:
-    specs = [_resolved(record) for record in records]
-    keys = list(dict.fromkeys(key for spec in specs for key in spec))
-    return [
-        {
-            "key": key,
-            "values": [_shown(spec.get(key)) for spec in specs],
-            "origins": [record.start.origins.get(key, "unknown") for record in records],
-            "differs": len({repr(spec.get(key)) for spec in specs}) > 1,
-            "is_unsaid": all(
-                _is_unsaid(record.start.origins.get(key, "unknown"), keys) for record in records
-            ),
-        }
-        for key in keys
-    ]
-
-
-def _is_unsaid(origin: str, keys: Sequence[str]) -> bool:
-    """Whether nobody asked for a value: a default, a preset's, or what another key implies."""
-    return origin == "default" or origin.startswith("preset ") or origin in keys
-
-
-def _resolved(record: RunRecord) -> Table:
-    """Keys of run.toml; of sizes that it leaves to the preset, the preset's."""
-    return {
-        key: record.start.model.get(key.removeprefix("model."))
-        if value is None and key.startswith("model.")
-        else value
-        for key, value in flat(record.start.spec).items()
-    }
-
-
-def _environment(records: Sequence[RunRecord]) -> list[Table]:
-    def facts(record: RunRecord) -> Mapping[str, Any]:
-        return {"equipoise": record.start.version} | flat(record.start.environment)
-
-    tables = [facts(record) for record in records]
-    keys = list(dict.fromkeys(key for table in tables for key in table))
-    return [
-        {
-            "key": key,
-            "values": [
-                table.get(key) if key.endswith("_bytes") else _shown(table.get(key))
-                for table in tables
-            ],
-            "differs": len({repr(table.get(key)) for table in tables}) > 1,
-        }
-        for key in keys
-    ]
-
-
 def _about(record: RunRecord) -> str:
     """What was trained and how, in one line."""
     spec, model = flat(record.start.spec), record.start.model
@@ -290,16 +240,3 @@ def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
                 }
             )
     return notes
-
-
-def _shown(value: object) -> str:
-    """A value of run.toml as it would be written there."""
-    match value:
-        case None:
-            return "—"
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return value or '""'
-        case _:
-            return str(value)

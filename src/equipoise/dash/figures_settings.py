@@ -1,0 +1,80 @@
+"""What the report's page is told of how runs were configured, and where they ran.
+
+Kept true (tests/unit/dash/test_report.py)
+    Every key of run.toml is there once, with what each run says and why.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from equipoise.dash.compare import flat
+from equipoise.observe.run_record import RunRecord
+
+Table = dict[str, Any]
+
+
+def configuration(records: Sequence[RunRecord]) -> list[Table]:
+    """Every key of run.toml: each run's value, where it came from, and whether runs differ."""
+    specs = [_resolved(record) for record in records]
+    keys = list(dict.fromkeys(key for spec in specs for key in spec))
+    return [
+        {
+            "key": key,
+            "values": [_shown(spec.get(key)) for spec in specs],
+            "origins": [record.start.origins.get(key, "unknown") for record in records],
+            "differs": len({repr(spec.get(key)) for spec in specs}) > 1,
+            "is_unsaid": all(
+                _is_unsaid(record.start.origins.get(key, "unknown"), keys) for record in records
+            ),
+        }
+        for key in keys
+    ]
+
+
+def _is_unsaid(origin: str, keys: Sequence[str]) -> bool:
+    """Whether nobody asked for a value: a default, a preset's, or what another key implies."""
+    return origin == "default" or origin.startswith("preset ") or origin in keys
+
+
+def _resolved(record: RunRecord) -> Table:
+    """Keys of run.toml; of sizes that it leaves to the preset, the preset's."""
+    return {
+        key: record.start.model.get(key.removeprefix("model."))
+        if value is None and key.startswith("model.")
+        else value
+        for key, value in flat(record.start.spec).items()
+    }
+
+
+def environment(records: Sequence[RunRecord]) -> list[Table]:
+    """Versions and machine of each run."""
+
+    def facts(record: RunRecord) -> Mapping[str, Any]:
+        return {"equipoise": record.start.version} | flat(record.start.environment)
+
+    tables = [facts(record) for record in records]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    return [
+        {
+            "key": key,
+            "values": [
+                table.get(key) if key.endswith("_bytes") else _shown(table.get(key))
+                for table in tables
+            ],
+            "differs": len({repr(table.get(key)) for table in tables}) > 1,
+        }
+        for key in keys
+    ]
+
+
+def _shown(value: object) -> str:
+    """A value of run.toml as it would be written there."""
+    match value:
+        case None:
+            return "—"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return value or '""'
+        case _:
+            return str(value)
