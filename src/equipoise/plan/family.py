@@ -22,11 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.step import Floats, StepOptions
-from equipoise.plan.bound import bubble
+from equipoise.cost.step import TERMS, Floats, StepOptions
 from equipoise.plan.choice import Choice
-from equipoise.schedule.pipeline import place_in_loop, place_in_v
-from equipoise.schedule.pipeline_strategies import IN_V
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, StepParts, split_layers
@@ -38,9 +35,6 @@ Batches = Sequence[Sequence[int]]
 
 _BINS = 4
 """Of micro-batches by their tokens, of which each takes at least what its least one does."""
-
-LESS = 1.0 - 1e-9
-"""For sums in another order."""
 
 
 class LeastCore:
@@ -87,6 +81,8 @@ class Passes:
 
     layers: Floats
     """float64 [distinct micro-batches, layers, 3]."""
+    core: Floats
+    """The attention core of each forward, float64 [distinct micro-batches, layers]."""
     first: Floats
     """float64 [distinct micro-batches, 3]."""
     last: Floats
@@ -186,9 +182,12 @@ def _collect(
     *,
     is_exact: bool,
 ) -> Passes:
-    known = {id(layer): layer.sum(axis=1) for each in priced for layer in each.layers}
+    distinct = {id(layer): layer for each in priced for layer in each.layers}
+    sums = {key: layer.sum(axis=1) for key, layer in distinct.items()}
+    cores = {key: layer[0, TERMS.index("attention")] for key, layer in distinct.items()}
     return Passes(
-        np.array([[known[id(layer)] for layer in each.layers] for each in priced]),
+        np.array([[sums[id(layer)] for layer in each.layers] for each in priced]),
+        np.array([[cores[id(layer)] for layer in each.layers] for each in priced]),
         np.array([each.first.sum(axis=1) for each in priced]),
         np.array([each.last.sum(axis=1) for each in priced]),
         np.array(counts, dtype=np.float64),
@@ -202,54 +201,3 @@ def _typical(batches: Batches) -> Floats:
     """The micro-batch of median squares, as ``sim.step`` takes it."""
     order = sorted(range(len(batches)), key=lambda at: sum(x * x for x in batches[at]))
     return np.asarray(batches[order[len(order) // 2]], dtype=np.float64)
-
-
-def least_step_s(choice: Choice, passes: Passes, micro_batches: int) -> float:
-    """Time that a step takes at least.
-
-    Args:
-        choice: Layout and options.
-        passes: Of any of its data-parallel ranks.
-        micro_batches: Of that rank.
-
-    Cost: some 0.1 ms.
-    """
-    layout, options = choice.layout, choice.options
-    span = passes.busy_s / layout.pp
-    if layout.pp > 1:
-        if options.schedule == "1f1b" and len(passes.counts) == 1:
-            span *= float(bubble(layout.pp, micro_batches))
-        if passes.typical is not None:
-            span = max(span, _by_ranks(choice, passes, passes.typical, micro_batches))
-    return LESS * span / (1.0 - options.residuals.step_share)
-
-
-def _by_ranks(choice: Choice, passes: Passes, typical: BatchParts, micro_batches: int) -> float:
-    """The rank whose own work, and what must come before and after it, takes longest."""
-    layout, options = choice.layout, choice.options
-    stages = layout.pp * options.virtual
-    split = passes.split(typical, options, stages)
-    table = np.add.reduceat(passes.layers, split.edges[:-1], axis=1)
-    table[:, 0] += passes.first
-    table[:, -1] += passes.last
-    least = table.min(axis=0)
-    in_v = options.schedule in IN_V
-    place = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
-    busy = np.zeros(layout.pp)
-    np.add.at(busy, place, np.tensordot(passes.counts, table.sum(axis=2), axes=1))
-    hops = passes.hop_s * np.arange(layout.pp)
-    before = np.concatenate(([0.0], np.cumsum(least[: layout.pp - 1, 0]))) + hops
-    back = least[: layout.pp - 1, 1:].sum(axis=1)
-    after = np.concatenate(([0.0], np.cumsum(back))) + hops
-    if options.schedule in ("1f1b", "interleaved"):
-        return float((before + busy + after).max())
-    span = before + busy
-    if options.virtual == 1 and passes.is_exact:
-        # Forwards that a rank runs ahead hide a part of its wait for the first gradient.
-        ahead = (layout.pp - 1 - np.arange(layout.pp)) * (2 if options.schedule == "zb-h2" else 1)
-        ahead = np.minimum(ahead, micro_batches - 1)
-        later = least[:, :2].sum(axis=1)
-        downstream = later.sum() - np.cumsum(later) + 2 * hops[::-1]
-        waits = downstream - ahead * table.max(axis=0)[:, 0]
-        span = span + np.maximum(waits, 0.0)
-    return float(span.max())

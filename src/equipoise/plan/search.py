@@ -36,7 +36,9 @@ from equipoise.cost.work import useful_flop
 from equipoise.plan.bound import Floats, bubble, least_bytes, least_seconds, repeated_s
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
-from equipoise.plan.family import LESS, Passes, least_passes, least_step_s, own_passes
+from equipoise.plan.family import Passes, least_passes, own_passes
+from equipoise.plan.fullest import fullest_rank_s
+from equipoise.plan.least import LESS, least_step_s
 from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.space import COLUMNS, SCHEDULES, Ints, Space
 from equipoise.sim.machine import Machine
@@ -117,14 +119,16 @@ class Search:
                 price(row, lowest)
         queue, kernels = self._kernels(rows, peak)
         members: list[Ints] = []
-        bounded = 0
+        bounded, passed = 0, np.inf
         while queue:
             bound, stage, at = queue[0]
             if bound >= best * (1 - self.gap) or time.monotonic() > until:
                 break
             heapq.heappop(queue)
             if stage == 0:
-                for tighter, family in self._families(kernels[at], bound):
+                families, others = self._families(kernels[at], bound, best * (1 - self.gap))
+                passed = min(passed, others)
+                for tighter, family in families:
                     heapq.heappush(queue, (tighter, 1, len(members)))
                     members.append(family)
             elif stage == 1:
@@ -135,7 +139,7 @@ class Search:
                     heapq.heappush(queue, (max(bound, self._own_s(row)), 3, row))
             else:
                 price(at, bound)
-        left = min(queue[0][0], best) if queue else best
+        left = min(queue[0][0] if queue else best, passed, best)
         ranked = sorted(found.values(), key=lambda each: (each.step_s, each.row))
         tried = [each.memory_bytes for each in self.known.values()]
         return Outcome(
@@ -156,16 +160,21 @@ class Search:
         heapq.heapify(queue)
         return queue, [rows[group] for group in groups]
 
-    def _families(self, rows: Ints, bound: float) -> list[tuple[float, Ints]]:
-        """Rows of one group by family, and what each takes at least by the group's kernels."""
+    def _families(
+        self, rows: Ints, bound: float, limit: float
+    ) -> tuple[list[tuple[float, Ints]], float]:
+        """Rows of one group by family, and what each takes at least by the group's kernels.
+
+        Those that take ``limit`` or more are left out; second the least of them.
+        """
         space = self.space
         choice = space.choice(int(rows[0]))
         layout = choice.layout
         inside = layout.tp * layout.cp
         # Experts' traffic is least where ranks that share them are neighbours.
         dp = max(1, -(-layout.ep * layout.etp // inside))
-        near = dataclasses.replace(layout, zero=1, replicas=1, pp=1, dp=dp)
-        plain = Choice(near, dataclasses.replace(choice.options, recompute="none"))
+        alone = dataclasses.replace(layout, zero=1, replicas=1, pp=1, dp=dp)
+        plain = Choice(alone, dataclasses.replace(choice.options, recompute="none"))
         batches = self.documents(choice)[0]
         passes = least_passes(self.model, self.machine, plain, batches)
         pp, m = space["pp"][rows], space.micro_batches[rows]
@@ -175,10 +184,14 @@ class Search:
         is_plain = space["schedule"][rows] == SCHEDULES.index("1f1b")
         longer = np.where(is_plain & (self.packer is None), bubble(pp, m), 1.0)
         least = np.maximum(mean * longer, passes.once_s)
-        least = least * LESS / (1.0 - space.base.residuals.step_share)
-        apart = [space[name][rows] for name in COLUMNS if name not in ("context_strategy", "zero")]
-        groups = _group([*apart, (space["zero"][rows] == 3).astype(np.int64)])
-        return [(max(bound, float(least[group[0]])), rows[group]) for group in groups]
+        fullest = fullest_rank_s(self.model, self.machine, space, rows, passes)
+        least = np.maximum(least, fullest)
+        least = np.maximum(least * LESS / (1.0 - space.base.residuals.step_share), bound)
+        near = least < limit
+        others = float(least[~near].min(initial=np.inf))
+        rows, least = rows[near], least[near]
+        groups = _group([space[name][rows] for name in COLUMNS if name != "context_strategy"])
+        return [(float(least[group[0]]), rows[group]) for group in groups], others
 
     def documents(self, choice: Choice) -> Documents:
         """Micro-batches of every data-parallel rank, those with most work first."""
@@ -233,7 +246,11 @@ class Search:
     def _family_s(self, row: int) -> float:
         choice = self.space.choice(row)
         passes = self._passes(choice, own=False)
-        return least_step_s(choice, passes, len(self.documents(choice)[0]))
+        return self._least_s(choice, passes)
+
+    def _least_s(self, choice: Choice, passes: Passes) -> float:
+        count = len(self.documents(choice)[0])
+        return least_step_s(self.model, self.machine, choice, passes, count)
 
     def _own_s(self, row: int) -> float:
         """Of several context ranks, with what travels between them."""
@@ -245,7 +262,7 @@ class Search:
             passes = self._passes(choice, own=True)
         except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
             return float(np.inf)
-        return least_step_s(choice, passes, len(self.documents(choice)[0]))
+        return self._least_s(choice, passes)
 
     def _window_s(self, row: int) -> float:
         """With full windows, which are soon priced; infinite if it does not fit."""

@@ -17,16 +17,23 @@ Sources
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from equipoise.cost.link import Op
 from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import add
+from equipoise.schedule.instruction import Ints
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
 _OPTIMIZER_BYTES = 30.0
+
+_GATHERED_BYTES = 2.0
+"""Of a parameter that is gathered once a step."""
 
 _SLOWDOWN = 0.15
 """Of computing, while a collective that runs on the same cores and memory is under way: what
@@ -105,6 +112,57 @@ def _over(
     if held.experts and layout.edp > 1:
         seconds += machine.collective(sharers.alike)(operation, held.experts * element_bytes)
     return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Travel:
+    """What moves once a step, of each pipeline rank, float64 [pp] [s]."""
+
+    gather_s: Floats
+    reduce_s: Floats
+    optimizer_s: Floats
+    layers: Ints
+    """That each holds, int64 [pp]."""
+
+
+def travel_of(
+    model: ModelSpec,
+    machine: Machine,
+    layout: Layout,
+    options: StepOptions,
+    layers: Sequence[Sequence[int]],
+) -> Travel:
+    """Gather, reduce and update what each pipeline rank holds, as if nothing hid it.
+
+    Args:
+        model: Sizes.
+        machine: Links and memory.
+        layout: Degrees.
+        options: Stack and residuals.
+        layers: Numbers of the layers of each pipeline rank.
+    """
+    stack, slow = options.stack, options.residuals.traffic
+    each = [held_by_layer(model, layout, sparse=sparse) for sparse in (False, True)]
+    rows: dict[tuple[int, int, int], tuple[float, float, float]] = {}
+    found = []
+    for rank, mine in enumerate(layers):
+        sparse = sum(model.is_sparse(layer) for layer in mine)
+        tables = (rank == 0) + (rank == layout.pp - 1) - (model.tied and layout.pp == 1)
+        key = len(mine) - sparse, sparse, tables
+        if key not in rows:
+            ends = Held(tables * held_by_ends(model, layout), 0.0)
+            held = ends
+            for count, one in zip(key[:2], each, strict=True):
+                held = held + Held(count * one.shared, count * one.experts)
+            moved = ends if layout.zero == 3 else held
+            rows[key] = (
+                gather_s(machine, layout, moved, _GATHERED_BYTES) * slow if layout.zero else 0.0,
+                reduce_s(machine, layout, moved, stack.grad_bytes) * slow,
+                optimizer_s(machine, layout, held, options),
+            )
+        found.append(rows[key])
+    gather, reduce, optimizer = np.array(found).T
+    return Travel(gather, reduce, optimizer, np.array([len(mine) for mine in layers]))
 
 
 def pass_traffic(

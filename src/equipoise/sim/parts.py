@@ -240,18 +240,22 @@ def run_pipeline(
 def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
     """Parts of every stage and micro-batch, float64 [stages, micro-batches, 3, TERMS]."""
     distinct = {id(batch): batch for batch in batches}
-    kinds = {id(layer): layer for batch in distinct.values() for layer in batch.layers}
-    place = {key: at for at, key in enumerate(kinds)}
-    counts = np.zeros((split.stages, len(distinct), len(kinds)))
     stage_of = np.repeat(np.arange(split.stages), split.layers)
+    rows = np.empty((split.stages, len(distinct), 3, len(TERMS)))
     for at, batch in enumerate(distinct.values()):
-        kind_of = np.array([place[id(layer)] for layer in batch.layers])
-        np.add.at(counts[:, at], (stage_of, kind_of), 1.0)
-    rows = np.tensordot(counts, np.stack(list(kinds.values())), axes=1)
+        kinds = {id(layer): layer for layer in batch.layers}
+        if len(kinds) == 1:
+            rows[:, at] = np.multiply.outer(split.layers, batch.layers[0])
+            continue
+        number = {kind: place for place, kind in enumerate(kinds)}
+        counts = np.zeros((split.stages, len(kinds)))
+        kind_of = np.array([number[id(layer)] for layer in batch.layers])
+        np.add.at(counts, (stage_of, kind_of), 1.0)
+        rows[:, at] = np.tensordot(counts, np.stack(list(kinds.values())), axes=1)
     rows[0] += [batch.first for batch in distinct.values()]
     rows[-1] += [batch.last for batch in distinct.values()]
-    number = {key: at for at, key in enumerate(distinct)}
-    return np.asarray(rows[:, [number[id(batch)] for batch in batches]])
+    place_of = {key: at for at, key in enumerate(distinct)}
+    return np.asarray(rows[:, [place_of[id(batch)] for batch in batches]])
 
 
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:

@@ -33,14 +33,7 @@ from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory, stage_memory
-from equipoise.sim.parameters import (
-    Held,
-    gather_s,
-    held_by_ends,
-    held_by_layer,
-    optimizer_s,
-    reduce_s,
-)
+from equipoise.sim.parameters import travel_of
 from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
@@ -210,24 +203,18 @@ def _ends(
     layers: list[list[int]],
 ) -> Ends:
     """Gradients and parameters that travel once a step, as far as nothing hides them."""
-    stack, slow = options.stack, options.residuals.traffic
-    before, after, optimizer = np.zeros((3, layout.pp))
+    travel = travel_of(model, machine, layout, options, layers)
+    before, after = np.zeros((2, layout.pp))
     for rank, mine in enumerate(layers):
-        held = Held(0.0, 0.0)
-        for layer in mine:
-            held = held + held_by_layer(model, layout, sparse=model.is_sparse(layer))
-        tables = (rank == 0) + (rank == layout.pp - 1)
-        tables -= model.tied and layout.pp == 1
-        held = held + Held(tables * held_by_ends(model, layout), 0.0)
-        optimizer[rank] = optimizer_s(machine, layout, held, options)
-        if layout.zero == 3:
-            held = Held(tables * held_by_ends(model, layout), 0.0)
-        gather = gather_s(machine, layout, held, 2.0) * slow if layout.zero else 0.0
-        reduce = reduce_s(machine, layout, held, stack.grad_bytes) * slow
         before[rank], after[rank] = exposed_s(
-            run, rank, gather, reduce, layers=len(mine), overlaps=stack.data_overlap
+            run,
+            rank,
+            float(travel.gather_s[rank]),
+            float(travel.reduce_s[rank]),
+            layers=len(mine),
+            overlaps=options.stack.data_overlap,
         )
-    return Ends(before, after, optimizer)
+    return Ends(before, after, travel.optimizer_s)
 
 
 def exposed_s(

@@ -11,7 +11,9 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Stack, StepOptions
 from equipoise.plan.bound import bubble, least_bytes, least_seconds, repeated_s
 from equipoise.plan.choice import Choice
-from equipoise.plan.family import least_passes, least_step_s, own_passes
+from equipoise.plan.family import least_passes, own_passes
+from equipoise.plan.fullest import fullest_rank_s
+from equipoise.plan.least import least_step_s
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
@@ -69,9 +71,11 @@ def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed) -> No
     kernels = least_passes(model, machine, near, batches)
     assert kernels.busy_s / layout.pp + again <= price.step_s * (1 + 1e-9)
     assert kernels.once_s <= price.step_s * (1 + 1e-9)
+    fullest = fullest_rank_s(model, machine, space, np.array([row]), kernels)
+    assert fullest[0] <= price.step_s * (1 + 1e-9)
     passes = least_passes(model, machine, choice, batches, own=own if layout.cp == 1 else None)
-    assert least_step_s(choice, passes, len(batches)) <= price.step_s
-    assert least_step_s(choice, own_passes(own, batches), len(batches)) <= price.step_s
+    for each in (passes, own_passes(own, batches)):
+        assert least_step_s(model, machine, choice, each, len(batches)) <= price.step_s
 
 
 def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:

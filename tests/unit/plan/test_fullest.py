@@ -1,0 +1,39 @@
+"""What the bound of the fullest rank rests on: more bytes never travel in less time."""
+
+import numpy as np
+import pytest
+
+from equipoise.cost.link import Op, collective_s, strided_group
+from equipoise.cost.step import StepOptions
+from equipoise.plan.family import least_passes
+from equipoise.plan.fullest import fullest_rank_s
+from equipoise.plan.space import list_space
+from equipoise.sim.machine import Machine
+from equipoise.sim.step import price_step
+from equipoise.spec.cluster import find_cluster
+from equipoise.spec.words import read_model
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize("kind", ["h100-sxm", "h200", "a100-80", "a100-40", "v100", "mi250x"])
+def test_more_bytes_never_take_less(operation: Op, kind: str) -> None:
+    sizes = np.geomspace(1e6, 1e13, 2000)
+    for ranks, stride in ((2, 1), (8, 1), (64, 1), (16, 8), (256, 8), (512, 64)):
+        group = strided_group(find_cluster(f"{kind}:32768"), ranks, stride)
+        seconds = collective_s(operation, sizes, group).s
+        assert (np.diff(seconds) >= -1e-12 * seconds[1:]).all(), (ranks, stride)
+
+
+def test_few_stages_pay_for_what_travels() -> None:
+    """One micro-batch on many ranks: parameters and gradients take longer than computing."""
+    model = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")
+    base, machine = StepOptions(1024, 64), Machine(find_cluster("h100-sxm:64"))
+    fixed = {"tp": 1, "cp": 1, "pp": 1, "zero": 1, "recompute": "none", "micro_batch": 1}
+    space = list_space(model, 64, base, fixed=fixed)
+    assert len(space) == 1
+    choice = space.choice(0)
+    passes = least_passes(model, machine, choice, [[1024]])
+    found = fullest_rank_s(model, machine, space, np.array([0]), passes)[0]
+    price = price_step(model, machine, choice.layout, choice.options)
+    assert price.terms["data traffic"] > 0.1 * price.step_s
+    assert 0.7 * price.step_s < found <= price.step_s
