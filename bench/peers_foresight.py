@@ -24,6 +24,8 @@ Peers are no dependencies::
     pip install --no-deps --target PEERS aiconfigurator-core==0.12.0 llm-analysis==0.2.2 \\
         fire==0.7.0 termcolor
     PYTHONPATH=PEERS python -m bench.run peers_foresight
+
+Without them their lines are left out.
 """
 
 import csv
@@ -151,6 +153,12 @@ def aiconfigurator() -> Peer:
     return price
 
 
+INSTALLED: dict[str, Callable[[], Peer]] = {
+    "llm-analysis 0.2.2": llm_analysis,
+    "aiconfigurator-core 0.12.0, completed to a step": aiconfigurator,
+}
+
+
 def fit_factors(ratios: Sequence[tuple[str, float]]) -> dict[str, float | None]:
     """Of each source, the factor of least mean |log error| on the others, which count alike.
 
@@ -186,11 +194,13 @@ def steps() -> dict[str, Any]:
     """Every peer on the published steps that it covers, and ours on the same ones."""
     every = rows()
     plain, scored, _ = leave_one_out(every)
-    peers: dict[str, Peer] = {
-        "closed forms as Calculon's": closed_forms,
-        "llm-analysis 0.2.2": llm_analysis(),
-        "aiconfigurator-core 0.12.0, completed to a step": aiconfigurator(),
-    }
+    peers: dict[str, Peer] = {"closed forms as Calculon's": closed_forms}
+    absent = []
+    for name, make in INSTALLED.items():
+        try:
+            peers[name] = make()
+        except ImportError:
+            absent.append(name)
     table: list[dict[str, Any]] = [
         {
             "who": "equipoise",
@@ -219,7 +229,7 @@ def steps() -> dict[str, Any]:
             figures = (each.row.step_s, seconds, each.price.step_s)
             where = f'{name},{each.row.source},"{each.row.name}"'
             lines.append(",".join([where, *(f"{value:.5g}" for value in figures)]))
-    return {"table": table, "rows": lines}
+    return {"table": table, "not installed": absent, "rows": lines}
 
 
 def _their_collectives() -> Callable[[str, str, int, int], float]:
@@ -252,7 +262,11 @@ def _their_collectives() -> Callable[[str, str, int, int], float]:
 
 def collectives() -> dict[str, Any]:
     """One node of another laboratory's H100s and H200s, nothing fitted by anybody."""
-    theirs, torch_s = _their_collectives(), torch_cost()
+    torch_s = torch_cost()
+    try:
+        theirs = _their_collectives()
+    except ImportError:
+        theirs = None
     ratios: dict[tuple[str, bool], list[float]] = {}
     with APEX.open() as file:
         points = list(csv.DictReader(line for line in file if not line.startswith("#")))
@@ -263,16 +277,17 @@ def collectives() -> dict[str, Any]:
         group = Group(np.asarray(ranks), (node_level("nvlink4", ranks),))
         found = {
             "equipoise": float(collective_s(row["op"], size, group).s),
-            "aiconfigurator-core 0.12.0": theirs(row["gpu"], op, ranks, size),
             "torch redistribute_cost": torch_s(op, ranks, size),
         }
+        if theirs is not None:
+            found["aiconfigurator-core 0.12.0"] = theirs(row["gpu"], op, ranks, size)
         for name, seconds in found.items():
             ratio = seconds / (1e-6 * float(row["us"]))
             ratios.setdefault((name, size >= LARGE), []).append(ratio)
     return {
         "table": [
             {"who": name, "bytes": "4 MiB and more" if large else "less", **_score(found)}
-            for (name, large), found in sorted(ratios.items(), key=lambda each: -each[0][1])
+            for (name, large), found in sorted(ratios.items(), key=lambda each: not each[0][1])
         ]
     }
 

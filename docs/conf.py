@@ -16,7 +16,7 @@ version = release = equipoise.__version__
 author = "the equipoise authors"
 project_copyright = author
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "tables"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "foresight", "tables"]
 exclude_patterns = ["_build"]
 nitpicky = False
 

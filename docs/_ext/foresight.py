@@ -1,0 +1,200 @@
+"""Tables of the page "Foresight", from what the benches wrote.
+
+{foresight} goals          each goal: how near, how many rows, in which file
+{foresight} peers          peers on published steps, and ours on the same rows
+{foresight} collectives    peers on one node's collectives
+{foresight} plans          the planner beside published choices
+{foresight} here           plans of this machine, as a picture, where they were measured
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from tables import table
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+
+HERE = Path(__file__).parents[1] / "images" / "plans-real.svg"
+
+Line = Sequence[str]
+
+
+def read(name: str) -> Any:
+    """What a bench wrote; None where it was not run."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def percent(share: float, *, signed: bool = False) -> str:
+    """As it is printed.
+
+    >>> percent(0.0644), percent(-0.2858, signed=True)
+    ('6.4%', '−29%')
+    """
+    digits = 0 if signed or abs(share) >= 0.995 else 1
+    said = f"{100 * share:{'+' if signed else ''},.{digits}f}%"
+    return said.replace("-", "−")
+
+
+def _goals() -> tuple[Line, list[Line]]:
+    bubbles, memory = read("bubbles"), read("memory_published")
+    steps, order = read("throughput_published"), read("ranking")
+    table_4 = steps["table 4 of arXiv:2401.10241 from its profiled times"]["all"]
+    left = steps["left-out sources"]
+    worst, name = left["worst source"]
+    halves = read("collectives")["halves of the H100's NCCL points"]
+    exact = max(bubbles["largest absolute error"][name] for name in ("1F1B", "ZB-H1"))
+    loops = str(len(bubbles["interleaved rows"]))
+    sweeps = order["sweeps by tokens per second"].values()
+    ranked = str(sum(sweep["rows"] for sweep in sweeps))
+    taus = order["tokens per second and device"]
+    held = str(memory["all"]["rows"])
+    lines = [
+        ("G1: bubble rate of 1F1B, ZB-H1, largest", loops, f"{exact:.4f}", "0.0001"),
+        (
+            "G1: of 1F1B-I, largest, relative",
+            loops,
+            percent(bubbles["interleaved, largest relative error"]),
+            "3%",
+        ),
+        (
+            "the same, the hop from last rank to first free",
+            loops,
+            percent(bubbles["interleaved, last to first free"]),
+            "3%",
+        ),
+        (
+            "G2: throughput of pipelines from profiled times",
+            str(table_4["rows"]),
+            percent(table_4["mape"]),
+            "4%",
+        ),
+        ("G3: memory", held, percent(memory["all"]["mape"]), "8%"),
+        ("G3: rows said to fit that did not", held, str(len(memory["false fits"])), "0"),
+        (
+            "G4: seconds of a step, mean of nine sources left out",
+            str(left["mean over rows"]["rows"]),
+            percent(left["mean over sources"]),
+            "8%",
+        ),
+        (
+            f"G4: the worst source, {name}",
+            str(left["sources"][name]["rows"]),
+            percent(worst),
+            "12%",
+        ),
+        ("G5: order within a sweep, Kendall's tau", ranked, f"{taus['tau']:.2f}", "0.8"),
+        ("G5: lost by the predicted best", ranked, percent(taus["top-1 regret"]), "3%"),
+        *(
+            (
+                f"G6: collectives, {half.replace(',', ' sizes,')}",
+                str(halves[half]["rows"]),
+                percent(halves[half]["mape"]),
+                "8%",
+            )
+            for half in ("even fitted, odd scored", "odd fitted, even scored")
+        ),
+    ]
+    if (here := read("plans_real")) is not None:
+        near = f"{here['within the goal']} of {here['plans']}"
+        lines += [
+            ("G7: real plans of two ranks within 8%", str(here["plans"]), near, "12"),
+            ("G7: their mean error", str(here["plans"]), percent(here["mape"]), "8%"),
+            ("G7: their order, Kendall's tau", str(here["plans"]), f"{here['tau']:.2f}", "0.9"),
+        ]
+    return ("what is predicted", "rows", "error", "goal"), lines
+
+
+def _peers() -> tuple[Line, list[Line]]:
+    head = ("who", "what was fitted", "rows", "mean error", "worst", "ours, same rows")
+    lines = []
+    for each in read("peers_foresight")["steps"]["table"]:
+        beside = each.get("ours, same rows")
+        ours = (
+            f"{percent(beside['mape'])}, {percent(beside['worst'], signed=True)}" if beside else ""
+        )
+        scored = (percent(each["mape"]), percent(each["worst"], signed=True))
+        lines.append((each["who"], each["fitted"], str(each["rows"]), *scored, ours))
+    return head, lines
+
+
+def _collectives() -> tuple[Line, list[Line]]:
+    found = read("peers_foresight")["collectives of one node, fitted on other measurements"]
+    lines = [
+        (
+            each["who"],
+            each["bytes"],
+            str(each["rows"]),
+            percent(each["mape"]),
+            percent(each["worst"], signed=True),
+        )
+        for each in found["table"]
+    ]
+    return ("who", "bytes", "points", "mean error", "worst"), lines
+
+
+def _plans() -> tuple[Line, list[Line]]:
+    found = read("plans_published")
+    names = {
+        "steps": "published steps",
+        "in_lattice": "whose layout is in the planner's lattice",
+        "at_least_as_fast": "planned at least as fast",
+        "at_least_as_fast, told nothing": "planned so with nothing told",
+        "at_least_as_fast, told the degrees": "planned so with the published degrees told",
+    }
+    lines = [(said, str(found[name])) for name, said in names.items()]
+    lines += [
+        (
+            "of these, where neither search was faster in its time",
+            str(found["is_the_published_choice"]),
+        ),
+        (
+            "published choices that are forecast not to fit",
+            str(len(found["published_does_not_fit"])),
+        ),
+        ("median step, planned over published", f"{found['median_ratio']:.3f}"),
+        ("worst", f"{found['worst_ratio']:.3f}"),
+        *((f"won by {term}", str(count)) for term, count in found["wins_by"].items()),
+    ]
+    return ("", "steps"), lines
+
+
+_TABLES = {
+    "goals": (_goals, (61, 11, 14, 14), (1, 2, 3)),
+    "peers": (_peers, (26, 26, 8, 12, 10, 18), (2, 3, 4, 5)),
+    "collectives": (_collectives, (36, 20, 12, 16, 16), (2, 3, 4)),
+    "plans": (_plans, (80, 20), (1,)),
+}
+
+
+class Foresight(SphinxDirective):
+    """One of the tables, or the picture."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Read anew whenever a bench has written."""
+        self.env.note_dependency(str(RESULTS))
+        if self.arguments[0] == "here":
+            if not HERE.exists():
+                return []
+            uri = HERE.relative_to(HERE.parents[1]).as_posix()
+            return [
+                nodes.image(
+                    uri=uri, alt="Seconds of a step of each plan, as measured and simulated"
+                )
+            ]
+        make, widths, right = _TABLES[self.arguments[0]]
+        head, lines = make()
+        return [table(head, lines, widths, right=right)]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Make the directive known."""
+    app.add_directive("foresight", Foresight)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
