@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from equipoise.plan.outcome import Outcome
     from equipoise.plan.search import Search
 
+SECONDS = 30.0
+"""Of a search, unless given."""
+
 HELP = "search the layout that trains a model fastest on a cluster; needs no torch"
 
 EXAMPLES = """\
@@ -24,6 +27,7 @@ examples:
   equipoise plan run.toml                            this machine; writes plan.lock beside it
   equipoise train run.toml --plan plan.lock          obeys it
   equipoise plan run.toml --ranks 2 --layout.zero 3 --out plans/zero-3
+  equipoise plan run.toml --measure                  trains choices for some steps; needs torch
   equipoise plan --model llama3-405b --cluster h100-sxm:16384 \\
       --context-tokens 8192 --step-sequences 2048 --lengths pretrain-128k
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
@@ -68,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=30.0,
+        default=SECONDS,
         metavar="S",
         help="the most to search; the answer says what may be left to gain (default: 30)",
     )
@@ -84,6 +88,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["torchtitan", "megatron"],
         help="print the best as torchtitan's TOML or Megatron-LM's flags, and nothing else",
     )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="of a run.toml: train choices for some steps each, a quarter of all at most, and tell "
+        "the fastest; --out keeps the trials (default: runs/NAME-measured)",
+    )
+    parser.add_argument(
+        "--trial-seconds",
+        type=float,
+        metavar="S",
+        help="the most that a trial of --measure may take (default: 600)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,6 +110,14 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.plan.export import EXPORTS
     from equipoise.spec.plan import LOCK
 
+    if args.measure:
+        from equipoise.cli.plan_measure import measure
+
+        return measure(args)
+    if args.trial_seconds is not None:
+        raise SpecError(
+            f"--trial-seconds {args.trial_seconds:g} is of --measure. Give both, or none."
+        )
     if args.seconds <= 0:
         raise SpecError(f"--seconds is {args.seconds:g}. Give a time above 0.")
     inputs = _read_inputs(args)

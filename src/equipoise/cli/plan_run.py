@@ -111,7 +111,7 @@ def read_run_inputs(args: argparse.Namespace) -> RunInputs:
         LayoutError: more ranks than cores.
         DataError: there is no corpus.
     """
-    _require_own_flags(args)
+    require_own_flags(args)
     run = run_from(args)
     cores = len(usable_cores())
     ranks = run.spec.layout.count_ranks(cores) if args.ranks is None else args.ranks
@@ -210,7 +210,7 @@ def digest_asked(plan: Plan, *, is_quiet: bool) -> dict[str, str]:
     return digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))
 
 
-def _require_own_flags(args: argparse.Namespace) -> None:
+def require_own_flags(args: argparse.Namespace) -> None:
     """Refuse flags that only a described cluster needs."""
     wrong = [name for name in _OF_CLUSTERS if getattr(args, name) is not None]
     plain = {"precision": "bf16", "expert_skew": 1.0, "policy": "by-work", "seed": 0}

@@ -131,7 +131,7 @@ def _tunables() -> str:
     return ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), ALLOCATOR)))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Runs in the agent before it starts: a killed parent ends it, and so its ranks."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -188,7 +188,7 @@ def run_local(launch: Launch) -> None:
             stderr=log,
             env=environment,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         with _stopping(process, launch.folder, launch.quiet) as is_cut_short:
             code = process.wait()
