@@ -40,7 +40,7 @@ from dataclasses import dataclass
 
 from equipoise.cost.memory_layer import LayerBytes, token_bytes
 from equipoise.cost.memory_overhead import CPU_OVERHEAD, DeviceOverhead
-from equipoise.cost.memory_weights import Group, held_groups
+from equipoise.cost.memory_weights import Group, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
@@ -143,8 +143,18 @@ def forecast_memory(
     owned = sum(group.owned for group in groups)
     params = sum(group.params for group in groups)
     sums_at_end = layout.zero <= 1
-    gathered = params if layout.zero < 3 else tables.params + largest.params
+    small = [
+        group
+        for group in groups
+        if is_kept_whole(group, width=width, zero=layout.zero, pp=layout.pp)
+    ]
+    gathered = params
+    if layout.zero == 3:
+        moved = [group.params for group in layers if group not in small]
+        stays = [group.params for group in layers if group in small]
+        gathered = tables.params + sum(stays) + max(moved, default=0)
     gradients = 4 * (params if sums_at_end else owned)
+    gradients += 4 * sum(group.params - group.owned for group in small)
     new = 0 if sums_at_end else width  # of what has a gradient of its own until it is reduced
     ahead = width * largest.params if layout.zero == 3 else 0
     head = model.hidden * -(-model.vocab // layout.tp) if stage.has_head else 0

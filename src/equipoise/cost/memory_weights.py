@@ -5,12 +5,17 @@ What it decides
     norm are one. ZeRO shards each over the ranks that hold the same weights: dp x cp over the
     copies, or edp for experts.
 
+    Under ZeRO 3 a group so small that a rank would wait for the meeting longer than for its bytes
+    is treated as under ZeRO 1: gathered once a step, its gradients summed once. In a pipeline
+    there is no such group: what passes between other micro-batches is freed.
+
 Kept true (tests/unit/cost/test_memory_weights.py)
     Groups of all stages, tensor and expert ranks hold every weight of the model, norms and copied
     heads once for each rank.
 
 Sources
-    Folding of experts: arXiv:2504.14960.
+    Folding of experts: arXiv:2504.14960. Small weights kept whole: DeepSpeed's
+    ``stage3_param_persistence_threshold``, 100,000 numbers of each weight by default.
 """
 
 from collections.abc import Sequence
@@ -19,6 +24,12 @@ from dataclasses import dataclass
 from equipoise.spec.heads import share_model
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+
+SMALL_BYTES = 1 << 20
+"""Gathered bytes at which a message takes as long to begin as to pass: two gloo ranks on one
+machine took at least 0.30 ms to gather 0.74 MB and 0.90 ms for 4.2 MB, hence 0.17 ms and
+0.17 ms/MB (Intel Xeon, 2 cores, torch 2.13, 2026-11-21). ``latency_s x bytes_per_s`` of links that
+join GPUs (``spec.link``) is of the same size, 0.25 to 1.8 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,8 @@ class Group:
     """Of this rank, gathered."""
     owned: int
     """Of these, the ones that it keeps and updates."""
+    are_spread: bool = False
+    """Experts that ranks share."""
 
 
 def held_groups(
@@ -62,8 +75,28 @@ def held_groups(
         groups.append(_group(dense, layout))
         if experts:
             owned = experts if layout.zero == 0 else -(-experts // layout.edp)
-            groups.append(Group(experts, owned))
+            groups.append(Group(experts, owned, are_spread=True))
     return _group(words, layout), groups
+
+
+def is_kept_whole(
+    group: Group, *, width: int, zero: int, pp: int, small_bytes: int = SMALL_BYTES
+) -> bool:
+    """Whether a group of weights that ZeRO 3 would gather again and again stays for the step.
+
+    Args:
+        group: Of a rank; those of experts that ranks share never stay.
+        width: Of a gathered weight [bytes].
+        zero: ZeRO stage.
+        pp: Degree of pipeline parallelism.
+        small_bytes: The most that it may have, gathered [bytes].
+
+    >>> groups = [Group(params, params // 2) for params in (184_320, 737_280)]
+    >>> [is_kept_whole(group, width=4, zero=3, pp=1) for group in groups]
+    [True, False]
+    """
+    is_small = group.params * width <= small_bytes
+    return zero == 3 and pp == 1 and is_small and not group.are_spread
 
 
 def _group(params: int, layout: Layout) -> Group:

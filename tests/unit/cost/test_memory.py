@@ -211,3 +211,22 @@ def test_what_a_device_takes_is_given_from_outside() -> None:
     overhead = DeviceOverhead(size_bytes=100)
     assert taken(sizes=7) == 0
     assert taken(sizes=7, precision="bf16") == 700
+
+
+def test_zero_3_holds_small_layers_whole() -> None:
+    """Of a pipeline none; of the 7M decoder, whose layers are beyond the bound, one at a time."""
+    model = preset("2m")
+    layer = model.count_layer(sparse=False, active=False) + 2 * model.hidden
+    layers = model.layers * layer
+    tables = model.params - layers
+    small = forecast(model, Layout(dp=2, zero=3)).terms
+    assert small["gathered parameters"] == 4 * model.params
+    # Gradients of layers whole until the end of the step, of the tables half, and one anew.
+    anew = model.hidden * model.vocab
+    assert small["gradients"] == 4 * (layers + tables // 2 + anew)
+    stage = StageShare((0, 1), embeds=False, has_head=False)
+    piped = forecast(model, Layout(dp=2, pp=2, zero=3), stage=stage).terms
+    assert piped["gathered parameters"] == 4 * layer
+    assert piped["gradients"] == 4 * layer  # half of each
+    large = forecast(layout=Layout(dp=2, zero=3)).terms
+    assert large["gathered parameters"] < 4 * MODEL.params / 2

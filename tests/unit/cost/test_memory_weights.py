@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from equipoise.cost.memory_weights import Group, held_groups
+from equipoise.cost.memory_weights import SMALL_BYTES, Group, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec, preset
 
@@ -70,3 +70,17 @@ def test_stages_hold_tables_where_they_use_them() -> None:
     for (embeds, has_head), params in cases.items():
         tables, layers = held_groups(tied, Layout(pp=2), (3,), embeds, has_head)
         assert (tables.params, len(layers)) == (params, 1)
+
+
+def test_zero_3_keeps_what_is_small_and_its_own() -> None:
+    def kept(params: int, *, width: int = 4, zero: int = 3, pp: int = 1, **is_) -> bool:
+        return is_kept_whole(Group(params, 0, **is_), width=width, zero=zero, pp=pp)
+
+    most = SMALL_BYTES // 4
+    assert kept(most) and kept(2 * most, width=2)
+    assert not any((kept(most + 1), kept(2 * most + 1, width=2)))
+    assert not any(kept(1, zero=zero) for zero in (0, 1, 2))
+    assert not any((kept(1, pp=2), kept(1, are_spread=True)))
+    layout = Layout(dp=8, ep=2, etp=2, zero=3)
+    _, layers = held_groups(MODELS["experts"], layout, range(4), True, True)
+    assert [each.are_spread for each in layers] == [False, True] * 4
