@@ -240,7 +240,7 @@ def hold(ranks: Ranks, cases: list[Case]) -> list[dict[str, list[int]]]:
 
         def run(self: Executor, slot: Slot, part=part, seen=seen, plain=plain) -> Tensor | None:
             made = plain(self, slot)
-            seen.append(_held(part))
+            seen.append(held_bytes(part))
             return made
 
         Executor._run = run
@@ -249,14 +249,15 @@ def hold(ranks: Ranks, cases: list[Case]) -> list[dict[str, list[int]]]:
         finally:
             Executor._run = plain
         pipeline.sum_gradients(schedule.rank_of)
-        seen.append(_held(part))
+        seen.append(held_bytes(part))
         names = ("whole weights", "whole gradients", "split gradients")
         columns = zip(names, map(list, zip(*seen, strict=True)), strict=True)
         told.append(dict(columns) | {"weights": [weights]})
     return told
 
 
-def _held(part: DecoderPart) -> tuple[int, int, int]:
+def held_bytes(part: Decoder) -> tuple[int, int, int]:
+    """Bytes of whole weights, of whole gradients and of split ones."""
     whole = grads = split = 0
     for module in part.modules():
         state = module._get_fsdp_state() if isinstance(module, FSDPModule) else None

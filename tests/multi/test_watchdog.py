@@ -147,7 +147,7 @@ def test_a_run_whose_rank_stops_ends_with_its_sentence(
     assert time.monotonic() - began < 60, "the agent waited for the stopped rank"
     assert caught.value.exit_code == 6
     assert re.fullmatch(
-        "Rank 0 has waited 6 s in all_gather of ranks 0, 1 \\(forward of step \\d\\), to which "
+        "Rank 0 has waited 6 s in all_to_all of ranks 0, 1 \\(forward of step \\d\\), to which "
         "rank 1 has not come: it gives no sign of life \\(process \\d+ on "
         f"{re.escape(HOST)}; last in [^)]*\\)\\). Run the same command again to resume from the "
         "last checkpoint; where a rank was only slow, raise layout.deadline_s = 6.",
@@ -160,5 +160,5 @@ def test_a_run_whose_rank_stops_ends_with_its_sentence(
     ]
     fault = json.loads(line)
     assert fault["message"] == str(caught.value)
-    assert (fault["what"], fault["missing"]) == ("all_gather of ranks 0, 1", [1])
+    assert (fault["what"], fault["missing"]) == ("all_to_all of ranks 0, 1", [1])
     assert fault["waited_s"] > 6

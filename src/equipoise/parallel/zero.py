@@ -10,6 +10,10 @@ What it decides
     3     gathered layer by layer     split after each micro-batch      split
     ====  ==========================  ================================  =================
 
+    Under 3 the forward leaves gathered what its backward begins with: the last layer, and the
+    tables. Groups of weights so small that meeting takes longer than their bytes
+    (``cost.memory_weights.is_kept_whole``) are treated as under 1.
+
     Under 0 and 1 micro-batches are free of collectives, so ranks may differ in their number;
     the sum is triggered by one micro-batch of no tokens at the end, which also parts
     computing from communicating in the timeline. Under 2 and 3 every rank must run the same
@@ -28,19 +32,23 @@ Sources
 """
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import (
     DataParallelMeshDims,
     FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 
 from equipoise.base.axes import REPLICATE_AXIS, SHARD_AXIS
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
+from equipoise.cost.memory_weights import SMALL_BYTES, Group, is_kept_whole
 from equipoise.nn.decoder import Decoder
 from equipoise.parallel.expert import spread_experts
 from equipoise.parallel.tensor import split_weights
+from equipoise.parallel.zero_exchange import ExchangeGather, ExchangeReduce
 
 
 class ShardedDecoder:
@@ -54,11 +62,24 @@ class ShardedDecoder:
         zero: int,
         precision: str,
         mesh: Mesh | None = None,
+        small_bytes: int = SMALL_BYTES,
     ) -> None:
+        """Shard the decoder's weights over the ranks that hold them alike.
+
+        Args:
+            decoder: Whole, or some stages of a pipeline; with the same weights on every rank.
+            ranks: All of them; each calls this.
+            zero: ZeRO stage.
+            precision: ``fp32``, or ``bf16`` with fp32 master weights and sums.
+            mesh: Groups of the layout; without one all ranks share the data alone.
+            small_bytes: The most that a group of weights has, gathered, which ZeRO 3 keeps for the
+                step; 0 has every group gathered each time.
+        """
         self.decoder = decoder
         self.mesh = mesh
         self._device = ranks.device
         self.zero = zero
+        self._small: set[nn.Module] = set()
         policy = MixedPrecisionPolicy()
         if precision == "bf16":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -69,11 +90,17 @@ class ShardedDecoder:
             split_weights(decoder, mesh)
             copied = REPLICATE_AXIS if REPLICATE_AXIS in (weights.mesh_dim_names or ()) else None
             data_axes = DataParallelMeshDims(shard=SHARD_AXIS, replicate=copied)
+        pp = 1 if mesh is None else mesh.layout.pp
+        width = 4 if policy.param_dtype is None else policy.param_dtype.itemsize
         for module in (*decoder.layers, decoder):
+            own = Group(_count_own(module), 0)
+            if is_kept_whole(own, width=width, zero=zero, pp=pp, small_bytes=small_bytes):
+                self._small.add(module)
+            stays = _turns_back(decoder, module, pp) or module in self._small
             fully_shard(
                 module,
                 mesh=weights,
-                reshard_after_forward=zero == 3,
+                reshard_after_forward=zero == 3 and not stays,
                 mp_policy=policy,
                 dp_mesh_dims=data_axes,
             )
@@ -81,6 +108,9 @@ class ShardedDecoder:
         for part in self._parts:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
+            if ranks.device.type == "cpu":
+                part.set_custom_all_gather(ExchangeGather())
+                part.set_custom_reduce_scatter(ExchangeReduce())
 
     @property
     def sums_at_end(self) -> bool:
@@ -89,13 +119,31 @@ class ShardedDecoder:
 
     def prepare_micro_batch(self, *, last: bool) -> None:
         """Set what the next backward does with gradients and gathered parameters."""
-        sync = last if self.sums_at_end else True
         for part in self._parts:
-            part.set_requires_gradient_sync(sync, recurse=False)
-            part.set_reshard_after_backward(last or self.zero == 3, recurse=False)
+            at_end = self.sums_at_end or part in self._small
+            part.set_requires_gradient_sync(last or not at_end, recurse=False)
+            frees = self.zero == 3 and part not in self._small
+            part.set_reshard_after_backward(last or frees, recurse=False)
 
     def sum_gradients(self) -> None:
         """Run one micro-batch of no tokens, whose backward sums what the others left."""
         empty = torch.zeros(0, dtype=torch.int64, device=self._device)
         self.prepare_micro_batch(last=True)
         self.decoder(empty, (), labels_T=empty).backward()
+
+
+def _count_own(module: nn.Module) -> int:
+    """Weights of this rank that no part of the module has been given before."""
+    parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    given = {weight for part in parts for weight in part.parameters()}
+    own = [weight for weight in module.parameters() if weight not in given]
+    return sum((w.to_local() if isinstance(w, DTensor) else w).numel() for w in own)
+
+
+def _turns_back(decoder: Decoder, module: nn.Module, pp: int) -> bool:
+    """Whether a backward begins with what its forward has just ended with.
+
+    The tables, which the forward gathers first and its loss reads last, and the last layer. In a
+    pipeline other micro-batches come between.
+    """
+    return pp == 1 and (module is decoder or module is decoder.layers[-1])

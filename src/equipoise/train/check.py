@@ -171,7 +171,9 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
     decoder = make_decoder(references.model, setup.labels)
     set_recompute(decoder, case.recompute)
     mesh = joined.mesh if case.shares_weights else None
-    sharded = ShardedDecoder(decoder, ranks, zero=case.zero, precision="fp32", mesh=mesh)
+    sharded = ShardedDecoder(
+        decoder, ranks, zero=case.zero, precision="fp32", mesh=mesh, small_bytes=0
+    )
     logits = _Logits(decoder)
     loss_sum, forward_error = 0.0, 0.0
     turns = sharing.turns(setup.packed)

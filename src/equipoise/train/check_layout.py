@@ -114,7 +114,12 @@ class _LayoutRun:
             edges = even_edges(case.model.layers, self.schedule.stages)
             self.decoder = DecoderPart(self.decoder, edges, held)
         self.sharded = ShardedDecoder(
-            self.decoder, ranks, zero=layout.zero, precision="fp32", mesh=self.mesh
+            self.decoder,
+            ranks,
+            zero=layout.zero,
+            precision="fp32",
+            mesh=self.mesh,
+            small_bytes=0,
         )
 
     def step(self) -> float:
