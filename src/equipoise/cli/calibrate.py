@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from equipoise.spec.device_parts import ModelParts
     from equipoise.spec.resolve import ResolvedRun
     from equipoise.train.calibrate import CalibrationPlan
-    from equipoise.train.calibrate_parts import PartsPlan
+    from equipoise.train.parts_plan import PartsPlan
 
 HELP = "measure this machine, so that this-cpu is priced by what it does"
 
@@ -134,7 +134,7 @@ def parts_plan_for(resolved: "ResolvedRun") -> "PartsPlan":
     >>> parts_plan_for(read_run(None, [("pack.context_tokens", "1024")])).sizes
     (128, 1024, 1280)
     """
-    from equipoise.train.calibrate_parts import PartsPlan
+    from equipoise.train.parts_plan import PartsPlan
 
     spec = resolved.spec
     return PartsPlan(

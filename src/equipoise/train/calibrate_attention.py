@@ -3,16 +3,17 @@
 What it decides
     Documents of each length are attended to as a layer does it, so many at once that a call holds
     512 tokens. Over context ranks every strategy is run on packs of one to sixteen equal
-    documents, so that what a call costs and what a tile costs can be told apart. Time is the
-    clock's, as a step's is.
+    documents, so that what a call costs and what a tile costs can be told apart. Each is
+    timed once after every step of the others, so that what passes over the machine meets all alike.
 
 Kept true (tests/multi/test_calibrate_parts.py)
     Every length and every strategy that the heads allow is timed.
 """
 
+import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -21,68 +22,69 @@ from equipoise.comm.group import Ranks
 from equipoise.nn.attention import attend_documents
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import plan_context
-from equipoise.train.calibrate_parts import PartsPlan
-from equipoise.train.process import settle
+from equipoise.train.parts_plan import PartsPlan, WaySamples
 
 STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 """Of attention over context ranks, that are timed."""
 
+_CALL_TOKENS = 512
+"""Of short documents that one call attends to."""
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def time_documents(
-    ranks: Ranks, plan: PartsPlan, heads: int, kv_heads: int
-) -> dict[int, tuple[list[float], list[float]]]:
-    """Forward and backward seconds of the attention core of one document, by its tokens."""
-    settle(ranks.rank, pin=True)
-    found = {}
+Sample = Callable[[bool], None]
+"""Times everything once; kept, or to warm up."""
+
+
+def time_documents(ranks: Ranks, plan: PartsPlan, shares: int, samples: WaySamples) -> Sample:
+    """The attention core of one document, of every length.
+
+    Args:
+        ranks: All of them, at the same time.
+        plan: Which lengths.
+        shares: Ranks that share the heads.
+        samples: What is kept goes there.
+    """
+    heads, kv_heads = plan.model.heads // shares, max(1, plan.model.kv_heads // shares)
+    calls = []
     for tokens in plan.doc_tokens:
-        copies = max(1, 512 // tokens)
-        lengths = [tokens] * copies
-        q, k, v = _operands(plan, tokens * copies, heads, kv_heads)
+        copies = max(1, _CALL_TOKENS // tokens)
+        operands = _operands(plan, tokens * copies, heads, kv_heads)
+        calls.append((tokens, copies, operands))
+        samples.documents[tokens] = [], []
 
-        def attend(
-            q: torch.Tensor = q,
-            k: torch.Tensor = k,
-            v: torch.Tensor = v,
-            lengths: list[int] = lengths,
-        ) -> torch.Tensor:
-            return attend_documents(q, k, v, lengths)
+    def sample(kept: bool) -> None:
+        for tokens, copies, operands in calls:
+            attend = partial(attend_documents, doc_tokens=[tokens] * copies)
+            both = _time_both(attend, operands, ranks.barrier)
+            for seconds, found in zip(both, samples.documents[tokens], strict=True):
+                found.extend([seconds / copies] * kept)
 
-        ranks.barrier()
-        both = _time_both(attend, (q, k, v), samples=3 * plan.steps)
-        found[tokens] = tuple([s / copies for s in each] for each in both)
-    return found  # type: ignore[return-value]
+    return sample
 
 
-def time_context(
-    ranks: Ranks, plan: PartsPlan, packs: tuple[tuple[int, ...], ...]
-) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
-    """Forward and backward seconds of attention over all ranks, by strategy and pack."""
-    settle(ranks.rank, pin=True)
-    found = {}
-    for strategy in STRATEGIES:
-        for at, lengths in enumerate(packs):
-            try:
-                planned = plan_context(
-                    lengths,
-                    ranks.world,
-                    strategy,
-                    heads=plan.model.heads,
-                    kv_heads=plan.model.kv_heads,
-                )
-            except LayoutError:
-                continue  # heads do not divide
-            own = len(planned.shares.rows[ranks.rank])
-            operands = _operands(plan, own, plan.model.heads, plan.model.kv_heads)
+def time_context(ranks: Ranks, plan: PartsPlan, samples: WaySamples) -> Sample:
+    """Attention over all ranks, by every strategy that the heads allow, on every pack."""
+    heads, kv_heads = plan.model.heads, plan.model.kv_heads
+    calls = []
+    for strategy, (at, lengths) in itertools.product(STRATEGIES, enumerate(plan.packs)):
+        try:
+            planned = plan_context(lengths, ranks.world, strategy, heads=heads, kv_heads=kv_heads)
+        except LayoutError:
+            continue
+        own = len(planned.shares.rows[ranks.rank])
+        operands = _operands(plan, own, heads, kv_heads)
+        samples.context[strategy, at] = [], []
+        calls.append((samples.context[strategy, at], planned, operands))
 
-            def attend(planned: Any = planned, operands: Any = operands) -> torch.Tensor:
-                return attend_by_plan(*operands, planned)
+    def sample(kept: bool) -> None:
+        for lists, planned, operands in calls:
+            both = _time_both(partial(attend_by_plan, plan=planned), operands, ranks.barrier)
+            for seconds, found in zip(both, lists, strict=True):
+                found.extend([seconds] * kept)
 
-            found[strategy, at] = _time_both(
-                attend, operands, samples=2 * plan.steps, meet=ranks.barrier
-            )
-    return found
+    return sample
 
 
 def _operands(
@@ -97,23 +99,17 @@ def _operands(
 
 
 def _time_both(
-    attend: Callable[[], torch.Tensor],
+    attend: Callable[..., torch.Tensor],
     operands: tuple[torch.Tensor, ...],
-    *,
-    samples: int,
-    meet: Callable[[], None] = lambda: None,
-) -> tuple[list[float], list[float]]:
-    """Seconds of forwards and backwards, after one of each that warms up."""
-    forward_s, backward_s = [], []
-    for _ in range(samples + 1):
-        meet()
-        began = time.perf_counter()
-        out = attend()
-        middle = time.perf_counter()
-        meet()
-        grad = torch.ones_like(out)
-        again = time.perf_counter()
-        torch.autograd.grad(out, operands, grad)
-        backward_s.append(time.perf_counter() - again)
-        forward_s.append(middle - began)
-    return forward_s[1:], backward_s[1:]
+    meet: Callable[[], None],
+) -> tuple[float, float]:
+    """Seconds of a forward and of a backward."""
+    meet()
+    began = time.perf_counter()
+    out = attend(*operands)
+    forward_s = time.perf_counter() - began
+    grad = torch.ones_like(out)
+    meet()
+    began = time.perf_counter()
+    torch.autograd.grad(out, operands, grad)
+    return forward_s, time.perf_counter() - began

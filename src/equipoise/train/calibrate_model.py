@@ -11,10 +11,10 @@ Kept true (tests/multi/test_calibrate_parts.py)
 from equipoise.comm.local import run_ranks
 from equipoise.observe.machine import usable_cores
 from equipoise.schedule.attention_price import LinkPrice
-from equipoise.spec.device_parts import ContextPoint, ModelParts, parts_name
+from equipoise.spec.device_parts import ModelParts, parts_name
 from equipoise.train.calibrate import MOST_RANKS, Progress
-from equipoise.train.calibrate_attention import time_context, time_documents
-from equipoise.train.calibrate_parts import PartsPlan, time_way, ways_of
+from equipoise.train.calibrate_parts import time_way, ways_of
+from equipoise.train.parts_plan import PartsPlan
 from equipoise.train.parts_table import context_points, document_points, way_table
 
 
@@ -30,25 +30,19 @@ def measure_parts(plan: PartsPlan, link: LinkPrice, progress: Progress) -> Model
     """
     cores = min(len(usable_cores()), MOST_RANKS)
     ways = ways_of(plan.model, cores)
-    heads, kv_heads = plan.model.heads, plan.model.kv_heads
-    progress.start("time the parts of a step", len(ways) + 1)
-    whole = document_points(run_ranks(cores, time_documents, plan, heads, kv_heads))
-    shared = whole
-    if "tensor" in ways:
-        own = max(1, kv_heads // cores)
-        shared = document_points(run_ranks(cores, time_documents, plan, heads // cores, own))
-    context: tuple[ContextPoint, ...] = ()
-    if cores > 1:
-        packs = plan.packs
-        timed = run_ranks(cores, time_context, plan, packs)
-        context = context_points(plan, cores, packs, timed, whole, link)
-    progress.advance()
-    tables = []
+    progress.start("time the parts of a step", len(ways))
+    found = {}
     for way in ways:
-        records = run_ranks(cores, time_way, plan, way)
-        tables.append(way_table(way, plan, records, shared if way == "tensor" else whole))
+        found[way] = run_ranks(cores, time_way, plan, way)
         progress.advance()
     progress.finish()
+    whole = document_points([each for way in ways if way != "tensor" for each in found[way]])
+    shared = document_points(found["tensor"]) if "tensor" in found else whole
+    tables = [
+        way_table(way, plan, samples, shared if way == "tensor" else whole)
+        for way, samples in found.items()
+    ]
+    context = context_points(plan, cores, list(found.values()), whole, link)
     return ModelParts(
         model=parts_name(plan.model),
         title=f"hidden {plan.model.hidden:,}, vocabulary {plan.model.vocab:,}",

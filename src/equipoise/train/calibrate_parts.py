@@ -19,7 +19,6 @@ import dataclasses
 import itertools
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,67 +36,20 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.resolved import ResolvedFile
-from equipoise.spec.run import LayoutSpec, Precision, RunSpec, TrainSpec
+from equipoise.spec.run import LayoutSpec, RunSpec, TrainSpec
 from equipoise.train.build import build_runner
+from equipoise.train.calibrate_attention import time_context, time_documents
 from equipoise.train.context import ContextGroup
+from equipoise.train.parts_plan import DEPTHS, SHORT_TOKENS, PartsPlan, StepRecord, WaySamples
 from equipoise.train.process import settle
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.stages import StagePlanner
 from equipoise.train.step import StepRunner
 
-DEPTHS = (1, 4)
-"""Layers of the decoders, of each stage of a pipeline."""
-
-SHORT_TOKENS = 64
-"""Of a document of the steps."""
-
 _CLIP = 1e9
 
-
-@dataclass(frozen=True, slots=True)
-class PartsPlan:
-    """What is timed."""
-
-    model: ModelSpec
-    precision: Precision
-    most_tokens: int
-    """Of a micro-batch."""
-    context_tokens: int
-    """Of a document."""
-    steps: int = 6
-    """After one that warms up."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Tokens of micro-batches, whole documents each."""
-        most = -(-self.most_tokens // SHORT_TOKENS) * SHORT_TOKENS
-        found = {SHORT_TOKENS * 2, SHORT_TOKENS * 16, most}
-        return tuple(sorted(size for size in found if size <= most))
-
-    @property
-    def doc_tokens(self) -> tuple[int, ...]:
-        """Lengths of documents."""
-        ladder = {16 * 4**power for power in range(12)} | {self.context_tokens}
-        inside = {each for each in ladder if each <= self.context_tokens}
-        return tuple(sorted(inside | {SHORT_TOKENS}))
-
-    @property
-    def packs(self) -> tuple[tuple[int, ...], ...]:
-        """Lengths of documents whose attention over context ranks is timed."""
-        whole, most = self.context_tokens, self.sizes[-1]
-        return tuple((max(1, whole // parts),) * min(parts, most) for parts in (1, 2, 4, 16))
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """Steps of one decoder on one rank: seconds by step."""
-
-    step_s: list[float] = field(default_factory=list)
-    spans: dict[tuple[str, int, int], list[float]] = field(default_factory=dict)
-    """By name, stage and micro-batch; -1 where a span has none."""
-    began: list[float] = field(default_factory=list)
-    """First instruction of a pipeline, on the machine's clock."""
-    ended: list[float] = field(default_factory=list)
+_WITH_CONTEXT: tuple[Way, ...] = ("zero-0", "zero-2")
+"""Beside whose steps attention over context ranks is timed: twice, minutes apart."""
 
 
 class _Spans(Journal):
@@ -134,38 +86,45 @@ def ways_of(model: ModelSpec, ranks: int) -> tuple[Way, ...]:
     return tuple(found)
 
 
-def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> dict[tuple[int, str], StepRecord]:
-    """Steps of each depth, and of a pipeline by each kind of schedule, one after the other."""
+def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
+    """Steps of each depth, and of a pipeline by each kind of schedule, and attention, in turn."""
     settle(ranks.rank, pin=True)
     schedules = ("1f1b", "zb-h1") if way == "pipeline" else ("1f1b",)
     packed, store = _make_step(plan, 1 if way in ("tensor", "pipeline") else ranks.world)
-    records, runners = {}, []
+    samples = WaySamples({})
+    attention = [time_documents(ranks, plan, ranks.world if way == "tensor" else 1, samples)]
+    if way in _WITH_CONTEXT and ranks.world > 1:
+        attention.append(time_context(ranks, plan, samples))
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
+        runners = []
         for depth, schedule in itertools.product(DEPTHS, schedules):
             name = Path(folder) / f"{depth}-{schedule}"
             journal = stack.enter_context(_Spans(name, ranks.rank))
             layout = layout_of(way, ranks.world, schedule)
             model = dataclasses.replace(plan.model, layers=depth * layout.pipeline)
-            records[depth, schedule] = StepRecord()
+            samples.steps[depth, schedule] = StepRecord()
             runner = _make_runner(ranks, plan, model, layout, store, journal)
-            runners.append((runner, journal, records[depth, schedule]))
-        # In turn, so that what passes over the machine meets every depth.
-        for step, (runner, journal, record) in itertools.product(range(plan.steps + 1), runners):
-            journal.found.clear()
-            ranks.barrier()
-            result = runner.run(
-                packed,
-                step=step,
-                rate=1e-4,
-                clip_norm=_CLIP,
-                last_good=lambda: None,
-                stop_asked=False,
-            )
-            if step:
-                record.step_s.append(result.step_s)
-                _read_spans(journal.found, record)
-    return records
+            runners.append((runner, journal, samples.steps[depth, schedule]))
+        # In turn, so that what passes over the machine meets all alike.
+        for step in range(plan.steps + 1):
+            for runner, journal, record in runners:
+                journal.found.clear()
+                ranks.barrier()
+                result = runner.run(
+                    packed,
+                    step=step,
+                    rate=1e-4,
+                    clip_norm=_CLIP,
+                    last_good=lambda: None,
+                    stop_asked=False,
+                )
+                if step:
+                    record.step_s.append(result.step_s)
+                    _read_spans(journal.found, record)
+            for sample in attention:
+                sample(step > 0)
+    return samples
 
 
 def _read_spans(found: list[dict[str, Any]], record: StepRecord) -> None:

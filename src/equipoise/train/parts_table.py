@@ -32,7 +32,7 @@ from equipoise.spec.device_parts import (
     Way,
     WayParts,
 )
-from equipoise.train.calibrate_parts import DEPTHS, SHORT_TOKENS, PartsPlan, StepRecord
+from equipoise.train.parts_plan import DEPTHS, SHORT_TOKENS, PartsPlan, StepRecord, WaySamples
 
 Records = Sequence[dict[tuple[int, str], StepRecord]]
 """Of each rank: steps by depth and schedule."""
@@ -45,28 +45,24 @@ _NOTHING = Measured(0.0, 0.0, 0.0)
 _MORE_LAYERS = DEPTHS[1] - DEPTHS[0]
 
 
-def document_points(
-    found: Sequence[dict[int, tuple[list[float], list[float]]]],
-) -> tuple[DocPoint, ...]:
-    """The attention core over lengths, from every rank's samples."""
+def document_points(found: Sequence[WaySamples]) -> tuple[DocPoint, ...]:
+    """The attention core over lengths, from every rank's samples beside any steps."""
     points = []
-    for tokens in sorted(found[0]):
+    for tokens in sorted(found[0].documents):
         forward, backward = (
-            median_interval([s for rank in found for s in rank[tokens][row]]) for row in (0, 1)
+            median_interval([s for rank in found for s in rank.documents[tokens][row]])
+            for row in (0, 1)
         )
         points.append(DocPoint(tokens, forward, backward))
     return tuple(points)
 
 
 def way_table(
-    way: Way, plan: PartsPlan, records: Records, documents: tuple[DocPoint, ...]
+    way: Way, plan: PartsPlan, samples: Sequence[WaySamples], documents: tuple[DocPoint, ...]
 ) -> WayParts:
-    """The parts of one way."""
-    table = (
-        _Pipeline(plan, records, documents)
-        if way == "pipeline"
-        else _Whole(plan, records, documents)
-    )
+    """The parts of one way, from every rank's samples."""
+    kind = _Pipeline if way == "pipeline" else _Whole
+    table = kind(plan, [each.steps for each in samples], documents)
     layer, first, last = table.once()
     return WayParts(way, table.sizes(), documents, layer, first, last, table.rest())
 
@@ -222,36 +218,41 @@ def _spent(record: StepRecord) -> Seconds:
 def context_points(
     plan: PartsPlan,
     ranks: int,
-    packs: Sequence[tuple[int, ...]],
-    found: Sequence[dict[tuple[str, int], tuple[list[float], list[float]]]],
+    found: Sequence[Sequence[WaySamples]],
     documents: tuple[DocPoint, ...],
     link: LinkPrice,
 ) -> tuple[ContextPoint, ...]:
-    """What each strategy takes beyond what a replay of it says."""
+    """What each strategy takes beyond what a replay of it says.
+
+    Args:
+        plan: Model and packs.
+        ranks: That share each pack.
+        found: Of every way, of every rank.
+        documents: The core of whole documents.
+        link: Between two ranks.
+    """
     forward, backward = document_curves(documents)
     wire = Wire(plan.model.head_width, 2 if plan.precision == "bf16" else 4)
+    timed = [way for way in found if way[0].context]
     points = []
-    for strategy in dict.fromkeys(name for name, _ in found[0]):
+    for strategy in dict.fromkeys(name for way in timed for name, _ in way[0].context):
         tiles, beyond = [], []
-        for at, lengths in enumerate(packs):
+        for at, lengths in enumerate(plan.packs):
             schedule = plan_context(
-                lengths,
-                ranks,
-                strategy,
-                heads=plan.model.heads,
-                kv_heads=plan.model.kv_heads,
+                lengths, ranks, strategy, heads=plan.model.heads, kv_heads=plan.model.kv_heads
             ).schedule
             core = replay_core(schedule, forward, backward, link, wire).sum(axis=1)
-            timed = [
-                float(np.median(np.max([rank[strategy, at][row] for rank in found], axis=0)))
+            # A call ends with the rank that ends last.
+            seconds = [
+                np.concatenate(
+                    [np.max([rank.context[strategy, at][row] for rank in way], 0) for way in timed]
+                )
                 for row in (0, 1)
             ]
             tiles.append(float(count_tiles(schedule)))
-            beyond.append(np.array(timed) - core)
-        forward_s, backward_s = (
-            _call_and_tile(np.array(tiles), each) for each in np.array(beyond).T
-        )
-        points.append(ContextPoint(strategy, *forward_s, *backward_s))
+            beyond.append(np.median(seconds, axis=1) - core)
+        fitted = [_call_and_tile(np.array(tiles), each) for each in np.array(beyond).T]
+        points.append(ContextPoint(strategy, *fitted[0], *fitted[1]))
     return tuple(points)
 
 

@@ -12,12 +12,13 @@ from equipoise.schedule.attention_price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core
 from equipoise.spec.device_parts import DocPoint, Measured, Way
 from equipoise.spec.model import preset
-from equipoise.train.calibrate_parts import DEPTHS, PartsPlan, StepRecord, ways_of
+from equipoise.train.calibrate_parts import ways_of
+from equipoise.train.parts_plan import DEPTHS, PartsPlan, StepRecord, WaySamples
 from equipoise.train.parts_table import context_points, document_points, way_table
 
 PLAN = PartsPlan(preset("2m"), "fp32", 1280, 1024)
 DOCUMENTS = document_points(
-    [{t: ([1e-9 * t * t], [3e-9 * t * t]) for t in PLAN.doc_tokens} for _ in range(2)]
+    [WaySamples({}, {t: ([1e-9 * t * t], [3e-9 * t * t]) for t in PLAN.doc_tokens})] * 2
 )
 
 
@@ -39,7 +40,7 @@ def whole_record(depth: int) -> StepRecord:
 
 
 def test_whole_decoders_give_their_parts_back() -> None:
-    records = [{(depth, "1f1b"): whole_record(depth) for depth in DEPTHS}] * 2
+    records = [WaySamples({(depth, "1f1b"): whole_record(depth) for depth in DEPTHS})] * 2
     found = way_table("zero-1", PLAN, records, DOCUMENTS)
     assert [point.tokens for point in found.sizes] == [128, 1024, 1280]
     for point in found.sizes:
@@ -74,7 +75,7 @@ def stage_record(depth: int, stage: int, schedule: str) -> StepRecord:
 
 def test_stages_give_their_parts_back() -> None:
     records = [
-        {(d, s): stage_record(d, stage, s) for d in DEPTHS for s in ("1f1b", "zb-h1")}
+        WaySamples({(d, s): stage_record(d, stage, s) for d in DEPTHS for s in ("1f1b", "zb-h1")})
         for stage in range(2)
     ]
     found = way_table("pipeline", PLAN, records, DOCUMENTS)
@@ -113,7 +114,7 @@ def test_what_attention_takes_beyond_its_replay_comes_back() -> None:
             [core[0] + 1e-3 + 1e-5 * tiles],
             [core[1] + 2e-3 + 3e-5 * tiles],
         )
-    (found,) = context_points(PLAN, 2, PLAN.packs, [timed, timed], documents, link)
+    (found,) = context_points(PLAN, 2, [[WaySamples({}, {}, timed)] * 2], documents, link)
     assert found.strategy == "needed-kv"
     assert [
         found.forward_call_s,

@@ -1,0 +1,82 @@
+"""What is timed of a training step's parts, and what comes of it.
+
+What it decides
+    Sizes: micro-batches of two documents of 64 tokens, of sixteen, and of as many tokens as the
+    run's largest pack; documents from 16 tokens to the run's longest; and how deep decoders are.
+
+Kept true (tests/unit/train/test_parts_table.py)
+    The run's sizes are covered, however small.
+"""
+
+from dataclasses import dataclass, field
+
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import Precision
+
+DEPTHS = (1, 4)
+"""Layers of the decoders, of each stage of a pipeline."""
+
+SHORT_TOKENS = 64
+"""Of a document of the steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartsPlan:
+    """What is timed."""
+
+    model: ModelSpec
+    precision: Precision
+    most_tokens: int
+    """Of a micro-batch."""
+    context_tokens: int
+    """Of a document."""
+    steps: int = 6
+    """After one that warms up."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of micro-batches, whole documents each."""
+        most = -(-self.most_tokens // SHORT_TOKENS) * SHORT_TOKENS
+        found = {SHORT_TOKENS * 2, SHORT_TOKENS * 16, most}
+        return tuple(sorted(size for size in found if size <= most))
+
+    @property
+    def doc_tokens(self) -> tuple[int, ...]:
+        """Lengths of documents."""
+        ladder = {16 * 4**power for power in range(12)} | {self.context_tokens}
+        inside = {each for each in ladder if each <= self.context_tokens}
+        return tuple(sorted(inside | {SHORT_TOKENS}))
+
+    @property
+    def packs(self) -> tuple[tuple[int, ...], ...]:
+        """Lengths of documents whose attention over context ranks is timed."""
+        whole, most = self.context_tokens, self.sizes[-1]
+        return tuple((max(1, whole // parts),) * min(parts, most) for parts in (1, 2, 4, 16))
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Steps of one decoder on one rank: seconds by step."""
+
+    step_s: list[float] = field(default_factory=list)
+    spans: dict[tuple[str, int, int], list[float]] = field(default_factory=dict)
+    """By name, stage and micro-batch; -1 where a span has none."""
+    began: list[float] = field(default_factory=list)
+    """First instruction of a pipeline, on the machine's clock."""
+    ended: list[float] = field(default_factory=list)
+
+
+Both = tuple[list[float], list[float]]
+"""Seconds of forwards and of backwards, by sample."""
+
+
+@dataclass(slots=True)
+class WaySamples:
+    """What one rank timed of one way of sharing a step."""
+
+    steps: dict[tuple[int, str], StepRecord]
+    """By depth and schedule."""
+    documents: dict[int, Both] = field(default_factory=dict)
+    """Of the attention core of one document, by its tokens."""
+    context: dict[tuple[str, int], Both] = field(default_factory=dict)
+    """Of attention over all ranks, by strategy and pack."""
