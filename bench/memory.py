@@ -2,13 +2,19 @@
 
 What a device takes beside the counted bytes is fitted on ``FITTED`` and scored on ``SCORED``, which
 has other models, stages, settings, precisions and numbers of tokens.
+
+All cases take a quarter of an hour. In parts: ``python -m bench.memory --keep FILE --seconds 200``
+adds to FILE what was not measured yet, begins no case after so many seconds, and prints what there
+is.
 """
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, fields
+import time
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -142,8 +148,9 @@ def summarize(found: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
             f"{row['set']}  {row['options']:72} {row['forecast_mib']:8} {row['measured_mib']:8} "
             f"MiB  {row['worst_rank_error']:+.3f}\n"
         )
-    parts = fit({case: found[case] for case in FITTED})
+    parts = fit({case: found[case] for case in FITTED if case in found})
     errors = sorted(abs(each.error) for case in found if case in SCORED for each in found[case])
+    errors = errors or [float("nan")]
     return {
         "what": "peak resident bytes of a rank, less the interpreter's, beside cost/memory.py",
         "worst_error (goal 0.10)": round(errors[-1], 3),
@@ -157,13 +164,34 @@ def summarize(found: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
     }
 
 
-def measure() -> dict[str, object]:
-    """Train four steps of each case."""
+def measure(keep: Path | None = None, seconds: float = float("inf")) -> dict[str, object]:
+    """Train four steps of each case.
+
+    Args:
+        keep: File of what was measured before, which this adds to.
+        seconds: Begin no case after that [s].
+    """
+    began = time.monotonic()
     open_corpus()
-    with tempfile.TemporaryDirectory() as name:
-        cases = enumerate(FITTED + SCORED)
-        return summarize({case: run(Path(name) / str(at), case) for at, case in cases})
+    found = {}
+    if keep is not None and keep.exists():
+        for line in keep.read_text().splitlines():
+            case, peaks = json.loads(line)
+            found[tuple(case)] = [Peak(**peak) for peak in peaks]
+    for case in FITTED + SCORED:
+        if case in found or time.monotonic() - began > seconds:
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            found[case] = run(Path(name) / "run", case)
+        if keep is not None:
+            with keep.open("a") as file:
+                file.write(json.dumps([case, [asdict(peak) for peak in found[case]]]) + "\n")
+    return summarize({case: found[case] for case in FITTED + SCORED if case in found})
 
 
 if __name__ == "__main__":
-    json.dump(measure(), sys.stdout, indent=1)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    given = parser.parse_args()
+    json.dump(measure(given.keep, given.seconds), sys.stdout, indent=1)

@@ -248,8 +248,8 @@ def _loss(model: ModelSpec, layout: Layout, tokens: int, width: int, head: int) 
     """Bytes when the last chunk of logits is done.
 
     The last norm's input, output and its gradient; the head's gradient, in fp32, and of narrow
-    numbers its last part; logits in fp32, and of narrow numbers twice more.
+    numbers its last part; logits in fp32, and their gradient in narrow numbers.
     """
     streams = tokens * model.hidden * width * (2 + 1 / layout.tp)
     narrow = width < 4
-    return streams + (4 + width * narrow) * head + _LOSS_CHUNK_BYTES * (2 if narrow else 1)
+    return streams + (4 + width * narrow) * head + _LOSS_CHUNK_BYTES * (1.5 if narrow else 1)

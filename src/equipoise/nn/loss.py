@@ -68,6 +68,7 @@ class _HeadLoss(torch.autograd.Function):
                 grad_head.addmm_(narrow_CV.t(), x_CD)
             else:
                 grad_head += narrow_CV.t() @ x_CD
+            del logits_CV, grad_CV, narrow_CV  # before the next chunk's are made
         ctx.grads = (grad_x, grad_head)
         ctx.dtype = head_VD.dtype
         return total

@@ -54,7 +54,7 @@ class Rows:
 def choose(scores_TX: Tensor, top_k: int) -> Tensor:
     """The experts with the highest scores of each token, best first, int64 [T, K]."""
     order: Tensor = torch.sort(scores_TX, dim=1, descending=True, stable=True).indices
-    return order[:, :top_k]
+    return order[:, :top_k].clone()  # a view would keep a place of every expert for the backward
 
 
 def capacity(tokens: int, *, top_k: int, experts: int, factor: float) -> int:

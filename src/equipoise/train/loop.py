@@ -31,7 +31,7 @@ from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.train.build import build_runner, join_sharing
 from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
-from equipoise.train.process import StopRequest, return_freed_memory
+from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecord
 from equipoise.train.shares import RankLoads
 from equipoise.train.sinks import TensorBoardSink
@@ -73,6 +73,7 @@ class Trainer:
         data_ranks = ranks.world // self.spec.layout.sharing
         self.packer = make_packer(self.spec.pack, data_ranks, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
+        spare_small_chunks()
         return_freed_memory()
         forget_peak()
         self.position = Position()
