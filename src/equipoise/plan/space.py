@@ -14,7 +14,7 @@ What it decides
         order                whether data-parallel ranks or stages are neighbours
         ep etp               of models with experts; etp is 1 or tp
         zero replicas        0, 1, 3; of 3 without stages every number of copies; 2 where a step
-                             is one micro-batch, for with more it pays for each, which no price says
+                             is one micro-batch, for with more it pays for each
         schedule virtual     of pipelines: strategies that lose nothing, and do not wait to hold
                              less; for each size of a stage in layers, the fewest such stages
         recompute            every setting

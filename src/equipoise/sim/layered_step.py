@@ -29,6 +29,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory
 from equipoise.sim.parameters import (
     Held,
+    between_s,
     gather_s,
     held_by_ends,
     held_by_layer,
@@ -222,7 +223,14 @@ def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
         optimizer[rank] = sum(
             optimizer_s(machine, own, weights, options) for own, weights in owned.items()
         )
+        again = sum(
+            reduce_s(machine, own, weights, options.stack.grad_bytes)
+            for own, weights in travels.items()
+            if own.zero == 2
+        )
         before[rank], after[rank] = exposed_s(
             run, rank, slow * gather, slow * reduce, layers=len(mine), overlaps=overlaps
         )
+        one = between_s(slow * again, float(run.last_backward_s[rank]), overlaps=overlaps)
+        after[rank] += (len(run.tokens) - 1) * one
     return Ends(before, after, optimizer)

@@ -1,14 +1,15 @@
 """Seconds of moving parameters and gradients between data-parallel ranks, and of the optimizer.
 
 What it decides
-    ZeRO 0 reduces gradients whole; 1 and 2 scatter them and gather parameters once a step; 3
-    gathers each layer's parameters in every pass of every micro-batch and scatters its
-    gradients in each, hidden behind the layer's own computing as far as that lasts. Experts are
-    reduced over the ranks that hold the same ones.
+    ZeRO 0 reduces gradients whole; 1 scatters them and gathers parameters once a step; 2 scatters
+    them in every micro-batch, for no rank keeps a sum of its own; 3 gathers each layer's
+    parameters in every pass of every micro-batch and scatters its gradients in each. What travels
+    in a micro-batch hides behind its own computing as far as that lasts. Experts are reduced over
+    the ranks that hold the same ones.
 
 Kept true (tests/unit/sim/test_parts.py)
-    ZeRO 3 pays per micro-batch; bytes shrink with tensor and expert parallelism; nothing is
-    paid on one data-parallel rank.
+    ZeRO 2 and 3 pay per micro-batch; bytes shrink with tensor and expert parallelism; nothing
+    is paid on one data-parallel rank.
 
 Sources
     Traffic of each stage of ZeRO: arXiv:1910.02054, section 7. Copies of shards: PyTorch FSDP,
@@ -102,6 +103,26 @@ def _sharers(layout: Layout) -> _Sharers:
     return _Sharers(ranks[:size], ranks[::size], tuple(layout.group_of(0, "edp")))
 
 
+def between_s(reduce_s: float, backward_s: float, *, overlaps: bool) -> float:
+    """What a micro-batch before the last pays for scattering its gradients, of ZeRO 2 [s].
+
+    Args:
+        reduce_s: Of all gradients of the rank.
+        backward_s: Of the micro-batch, which they travel beside.
+        overlaps: Whether they do.
+
+    >>> between_s(1.0, 4.0, overlaps=True), between_s(1.0, 4.0, overlaps=False)
+    (0.15, 1.0)
+    """
+    return _beside(reduce_s, backward_s if overlaps else 0.0)
+
+
+def _beside(travels_s: float, computes_s: float) -> float:
+    """What is left of traffic beside computing, and what it slows that down."""
+    hidden = min(travels_s, computes_s)
+    return travels_s - hidden + _SLOWDOWN * hidden
+
+
 def _over(
     machine: Machine, layout: Layout, held: Held, element_bytes: float, operation: Op
 ) -> float:
@@ -185,8 +206,7 @@ def pass_traffic(
     if not options.stack.data_overlap:
         forward = backward = 0.0
     for row, travels, hides in ((0, gather, forward), (1, gather + reduce, backward)):
-        beside = min(travels, hides)
-        add(parts, row, "parameter traffic", travels - beside + _SLOWDOWN * beside)
+        add(parts, row, "parameter traffic", _beside(travels, hides))
 
 
 def optimizer_s(machine: Machine, layout: Layout, held: Held, options: StepOptions) -> float:

@@ -15,7 +15,7 @@ What it decides
 
 Kept true (tests/unit/sim/test_step.py)
     Terms add up to the step; more of anything never makes it faster; two length histograms of
-    equal tokens take different times; ZeRO 3 pays for every micro-batch.
+    equal tokens take different times; ZeRO 2 and 3 pay for every micro-batch.
 
 Sources
     As the modules that it calls.
@@ -33,7 +33,7 @@ from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory, stage_memory
-from equipoise.sim.parameters import travel_of
+from equipoise.sim.parameters import between_s, travel_of
 from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
@@ -202,7 +202,10 @@ def _ends(
     run: PipelineRun,
     layers: list[list[int]],
 ) -> Ends:
-    """Gradients and parameters that travel once a step, as far as nothing hides them."""
+    """Gradients and parameters that travel once a step, as far as nothing hides them.
+
+    And under ZeRO 2 the gradients of the micro-batches before the last.
+    """
     travel = travel_of(model, machine, layout, options, layers)
     before, after = np.zeros((2, layout.pp))
     for rank, mine in enumerate(layers):
@@ -214,6 +217,12 @@ def _ends(
             layers=len(mine),
             overlaps=options.stack.data_overlap,
         )
+        if layout.zero == 2:
+            backward = float(run.last_backward_s[rank])
+            one = between_s(
+                float(travel.reduce_s[rank]), backward, overlaps=options.stack.data_overlap
+            )
+            after[rank] += (len(run.tokens) - 1) * one
     return Ends(before, after, travel.optimizer_s)
 
 

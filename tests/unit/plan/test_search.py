@@ -123,3 +123,14 @@ def test_documents_are_packed_once_for_each_number_of_ranks_and_windows() -> Non
 def test_nothing_fits() -> None:
     found, _ = run(0.5)
     assert found.fitting == () and found.least_bytes > 0.5 * 2**30
+
+
+def test_a_long_window_is_shared_by_context_ranks() -> None:
+    """A planner that prices no context ranks never chooses them."""
+    asked = StepOptions(262_144, 1)
+    machine = Machine(cluster(60.0))
+    found = Search(MODEL, machine, list_space(MODEL, 8, asked)).run(seconds=20.0)
+    alone = Search(MODEL, machine, list_space(MODEL, 8, asked, fixed={"cp": 1})).run(seconds=20.0)
+    best = found.fitting[0]
+    assert list_space(MODEL, 8, asked)["cp"][best.row] > 1
+    assert not alone.fitting or best.step_s < alone.fitting[0].step_s

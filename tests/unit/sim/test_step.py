@@ -88,6 +88,25 @@ def test_zero_3_pays_in_every_pass_of_every_micro_batch() -> None:
     assert "parameter traffic" not in once.terms
 
 
+def test_zero_2_scatters_gradients_in_every_micro_batch() -> None:
+    """Where ZeRO 1 keeps a sum and scatters it once."""
+    traffic: dict[int, list[float]] = {1: [], 2: []}
+    for micro_batch in (4, 2, 1):
+        asked = options(
+            step_sequences=512, micro_batch=micro_batch, stack=stack(data_overlap=False)
+        )
+        for zero, found in traffic.items():
+            price = price_step(MODEL, h100(128), Layout(dp=128, zero=zero), asked)
+            found.append(price.terms["data traffic"])
+    assert traffic[1] == pytest.approx([traffic[1][0]] * 3)
+    # One micro-batch is one scatter under both; each further one is one scatter more.
+    assert traffic[2][0] == pytest.approx(traffic[1][0])
+    first, second = np.diff(traffic[2])
+    assert second == pytest.approx(2 * first) and first > 0.3 * traffic[2][0]
+    hidden = price_step(MODEL, h100(128), Layout(dp=128, zero=2), options(step_sequences=512))
+    assert 0 < hidden.terms["data traffic"] < 0.5 * traffic[2][2]
+
+
 def test_experts_that_are_not_balanced_take_longer() -> None:
     steps = [
         price_step(SPARSE, h100(8), Layout(dp=8, ep=8), options(expert_skew=skew))
