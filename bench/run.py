@@ -24,6 +24,7 @@ BENCHES = (
     "boxing",
     "collectives",
     "calibrate",
+    "plans_real",
     "kernels",
     "stream",
     "bubbles",
