@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ PARTS = ("fixed_bytes", "kept_share", "passing_share", "size_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One rank's forecast and measured peak."""
+    """What one rank counted and measured."""
 
     forecast_bytes: int
     measured_bytes: int
@@ -75,20 +76,27 @@ class Peak:
     terms: dict[str, int]
 
     @property
-    def error(self) -> float:
-        """Of the forecast."""
-        return self.forecast_bytes / self.measured_bytes - 1
+    def counted_bytes(self) -> int:
+        """Without what the device takes."""
+        return self.forecast_bytes - self.terms["device"]
 
-    def sides(self, *, narrow: bool) -> list[float]:
+    def sides(self, options: tuple[str, ...]) -> list[float]:
         """What each of ``PARTS`` is multiplied by."""
         kept = self.terms["activations"] if self.micro_batches > 1 else 0
         passing = sum(self.terms[name] for name in PASSING)
-        return [1.0, float(kept), float(passing), float(self.sizes * narrow)]
+        if ("--layout.zero", "3") in pairwise(options):
+            passing += self.terms["gathered parameters"]
+        return [1.0, float(kept), float(passing), float(self.sizes * (NARROW[1] in options))]
 
-    @property
-    def uncounted_bytes(self) -> int:
-        """Measured, and not counted."""
-        return self.measured_bytes - self.forecast_bytes + self.terms["device"]
+    def shipped_bytes(self, options: tuple[str, ...]) -> float:
+        """The forecast with the device as it is shipped, which may be fitted on this very run."""
+        parts = (getattr(CPU_OVERHEAD, name) for name in PARTS)
+        sides = self.sides(options)
+        return self.counted_bytes + sum(a * b for a, b in zip(parts, sides, strict=True))
+
+    def error(self, options: tuple[str, ...]) -> float:
+        """Of that forecast."""
+        return self.shipped_bytes(options) / self.measured_bytes - 1
 
 
 def run(folder: Path, options: tuple[str, ...]) -> list[Peak]:
@@ -115,25 +123,25 @@ def fit(found: dict[tuple[str, ...], list[Peak]]) -> list[float]:
     sides, wanted = [], []
     for options, peaks in found.items():
         for peak in peaks:
-            narrow = NARROW[1] in options
-            sides.append([each / peak.measured_bytes for each in peak.sides(narrow=narrow)])
-            wanted.append(peak.uncounted_bytes / peak.measured_bytes)
+            sides.append([each / peak.measured_bytes for each in peak.sides(options)])
+            wanted.append(1 - peak.counted_bytes / peak.measured_bytes)
     solution = np.linalg.lstsq(np.array(sides), np.array(wanted), rcond=None)[0]
     return [float(each) for each in solution]
 
 
 def _row(options: tuple[str, ...], peaks: list[Peak]) -> dict[str, object]:
     """Of the rank whose forecast is furthest off."""
-    worst = max(peaks, key=lambda peak: abs(peak.error))
+    worst = max(peaks, key=lambda peak: abs(peak.error(options)))
+    counted = {name: size for name, size in worst.terms.items() if name != "device"}
     return {
         "options": " ".join(options),
         "set": "fitted" if options in FITTED else "scored",
         "tokens": worst.tokens,
         "sizes": worst.sizes,
-        "forecast_mib": round(worst.forecast_bytes / 2**20, 1),
+        "forecast_mib": round(worst.shipped_bytes(options) / 2**20, 1),
         "measured_mib": round(worst.measured_bytes / 2**20, 1),
-        "worst_rank_error": round(worst.error, 3),
-        "terms_mib": {name: round(value / 2**20, 1) for name, value in worst.terms.items()},
+        "worst_rank_error": round(worst.error(options), 3),
+        "terms_mib": {name: round(value / 2**20, 1) for name, value in counted.items()},
     }
 
 
@@ -149,7 +157,9 @@ def summarize(found: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
             f"MiB  {row['worst_rank_error']:+.3f}\n"
         )
     parts = fit({case: found[case] for case in FITTED if case in found})
-    errors = sorted(abs(each.error) for case in found if case in SCORED for each in found[case])
+    errors = sorted(
+        abs(each.error(case)) for case in found if case in SCORED for each in found[case]
+    )
     errors = errors or [float("nan")]
     return {
         "what": "peak resident bytes of a rank, less the interpreter's, beside cost/memory.py",
