@@ -90,7 +90,7 @@ class Peak:
 
     def shipped_bytes(self, options: tuple[str, ...]) -> float:
         """The forecast with the device as it is shipped, which may be fitted on this very run."""
-        parts = (getattr(CPU_OVERHEAD, name) for name in PARTS)
+        parts = [float(getattr(CPU_OVERHEAD, name)) for name in PARTS]
         sides = self.sides(options)
         return self.counted_bytes + sum(a * b for a, b in zip(parts, sides, strict=True))
 
