@@ -33,6 +33,7 @@ BENCHES = (
     "ranking",
     "peers_foresight",
     "planner",
+    "measured_search",
     "plans_published",
 )
 
