@@ -110,8 +110,16 @@ def _goals() -> tuple[Line, list[Line]]:
     return ("what is predicted", "rows", "error", "goal"), lines
 
 
+_FITTED = {
+    "nothing": "none",
+    "two residuals, on the other sources": "2",
+    "one factor, on the other sources": "1",
+}
+_SIZES = {"4 MiB and more": "≥ 4 MiB", "less": "< 4 MiB"}
+
+
 def _peers() -> tuple[Line, list[Line]]:
-    head = ("who", "what was fitted", "rows", "mean error", "worst", "ours, same rows")
+    head = ("who", "fitted", "rows", "error", "worst", "ours, same rows")
     lines = []
     for each in read("peers_foresight")["steps"]["table"]:
         beside = each.get("ours, same rows")
@@ -119,7 +127,8 @@ def _peers() -> tuple[Line, list[Line]]:
             f"{percent(beside['mape'])}, {percent(beside['worst'], signed=True)}" if beside else ""
         )
         scored = (percent(each["mape"]), percent(each["worst"], signed=True))
-        lines.append((each["who"], each["fitted"], str(each["rows"]), *scored, ours))
+        fitted = _FITTED[each["fitted"]]
+        lines.append((each["who"], fitted, str(each["rows"]), *scored, ours))
     return head, lines
 
 
@@ -128,14 +137,14 @@ def _collectives() -> tuple[Line, list[Line]]:
     lines = [
         (
             each["who"],
-            each["bytes"],
+            _SIZES[each["bytes"]],
             str(each["rows"]),
             percent(each["mape"]),
             percent(each["worst"], signed=True),
         )
         for each in found["table"]
     ]
-    return ("who", "bytes", "points", "mean error", "worst"), lines
+    return ("who", "bytes", "points", "error", "worst"), lines
 
 
 def _plans() -> tuple[Line, list[Line]]:
@@ -150,7 +159,7 @@ def _plans() -> tuple[Line, list[Line]]:
     lines = [(said, str(found[name])) for name, said in names.items()]
     lines += [
         (
-            "of these, where neither search was faster in its time",
+            "where the answer is the published choice itself",
             str(found["is_the_published_choice"]),
         ),
         (
@@ -166,7 +175,7 @@ def _plans() -> tuple[Line, list[Line]]:
 
 _TABLES = {
     "goals": (_goals, (61, 11, 14, 14), (1, 2, 3)),
-    "peers": (_peers, (26, 26, 8, 12, 10, 18), (2, 3, 4, 5)),
+    "peers": (_peers, (40, 10, 10, 12, 10, 18), (1, 2, 3, 4, 5)),
     "collectives": (_collectives, (36, 20, 12, 16, 16), (2, 3, 4)),
     "plans": (_plans, (80, 20), (1,)),
 }
