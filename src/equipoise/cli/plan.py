@@ -34,6 +34,8 @@ examples:
       --step-sequences 128 --layout tp=4 --recompute none --out plans/70b
   equipoise plan --model mixtral-8x7b --cluster h100-sxm:128 --context-tokens 4096 \\
       --step-sequences 256 --json
+  equipoise plan --model llama3-70b --cluster a100-80:64 --context-tokens 8192 \\
+      --step-sequences 128 --layers own
   equipoise explain --plan plans/70b/plan.lock
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
       --step-sequences 128 --export megatron
@@ -68,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--layout",
         metavar="WORDS",
         help="degrees that are not to be searched, as tp=8,zero=1",
+    )
+    parser.add_argument(
+        "--layers",
+        choices=["alike", "own"],
+        help="own: let each layer have its own degrees, ZeRO stage and recomputation, where that "
+        "is faster (default: alike)",
     )
     parser.add_argument(
         "--seconds",

@@ -12,7 +12,13 @@ from equipoise.cli.simulate_setting import step_documents, step_options
 from equipoise.cli.simulate_show import step_row
 from equipoise.plan.choice import Choice
 from equipoise.plan.explain import find_flip, find_walls, loses_by
-from equipoise.plan.final import Finalist, price_finalists
+from equipoise.plan.final import (
+    Finalist,
+    least_anywhere_s,
+    price_finalists,
+    with_layers,
+)
+from equipoise.plan.layer_words import say_layers
 from equipoise.plan.outcome import Outcome
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
@@ -36,6 +42,7 @@ _ASKED = (
     "schedule",
     "context_strategy",
     "order",
+    "layers",
     "expert_skew",
     "lengths",
     "policy",
@@ -43,7 +50,13 @@ _ASKED = (
 )
 """Flags that say what is planned."""
 
-_DEFAULTS = {"precision": "bf16", "expert_skew": 1.0, "policy": "by-work", "seed": 0}
+_DEFAULTS = {
+    "layers": "alike",
+    "precision": "bf16",
+    "expert_skew": 1.0,
+    "policy": "by-work",
+    "seed": 0,
+}
 
 
 class Inputs(Protocol):
@@ -86,13 +99,16 @@ class ClusterInputs:
 
     name: str
     lengths: str | None
+    by_layer: bool
+    """Whether layers may have strategies of their own."""
     asked: dict[str, str]
     read: dict[str, str]
     search: Search
 
     def finalists(self, outcome: Outcome) -> list[Finalist]:
         """The best and the next, priced whole."""
-        return price_finalists(self.search, outcome)
+        found = price_finalists(self.search, outcome)
+        return with_layers(self.search, outcome, found) if self.by_layer else found
 
     def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
         """Flags, and no keys."""
@@ -100,7 +116,9 @@ class ClusterInputs:
         return choice.words() | lengths, {}
 
     def walls(self, best: Finalist) -> tuple[Wall, ...]:
-        """Of window, micro-batch and layers."""
+        """Of window, micro-batch and layers; of layers that differ, none."""
+        if best.layers:
+            return ()
         return find_walls(self.search.model, self.search.machine, best.choice)
 
 
@@ -111,6 +129,12 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
         SpecError: a word is wrong, or nothing is left to choose.
     """
     model, cluster = read_model(args.model), read_cluster(args.cluster)
+    by_layer = args.layers == "own"
+    if by_layer and args.export is not None:
+        raise SpecError(
+            f"--layers own plans layers that differ, and --export {args.export} has one setting "
+            f"for all. Export a plan of --layers alike."
+        )
     fixed: dict[str, int | str] = {}
     if args.layout is not None:
         fixed |= read_words("--layout", args.layout, LAYOUT_WORDS)
@@ -139,7 +163,7 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
         if getattr(args, name) is not None and getattr(args, name) != _DEFAULTS.get(name)
     }
     read = read_digests(args.model, args.cluster, args.lengths)
-    return ClusterInputs(args.model, args.lengths, asked, read, search)
+    return ClusterInputs(args.model, args.lengths, by_layer, asked, read, search)
 
 
 def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str]:
@@ -173,6 +197,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
 
     def candidate(each: Finalist) -> Candidate:
         words, keys = inputs.words(each.choice)
+        words |= {"layers": say_layers(each.layers)} if each.layers else {}
         apart = {} if each is finalists[0] else loses_by(best.terms, each.run.price.terms)
         return Candidate(
             words, step_row(each.run, search.machine, each.choice.options), apart, keys
@@ -182,7 +207,10 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
     if len(finalists) > 1:
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
-    bound = min(outcome.progress.bound_s, best.step_s)
+    # Of a cluster of several classes no stage has to be on the slowest.
+    is_mixed = len(search.machine.cluster.classes) > 1
+    least = least_anywhere_s(search) if is_mixed else outcome.progress.bound_s
+    bound = min(least, best.step_s)
     return Plan(
         asked=inputs.asked,
         best=candidate(finalists[0]),

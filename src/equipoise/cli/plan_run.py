@@ -54,6 +54,7 @@ _OF_CLUSTERS = (
     "order",
     "lengths",
     "layout",
+    "layers",
 )
 """Flags that a run.toml has keys for, or that a run on this machine does not have."""
 

@@ -1,5 +1,7 @@
 """What ``equipoise plan`` and ``equipoise explain --plan`` print."""
 
+from collections.abc import Mapping
+
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
 from equipoise.spec.keys import toml
@@ -21,7 +23,7 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     if is_quiet:
         return
     console.print(
-        f"{plan.listed:,} choices, {plan.priced} replayed. None can be faster than "
+        f"{plan.listed:,} choices, {plan.priced} replayed. {_whose(plan)} can be faster than "
         f"{format_seconds(plan.bound_s)}: at most {plan.gap:.1%} is left to gain.",
         soft_wrap=True,
     )
@@ -39,6 +41,11 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
             why(each) if place > 1 else _where(each),
         )
     console.print(table)
+    if "layers" in plan.best.words:
+        console.print(f"Layers of the best: {plan.best.words['layers']}.", soft_wrap=True)
+    stages = plan.best.price["stages"]
+    if len(set(stages["nodes"])) > 1:
+        console.print(f"Its stages stand on: {', '.join(stages['nodes'])}.", soft_wrap=True)
     if plan.nodes:
         order = " ".join(map(str, plan.nodes))
         console.print(f"Nodes in the order of their places: {order}.", soft_wrap=True)
@@ -66,9 +73,20 @@ def say(candidate: Candidate) -> str:
     beside = words["policy"] if candidate.keys else f"micro-batch {words['micro-batch']}"
     parts = [words["layout"], beside]
     parts += [words[name] for name in ("order", "schedule", "context-strategy") if name in words]
+    if "layers" in words:
+        return " ".join([*parts, f"{len(set(_strategies(words)))} strategies of layers"])
     if words["recompute"] != "none":
         parts.append(f"recompute {words['recompute']}")
     return " ".join(parts)
+
+
+def _strategies(words: Mapping[str, str]) -> list[str]:
+    """Of each run of layers."""
+    return [run.partition(":")[2] for run in words["layers"].split()]
+
+
+def _whose(plan: Plan) -> str:
+    return "None with all layers alike" if "layers" in plan.best.words else "None"
 
 
 def why(candidate: Candidate) -> str:

@@ -64,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="degrees, as tp=8,cp=1,pp=16,dp=64; also ep=, etp=, zero=, replicas=, virtual=",
     )
     parser.add_argument(
+        "--layers",
+        metavar="RUNS",
+        help="strategies of layers, run after run, as 12:tp=2,dp=4,zero=1:full "
+        "20:tp=1,dp=8,zero=1:none; what equipoise plan --layers own prints",
+    )
+    parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the step in time (.png, .svg or .pdf)"
     )
     parser.add_argument(
@@ -111,8 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Price one step and print it."""
     from equipoise.cli.simulate_show import print_step, step_row
+    from equipoise.plan.layer_words import read_layers
+    from equipoise.sim.layered_step import run_layered, run_sites
     from equipoise.sim.machine import Machine
-    from equipoise.sim.step import run_step
     from equipoise.spec.cluster_file import read_cluster
     from equipoise.spec.words import read_layout, read_model
 
@@ -125,12 +132,15 @@ def run(args: argparse.Namespace) -> int:
     words.layout.require_world(machine.cluster.devices)
     options = step_options(args, words.virtual, machine.device)
     documents = step_documents(args, words.layout, options)
-    found = run_step(model, machine, words.layout, options, documents=documents)
+    price: Callable[[Layout, StepOptions], StepRun]
+    price = partial(run_sites, model, machine, documents=documents)
+    if args.layers is not None:
+        layers = read_layers(args.layers, words.layout)
+        price = partial(run_layered, model, machine, layers=layers, documents=documents)
+    found = price(words.layout, options)
     noise = _noise(args, found, words.layout, machine.cluster.devices)
-    if not found.price.fits:
-        noise["would_fit"] = _would_fit(
-            partial(run_step, model, machine, documents=documents), words.layout, options
-        )
+    if not found.price.fits and args.layers is None:
+        noise["would_fit"] = _would_fit(price, words.layout, options)
     title = f"{args.model} on {machine.cluster.name}, {args.layout}"
     if args.plot is not None or args.trace is not None:
         _draw(args, found, title)

@@ -18,7 +18,7 @@ from equipoise.sim.step import StepRun
 def step_row(found: StepRun, machine: Machine, options: StepOptions) -> dict[str, Any]:
     """One step as plain data: the keys that ``--json`` prints."""
     price, devices = found.price, machine.cluster.devices
-    peak = machine.peak_flop_per_s(options.precision)
+    peak = machine.mean_peak_flop_per_s(options.precision)
     rate = price.published_flop / price.step_s / devices
     useful = price.useful_flop / price.step_s / devices
     energy_j, usd = energy_and_money(found, machine)
@@ -37,6 +37,7 @@ def step_row(found: StepRun, machine: Machine, options: StepOptions) -> dict[str
         "terms": price.terms,
         "stages": {
             "layers": list(found.layers),
+            "nodes": list(found.sites) or [machine.cluster.classes[0].name] * len(price.busy_s),
             "busy_s": price.busy_s.tolist(),
             "exposed_s": price.exposed_s.tolist(),
             "bubble_s": price.bubble_s.tolist(),
@@ -137,6 +138,8 @@ def print_step(
         f"{' '.join(map(str, found.layers))}.",
         soft_wrap=True,
     )
+    if found.sites:
+        console.print(f"Stages stand on: {', '.join(found.sites)}.", soft_wrap=True)
     for line in _noise_lines(noise):
         console.print(line, soft_wrap=True)
     if row["extrapolated"]:

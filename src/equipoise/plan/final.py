@@ -20,17 +20,22 @@ from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.plan.bound import least_bytes
 from equipoise.plan.choice import Choice
+from equipoise.plan.layered import plan_layers
 from equipoise.plan.outcome import Outcome
 from equipoise.plan.place import Placement, place_nodes, placed
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
+from equipoise.sim.layered import LayerStrategy
+from equipoise.sim.layered_step import run_layered, run_sites
 from equipoise.sim.machine import Machine
-from equipoise.sim.step import Documents, StepRun, price_step, run_step
+from equipoise.sim.step import Documents, StepRun, price_step
 from equipoise.spec.cluster import ClusterSpec, find_cluster
 from equipoise.spec.model import ModelSpec
 
 _PIPELINES = 4
 """Of those with documents, how many are priced."""
+_RANKED = 64
+"""Choices that are priced again on a cluster of several classes."""
 _MOST_DEVICES = 1 << 17
 _TRIES = 6
 
@@ -43,6 +48,8 @@ class Finalist:
     run: StepRun
     nodes: tuple[int, ...] = ()
     """Which node stands in which place; as they are given where it is empty."""
+    layers: tuple[LayerStrategy, ...] = ()
+    """Of every layer; empty where all are as the choice says."""
 
 
 def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Finalist]:
@@ -54,7 +61,7 @@ def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Fi
         count: How many, with the best.
     """
     chosen: list[Choice] = []
-    choices = [search.space.choice(each.row) for each in outcome.fitting]
+    choices = _rank(search, [search.space.choice(each.row) for each in outcome.fitting])
     for choice in choices:
         if all(_degrees(choice) != _degrees(each) for each in chosen):
             chosen.append(choice)
@@ -78,8 +85,13 @@ def _price(search: Search, choice: Choice) -> Finalist:
         moved = _run(search, choice, documents, placed(cluster, placement))
         if moved.price.step_s < run.price.step_s:
             run, nodes = moved, placement.nodes
+    return Finalist(choice, _of_all(search, documents, run), nodes)
+
+
+def _of_all(search: Search, documents: Documents, run: StepRun) -> StepRun:
+    """Tokens and FLOP of all pipelines, of which some were replayed."""
     if search.packer is None:
-        return Finalist(choice, run, nodes)
+        return run
     every = np.array([length for row in documents for batch in row for length in batch])
     tokens, pairs = int(every.sum()), int(causal_pairs(every).sum())
     price = dataclasses.replace(
@@ -88,14 +100,61 @@ def _price(search: Search, choice: Choice) -> Finalist:
         useful_flop=float(useful_flop(search.model, tokens, pairs)),
         published_flop=published_flop(search.model, every),
     )
-    return Finalist(choice, dataclasses.replace(run, price=price), nodes)
+    return dataclasses.replace(run, price=price)
+
+
+def _rank(search: Search, choices: list[Choice]) -> list[Choice]:
+    """On a cluster of several classes the first of them, each stage on its own devices.
+
+    The search prices every stage on the slowest class.
+    """
+    if len(search.machine.cluster.classes) == 1:
+        return choices
+    prices: list[tuple[bool, float, int]] = []
+    for choice in choices[:_RANKED]:
+        rows = search.documents(choice)[:1]
+        run = run_sites(search.model, search.machine, choice.layout, choice.options, documents=rows)
+        prices.append((not run.price.fits, run.price.step_s, len(prices)))
+    return [choices[at] for _, _, at in sorted(prices)]
+
+
+def least_anywhere_s(search: Search) -> float:
+    """What a step takes at least at the peak of all classes' devices, however it is laid out."""
+    base, machine = search.space.base, search.machine
+    tokens = base.context_tokens * base.step_sequences
+    window = np.array([base.context_tokens])
+    pairs = 0 if search.packer is not None else base.step_sequences * int(causal_pairs(window)[0])
+    flop = float(useful_flop(search.model, tokens, pairs))
+    rate = machine.mean_peak_flop_per_s(base.precision) * machine.cluster.devices
+    return flop / rate
+
+
+def with_layers(search: Search, outcome: Outcome, found: list[Finalist]) -> list[Finalist]:
+    """Finalists, and before them a plan whose layers have strategies of their own, if faster.
+
+    Args:
+        search: What was searched.
+        outcome: What it found.
+        found: Finalists of one strategy for all layers, fastest first.
+    """
+    plan = plan_layers(search, outcome)
+    if plan is None:
+        return found
+    documents, choice = search.documents(plan.choice), plan.choice
+    rows = documents[:_PIPELINES] if search.packer is not None else None
+    machine = Machine(search.machine.cluster)
+    layout, options = choice.layout, choice.options
+    run = run_layered(search.model, machine, layout, options, plan.layers, documents=rows)
+    if not run.price.fits or run.price.step_s >= found[0].run.price.step_s:
+        return found
+    return [Finalist(choice, _of_all(search, documents, run), (), plan.layers), *found]
 
 
 def _run(search: Search, choice: Choice, documents: Documents, cluster: ClusterSpec) -> StepRun:
     """On a machine of its own, which remembers what was extrapolated for this choice alone."""
     rows = documents[:_PIPELINES]
     machine = Machine(cluster)
-    return run_step(search.model, machine, choice.layout, choice.options, documents=rows)
+    return run_sites(search.model, machine, choice.layout, choice.options, documents=rows)
 
 
 def _place(search: Search, choice: Choice, cluster: ClusterSpec) -> Placement:

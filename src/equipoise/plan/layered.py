@@ -45,9 +45,9 @@ from equipoise.plan.search import Search
 from equipoise.plan.space import Ints
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.sim.layered import LayerStrategy, ends_memory
-from equipoise.sim.layered_step import run_layered
+from equipoise.sim.layered_step import run_layered, run_sites
 from equipoise.sim.parts import layers_of_ranks
-from equipoise.sim.step import StepRun, run_step
+from equipoise.sim.step import StepRun
 
 _BASES = 4
 _UNITS = 256
@@ -109,7 +109,7 @@ def plan_base(search: Search, base: int) -> LayeredPlan | None:
     choice = search.space.choice(base)
     documents = search.documents(choice)[:1] if search.packer is not None else None
     try:
-        whole = run_step(
+        whole = run_sites(
             search.model, search.machine, choice.layout, choice.options, documents=documents
         )
         strategies = list_strategies(search.space, base, has_documents=documents is not None)

@@ -3,12 +3,16 @@
 What it decides
     Nothing of its own: each layer is priced by ``sim.parts`` as if all were like it, what moves
     between neighbours is added where it arrives, and the pipeline is written and replayed as that
-    of any step. Stages are cut as the base's are. Memory is counted layer by layer.
+    of any step. Stages are cut as the base's are. Memory is counted layer by layer. On a cluster of
+    several classes each stage is priced on its own site (``sim.sites``), a hop between stages as
+    the slowest of them.
 
 Kept true (tests/unit/sim/test_layered.py)
     Layers that are all like the base price as ``sim.step`` does, in seconds and bytes.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +48,7 @@ from equipoise.sim.parts import (
     run_pipeline,
     split_layers,
 )
+from equipoise.sim.sites import find_sites, name_sites, rank_of_stages, split_by_speed
 from equipoise.sim.step import (
     Documents,
     Ends,
@@ -51,11 +56,41 @@ from equipoise.sim.step import (
     StepRun,
     add_up,
     exposed_s,
+    run_step,
     typical,
     uniform_documents,
 )
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.recompute import layer_recompute
+
+_HOP_BYTES = float(1 << 24)
+"""At which hops over different links are compared."""
+
+
+def run_sites(
+    model: ModelSpec,
+    machine: Machine,
+    layout: Layout,
+    options: StepOptions,
+    *,
+    documents: Documents | None = None,
+) -> StepRun:
+    """Price one step, each stage on the devices on which it stands.
+
+    On a cluster of one class, or without stages, that of ``sim.step.run_step``.
+
+    Raises:
+        LayoutError: as ``run_step``.
+    """
+    if len(machine.cluster.classes) == 1 or layout.pp == 1:
+        run = run_step(model, machine, layout, options, documents=documents)
+        return dataclasses.replace(run, sites=_sites(machine, layout))
+    strategies = [
+        LayerStrategy(layout, layer_recompute(options.recompute, layer), options.context_strategy)
+        for layer in range(model.layers)
+    ]
+    return run_layered(model, machine, layout, options, strategies, documents=documents)
 
 
 def run_layered(
@@ -91,7 +126,7 @@ def run_layered(
             f"{len(layers)} strategies for a model of {model.layers} layers. Give each layer one."
         )
     step = _Step(model, machine, layout, options, tuple(layers), documents is None)
-    split = split_layers(step.base.price(typical(rows)), options, layout.pp * options.virtual)
+    split = step.split(typical(rows))
     runs = []
     for row in rows:
         batches = [step.price(np.asarray(batch), split) for batch in row]
@@ -102,7 +137,13 @@ def run_layered(
     memory = _memory(step, held, split, runs)
     ends = _ends(step, slowest, held)
     replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))
-    return add_up(model, machine, layout, options, replayed)
+    run = add_up(model, machine, layout, options, replayed)
+    return dataclasses.replace(run, sites=_sites(machine, layout))
+
+
+def _sites(machine: Machine, layout: Layout) -> tuple[str, ...]:
+    is_mixed = len(machine.cluster.classes) > 1
+    return tuple(name_sites(machine.cluster, layout)) if is_mixed else ()
 
 
 class _Step:
@@ -120,12 +161,23 @@ class _Step:
         self.model, self.machine = model, machine
         self.layout, self.options, self.layers = layout, options, layers
         self.is_whole = is_whole
-        self.base = StepParts(model, machine, layout, options)
+        self.sites = find_sites(machine, layout)
         self.own = {each: each.options(layout, options) for each in layers}
+        self._base = {id(site): StepParts(model, site, layout, options) for site in self.sites}
         self._parts = {
-            each: StepParts(model, machine, each.layout, own) for each, own in self.own.items()
+            (id(site), each): StepParts(model, site, each.layout, own)
+            for site in {id(site): site for site in self.sites}.values()
+            for each, own in self.own.items()
         }
         self._known: dict[bytes, BatchParts] = {}
+
+    def split(self, doc_tokens: Floats) -> StageSplit:
+        """Layers to stages, for a typical micro-batch."""
+        layout, options = self.layout, self.options
+        parts = [self._base[id(site)].price(doc_tokens) for site in self.sites]
+        if len(self._base) > 1 and options.stack.split == "exact":
+            return split_by_speed(parts, layout, options)
+        return split_layers(parts[0], options, layout.pp * options.virtual)
 
     def price(self, doc_tokens: Floats, split: StageSplit) -> BatchParts:
         """One micro-batch, what moves between layers with it."""
@@ -135,29 +187,41 @@ class _Step:
         return self._known[key]
 
     def _make(self, doc_tokens: Floats, split: StageSplit) -> BatchParts:
-        base, layout, window = self.base.price(doc_tokens), self.layout, self.options.context_tokens
+        layout, window = self.layout, self.options.context_tokens
         tables = {}
-        for strategy, parts in self._parts.items():
-            whole = np.full(self.own[strategy].micro_batch, window)
-            tables[strategy] = parts.price(whole if self.is_whole else doc_tokens).layers
+        for key, parts in self._parts.items():
+            whole = np.full(self.own[key[1]].micro_batch, window)
+            tables[key] = parts.price(whole if self.is_whole else doc_tokens).layers
         share = float(doc_tokens.sum()) / (layout.tp * layout.cp)
+        place = rank_of_stages(layout, self.options)
         begins, stops = set(split.edges[:-1].tolist()), set((split.edges[1:] - 1).tolist())
+        site_of = [self.sites[rank] for rank in np.repeat(place, split.layers).tolist()]
         found = []
-        for layer, strategy in enumerate(self.layers):
+        for layer, (site, strategy) in enumerate(zip(site_of, self.layers, strict=True)):
             before = layout if layer in begins else self.layers[layer - 1].layout
-            moved = self._moved(before, strategy.layout, share)
-            moved += self._moved(strategy.layout, layout, share) if layer in stops else 0.0
-            table = tables[strategy][layer]
+            moved = self._moved(site, before, strategy.layout, share)
+            if layer in stops:
+                moved += self._moved(site, strategy.layout, layout, share)
+            table = tables[id(site), strategy][layer]
             if moved:
                 table = table.copy()
                 add(table, 0, "redistribution", moved)
                 add(table, 1, "redistribution", moved)
             found.append(table)
-        return BatchParts(tuple(found), base.first, base.last, base.hop_s)
+        base = [self._base[id(self.sites[rank])].price(doc_tokens) for rank in place.tolist()]
+        return BatchParts(tuple(found), base[0].first, base[-1].last, self._hop(base[0].hop_s))
 
-    def _moved(self, before: Layout, after: Layout, tokens: float) -> float:
+    def _hop(self, first_s: float) -> float:
+        """The slowest of all hops between ranks, by how much slower than the first it is."""
+        if len(self._base) == 1:
+            return first_s
+        ranks = [self.layout.rank_at(pp=rank) for rank in range(self.layout.pp)]
+        times = [self.machine.hop_s(a, b, _HOP_BYTES) for a, b in itertools.pairwise(ranks)]
+        return first_s * max(times) / times[0]
+
+    def _moved(self, site: Machine, before: Layout, after: Layout, tokens: float) -> float:
         slow = self.options.residuals.traffic
-        return slow * redistribute_s(self.machine, before, after, tokens, self.model.hidden)
+        return slow * redistribute_s(site, before, after, tokens, self.model.hidden)
 
 
 def _memory(
@@ -199,10 +263,10 @@ def _memory(
 
 def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
     """Gradients and parameters that travel once a step, each strategy's by itself."""
-    model, machine, layout, options = step.model, step.machine, step.layout, step.options
+    model, layout, options = step.model, step.layout, step.options
     slow, overlaps = options.residuals.traffic, options.stack.data_overlap
     before, after, optimizer = np.zeros((3, layout.pp))
-    for rank, mine in enumerate(held):
+    for rank, (mine, machine) in enumerate(zip(held, step.sites, strict=True)):
         tables = (rank == 0) + (rank == layout.pp - 1)
         tables -= model.tied and layout.pp == 1
         ends = Held(tables * held_by_ends(model, layout), 0.0)

@@ -9,6 +9,8 @@ Kept true (tests/unit/sim/test_parts.py)
     What was asked twice is answered alike; a curve that is left is named.
 """
 
+from collections.abc import Sequence
+
 from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.link import Op, collective_s, group_of
 from equipoise.cost.step import Floats, Precision
@@ -23,11 +25,13 @@ from equipoise.spec.layout import Layout
 class Machine:
     """A cluster, as a step asks for it."""
 
-    def __init__(self, cluster: ClusterSpec, precision: Precision = "bf16") -> None:
+    def __init__(
+        self, cluster: ClusterSpec, precision: Precision = "bf16", device: DeviceSpec | None = None
+    ) -> None:
         self.cluster = cluster
         self.extrapolated: set[str] = set()
         """Curves that were read beyond their measured sizes."""
-        devices = [each.device for each in cluster.classes]
+        devices = [each.device for each in cluster.classes] if device is None else [device]
         self.device: DeviceSpec = min(devices, key=lambda each: each.peaks[0][1])
         self._is_wide = precision == "fp32"
         narrow: Dtype = "bf16" if "bf16" in self.device.dtypes else self.device.dtypes[0]
@@ -55,6 +59,14 @@ class Machine:
         """Dense peak of a device."""
         kept = self.at(precision)._dtype
         return self.device.peak_flop_per_s("fp8" if precision == "fp8" else kept)
+
+    def mean_peak_flop_per_s(self, precision: Precision) -> float:
+        """Dense peak of a device, the mean over those of all classes."""
+        peaks = [
+            each.devices * Machine(self.cluster, device=each.device).peak_flop_per_s(precision)
+            for each in self.cluster.classes
+        ]
+        return sum(peaks) / self.cluster.devices
 
     def product_s(self, rows: float, columns: float, inner: float, *, fp8: bool) -> float:
         """One matrix product [s]."""
@@ -86,10 +98,14 @@ class Machine:
         """Between memory and cores, as kernels reach it."""
         return 1.0 / self._moves
 
+    def stand(self, ranks: Sequence[int]) -> list[int]:
+        """Devices on which these ranks stand: rank r on device r."""
+        return list(ranks)
+
     def collective(self, ranks: tuple[int, ...]) -> Collective:
         """Collectives of one group of ranks: from the operation and the whole tensor's bytes."""
         if ranks not in self._traffic:
-            group = group_of(self.cluster, list(ranks))
+            group = group_of(self.cluster, self.stand(ranks))
             known: dict[tuple[str, float], float] = {}
 
             def seconds(operation: Op, size_bytes: float) -> float:
@@ -112,7 +128,7 @@ class Machine:
         ranks = layout.group_of(0, "cp")
         if len(ranks) == 1:
             return ContextLinks(LinkPrice(0.0, float("inf")))
-        nodes = self.cluster.node_of(ranks)
+        nodes = self.cluster.node_of(self.stand(ranks))
         inside = int((nodes == nodes[0]).sum())
         near = self._link(ranks[0], ranks[1])
         if inside in (1, len(ranks)):

@@ -59,6 +59,8 @@ class StepRun:
     """The data-parallel rank that ends last."""
     layers: tuple[int, ...]
     """Of each stage."""
+    sites: tuple[str, ...] = ()
+    """Classes of nodes that each pipeline rank stands in; empty where there is one class."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

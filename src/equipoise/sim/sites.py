@@ -1,0 +1,130 @@
+"""Where each pipeline stage stands on a cluster of several classes, and on what it computes.
+
+Why
+    A cluster that grew has fast and slow devices, and islands joined by a slow network. A step
+    priced on the slowest class wastes the others; one that reduces gradients across islands goes
+    at the pace of what joins them. Stages hand over little, so they may cross; what a stage
+    reduces should not.
+
+What it decides
+    The *site* of a pipeline rank: devices of the ranks of its stage, of which the slowest sets
+    its pace, and their own links. Rank order says who stands where: under ``pp-dp`` a stage's
+    ranks are neighbours, and a stage whose ranks fill whole nodes of one class stays in it.
+
+    Layers go to stages by speed, exactly (``balance.stage``): a stage's speed is what the
+    slowest site takes for all layers over what its own takes.
+
+Kept true (tests/unit/sim/test_sites.py)
+    A faster class gets more layers, as many as the best of all splits; classes that are alike
+    price as one; groups stand where their ranks do.
+
+Sources
+    Stages by class of network card and by speed: Holmes, arXiv:2312.03549.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.balance.stage import StageSplit, split_stages
+from equipoise.cost.step import Floats, Precision, StepOptions
+from equipoise.schedule.instruction import Ints
+from equipoise.schedule.pipeline import place_in_loop, place_in_v
+from equipoise.schedule.pipeline_strategies import IN_V
+from equipoise.sim.machine import Machine
+from equipoise.sim.parts import BatchParts
+from equipoise.spec.cluster import ClusterSpec
+from equipoise.spec.layout import Layout
+
+
+class Site(Machine):
+    """A cluster as the ranks of one stage see it, in the places of those of the first."""
+
+    def __init__(
+        self, cluster: ClusterSpec, layout: Layout, rank: int, precision: Precision = "bf16"
+    ) -> None:
+        classes = [cluster.classes[each] for each in _classes(cluster, layout, rank)]
+        slowest = min((each.device for each in classes), key=lambda each: each.peaks[0][1])
+        super().__init__(cluster, precision, slowest)
+        grid = layout.grid("pp", "dp", "cp", "tp")
+        self._layout, self._rank = layout, rank
+        self._places = np.empty(layout.world, dtype=np.int64)
+        self._places[grid.ravel()] = np.roll(grid, -rank, axis=0).ravel()
+
+    def at(self, precision: Precision) -> Machine:
+        """The same site at this precision."""
+        if self._is_wide == (precision == "fp32"):
+            return self
+        if self._other is None:
+            self._other = Site(self.cluster, self._layout, self._rank, precision)
+            self._other.extrapolated = self.extrapolated
+        return self._other
+
+    def stand(self, ranks: Sequence[int]) -> list[int]:
+        """Rank r of the first stage stands where this stage's does."""
+        found: list[int] = self._places[list(ranks)].tolist()
+        return found
+
+
+def _classes(cluster: ClusterSpec, layout: Layout, rank: int) -> tuple[int, ...]:
+    """Numbers of the classes that a stage's ranks stand in."""
+    ranks = layout.grid("pp", "dp", "cp", "tp")[rank].ravel()
+    return tuple(np.unique(cluster.class_of(ranks)).tolist())
+
+
+def name_sites(cluster: ClusterSpec, layout: Layout) -> list[str]:
+    """Names of the classes that each pipeline rank's stage stands in, joined by ``+``.
+
+    >>> from equipoise.spec.cluster import find_cluster
+    >>> name_sites(find_cluster("h100-sxm:16"), Layout(pp=2, dp=8))
+    ['h100-sxm', 'h100-sxm']
+    """
+    return [
+        "+".join(cluster.classes[each].name for each in _classes(cluster, layout, rank))
+        for rank in range(layout.pp)
+    ]
+
+
+def find_sites(machine: Machine, layout: Layout) -> list[Machine]:
+    """On what each pipeline rank computes; stages that stand in the same classes share a site."""
+    cluster = machine.cluster
+    if len(cluster.classes) == 1 or layout.pp == 1:
+        return [machine] * layout.pp
+    known: dict[tuple[int, ...], Machine] = {}
+    found = []
+    for rank in range(layout.pp):
+        classes = _classes(cluster, layout, rank)
+        if classes not in known:
+            known[classes] = Site(cluster, layout, rank)
+            known[classes].extrapolated = machine.extrapolated
+        found.append(known[classes])
+    return found
+
+
+def rank_of_stages(layout: Layout, options: StepOptions) -> Ints:
+    """Pipeline rank of each stage, int64 [pp x virtual]."""
+    in_v = options.schedule in IN_V
+    return place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, layout.pp * options.virtual)
+
+
+def split_by_speed(parts: Sequence[BatchParts], layout: Layout, options: StepOptions) -> StageSplit:
+    """Layers to stages so that the slowest is as fast as can be, each at its site's speed.
+
+    Args:
+        parts: Of one micro-batch, as each pipeline rank's site takes it.
+        layout: Degrees.
+        options: Schedule and virtual stages.
+    """
+    place = rank_of_stages(layout, options)
+    loads: list[Floats] = [np.array([layer.sum() for layer in each.layers]) for each in parts]
+    whole = np.array([float(each.sum()) for each in loads])
+    pace = whole.max() / whole[place]
+    first, last = float(parts[place[0]].first.sum()), float(parts[place[-1]].last.sum())
+    return split_stages(
+        loads[int(whole.argmax())],
+        len(place),
+        first_load=first * pace[0],
+        last_load=last * pace[-1],
+        speeds=pace.tolist(),
+        empty_ends=len(place) > len(loads[0]),
+    )

@@ -1,0 +1,109 @@
+"""Stages on clusters of several classes: faster ones get more layers, equal ones are as one."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from machines import MODEL, h100, options
+
+from equipoise.sim.layered_step import run_sites
+from equipoise.sim.machine import Machine
+from equipoise.sim.parts import StepParts
+from equipoise.sim.sites import find_sites, name_sites, rank_of_stages, split_by_speed
+from equipoise.sim.step import run_step
+from equipoise.spec.cluster import ClusterSpec, node_class
+from equipoise.spec.layout import Layout
+from equipoise.spec.link import find_link
+
+PP_DP = ("pp", "dp", "cp", "tp")
+DEEP = dataclasses.replace(MODEL, layers=12)
+
+
+def mixed(*names: str, between: str = "ethernet-25", **changes: Any) -> ClusterSpec:
+    """Nodes of eight, a class each."""
+    classes = [
+        dataclasses.replace(node_class(name, 8), name=f"{name}-{at}", nic=find_link("roce-200"))
+        for at, name in enumerate(names)
+    ]
+    return ClusterSpec("grown", tuple(classes), find_link(between))
+
+
+def test_a_faster_class_gets_more_layers() -> None:
+    machine = Machine(mixed("a100-80", "h100-sxm"))
+    layout = Layout(pp=2, dp=8, order=PP_DP)
+    found = run_sites(DEEP, machine, layout, options(step_sequences=64))
+    assert found.layers[1] > found.layers[0]
+    slow = run_step(DEEP, machine, layout, options(step_sequences=64))
+    assert found.price.step_s < slow.price.step_s
+    turned = run_sites(
+        DEEP, Machine(mixed("h100-sxm", "a100-80")), layout, options(step_sequences=64)
+    )
+    assert turned.layers[0] > turned.layers[1]
+
+
+def test_classes_that_are_alike_price_as_one() -> None:
+    layout, asked = Layout(pp=2, dp=8, order=PP_DP), options(step_sequences=64)
+    one = run_step(DEEP, h100(16), layout, asked)
+    two = ClusterSpec(
+        "two", (node_class("h100-sxm", 8), node_class("h100-sxm", 8)), find_link("ib-ndr")
+    )
+    found = run_sites(DEEP, Machine(two), layout, asked)
+    assert found.layers == one.layers
+    assert found.price.memory_bytes == pytest.approx(one.price.memory_bytes, rel=1e-6)
+    assert found.price.busy_s == pytest.approx(one.price.busy_s)
+    assert found.price.step_s == pytest.approx(one.price.step_s, rel=0.1)  # one port a node
+    assert run_sites(DEEP, h100(16), layout, asked).price.step_s == one.price.step_s
+
+
+@pytest.mark.parametrize(("virtual", "schedule"), [(1, "1f1b"), (2, "interleaved"), (2, "zb-v")])
+def test_the_best_of_all_splits(virtual: int, schedule: str) -> None:
+    machine = Machine(mixed("a100-80", "h100-sxm"))
+    layout = Layout(pp=2, dp=8, order=PP_DP)
+    asked = options(step_sequences=64, virtual=virtual, schedule=schedule)
+    parts = [
+        StepParts(DEEP, site, layout, asked).price(np.array([4096.0]))
+        for site in find_sites(machine, layout)
+    ]
+    split = split_by_speed(parts, layout, asked)
+    place = rank_of_stages(layout, asked).tolist()
+    worst = []
+    for inner in itertools.combinations(range(1, DEEP.layers), len(place) - 1):
+        edges = (0, *inner, DEEP.layers)
+        times = [
+            sum(parts[rank].layers[layer].sum() for layer in range(low, high))
+            for rank, (low, high) in zip(place, itertools.pairwise(edges), strict=True)
+        ]
+        times[0] += parts[place[0]].first.sum()
+        times[-1] += parts[place[-1]].last.sum()
+        worst.append(max(times))
+    assert split.loads.max() == pytest.approx(min(worst))
+
+
+def test_groups_stand_where_their_ranks_do() -> None:
+    cluster = mixed("a100-80", "h100-sxm", "h100-sxm")
+    machine = Machine(cluster)
+    inside = Layout(pp=3, dp=8, order=PP_DP)
+    assert name_sites(cluster, inside) == ["a100-80-0", "h100-sxm-1", "h100-sxm-2"]
+    across = Layout(pp=3, dp=8)
+    assert name_sites(cluster, across) == ["a100-80-0+h100-sxm-1+h100-sxm-2"] * 3
+    sites = find_sites(machine, inside)
+    assert [site.device.name for site in sites] == ["a100-80", "h100-sxm", "h100-sxm"]
+    assert {site.device.name for site in find_sites(machine, across)} == {"a100-80"}
+    for rank, site in enumerate(sites):
+        ranks = inside.group_of(0, "dp")
+        assert site.stand(ranks) == inside.group_of(inside.rank_at(pp=rank), "dp")
+    assert sites[1].at("fp32").stand([0]) == [8]
+    asked = options(step_sequences=64)
+    apart = run_sites(DEEP, machine, inside, asked).price
+    crossing = run_sites(DEEP, machine, across, asked).price
+    assert apart.terms.get("data traffic", 0.0) < 0.1 * crossing.terms["data traffic"]
+    assert apart.step_s < crossing.step_s
+
+
+def test_without_stages_the_slowest_class_sets_the_pace() -> None:
+    machine, layout = Machine(mixed("a100-80", "h100-sxm")), Layout(dp=16)
+    asked = options()
+    found = run_sites(MODEL, machine, layout, asked).price
+    assert found.step_s == run_step(MODEL, machine, layout, asked).price.step_s
