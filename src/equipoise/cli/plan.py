@@ -171,11 +171,11 @@ def run(args: argparse.Namespace) -> int:
 def _read_inputs(args: argparse.Namespace) -> "Inputs":
     """Of a run.toml, or of a described cluster."""
     if args.run_toml is not None:
-        from equipoise.cli.plan_run import guess_sentence, read_run_inputs
+        from equipoise.cli.plan_run import read_run_inputs
 
         found = read_run_inputs(args)
-        if (sentence := guess_sentence(found.search.machine.cluster)) and not args.quiet:
-            sys.stderr.write(f"{sentence}\n")
+        if found.doubt and not args.quiet:
+            sys.stderr.write(f"{found.doubt}\n")
         return found
     from equipoise.cli.plan_lock import read_inputs
 

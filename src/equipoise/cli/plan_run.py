@@ -31,7 +31,7 @@ from equipoise.plan.outcome import Outcome
 from equipoise.plan.run_price import find_window_wall, packer_of, price_run
 from equipoise.plan.run_steps import RunSteps, policies_of
 from equipoise.plan.search import Search
-from equipoise.plan.trainable import list_trainable, run_keys
+from equipoise.plan.trainable import keep_timed, list_trainable, run_keys
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import ClusterSpec, find_cluster
 from equipoise.spec.device_here import cpu_model, device_file
@@ -76,6 +76,8 @@ class RunInputs:
     search: Search
     steps: RunSteps
     policies: tuple[Policy, ...]
+    doubt: str
+    """A sentence on prices that were not measured; empty where all were."""
 
     @property
     def name(self) -> str:
@@ -130,9 +132,16 @@ def read_run_inputs(args: argparse.Namespace) -> RunInputs:
     space = list_trainable(
         run, ranks, base, count_batches=lambda dp: steps.count_batches(policies[0], dp)
     )
-    search = Search(run.model, machine, space, packer_of(steps, policies[0]), gap=_EVERY)
+    timed = keep_timed(run, machine, space)
+    search = Search(
+        *(run.model, machine, timed if len(timed) else space),
+        packer_of(steps, policies[0]),
+        gap=_EVERY,
+    )
     asked = {RUN_TOML: str(args.run_toml), "ranks": str(ranks), **dict(args.overrides)}
-    return RunInputs(run, asked, digest_run(run, store, cluster), search, steps, policies)
+    read = digest_run(run, store, cluster)
+    doubt = _doubt(run, args, machine, timed=len(timed), listed=len(space))
+    return RunInputs(run, asked, read, search, steps, policies, doubt)
 
 
 def open_corpus(run: ResolvedRun, *, is_quiet: bool) -> TokenStore:
@@ -179,6 +188,32 @@ def guess_sentence(cluster: ClusterSpec) -> str:
         f"This machine was never measured ({device_file()} is not there), so seconds are guesses. "
         f'"equipoise calibrate" takes a minute; then plan again.'
     )
+
+
+def _doubt(
+    run: ResolvedRun, args: argparse.Namespace, machine: Machine, *, timed: int, listed: int
+) -> str:
+    """What to say of prices that were not measured; nothing where all were."""
+    flags = "".join(f" --{name} {value}" for name, value in args.overrides)
+    mend = f'"equipoise calibrate {args.run_toml}{flags}"'
+    if guess := guess_sentence(machine.cluster):
+        return guess
+    if timed == 0 and run.model.experts:
+        return (
+            "Steps of models with experts are priced from kernels alone, which miss the host's "
+            "time: nothing times their parts."
+        )
+    if timed == 0:
+        return (
+            f"The parts of this run's steps were never timed here, so they are priced from kernels "
+            f"alone, which miss the host's time. {mend} times them; then plan again."
+        )
+    if timed < listed:
+        return (
+            f"{listed - timed:,} of {listed:,} choices mix ways of sharing a step, which nobody "
+            f"timed here; they are left out."
+        )
+    return ""
 
 
 def read_obeyed(file: Path, run: ResolvedRun, *, is_quiet: bool) -> tuple[Plan, ResolvedRun]:

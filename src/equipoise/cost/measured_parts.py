@@ -33,7 +33,7 @@ from equipoise.spec.device_parts import (
     parts_name,
     way_of,
 )
-from equipoise.spec.device_spec import DeviceSpec, Dtype
+from equipoise.spec.device_spec import DeviceSpec, Dtype, Measured
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
@@ -76,7 +76,11 @@ class PartCurves:
         """What a rank with so many layers, and with what, pays once a step [s]."""
         held: list[tuple[float, OncePoint]] = [(float(layers), self.way.layer)]
         held += [(float(first), self.way.first), (float(last), self.way.last)]
-        return sum(count * getattr(point, kind).mid for count, point in held)
+        whole = 0.0
+        for count, point in held:
+            each: Measured = getattr(point, kind)
+            whole += count * each.mid
+        return whole
 
     def context(self, strategy: str) -> ContextPoint | None:
         """What attention over several ranks takes beyond tiles and messages; None: not timed."""
@@ -93,7 +97,7 @@ def _between(sizes: Floats, known: Floats, tokens: float) -> Floats:
     """Piecewise linear in tokens, of each column."""
     least = known[0] * 0.1
     if len(sizes) == 1:
-        return np.maximum(known[0] * tokens / sizes[0], least)
+        return np.asarray(np.maximum(known[0] * tokens / sizes[0], least))
     at = int(np.clip(np.searchsorted(sizes, tokens) - 1, 0, len(sizes) - 2))
     share = (tokens - sizes[at]) / (sizes[at + 1] - sizes[at])
     found: Floats = np.maximum(known[at] + share * (known[at + 1] - known[at]), least)

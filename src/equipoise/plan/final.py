@@ -63,7 +63,7 @@ def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Fi
     chosen: list[Choice] = []
     choices = _rank(search, [search.space.choice(each.row) for each in outcome.fitting])
     for choice in choices:
-        if all(_degrees(choice) != _degrees(each) for each in chosen):
+        if all(degrees_of(choice) != degrees_of(each) for each in chosen):
             chosen.append(choice)
     chosen += [each for each in choices if each not in chosen]
     found = [_price(search, choice) for choice in chosen[:count]]
@@ -71,7 +71,8 @@ def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Fi
     return sorted(found, key=lambda each: each.run.price.step_s)
 
 
-def _degrees(choice: Choice) -> tuple[int, ...]:
+def degrees_of(choice: Choice) -> tuple[int, ...]:
+    """What makes a runner-up another layout."""
     layout = choice.layout
     return layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.etp
 

@@ -1,10 +1,11 @@
 """The best choices for a run, with the memory that this package's own ranks take.
 
 What it decides
-    Policies are compared last, on the layouts that the search found best. A replayed step says how
-    much each pipeline rank keeps at a time; what that takes is ``cost.memory``'s forecast, the one
-    that the run's report shows, where a described cluster has ``cost.memory_device``. A layout
-    stands among the best with its faster policy.
+    Policies are compared last, on the layouts that the search found best, with the documents of
+    all data-parallel ranks where the search had one's. A replayed step says how much each pipeline
+    rank keeps at a time; what that takes is ``cost.memory``'s forecast, the one that the run's
+    report shows, where a described cluster has ``cost.memory_device``. A layout stands among the
+    best with its faster policy, and runners-up differ in a degree as far as there are such.
 
 Kept true (tests/unit/plan/test_run_price.py)
     The first is the fastest that fits; a forecast grows with the largest micro-batch; the size
@@ -19,7 +20,7 @@ import numpy as np
 from equipoise.base.units import GIB
 from equipoise.cost.memory import MemoryForecast, StageShare, forecast_memory
 from equipoise.plan.choice import Choice
-from equipoise.plan.final import Finalist, price_finalists
+from equipoise.plan.final import Finalist, degrees_of, price_finalists
 from equipoise.plan.outcome import Outcome
 from equipoise.plan.run_steps import RunSteps
 from equipoise.plan.search import Packer, Search
@@ -31,6 +32,9 @@ from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.plan import Wall
 from equipoise.spec.run import Policy, Precision
+
+_PRICED = 24
+"""Choices that are priced whole under each policy."""
 
 _FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 
@@ -68,18 +72,25 @@ def price_run(
         base = dataclasses.replace(search.space.base, policy=policy)
         space = Space(search.space.columns, base)
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
-        for each in price_finalists(under, outcome, count):
+        for each in price_finalists(under, outcome, _PRICED):
             tokens = steps.most_tokens(policy, each.choice.layout.dp)
             found.append(_with_memory(search.model, each, tokens, precision))
-    found.sort(key=lambda each: (not each.run.price.fits, each.run.price.step_s))
-    seen: list[Choice] = []
-    best = []
+    found.sort(key=_order)
+    distinct: dict[Choice, Finalist] = {}
     for each in found:
-        alike = Choice(each.choice.layout, dataclasses.replace(each.choice.options, policy="any"))
-        if alike not in seen:
-            seen.append(alike)
-            best.append(each)
-    return best[:count]
+        options = dataclasses.replace(each.choice.options, policy="any")
+        distinct.setdefault(Choice(each.choice.layout, options), each)
+    firsts: dict[tuple[int, ...], Finalist] = {}
+    for each in distinct.values():
+        firsts.setdefault(degrees_of(each.choice), each)
+    chosen = list(firsts.values())
+    chosen += [each for each in distinct.values() if each not in chosen]
+    return sorted(chosen[:count], key=_order)
+
+
+def _order(finalist: Finalist) -> tuple[bool, float]:
+    price = finalist.run.price
+    return not price.fits, price.step_s
 
 
 def _with_memory(

@@ -22,6 +22,8 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.space import CONTEXT_STRATEGIES, NAMED, SCHEDULES, Space, list_space
+from equipoise.sim.here import measured_parts
+from equipoise.sim.machine import Machine
 from equipoise.spec.keys import keys, toml
 from equipoise.spec.obey import is_given
 from equipoise.spec.render import value_of
@@ -120,6 +122,20 @@ def _nothing_left(run: ResolvedRun, ranks: int, given: dict[str, int | str]) -> 
         f"and steps of {run.spec.pack.step_tokens:,} tokens{' with ' if said else ''}{said}. "
         f"{mend}."
     )
+
+
+def keep_timed(run: ResolvedRun, machine: Machine, space: Space) -> Space:
+    """Choices whose own parts were timed on this machine; none where the model was not timed.
+
+    Seconds of timed parts hold what no kernel's do, so the two are not to be compared.
+
+    Cost: some 50 us a choice.
+    """
+    kept = [
+        measured_parts(run.model, machine, choice.layout, choice.options) is not None
+        for choice in map(space.choice, range(len(space)))
+    ]
+    return space.keep(np.array(kept, dtype=bool))
 
 
 def run_keys(choice: Choice) -> dict[str, int | str]:

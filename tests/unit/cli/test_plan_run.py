@@ -1,14 +1,22 @@
 """equipoise plan run.toml: the run's own keys and corpus, a lock that goes stale, and refusals."""
 
+import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "spec"))
+from device_files import A_FILE
+from timed_parts import parts
 
 from equipoise.base.errors import PlanError, SpecError
 from equipoise.cli.main import main
 from equipoise.cli.plan_run import read_obeyed
 from equipoise.observe.machine import usable_cores
+from equipoise.spec.device_file import write_device_file
+from equipoise.spec.device_here import cpu_model, device_file
 from equipoise.spec.load import read_run
 from equipoise.spec.plan import read_plan
 
@@ -53,6 +61,43 @@ def test_a_lock_is_written_beside_the_run(
     ) in err
     assert main(["explain", "--plan", str(lock), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(lock.read_text())
+
+
+def test_what_was_timed_is_what_is_compared(
+    capsys: pytest.CaptureFixture[str], run_toml: Path
+) -> None:
+    here = dataclasses.replace(A_FILE, machine=cpu_model())
+    device_file().parent.mkdir(parents=True)
+    write_device_file(device_file(), here)
+    ranks = min(2, CORES)
+    flags = ["--ranks", ranks, "--train.recompute", "none"]
+    code, out, err = plan(capsys, run_toml, *flags, "--json")
+    assert code == 0
+    assert (
+        "The parts of this run's steps were never timed here, so they are priced from kernels "
+        f"alone, which miss the host's time. \"equipoise calibrate {run_toml} --train.recompute "
+        'none" times them; then plan again.\n'
+    ) in err
+    listed = json.loads(out)["listed"]
+    code, _, err = plan(capsys, run_toml, *flags, "--model.experts", 4, "--json")
+    assert code == 0
+    assert (
+        "Steps of models with experts are priced from kernels alone, which miss the host's time: "
+        "nothing times their parts.\n"
+    ) in err
+    timed = dataclasses.replace(here, parts=(parts(read_run(run_toml).model),))
+    write_device_file(device_file(), timed)
+    code, out, err = plan(capsys, run_toml, *flags, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["best"]["price"]["terms"]["host"] == pytest.approx(5e-3)
+    left = listed - found["listed"]
+    told = (
+        f"{left:,} of {listed:,} choices mix ways of sharing a step, which nobody timed here; they "
+        "are left out.\n"
+    )
+    assert (told in err) == (left > 0)
+    assert all("host" in each["price"]["terms"] for each in found["runners_up"])
 
 
 def test_terms_and_memory_add_up(capsys: pytest.CaptureFixture[str], run_toml: Path) -> None:
