@@ -26,6 +26,7 @@ from equipoise.cost.measured import model_parts
 from equipoise.spec.device_parts import (
     ContextPoint,
     DocPoint,
+    Measured,
     ModelParts,
     OncePoint,
     Passes,
@@ -33,7 +34,7 @@ from equipoise.spec.device_parts import (
     parts_name,
     way_of,
 )
-from equipoise.spec.device_spec import DeviceSpec, Dtype, Measured
+from equipoise.spec.device_spec import DeviceSpec, Dtype
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
