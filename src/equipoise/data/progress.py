@@ -9,7 +9,7 @@ class Progress(Protocol):
     def start(self, label: str, total: int) -> None:
         """An action begins."""
 
-    def advance(self, amount: int) -> None:
+    def advance(self, amount: int = 1) -> None:
         """So much more of it is done."""
 
     def finish(self) -> None:
@@ -22,7 +22,7 @@ class SilentProgress:
     def start(self, label: str, total: int) -> None:
         """Nothing."""
 
-    def advance(self, amount: int) -> None:
+    def advance(self, amount: int = 1) -> None:
         """Nothing."""
 
     def finish(self) -> None:
