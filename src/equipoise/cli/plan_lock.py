@@ -11,13 +11,9 @@ from equipoise.base.errors import SpecError
 from equipoise.cli.simulate_setting import step_documents, step_options
 from equipoise.cli.simulate_show import step_row
 from equipoise.plan.choice import Choice
+from equipoise.plan.classes import ClassSearch
 from equipoise.plan.explain import find_flip, find_walls, loses_by
-from equipoise.plan.final import (
-    Finalist,
-    least_anywhere_s,
-    price_finalists,
-    with_layers,
-)
+from equipoise.plan.final import Finalist, price_finalists, with_layers
 from equipoise.plan.layer_words import say_layers
 from equipoise.plan.outcome import Outcome
 from equipoise.plan.search import Search
@@ -156,7 +152,8 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
             raise SpecError("--lengths names no documents. Give a name or a file.")
         return packed
 
-    search = Search(model, machine, space, packer=pack if args.lengths is not None else None)
+    kind = Search if len(cluster.classes) == 1 else ClassSearch
+    search = kind(model, machine, space, packer=pack if args.lengths is not None else None)
     asked = {
         name.replace("_", "-"): str(getattr(args, name))
         for name in _ASKED
@@ -207,10 +204,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
     if len(finalists) > 1:
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
-    # Of a cluster of several classes no stage has to be on the slowest.
-    is_mixed = len(search.machine.cluster.classes) > 1
-    least = least_anywhere_s(search) if is_mixed else outcome.progress.bound_s
-    bound = min(least, best.step_s)
+    bound = min(outcome.progress.bound_s, best.step_s)
     return Plan(
         asked=inputs.asked,
         best=candidate(finalists[0]),

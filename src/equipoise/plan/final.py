@@ -34,8 +34,6 @@ from equipoise.spec.model import ModelSpec
 
 _PIPELINES = 4
 """Of those with documents, how many are priced."""
-_RANKED = 64
-"""Choices that are priced again on a cluster of several classes."""
 _MOST_DEVICES = 1 << 17
 _TRIES = 6
 
@@ -61,7 +59,7 @@ def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Fi
         count: How many, with the best.
     """
     chosen: list[Choice] = []
-    choices = _rank(search, [search.space.choice(each.row) for each in outcome.fitting])
+    choices = [search.space.choice(each.row) for each in outcome.fitting]
     for choice in choices:
         if all(degrees_of(choice) != degrees_of(each) for each in chosen):
             chosen.append(choice)
@@ -102,32 +100,6 @@ def _of_all(search: Search, documents: Documents, run: StepRun) -> StepRun:
         published_flop=published_flop(search.model, every),
     )
     return dataclasses.replace(run, price=price)
-
-
-def _rank(search: Search, choices: list[Choice]) -> list[Choice]:
-    """On a cluster of several classes the first of them, each stage on its own devices.
-
-    The search prices every stage on the slowest class.
-    """
-    if len(search.machine.cluster.classes) == 1:
-        return choices
-    prices: list[tuple[bool, float, int]] = []
-    for choice in choices[:_RANKED]:
-        rows = search.documents(choice)[:1]
-        run = run_sites(search.model, search.machine, choice.layout, choice.options, documents=rows)
-        prices.append((not run.price.fits, run.price.step_s, len(prices)))
-    return [choices[at] for _, _, at in sorted(prices)]
-
-
-def least_anywhere_s(search: Search) -> float:
-    """What a step takes at least at the peak of all classes' devices, however it is laid out."""
-    base, machine = search.space.base, search.machine
-    tokens = base.context_tokens * base.step_sequences
-    window = np.array([base.context_tokens])
-    pairs = 0 if search.packer is not None else base.step_sequences * int(causal_pairs(window)[0])
-    flop = float(useful_flop(search.model, tokens, pairs))
-    rate = machine.mean_peak_flop_per_s(base.precision) * machine.cluster.devices
-    return flop / rate
 
 
 def with_layers(search: Search, outcome: Outcome, found: list[Finalist]) -> list[Finalist]:

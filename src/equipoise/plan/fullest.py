@@ -96,7 +96,7 @@ def fullest_rank_s(
     codes = np.stack([layers, *(space[name][rows] for name in _SHARES)])
     _, first, group = np.unique(codes, axis=1, return_index=True, return_inverse=True)
     travels = [
-        _travel(model, machine, space.choice(int(rows[at])), int(layers[at])) for at in first
+        least_travel(model, machine, space.choice(int(rows[at])), int(layers[at])) for at in first
     ]
     gather, reduce, optimizer = np.array(travels)[group.reshape(-1)].T
     if space.base.stack.data_overlap:
@@ -124,10 +124,10 @@ def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[
     return layers, np.where(known, each * (pp - 1 - lacking), 0)
 
 
-def _travel(
+def least_travel(
     model: ModelSpec, machine: Machine, choice: Choice, layers: int
 ) -> tuple[float, float, float]:
-    """Of so many layers, each with as few weights of each kind as any."""
+    """Gather, reduce and update so many layers, each with as few weights as any [s]."""
     layout, options = choice.layout, choice.options
     each = [held_by_layer(model, layout, sparse=kind) for kind in _kinds(model)]
     held = Held(layers * min(one.shared for one in each), layers * min(one.experts for one in each))

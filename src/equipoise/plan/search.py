@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
+from equipoise.cost.step import StepPrice
 from equipoise.cost.work import useful_flop
 from equipoise.plan.bound import Floats, bubble, least_bytes, least_seconds, repeated_s
 from equipoise.plan.choice import Choice
@@ -42,7 +43,7 @@ from equipoise.plan.least import LESS, least_step_s
 from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.space import COLUMNS, SCHEDULES, Ints, Space
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import StepParts
+from equipoise.sim.parts import StepParts, kernel_key
 from equipoise.sim.step import Documents, price_step
 from equipoise.spec.model import ModelSpec
 
@@ -155,7 +156,7 @@ class Search:
         """A queue of rows that run the same kernels, by the least bound of each group."""
         names = ["tp", "cp", "micro_batch", "ep", "etp"]
         names += ["dp"] if self.packer is not None else []
-        groups = _group([self.space[name][rows] for name in names])
+        groups = group_alike([self.space[name][rows] for name in names])
         queue = [(float(peak[group].min()), 0, at) for at, group in enumerate(groups)]
         heapq.heapify(queue)
         return queue, [rows[group] for group in groups]
@@ -190,7 +191,7 @@ class Search:
         near = least < limit
         others = float(least[~near].min(initial=np.inf))
         rows, least = rows[near], least[near]
-        groups = _group([space[name][rows] for name in COLUMNS if name != "context_strategy"])
+        groups = group_alike([space[name][rows] for name in COLUMNS if name != "context_strategy"])
         return [(float(least[group[0]]), rows[group]) for group in groups], others
 
     def documents(self, choice: Choice) -> Documents:
@@ -214,26 +215,15 @@ class Search:
 
     def parts(self, choice: Choice) -> StepParts:
         """What runs the same kernels over the same links shares what was priced."""
-        key = self._key(choice)
+        key = kernel_key(choice.layout, choice.options)
         if key not in self._parts:
             self._parts[key] = StepParts(self.model, self.machine, choice.layout, choice.options)
         return self._parts[key]
 
-    def _key(self, choice: Choice) -> tuple[object, ...]:
-        layout, options = choice.layout, choice.options
-        is_whole = layout.zero == 3
-        return (
-            *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
-            (layout.order, layout.dp) if layout.pp > 1 else (),
-            options.context_strategy if layout.cp > 1 else "",
-            (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
-            is_whole,
-        )
-
     def _passes(self, choice: Choice, *, own: bool) -> Passes:
         layout, options = choice.layout, choice.options
         alike = dataclasses.replace(options, context_strategy="") if not own else options
-        key = own, self._key(Choice(layout, alike)), layout.dp, options.micro_batch
+        key = own, kernel_key(layout, alike), layout.dp, options.micro_batch
         if key not in self._read:
             batches = self.documents(choice)[0]
             if own:
@@ -279,16 +269,8 @@ class Search:
     def _price(self, row: int) -> Priced | None:
         if row in self.known:
             return self.known[row]
-        choice = self.space.choice(row)
         try:
-            price = price_step(
-                self.model,
-                self.machine,
-                choice.layout,
-                choice.options,
-                documents=self.documents(choice)[:1],
-                parts=self.parts(choice),
-            )
+            price = self._step(self.space.choice(row))
         except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
             return None
         priced = Priced(row, price.step_s, float(price.memory_bytes.max()))
@@ -297,8 +279,18 @@ class Search:
             self.note(priced)
         return priced
 
+    def _step(self, choice: Choice) -> StepPrice:
+        return price_step(
+            self.model,
+            self.machine,
+            choice.layout,
+            choice.options,
+            documents=self.documents(choice)[:1],
+            parts=self.parts(choice),
+        )
 
-def _group(columns: Sequence[Ints]) -> list[Ints]:
+
+def group_alike(columns: Sequence[Ints]) -> list[Ints]:
     """Places that are alike in every column, together."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:

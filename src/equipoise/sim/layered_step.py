@@ -40,15 +40,8 @@ from equipoise.sim.parameters import (
     optimizer_s,
     reduce_s,
 )
-from equipoise.sim.parts import (
-    BatchParts,
-    PipelineRun,
-    StepParts,
-    layers_of_ranks,
-    run_pipeline,
-    split_layers,
-)
-from equipoise.sim.sites import find_sites, name_sites, rank_of_stages, split_by_speed
+from equipoise.sim.parts import BatchParts, PipelineRun, layers_of_ranks, run_pipeline, split_layers
+from equipoise.sim.sites import SiteParts, name_sites, rank_of_stages, split_by_speed
 from equipoise.sim.step import (
     Documents,
     Ends,
@@ -75,22 +68,27 @@ def run_sites(
     options: StepOptions,
     *,
     documents: Documents | None = None,
+    prices: SiteParts | None = None,
 ) -> StepRun:
     """Price one step, each stage on the devices on which it stands.
 
-    On a cluster of one class, or without stages, that of ``sim.step.run_step``.
+    On a cluster of one class, or without stages, that of ``sim.step.run_step``. ``prices`` are of
+    choices of the same step that were priced before.
 
     Raises:
         LayoutError: as ``run_step``.
     """
     if len(machine.cluster.classes) == 1 or layout.pp == 1:
-        run = run_step(model, machine, layout, options, documents=documents)
+        parts = None if prices is None else prices.parts(machine, layout, options)
+        run = run_step(model, machine, layout, options, documents=documents, parts=parts)
         return dataclasses.replace(run, sites=_sites(machine, layout))
     strategies = [
         LayerStrategy(layout, layer_recompute(options.recompute, layer), options.context_strategy)
         for layer in range(model.layers)
     ]
-    return run_layered(model, machine, layout, options, strategies, documents=documents)
+    return run_layered(
+        model, machine, layout, options, strategies, documents=documents, prices=prices
+    )
 
 
 def run_layered(
@@ -101,6 +99,7 @@ def run_layered(
     layers: Sequence[LayerStrategy],
     *,
     documents: Documents | None = None,
+    prices: SiteParts | None = None,
 ) -> StepRun:
     """Price one step of layers with strategies of their own.
 
@@ -111,6 +110,7 @@ def run_layered(
         options: Likewise.
         layers: Of every layer of the model.
         documents: As ``sim.step.run_step`` takes them.
+        prices: Of choices of the same step that were priced before.
 
     Raises:
         LayoutError: strategies do not go together with the base, or with each other.
@@ -125,7 +125,8 @@ def run_layered(
         raise LayoutError(
             f"{len(layers)} strategies for a model of {model.layers} layers. Give each layer one."
         )
-    step = _Step(model, machine, layout, options, tuple(layers), documents is None)
+    known = prices or SiteParts(model, machine)
+    step = _Step(model, machine, layout, options, tuple(layers), documents is None, known)
     split = step.split(typical(rows))
     runs = []
     for row in rows:
@@ -157,15 +158,16 @@ class _Step:
         options: StepOptions,
         layers: tuple[LayerStrategy, ...],
         is_whole: bool,
+        prices: SiteParts,
     ) -> None:
         self.model, self.machine = model, machine
         self.layout, self.options, self.layers = layout, options, layers
         self.is_whole = is_whole
-        self.sites = find_sites(machine, layout)
+        self.sites = prices.sites(layout)
         self.own = {each: each.options(layout, options) for each in layers}
-        self._base = {id(site): StepParts(model, site, layout, options) for site in self.sites}
+        self._base = {id(site): prices.parts(site, layout, options) for site in self.sites}
         self._parts = {
-            (id(site), each): StepParts(model, site, each.layout, own)
+            (id(site), each): prices.parts(site, each.layout, own)
             for site in {id(site): site for site in self.sites}.values()
             for each, own in self.own.items()
         }
@@ -277,15 +279,13 @@ def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
             owned[own] = owned.get(own, Held(0.0, 0.0)) + weights
             if own.zero < 3:
                 travels[own] = travels.get(own, Held(0.0, 0.0)) + weights
-        gather = sum(
-            gather_s(machine, own, weights, 2.0) for own, weights in travels.items() if own.zero
-        )
+        gather = sum(gather_s(machine, own, each, 2.0) for own, each in travels.items() if own.zero)
         reduce = sum(
             reduce_s(machine, own, weights, options.stack.grad_bytes)
             for own, weights in travels.items()
         )
         optimizer[rank] = sum(
-            optimizer_s(machine, own, weights, options) for own, weights in owned.items()
+            optimizer_s(machine, own, each, options) for own, each in owned.items()
         )
         again = sum(
             reduce_s(machine, own, weights, options.stack.grad_bytes)

@@ -170,6 +170,18 @@ class StepParts:
         return parts
 
 
+def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:
+    """What the parts of one step's choices depend on: of one key they are the same."""
+    is_whole = layout.zero == 3
+    return (
+        *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
+        (layout.order, layout.dp) if layout.pp > 1 else (),
+        options.context_strategy if layout.cp > 1 else "",
+        (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
+        is_whole,
+    )
+
+
 def split_layers(parts: BatchParts, options: StepOptions, stages: int) -> StageSplit:
     """Layers to stages, as the stack says."""
     loads = np.array([layer.sum() for layer in parts.layers])

@@ -32,9 +32,10 @@ from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline import place_in_loop, place_in_v
 from equipoise.schedule.pipeline_strategies import IN_V
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import BatchParts
+from equipoise.sim.parts import BatchParts, StepParts, kernel_key
 from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
 
 
 class Site(Machine):
@@ -99,6 +100,29 @@ def find_sites(machine: Machine, layout: Layout) -> list[Machine]:
             known[classes].extrapolated = machine.extrapolated
         found.append(known[classes])
     return found
+
+
+class SiteParts:
+    """Sites and their parts: steps that run the same kernels there share what was priced."""
+
+    def __init__(self, model: ModelSpec, machine: Machine) -> None:
+        self._model, self._machine = model, machine
+        self._sites: dict[tuple[object, ...], list[Machine]] = {}
+        self._parts: dict[tuple[object, ...], StepParts] = {}
+
+    def sites(self, layout: Layout) -> list[Machine]:
+        """As ``find_sites``; the same ones for the same degrees and order."""
+        key = layout.pp, layout.dp, layout.cp, layout.tp, layout.order
+        if key not in self._sites:
+            self._sites[key] = find_sites(self._machine, layout)
+        return self._sites[key]
+
+    def parts(self, site: Machine, layout: Layout, options: StepOptions) -> StepParts:
+        """What a micro-batch takes on one of them; options differ in what is searched alone."""
+        key = id(site), *kernel_key(layout, options)
+        if key not in self._parts:
+            self._parts[key] = StepParts(self._model, site, layout, options)
+        return self._parts[key]
 
 
 def rank_of_stages(layout: Layout, options: StepOptions) -> Ints:

@@ -75,6 +75,12 @@ def test_stages_stand_on_classes_of_nodes(
     across = json.loads(out)
     assert across["stages"]["nodes"] == ["a100-80+h100-sxm"] * 2
     assert across["step_s"] > inside["step_s"]
+    fixed = ["--layout", "cp=1,zero=1", *laid[2:], "--schedule", "1f1b", "--seconds", "300"]
+    code, out, _ = run(capsys, "plan", *asked, *fixed, "--json")
+    assert code == 0
+    plan = json.loads(out)
+    assert plan["bound_s"] <= plan["best"]["price"]["step_s"] <= inside["step_s"]
+    assert plan["gap"] <= 0.01
 
 
 @pytest.mark.parametrize(
