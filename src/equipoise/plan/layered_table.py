@@ -3,10 +3,12 @@
 What it decides
     Which strategies there are: rows of the search's own space that share a base's stages and
     the sequences of a stage's micro-batch. Of strategies of one degree, those that another one
-    beats in seconds, bytes that stay, bytes in flight and bytes while it runs are left out.
+    beats in seconds, bytes that stay, bytes in flight and bytes while it runs are left out. ZeRO 2
+    pays for every micro-batch, as in ``sim.step``.
 
 Kept true (tests/unit/plan/test_layered.py)
-    The base is among the strategies, unless another of its degrees beats it.
+    The base is among the strategies, unless another of its degrees beats it; ZeRO 2 never beats 1
+    in seconds where there are more micro-batches than one.
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,13 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.search import Search
 from equipoise.plan.space import RECOMPUTES, Ints, Space
 from equipoise.sim.layered import LayerStrategy, layer_memory, redistribute_s
-from equipoise.sim.parameters import gather_s, held_by_layer, optimizer_s, reduce_s
+from equipoise.sim.parameters import (
+    between_s,
+    gather_s,
+    held_by_layer,
+    optimizer_s,
+    reduce_s,
+)
 from equipoise.sim.step import typical
 from equipoise.spec.layout import Layout
 from equipoise.spec.recompute import LayerRecompute
@@ -160,6 +168,10 @@ def _price(
         once = float(parts.sum())
         exposed = max(0.0, slow * moved - once)
         seconds = len(batches) * once + exposed + optimizer_s(machine, own.layout, held, asked)
+        if own.layout.zero == 2:
+            scattered = slow * reduce_s(machine, own.layout, held, asked.stack.grad_bytes)
+            backward, overlaps = float(parts[1:].sum()), asked.stack.data_overlap
+            seconds += (len(batches) - 1) * between_s(scattered, backward, overlaps=overlaps)
         memory = layer_memory(model, asked, own, layer, tokens)
         stays, passing = sum(memory.stays.values()), sum(memory.passing.values())
         known[sparse] = seconds, stays, memory.kept, passing

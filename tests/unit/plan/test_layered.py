@@ -12,6 +12,7 @@ from equipoise.plan.layered import plan_base, plan_layers
 from equipoise.plan.layered_table import list_strategies, price_strategies
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
+from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.layered_step import run_layered
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import ClusterSpec, find_cluster
@@ -102,3 +103,35 @@ def test_documents_are_kept_where_they_are_packed() -> None:
     assert {each.layout.dp for each in strategies} == {dp}
     found = plan_base(search, base)
     assert found is not None and found.run.price.tokens == 16 * 4096
+
+
+def test_zero_2_pays_for_every_micro_batch() -> None:
+    machine = Machine(cluster(40.0, 8))
+    for sequences, pays in ((8, False), (16, True)):
+        space = list_space(MODEL, 8, StepOptions(4096, sequences), fixed={"tp": 1, "zero": 1})
+        alone = Search(MODEL, machine, space)
+        base = next(
+            space.choice(row)
+            for row in range(len(space))
+            if space["dp"][row] == 8 and space["micro_batch"][row] == 1
+        )
+        once, again = (
+            price_strategies(
+                alone,
+                base,
+                [LayerStrategy(dataclasses.replace(base.layout, zero=zero), "none")],
+            ).seconds[0, 0]
+            for zero in (1, 2)
+        )
+        assert (again > once) == pays
+
+
+def test_zero_2_is_listed_where_a_step_is_one_micro_batch() -> None:
+    for sequences, stages in ((8, {0, 1, 2, 3}), (16, {0, 1, 3})):
+        fixed = {"pp": 1, "cp": 1, "tp": 1, "micro_batch": 1}
+        space = list_space(MODEL, 8, StepOptions(4096, sequences), fixed=fixed)
+        strategies = list_strategies(space, 0, has_documents=False)
+        assert {each.layout.zero for each in strategies} == stages
+        assert {each.recompute for each in strategies} == {
+            *("none", "attention", "selective", "full")
+        }
