@@ -62,6 +62,8 @@ def partition(
     loads, used = (nothing, nothing) if filled is None else filled
     total = int(sizes.sum() + used.sum())
     limit = total if capacity is None else min(capacity, total)
+    if bins == 1:
+        return np.zeros(len(weights), dtype=np.int64) if total <= limit else None
     order = np.lexsort((np.arange(len(weights)), -sizes, -weights))
     placed = _place(
         weights[order].tolist(), sizes[order].tolist(), loads.tolist(), used.tolist(), limit, total
@@ -146,7 +148,7 @@ def repair(
         if loads[high] <= bound:
             return
         found, low = None, high
-        for partner in np.argsort(loads, kind="stable")[:_PARTNERS].tolist():
+        for partner in _lightest(loads).tolist():
             low, spread = partner, int(loads[high] - loads[partner])
             if spread <= 1:
                 return
@@ -177,6 +179,15 @@ def repair(
         loads[low] += moved
         used[high] -= size
         used[low] += size
+
+
+def _lightest(loads: Ints) -> Ints:
+    """Bins that repair offers items to, the lightest first."""
+    if len(loads) <= _PARTNERS:
+        return np.argsort(loads, kind="stable")
+    most = np.partition(loads, _PARTNERS - 1)[_PARTNERS - 1]
+    few = np.flatnonzero(loads <= most)
+    return few[np.argsort(loads[few], kind="stable")][:_PARTNERS]
 
 
 def _best_exchange(

@@ -8,7 +8,7 @@ from typing import Protocol
 from equipoise import __version__
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
-from equipoise.cli.simulate_setting import step_documents, step_options
+from equipoise.cli.simulate_setting import step_options, step_packer
 from equipoise.cli.simulate_show import step_row
 from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch
@@ -19,7 +19,6 @@ from equipoise.plan.outcome import Outcome
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
-from equipoise.sim.step import Documents
 from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.cluster_file import read_cluster
 from equipoise.spec.plan import Candidate, Plan, Wall
@@ -146,14 +145,10 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
     base.require()
     space = list_space(model, cluster.devices, base, fixed=fixed)
 
-    def pack(choice: Choice) -> Documents:
-        packed = step_documents(args, choice.layout, choice.options)
-        if packed is None:
-            raise SpecError("--lengths names no documents. Give a name or a file.")
-        return packed
-
+    pack = step_packer(args, base)
+    packer = None if pack is None else lambda choice: pack(choice.layout, choice.options)
     kind = Search if len(cluster.classes) == 1 else ClassSearch
-    search = kind(model, machine, space, packer=pack if args.lengths is not None else None)
+    search = kind(model, machine, space, packer=packer)
     asked = {
         name.replace("_", "-"): str(getattr(args, name))
         for name in _ASKED

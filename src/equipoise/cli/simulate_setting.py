@@ -1,6 +1,7 @@
 """What a step is, by the flags that ``simulate`` and ``plan`` share."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,23 @@ def step_documents(
     args: argparse.Namespace, layout: "Layout", options: "StepOptions"
 ) -> "Documents | None":
     """Documents of one step, packed by the policy; None for full windows."""
+    pack = step_packer(args, options)
+    return None if pack is None else pack(layout, options)
+
+
+def step_packer(
+    args: argparse.Namespace, options: "StepOptions"
+) -> "Callable[[Layout, StepOptions], Documents] | None":
+    """What packs one step's documents, drawn once, for any layout; None for full windows.
+
+    Args:
+        args: Model, lengths and seed.
+        options: Window, sequences and policy, which no choice changes.
+
+    Raises:
+        SpecError: there is no such policy.
+        DataError: lengths that are none.
+    """
     if args.lengths is None:
         return None
     from equipoise.balance.pack import POLICIES, pack_step
@@ -160,7 +178,6 @@ def step_documents(
             f'--policy: "{options.policy}" is not one of {", ".join(POLICIES)}. Nearest: '
             f'"{nearest(options.policy, POLICIES)}".'
         )
-    options.count_micro_batches(layout)
     step_tokens = options.context_tokens * options.step_sequences
     if args.lengths in distribution_names():
         documents = 4096
@@ -171,12 +188,17 @@ def step_documents(
     else:
         lengths = read_lengths(Path(args.lengths))
     stream = DocumentStream(lengths, seed=args.seed, context_tokens=options.context_tokens)
-    pack = PackSpec(
-        policy=args.policy,
-        context_tokens=options.context_tokens * options.micro_batch,
-        step_tokens=step_tokens,
-    )
-    packed = pack_step(
-        stream.step(0, step_tokens), pack, layout.dp, counted_curve(read_model(args.model))
-    )
-    return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
+    pieces = stream.step(0, step_tokens)
+    curve = counted_curve(read_model(args.model))
+
+    def pack(layout: "Layout", options: "StepOptions") -> "Documents":
+        options.count_micro_batches(layout)
+        spec = PackSpec(
+            policy=args.policy,
+            context_tokens=options.context_tokens * options.micro_batch,
+            step_tokens=step_tokens,
+        )
+        packed = pack_step(pieces, spec, layout.dp, curve)
+        return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
+
+    return pack

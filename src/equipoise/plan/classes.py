@@ -34,14 +34,15 @@ import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Floats, StepPrice
+from equipoise.plan.alike import group_alike
+from equipoise.plan.bins import Batches
 from equipoise.plan.bound import least_bytes, least_seconds
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
-from equipoise.plan.family import Batches
 from equipoise.plan.fullest import least_travel
 from equipoise.plan.least import LESS, rounding_s
 from equipoise.plan.outcome import Outcome, Progress
-from equipoise.plan.search import Search, group_alike
+from equipoise.plan.search import Search
 from equipoise.plan.space import SCHEDULES, Ints
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine

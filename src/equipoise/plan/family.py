@@ -6,10 +6,10 @@ Why
     priced once, and a bound within a few percent prunes almost everything.
 
 What it decides
-    A *family* shares every column but zero (of 0, 1, 2) and the context strategy. Of several
-    context ranks the core takes its share of the time on one rank, and nothing for messages. A
-    pipeline's ranks each take their work, the passes that must come before it, and those that must
-    come after.
+    A *family* shares every column but the context strategy, a *group* all that kernels depend on.
+    Of several context ranks the core takes its share of the time on one rank, and nothing for
+    messages. A pipeline's ranks each take their work, the passes that must come before it, and
+    those that must come after.
 
 Kept true (tests/unit/plan/test_bound.py)
     The bound never exceeds ``sim.step.price_step``, whatever is chosen and however documents fall.
@@ -21,58 +21,31 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from equipoise.balance.context import split_context
 from equipoise.balance.stage import StageSplit
 from equipoise.cost.step import TERMS, Floats, StepOptions
+from equipoise.plan.bins import Batches, BinCores, Bins
 from equipoise.plan.choice import Choice
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import BatchParts, StepParts, split_layers
+from equipoise.sim.parts import BatchParts, LayerKinds, StepParts, split_layers
+from equipoise.sim.step import typical
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
-Batches = Sequence[Sequence[int]]
-"""One data-parallel rank's micro-batches: documents' lengths [tokens]."""
-
-_BINS = 4
-"""Of micro-batches by their tokens, of which each takes at least what its least one does."""
-
-
-class LeastCore:
-    """The attention core shared out over context ranks as evenly as can be, with no messages."""
-
-    def __init__(
-        self, model: ModelSpec, layout: Layout, options: StepOptions, machine: Machine
-    ) -> None:
-        alone = Layout(tp=layout.tp)
-        if layout.cp > 1:  # what is shared out runs in tiles, and never writes its scores
-            stack = dataclasses.replace(options.stack, attention="flash")
-            options = dataclasses.replace(options, stack=stack)
-        self._ranks = layout.cp
-        self._core = AttentionCore(model, alone, options, machine, machine.context_links(alone))
-
-    def price(self, doc_tokens: Sequence[int] | Floats) -> CoreTimes:
-        """A share of one rank's core."""
-        if self._ranks == 1:
-            return self._core.price(doc_tokens)
-        whole = self._core.price(doc_tokens)
-        return CoreTimes(
-            whole.tokens / self._ranks,
-            whole.forward_s / self._ranks,
-            whole.backward_s / self._ranks,
-            0.0,
-            0.0,
-        )
+_ROUNDING = 1.0 + 1e-9
+"""Of sums in another order."""
 
 
 class _GivenCore:
     """Tokens and times of the core that are looked up by a micro-batch's first number."""
 
-    def __init__(self, times: Sequence[CoreTimes]) -> None:
-        self._times = times
+    def __init__(self) -> None:
+        self.times: list[CoreTimes] = []
 
     def price(self, doc_tokens: Sequence[int] | Floats) -> CoreTimes:
         """Of the micro-batch of that number."""
-        return self._times[int(doc_tokens[0])]
+        return self.times[int(doc_tokens[0])]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +68,16 @@ class Passes:
     not known."""
     is_exact: bool
     """Whether these are the choice's own."""
+    is_alike: bool
+    """Whether all micro-batches have the same documents."""
+    below: Floats
+    """What forward and both gradients of any micro-batch may take less in a layer than the mean of
+    those that are like it, float64 [distinct, 2]."""
+    above: Floats
+    """And more."""
+    lacks: int | None = None
+    """Layers that the first and the last stage together have fewer than others, at most; None
+    where that is not known."""
     splits: dict[tuple[str, int], StageSplit] = field(default_factory=dict)
     """What was split before, by the stack's way and the number of stages."""
 
@@ -118,50 +101,123 @@ class Passes:
         return self.splits[key]
 
 
-def least_passes(
-    model: ModelSpec,
-    machine: Machine,
-    choice: Choice,
-    batches: Batches,
-    *,
-    own: StepParts | None = None,
-) -> Passes:
-    """Passes that are never above the choice's own.
+class Kernels:
+    """Least times of kernels; what several groups share is priced once."""
 
-    Micro-batches are put into bins by their tokens: layers of each take what they take of the
-    fewest, and the core its share of what it takes of all the bin's documents at once.
+    def __init__(self, model: ModelSpec, machine: Machine) -> None:
+        self._model, self._machine = model, machine
+        self._cores: dict[tuple[int, bool], AttentionCore] = {}
+        self._parts: dict[Layout, tuple[StepParts, _GivenCore]] = {}
+        self._kinds: dict[tuple[object, ...], LayerKinds] = {}
+        self._shares: dict[tuple[bytes, int], int] = {}
 
-    Args:
-        model: Sizes.
-        machine: Device and links.
-        choice: Layout and options.
-        batches: Of any data-parallel rank; ``[window] * micro_batches`` of full windows.
-        own: The choice's own parts, with which layers are split as they will be.
-    """
-    core = LeastCore(model, choice.layout, choice.options, machine)
-    order = sorted(batches, key=sum)
-    is_alike = order[0] == order[-1]
-    bins = np.array_split(np.arange(len(order)), 1 if is_alike else _BINS)
-    bins = [part for part in bins if len(part)]
-    times = []
-    for part in bins:
-        documents = order[0] if is_alike else [x for at in part.tolist() for x in order[at]]
-        share = 1 if is_alike else len(part)
-        together = core.price(documents)
-        times.append(
-            CoreTimes(
-                sum(order[int(part[0])]) / choice.layout.cp,
-                together.forward_s / share,
-                together.backward_s / share,
-                0.0,
-                0.0,
-            )
+    def kinds(self, layout: Layout) -> LayerKinds:
+        """Layers that were priced for this layout's groups; ``StepParts`` adds to them."""
+        experts = (layout.dp, layout.order, layout.pp) if layout.ep * layout.etp > 1 else ()
+        key = layout.tp, layout.cp, layout.ep, layout.etp, layout.zero == 3, experts
+        return self._kinds.setdefault(key, {})
+
+    def group_passes(self, choice: Choice, bins: Bins) -> Passes:
+        """Passes of any choice of these kernels, without its recomputation and ZeRO.
+
+        Args:
+            choice: Whose tensor, context and expert ranks, micro-batch and options these are.
+            bins: Of any data-parallel rank.
+        """
+        layout = choice.layout
+        # Experts' traffic is least where ranks that share them are neighbours.
+        dp = max(1, -(-layout.ep * layout.etp // (layout.tp * layout.cp)))
+        alone = dataclasses.replace(layout, zero=1, replicas=1, pp=1, dp=dp)
+        options = dataclasses.replace(choice.options, recompute="none")
+        if alone not in self._parts:
+            core = _GivenCore()
+            parts = self._make(alone, options, core)
+            self._parts[alone] = parts, core
+        parts, core = self._parts[alone]
+        found = self._price(parts, core, layout, options, bins)
+        return dataclasses.replace(found, lacks=self._lacks(parts, core, choice, bins))
+
+    def family_passes(self, choice: Choice, bins: Bins, *, own: StepParts | None = None) -> Passes:
+        """Passes that are never above the choice's own.
+
+        Layers of a bin's micro-batches take what they take of the fewest tokens, and the core the
+        mean of what it takes.
+
+        Args:
+            choice: Layout and options.
+            bins: Of any data-parallel rank.
+            own: The choice's own parts, with which layers are split as they will be.
+        """
+        layout, options, core = choice.layout, choice.options, _GivenCore()
+        parts = self._make(layout, options, core)
+        found = self._price(parts, core, layout, options, bins)
+        return (
+            found
+            if own is None
+            else dataclasses.replace(found, typical=own.price(bins.typical.astype(np.float64)))
         )
-    parts = StepParts(model, machine, choice.layout, choice.options, core=_GivenCore(times))
-    priced = [parts.price(np.array([at])) for at in range(len(bins))]
-    counts = [float(len(part)) for part in bins]
-    typical = None if own is None else own.price(_typical(batches))
-    return _collect(priced, counts, typical, is_exact=is_alike and choice.layout.cp == 1)
+
+    def _make(self, layout: Layout, options: StepOptions, core: _GivenCore) -> StepParts:
+        kinds = self.kinds(layout)
+        return StepParts(self._model, self._machine, layout, options, core=core, kinds=kinds)
+
+    def _price(
+        self,
+        parts: StepParts,
+        given: _GivenCore,
+        layout: Layout,
+        options: StepOptions,
+        bins: Bins,
+    ) -> Passes:
+        cores, priced = self._cores_of(layout, options, bins), []
+        for tokens, mean in zip(bins.tokens, cores.mean.T / layout.cp, strict=True):
+            forward, backward = mean.tolist()
+            given.times.append(CoreTimes(tokens / layout.cp, forward, backward, 0.0, 0.0))
+            priced.append(parts.price(np.array([len(given.times) - 1])))
+        is_exact = bins.is_alike and layout.cp == 1
+        found = _collect(priced, bins.counts, None, is_exact=is_exact, is_alike=bins.is_alike)
+        # Forward, and backward with the core that it may compute again.
+        below, above = (np.cumsum(each, axis=0).T for each in (cores.below, cores.above))
+        return dataclasses.replace(found, below=below / layout.cp, above=above / layout.cp)
+
+    def _cores_of(self, layout: Layout, options: StepOptions, bins: Bins) -> BinCores:
+        """As if all documents were one pack: more fill a device better, so none is faster."""
+        key = layout.tp, layout.cp > 1
+        if key not in bins.cores:
+            core = self._core(layout, options)
+            bins.cores[key] = bins.sum_cores(core.price_each(bins.documents.astype(np.float64)))
+        return bins.cores[key]
+
+    def _core(self, layout: Layout, options: StepOptions) -> AttentionCore:
+        """On one rank; what context ranks share runs in tiles, and never writes its scores."""
+        key = layout.tp, layout.cp > 1
+        if key not in self._cores:
+            alone = Layout(tp=layout.tp)
+            if layout.cp > 1:
+                stack = dataclasses.replace(options.stack, attention="flash")
+                options = dataclasses.replace(options, stack=stack)
+            links = self._machine.context_links(alone)
+            machine = self._machine.at(options.precision)
+            self._cores[key] = AttentionCore(self._model, alone, options, machine, links)
+        return self._cores[key]
+
+    def _lacks(self, parts: StepParts, given: _GivenCore, choice: Choice, bins: Bins) -> int:
+        """With the tokens that layers are split for, and layers as light as without attention.
+
+        Layers of a choice take that or more, for it recomputes, attends and waits for parameters;
+        its embedding and head take just that.
+        """
+        ranks, lengths = choice.layout.cp, bins.typical
+        key = lengths.tobytes(), ranks
+        if key not in self._shares:
+            split = split_context(lengths, ranks, choice.options.sharding) if ranks > 1 else None
+            most = lengths.sum() if split is None else split.tokens.max()
+            self._shares[key] = int(most)
+        given.times.append(CoreTimes(float(self._shares[key]), 0.0, 0.0, 0.0, 0.0))
+        found = parts.price(np.array([len(given.times) - 1]))
+        lightest = min(float(layer.sum()) for layer in found.layers)
+        ends = (float(found.first.sum()), float(found.last.sum()))
+        return sum(1 + int(_ROUNDING * end / lightest) for end in ends)
 
 
 def own_passes(parts: StepParts, batches: Batches) -> Passes:
@@ -172,32 +228,31 @@ def own_passes(parts: StepParts, batches: Batches) -> Passes:
         distinct[key] = distinct.get(key, 0.0) + 1
     priced = [parts.price(np.asarray(key)) for key in distinct]
     counts = list(distinct.values())
-    return _collect(priced, counts, parts.price(_typical(batches)), is_exact=True)
+    median = parts.price(typical([batches]))
+    return _collect(priced, counts, median, is_exact=True, is_alike=len(distinct) == 1)
 
 
 def _collect(
     priced: Sequence[BatchParts],
-    counts: Sequence[float],
+    counts: Sequence[float] | Floats,
     typical: BatchParts | None,
     *,
     is_exact: bool,
+    is_alike: bool,
 ) -> Passes:
-    distinct = {id(layer): layer for each in priced for layer in each.layers}
-    sums = {key: layer.sum(axis=1) for key, layer in distinct.items()}
-    cores = {key: layer[0, TERMS.index("attention")] for key, layer in distinct.items()}
+    kinds = {id(layer): layer for each in priced for layer in each.layers}
+    place = {key: at for at, key in enumerate(kinds)}
+    index = np.array([[place[id(layer)] for layer in each.layers] for each in priced])
+    every = np.stack(list(kinds.values()))
     return Passes(
-        np.array([[sums[id(layer)] for layer in each.layers] for each in priced]),
-        np.array([[cores[id(layer)] for layer in each.layers] for each in priced]),
+        every.sum(axis=2)[index],
+        every[:, 0, TERMS.index("attention")][index],
         np.array([each.first.sum(axis=1) for each in priced]),
         np.array([each.last.sum(axis=1) for each in priced]),
-        np.array(counts, dtype=np.float64),
+        np.asarray(counts, dtype=np.float64),
         min(each.hop_s for each in priced),
         typical,
         is_exact,
+        is_alike,
+        *np.zeros((2, len(priced), 2)),
     )
-
-
-def _typical(batches: Batches) -> Floats:
-    """The micro-batch of median squares, as ``sim.step`` takes it."""
-    order = sorted(range(len(batches)), key=lambda at: sum(x * x for x in batches[at]))
-    return np.asarray(batches[order[len(order) // 2]], dtype=np.float64)

@@ -8,45 +8,64 @@ What it decides
     Whatever the split, some rank of p holds ``ceil(layers / p)`` layers or more. Its passes, what
     it gathers and reduces that they do not hide, and its part of the optimizer follow each other.
     Passes that hide are left out, and what they hide counts whole, so it does not matter how long
-    they really are. What is computed again is the forward, or its core, or all but that.
+    they really are. What is computed again is the forward, or its core, or all but that. Of ZeRO
+    3 each layer's passes last at least as long as what they wait for travels.
 
-    Where layers are alike ``balance.stage`` gives one after the other to the least loaded stage.
-    So of S stages all have ``q = ceil(layers / S)`` but for ``D = S q - layers`` that lack one, as
-    long as the ends weigh little. Of ranks from the last down, one of D + 1 lacks none; before it
-    begins, a micro-batch has passed all stages before it::
+    Where layers are alike ``balance.stage`` gives one after the other to the least loaded of S
+    stages.
+    With a the load of a layer and e, g those of the ends, no stage has more than
+    ``q = ceil(layers / S)`` where ``D = S q - layers >= floor(e / a) + floor(g / a)``: when a stage
+    took layer q + 1 it was the least loaded, so others had q of them already, or their end and all
+    but ``floor(e / a)``. Then D places in all are empty. Let rank r be the last that lacks none;
+    the ``p - 1 - r`` behind it lack one or more, so of ``q r`` layers before its first stage at
+    most ``D - (p - 1 - r)`` are missing, and r is ``p - 1 - D`` or more::
 
-        rank p - 1 - D   q f (p - 1 - D), and v q layers
+        v q layers on rank r, and at least q (p - 1 - D) forwards before it begins
+
+    How much ends weigh is priced for the very tokens that layers are split for, with layers at
+    their lightest (``plan.family``), so it is never underrated.
 
 Kept true (tests/unit/plan/test_bound.py, tests/unit/plan/test_fullest.py)
     The bound never exceeds ``sim.step.price_step``; collectives never take less for more bytes,
     on which it rests.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.step import Floats
+from equipoise.cost.step import TERMS, Floats
+from equipoise.plan.alike import group_alike
 from equipoise.plan.choice import Choice
 from equipoise.plan.family import Passes
-from equipoise.plan.space import RECOMPUTES, SCHEDULES, Ints, Space
+from equipoise.plan.space import RECOMPUTES, SCHEDULES, Flags, Ints, Space
 from equipoise.sim.machine import Machine
-from equipoise.sim.parameters import Held, gather_s, held_by_layer, optimizer_s, reduce_s
+from equipoise.sim.parameters import (
+    SLOWDOWN,
+    Held,
+    gather_s,
+    held_by_layer,
+    optimizer_s,
+    pass_traffic,
+    reduce_s,
+)
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import layer_recompute
 
 _ROUNDED_S = 2e-9
 """Of a micro-batch on one stage, whose three passes are replayed in whole nanoseconds."""
 
-_MARGIN = 2.0
-"""On what ends weigh in layers: the micro-batch that layers are split for is in no bin's middle."""
-
 _WHOLE = [SCHEDULES.index(name) for name in ("1f1b", "interleaved")]
 """Schedules of whole backwards on the way back."""
 
-_SHARES = ("pp", "dp", "zero", "replicas", "order")
+_SHARES = ("tp", "cp", "ep", "etp", "pp", "dp", "zero", "replicas", "order")
 """What says who shares weights."""
+
+Travels = dict[tuple[int, ...], tuple[float, float, float, float, float]]
+"""By layers and ``_SHARES``: gather, reduce and update once a step; forward and backward of a layer
+of ZeRO 3 [s]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +81,13 @@ class _Layers:
 
 
 def fullest_rank_s(
-    model: ModelSpec, machine: Machine, space: Space, rows: Ints, passes: Passes
+    model: ModelSpec,
+    machine: Machine,
+    space: Space,
+    rows: Ints,
+    counts: Ints,
+    passes: Passes,
+    known: Travels,
 ) -> Floats:
     """Time that each row takes at least, float64 [rows] [s].
 
@@ -71,34 +96,47 @@ def fullest_rank_s(
         machine: Links and memory.
         space: The choices.
         rows: Of choices whose kernels these are, int64 [n].
-        passes: Least passes without recomputation, of as many micro-batches as any row has, or
-            all alike.
+        counts: Micro-batches of each row, int64 [n].
+        passes: Least passes without recomputation, of as many micro-batches, or all alike.
+        known: What travels, by layers and by who shares them; is added to.
 
-    Cost: some 0.1 ms for each way to share weights out, and 0.5 us a row.
+    Cost: some 0.1 ms for each new way to share weights out, and 0.5 us a row.
     """
     pp, virtual, recompute = space["pp"][rows], space["virtual"][rows], space["recompute"][rows]
-    counts = space.micro_batches[rows]
     layers, before = _shape(model, space, rows, passes)
-    tables = [_with_repeats(model, passes, setting) for setting in range(len(RECOMPUTES))]
+    shares = counts / passes.counts.sum()
     busy, without_last, without_ends = np.empty((3, len(rows)))
-    for count in np.unique(counts).tolist():
-        here = counts == count
-        lightest = _lightest(tables, passes.counts * (count / passes.counts.sum()))
+    for share in np.unique(shares).tolist():
+        here = shares == share
+        lightest = _lightest(passes, share)
         place = recompute[here], layers[here]
         busy[here] = lightest.busy[place]
         without_last[here] = lightest.without_last[place]
         without_ends[here] = lightest.without_ends[place]
-    forward = passes.layers[..., 0].min()
-    backward = np.array([table[..., 1:].sum(axis=2).min() for table in tables])[recompute]
+    below = passes.below.T[..., None]
+    backward = (_backwards(passes) - below[1]).min(axis=(1, 2))[recompute]
     # Where backwards are whole, a micro-batch has to come back through all stages before.
     returns = np.isin(space["schedule"][rows], _WHOLE)
-    begins = before * forward
-    codes = np.stack([layers, *(space[name][rows] for name in _SHARES)])
-    _, first, group = np.unique(codes, axis=1, return_index=True, return_inverse=True)
-    travels = [
-        least_travel(model, machine, space.choice(int(rows[at])), int(layers[at])) for at in first
-    ]
-    gather, reduce, optimizer = np.array(travels)[group.reshape(-1)].T
+    begins = before * (passes.layers[..., 0] - below[0]).min()
+    travels = np.empty((5, len(rows)))
+    codes = [layers, *(space[name][rows] for name in _SHARES)]
+    for alike in group_alike(codes):
+        key = tuple(int(code[alike[0]]) for code in codes)
+        if key not in known:
+            choice = space.choice(int(rows[alike[0]]))
+            once = least_travel(model, machine, choice, key[0])
+            known[key] = *once, *_in_passes(model, machine, choice)
+        travels[:, alike] = np.array(known[key])[:, None]
+    gather, reduce, optimizer = travels[:3]
+    for at, passing in enumerate(travels[3:]):
+        if passing.any():  # computes: float64 [RECOMPUTES, bins, layers]
+            computes = _backwards(passes) if at else _forwards(passes)
+            # What is not hidden is convex in the pass, so the mean of those alike will do.
+            overlap, travel = space.base.stack.data_overlap, passing[:, None]
+            most = computes.max(axis=2)[recompute] * overlap
+            least = np.maximum(computes - below[at], 0.0).min(axis=2)[recompute] * overlap
+            waits = np.maximum(travel - most, 0.0) + SLOWDOWN * np.minimum(travel, least)
+            busy += layers * shares * (waits @ passes.counts)
     if space.base.stack.data_overlap:
         found = begins + np.maximum(busy, without_last + reduce)
         found = np.maximum(found, gather + without_ends + reduce) + optimizer
@@ -110,18 +148,38 @@ def fullest_rank_s(
 
 def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[Ints, Ints]:
     """Layers that some rank has at least, and layers of the stages before it, int64 [rows]."""
-    pp, virtual = space["pp"][rows], space["virtual"][rows]
-    stages = pp * virtual
-    each = -(-model.layers // stages)
-    lacking = stages * each - model.layers
-    lightest = passes.layers.sum(axis=2).min(axis=1)
-    ends = (passes.first.sum(axis=1), passes.last.sum(axis=1))
-    lacks = sum(1 + int(_MARGIN * float((end / lightest).max())) for end in ends)
+    pp = space["pp"][rows]
+    least = -(-model.layers // pp), np.zeros(len(rows), dtype=np.int64)
+    is_exact = space.base.stack.split == "exact"
+    if passes.lacks is None or len(_kinds(model)) > 1 or not is_exact:
+        return least
     plain = [at for at, name in enumerate(RECOMPUTES) if not name.startswith("every")]
-    known = np.isin(space["recompute"][rows], plain) & (lacking < pp) & (lacking + 3 > lacks)
-    known &= (len(_kinds(model)) == 1) & (space.base.stack.split == "exact")
-    layers = np.where(known, virtual * each, -(-model.layers // pp))
-    return layers, np.where(known, each * (pp - 1 - lacking), 0)
+    layers, before = full_rank(model.layers, pp, space["virtual"][rows], passes.lacks)
+    known = np.isin(space["recompute"][rows], plain) & (layers > 0)
+    return np.where(known, layers, least[0]), np.where(known, before, 0)
+
+
+def full_rank(layers: int, ranks: Ints, virtual: Ints, lacks: int) -> tuple[Ints, Ints]:
+    """A rank that surely has as many layers as any, as the module says.
+
+    Args:
+        layers: Of the model, all alike.
+        ranks: Of pipelines, int64 [n].
+        virtual: Stages of each rank, int64 [n].
+        lacks: ``Passes.lacks``.
+
+    Returns:
+        Layers of that rank, and of the stages before its first at least, int64 [n]; 0 where none
+        is sure.
+
+    >>> layers, before = full_rank(30, np.array([4, 16]), np.array([1, 1]), 2)
+    >>> layers.tolist(), before.tolist()
+    ([8, 2], [8, 26])
+    """
+    each = -(-layers // (ranks * virtual))
+    lacking = ranks * virtual * each - layers
+    is_sure = (lacking < ranks) & (lacking + 3 > lacks)
+    return virtual * each * is_sure, each * (ranks - 1 - lacking) * is_sure
 
 
 def least_travel(
@@ -139,26 +197,54 @@ def least_travel(
     return gather, reduce_s(machine, layout, held, options.stack.grad_bytes) * slow, optimizer
 
 
+def _in_passes(model: ModelSpec, machine: Machine, choice: Choice) -> tuple[float, float]:
+    """What a layer waits for in forward and backward of ZeRO 3, as if nothing hid it [s]."""
+    found = []
+    for kind in _kinds(model):
+        parts = np.zeros((3, len(TERMS)))
+        pass_traffic(parts, model, machine, choice.layout, choice.options, sparse=kind)
+        found.append(parts[:2].sum(axis=1))
+    forward, backward = np.min(found, axis=0).tolist()
+    return forward, backward
+
+
 def _kinds(model: ModelSpec) -> list[bool]:
     return sorted({model.is_sparse(layer) for layer in range(model.layers)})
 
 
-def _lightest(tables: Sequence[Floats], counts: Floats) -> _Layers:
-    found: list[list[Floats]] = []
-    for table in tables:
-        whole = np.tensordot(counts, table.sum(axis=2), axes=1)
-        without_last = whole - table[..., 1:].sum(axis=2).max(axis=0)
-        without_ends = without_last - table[..., 0].max(axis=0)
-        each = np.maximum(np.stack((whole, without_last, without_ends)), 0.0)
-        found.append([np.concatenate(([0.0], np.cumsum(np.sort(row)))) for row in each])
-    return _Layers(*np.array(found).swapaxes(0, 1))
+def _lightest(passes: Passes, share: float) -> _Layers:
+    """Of so many times the micro-batches of all bins."""
+    linear, core = _repeats(len(passes.layers[0]))
+    forward, attends = passes.layers[..., 0], passes.core
+    backward, rest = passes.layers[..., 1:].sum(axis=2), forward - attends
+
+    def whole(join: Callable[[Floats], Floats]) -> Floats:
+        return join(backward) + linear * join(rest) + core * join(attends)
+
+    counts = passes.counts * share
+    busy = counts @ forward + whole(lambda table: counts @ table)
+    # Where bins differ this may be more than any one backward: then less is left.
+    above = passes.above.max(axis=0)
+    without_last = busy - whole(lambda table: table.max(axis=0)) - above[1]
+    without_ends = without_last - forward.max(axis=0) - above[0]
+    each = np.sort(np.maximum((busy, without_last, without_ends), 0.0), axis=2)
+    return _Layers(*np.cumsum(np.pad(each, ((0, 0), (0, 0), (1, 0))), axis=2))
 
 
-def _with_repeats(model: ModelSpec, passes: Passes, setting: int) -> Floats:
-    """Passes of every layer with what it computes again, as ``Passes.layers``."""
-    how = [layer_recompute(RECOMPUTES[setting], layer) for layer in range(model.layers)]
-    linear = np.array([each in ("full", "selective") for each in how])
-    core = np.array([each in ("full", "attention") for each in how])
-    table = passes.layers.copy()
-    table[..., 1] += linear * (passes.layers[..., 0] - passes.core) + core * passes.core
-    return table
+def _forwards(passes: Passes) -> Floats:
+    """Of every setting, float64 [RECOMPUTES, bins, layers]."""
+    return np.repeat(passes.layers[None, ..., 0], len(RECOMPUTES), axis=0)
+
+
+def _backwards(passes: Passes) -> Floats:
+    """Both gradients and what is computed again, float64 [RECOMPUTES, bins, layers]."""
+    linear, core = _repeats(len(passes.layers[0]))
+    again = linear[:, None] * (passes.layers[..., 0] - passes.core) + core[:, None] * passes.core
+    return np.asarray(passes.layers[..., 1:].sum(axis=2) + again)
+
+
+@functools.cache
+def _repeats(layers: int) -> tuple[Flags, Flags]:
+    """Whether each setting computes a layer's products again, and its core."""
+    how = [[layer_recompute(each, layer) for layer in range(layers)] for each in RECOMPUTES]
+    return np.isin(how, ("full", "selective")), np.isin(how, ("full", "attention"))

@@ -59,7 +59,7 @@ def least_step_s(
     """
     layout, options = choice.layout, choice.options
     span = passes.busy_s / layout.pp
-    if options.schedule == "1f1b" and len(passes.counts) == 1:
+    if options.schedule == "1f1b" and passes.is_alike:
         span *= float(bubble(layout.pp, micro_batches))
     if passes.typical is not None:
         split = passes.split(passes.typical, options, layout.pp * options.virtual)
@@ -96,12 +96,17 @@ def _ranks(choice: Choice, passes: Passes, split: StageSplit, micro_batches: int
     table = np.add.reduceat(passes.layers, split.edges[:-1], axis=1)
     table[:, 0] += passes.first
     table[:, -1] += passes.last
-    least = table.min(axis=0)
+    # Of any one micro-batch, which may differ from those that it was put together with.
+    below, above = (each.T[..., None] * split.layers for each in (passes.below, passes.above))
+    low = table.copy()
+    low[..., 0] -= below[0]
+    low[..., 1] -= below[1]
+    least = low.min(axis=0)
     in_v = options.schedule in IN_V
     place = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, split.stages)
     busy = _sum_by(place, layout.pp, np.tensordot(passes.counts, table.sum(axis=2), axes=1))
-    forward = _sum_by(place, layout.pp, table[..., 0].max(axis=0))
-    backward = _sum_by(place, layout.pp, table[..., 1:].sum(axis=2).max(axis=0))
+    forward = _sum_by(place, layout.pp, (table[..., 0] + above[0]).max(axis=0))
+    backward = _sum_by(place, layout.pp, (table[..., 1:].sum(axis=2) + above[1]).max(axis=0))
     hops = passes.hop_s * np.arange(layout.pp)
     before = np.concatenate(([0.0], np.cumsum(least[: layout.pp - 1, 0]))) + hops
     if options.schedule in ("1f1b", "interleaved"):

@@ -22,8 +22,9 @@ from equipoise.cost.memory import MemoryForecast, StageShare, forecast_memory
 from equipoise.plan.choice import Choice
 from equipoise.plan.final import Finalist, degrees_of, price_finalists
 from equipoise.plan.outcome import Outcome
+from equipoise.plan.packs import Packer
 from equipoise.plan.run_steps import RunSteps
-from equipoise.plan.search import Packer, Search
+from equipoise.plan.search import Search
 from equipoise.plan.space import Space
 from equipoise.schedule.pipeline import place_in_loop, place_in_v
 from equipoise.schedule.pipeline_replay import count_in_flight

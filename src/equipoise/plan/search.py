@@ -26,22 +26,26 @@ Sources
 import dataclasses
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import StepPrice
-from equipoise.cost.work import useful_flop
-from equipoise.plan.bound import Floats, bubble, least_bytes, least_seconds, repeated_s
+from equipoise.plan.alike import group_alike
+from equipoise.plan.bound import Floats, least_bytes, least_seconds
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
-from equipoise.plan.family import Passes, least_passes, own_passes
-from equipoise.plan.fullest import fullest_rank_s
-from equipoise.plan.least import LESS, least_step_s
+from equipoise.plan.family import Kernels, Passes, own_passes
+from equipoise.plan.fullest import Travels
+from equipoise.plan.kernels import bound_by_kernels
+from equipoise.plan.least import least_step_s
 from equipoise.plan.outcome import Outcome, Priced, Progress
-from equipoise.plan.space import COLUMNS, SCHEDULES, Ints, Space
+from equipoise.plan.packs import Packer, Packs
+from equipoise.plan.space import COLUMNS, Ints, Space
+from equipoise.schedule.compiled import compile_loop
+from equipoise.schedule.pipeline_sweep import fill, sweep
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts, kernel_key
 from equipoise.sim.step import Documents, price_step
@@ -53,8 +57,8 @@ _HINTS = 6
 _HINT_SHARE = 0.5
 """Of the time, for full windows."""
 
-Packer = Callable[[Choice], Documents]
-"""Documents of one step, as the choice's policy packs them for its layout."""
+_WORTH_COMPILING = 50_000
+"""Choices of which so many are replayed that the compiler is loaded for them."""
 
 
 @dataclass(slots=True)
@@ -72,8 +76,14 @@ class Search:
     """Told of each choice that is priced."""
     _windows: dict[int, float] = field(default_factory=dict)
     _parts: dict[tuple[object, ...], StepParts] = field(default_factory=dict)
-    _packed: dict[tuple[int, ...], Documents] = field(default_factory=dict)
     _read: dict[tuple[object, ...], Passes] = field(default_factory=dict)
+    _travels: Travels = field(default_factory=dict)
+    _packs: Packs = field(init=False)
+    _least: Kernels = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._packs = Packs(self.model, self.packer)
+        self._least = Kernels(self.model, self.machine)
 
     def run(
         self, *, seconds: float = np.inf, watch: Callable[[Progress], None] | None = None
@@ -85,6 +95,9 @@ class Search:
             watch: Told how far the search is after each price.
         """
         begin = time.monotonic()
+        if len(self.space) >= _WORTH_COMPILING:
+            for loop in (sweep, fill):
+                compile_loop(loop)
         until = begin + seconds
         hints_until = begin + seconds * (1.0 if self.packer is None else _HINT_SHARE)
         needs = least_bytes(self.model, self.space)
@@ -168,26 +181,11 @@ class Search:
 
         Those that take ``limit`` or more are left out; second the least of them.
         """
-        space = self.space
+        space, packs = self.space, self.packer is not None
         choice = space.choice(int(rows[0]))
-        layout = choice.layout
-        inside = layout.tp * layout.cp
-        # Experts' traffic is least where ranks that share them are neighbours.
-        dp = max(1, -(-layout.ep * layout.etp // inside))
-        alone = dataclasses.replace(layout, zero=1, replicas=1, pp=1, dp=dp)
-        plain = Choice(alone, dataclasses.replace(choice.options, recompute="none"))
-        batches = self.documents(choice)[0]
-        passes = least_passes(self.model, self.machine, plain, batches)
-        pp, m = space["pp"][rows], space.micro_batches[rows]
-        again = repeated_s(self.model, self.machine, space, has_documents=self.packer is not None)
-        again = again[space["recompute"][rows]]
-        mean = passes.busy_s / len(batches) * m / pp + again
-        is_plain = space["schedule"][rows] == SCHEDULES.index("1f1b")
-        longer = np.where(is_plain & (self.packer is None), bubble(pp, m), 1.0)
-        least = np.maximum(mean * longer, passes.once_s)
-        fullest = fullest_rank_s(self.model, self.machine, space, rows, passes)
-        least = np.maximum(least, fullest)
-        least = np.maximum(least * LESS / (1.0 - space.base.residuals.step_share), bound)
+        passes = self._least.group_passes(choice, self._packs.bins(choice))
+        of_rows = self.model, self.machine, space, rows, passes, self._travels
+        least = np.maximum(bound_by_kernels(*of_rows, has_documents=packs), bound)
         near = least < limit
         others = float(least[~near].min(initial=np.inf))
         rows, least = rows[near], least[near]
@@ -196,28 +194,15 @@ class Search:
 
     def documents(self, choice: Choice) -> Documents:
         """Micro-batches of every data-parallel rank, those with most work first."""
-        layout, options = choice.layout, choice.options
-        if self.packer is None:
-            batch = [options.context_tokens] * options.micro_batch
-            return [[batch] * options.count_micro_batches(layout)]
-        key = layout.dp, options.micro_batch
-        if key not in self._packed:
-            packed = self.packer(choice)
-            token, pair = useful_flop(self.model, 1, 0), useful_flop(self.model, 0, 1)
-            work = []
-            for rank in packed:
-                lengths = np.concatenate([np.asarray(batch, np.float64) for batch in rank])
-                pairs = lengths @ (lengths + 1.0) / 2.0
-                work.append(token * lengths.sum() + pair * pairs)
-            order = sorted(range(len(packed)), key=lambda at: -work[at])
-            self._packed[key] = [packed[at] for at in order]
-        return self._packed[key]
+        return self._packs.documents(choice)
 
     def parts(self, choice: Choice) -> StepParts:
         """What runs the same kernels over the same links shares what was priced."""
         key = kernel_key(choice.layout, choice.options)
         if key not in self._parts:
-            self._parts[key] = StepParts(self.model, self.machine, choice.layout, choice.options)
+            layout, options = choice.layout, choice.options
+            kinds = self._least.kinds(layout)
+            self._parts[key] = StepParts(self.model, self.machine, layout, options, kinds=kinds)
         return self._parts[key]
 
     def _passes(self, choice: Choice, *, own: bool) -> Passes:
@@ -225,12 +210,12 @@ class Search:
         alike = dataclasses.replace(options, context_strategy="") if not own else options
         key = own, kernel_key(layout, alike), layout.dp, options.micro_batch
         if key not in self._read:
-            batches = self.documents(choice)[0]
             if own:
-                self._read[key] = own_passes(self.parts(choice), batches)
+                self._read[key] = own_passes(self.parts(choice), self.documents(choice)[0])
             else:
                 parts = self.parts(choice) if layout.cp == 1 else None
-                self._read[key] = least_passes(self.model, self.machine, choice, batches, own=parts)
+                bins = self._packs.bins(choice)
+                self._read[key] = self._least.family_passes(choice, bins, own=parts)
         return self._read[key]
 
     def _family_s(self, row: int) -> float:
@@ -239,8 +224,8 @@ class Search:
         return self._least_s(choice, passes)
 
     def _least_s(self, choice: Choice, passes: Passes) -> float:
-        count = len(self.documents(choice)[0])
-        return least_step_s(self.model, self.machine, choice, passes, count)
+        micro_batches = len(self.documents(choice)[0])
+        return least_step_s(self.model, self.machine, choice, passes, micro_batches)
 
     def _own_s(self, row: int) -> float:
         """Of several context ranks, with what travels between them."""
@@ -288,14 +273,3 @@ class Search:
             documents=self.documents(choice)[:1],
             parts=self.parts(choice),
         )
-
-
-def group_alike(columns: Sequence[Ints]) -> list[Ints]:
-    """Places that are alike in every column, together."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, place = np.unique(column, return_inverse=True)
-        code = code * len(values) + place
-    order = np.argsort(code, kind="stable")
-    breaks = np.flatnonzero(np.diff(code[order])) + 1
-    return np.split(order, breaks) if len(order) else []

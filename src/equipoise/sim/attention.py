@@ -100,27 +100,34 @@ class AttentionCore:
         return max(1, model.kv_heads // tp)
 
     def _alone(self, lengths: Ints) -> CoreTimes:
-        if self._options.stack.attention == "unfused":
-            return self._unfused(lengths.astype(np.float64))
-        documents = lengths.astype(np.float64)
-        forward = float(self._documents_s(documents).sum())
-        backward = float(self._documents_s(documents, backward=True).sum())
-        return CoreTimes(float(lengths.sum()), forward, backward, 0.0, 0.0)
+        forward, backward = self.price_each(lengths.astype(np.float64))
+        whole = float(forward.sum()), float(backward.sum())
+        return CoreTimes(float(lengths.sum()), *whole, 0.0, 0.0)
 
-    def _unfused(self, lengths: Floats) -> CoreTimes:
+    def price_each(self, doc_tokens: Floats) -> tuple[Floats, Floats]:
+        """Forward and backward of each document on one context rank, float64 [documents] [s].
+
+        Args:
+            doc_tokens: Of one pack, float64 [documents] [tokens].
+        """
+        if self._options.stack.attention == "unfused":
+            return self._unfused(doc_tokens)
+        return self._documents_s(doc_tokens), self._documents_s(doc_tokens, backward=True)
+
+    def _unfused(self, lengths: Floats) -> tuple[Floats, Floats]:
         """Scores of whole windows, written and read: masked pairs cost as much as others."""
         model, rates, residuals = self._model, self._rates, self._options.residuals
         heads = -(-model.heads // self._layout.tp)
-        forward = backward = 0.0
-        for tokens in lengths.tolist():
+        forward, backward = np.zeros((2, len(lengths)))
+        for at, tokens in enumerate(lengths.tolist()):
             rows, width = heads * tokens, model.head_width
             scores = rates.product_s(rows, tokens, width, fp8=False)
             values = rates.product_s(rows, width, tokens, fp8=False)
             products = (scores + values) * residuals.products
             moved = rows * tokens / rates.bytes_per_s * residuals.moves
-            forward += products + _SCORE_BYTES[0] * moved
-            backward += 2 * products + _SCORE_BYTES[1] * moved
-        return CoreTimes(float(lengths.sum()), forward, backward, 0.0, 0.0)
+            forward[at] = products + _SCORE_BYTES[0] * moved
+            backward[at] = 2 * products + _SCORE_BYTES[1] * moved
+        return forward, backward
 
     def _documents_s(self, lengths: Floats, *, backward: bool = False) -> Floats:
         """Whole causal documents, this rank's heads [s]."""

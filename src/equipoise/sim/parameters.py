@@ -36,7 +36,7 @@ _OPTIMIZER_BYTES = 30.0
 _GATHERED_BYTES = 2.0
 """Of a parameter that is gathered once a step."""
 
-_SLOWDOWN = 0.15
+SLOWDOWN = 0.15
 """Of computing, while a collective that runs on the same cores and memory is under way: what
 Calculon (SC 2023) charges for NVLink."""
 
@@ -120,7 +120,7 @@ def between_s(reduce_s: float, backward_s: float, *, overlaps: bool) -> float:
 def _beside(travels_s: float, computes_s: float) -> float:
     """What is left of traffic beside computing, and what it slows that down."""
     hidden = min(travels_s, computes_s)
-    return travels_s - hidden + _SLOWDOWN * hidden
+    return travels_s - hidden + SLOWDOWN * hidden
 
 
 def _over(

@@ -57,6 +57,10 @@ class Core(Protocol):
         """The core of one micro-batch's documents [tokens]."""
 
 
+LayerKinds = dict[tuple[float, bool], Floats]
+"""Of tokens, and of experts or none: a layer without its core and repeats, [PASSES, TERMS] [s]."""
+
+
 class StepParts:
     """Prices micro-batches of one setting; each distinct one once."""
 
@@ -68,7 +72,19 @@ class StepParts:
         options: StepOptions,
         *,
         core: Core | None = None,
+        kinds: LayerKinds | None = None,
     ) -> None:
+        """What a setting's micro-batches are priced by.
+
+        Args:
+            model: Sizes.
+            machine: Device and links.
+            layout: Degrees.
+            options: Everything else.
+            core: Of attention; the layout's own unless given.
+            kinds: Layers without their core that were priced before, of a layout with the same
+                groups for tensors and experts and the same ZeRO of 3 or less; is added to.
+        """
         machine = machine.at(options.precision)
         self._model, self._machine = model, machine
         self._width = element_bytes(options.precision)
@@ -78,7 +94,7 @@ class StepParts:
             core = AttentionCore(model, layout, options, machine, links)
         self._core = core
         self._known: dict[bytes, BatchParts] = {}
-        self._kinds: dict[tuple[float, bool], Floats] = {}
+        self._kinds = {} if kinds is None else kinds
         ranks = tuple(layout.group_of(0, "tp"))
         experts = tuple(layout.group_of(0, "ep"))
         self._traffic = LayerTraffic(

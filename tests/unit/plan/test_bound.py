@@ -1,6 +1,5 @@
 """Bounds never exceed prices: of memory, of the device's peak, of kernels, of families."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -9,10 +8,11 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Stack, StepOptions
+from equipoise.plan.bins import sort_batches
 from equipoise.plan.bound import bubble, least_bytes, least_seconds, repeated_s
 from equipoise.plan.choice import Choice
-from equipoise.plan.family import least_passes, own_passes
-from equipoise.plan.fullest import fullest_rank_s
+from equipoise.plan.family import Kernels, own_passes
+from equipoise.plan.kernels import bound_by_kernels
 from equipoise.plan.least import least_step_s
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.machine import Machine
@@ -48,8 +48,9 @@ def setting(model: str, devices: int, stack: str, micro: int) -> tuple[Machine, 
     st.sampled_from([1, 3, 8]),
     st.integers(0, 2**31),
     st.one_of(st.none(), st.integers(0, 2**31)),
+    st.sampled_from([1, 64, 1000]),
 )
-def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed) -> None:
+def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain) -> None:
     model = MODELS[name]
     machine, space = setting(name, devices, stack, micro)
     row = at % len(space)
@@ -65,15 +66,17 @@ def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed) -> No
     if seed is None:
         assert least_bytes(model, one)[0] <= price.memory_bytes.max() * (1 + 1e-9)
     assert least_seconds(model, machine, one, has_documents=seed is not None)[0] <= price.step_s
-    plain = dataclasses.replace(options, recompute="none")
-    near = Choice(dataclasses.replace(layout, zero=1, replicas=1), plain)
     again = repeated_s(model, machine, one, has_documents=seed is not None)[one["recompute"][0]]
-    kernels = least_passes(model, machine, near, batches)
+    shared, bins = Kernels(model, machine), sort_batches(batches, grain)
+    kernels = shared.group_passes(choice, bins)
     assert kernels.busy_s / layout.pp + again <= price.step_s * (1 + 1e-9)
     assert kernels.once_s <= price.step_s * (1 + 1e-9)
-    fullest = fullest_rank_s(model, machine, space, np.array([row]), kernels)
-    assert fullest[0] <= price.step_s * (1 + 1e-9)
-    passes = least_passes(model, machine, choice, batches, own=own if layout.cp == 1 else None)
+    has_documents = seed is not None
+    together = bound_by_kernels(
+        model, machine, space, np.array([row]), kernels, {}, has_documents=has_documents
+    )
+    assert together[0] <= price.step_s
+    passes = shared.family_passes(choice, bins, own=own if layout.cp == 1 else None)
     for each in (passes, own_passes(own, batches)):
         assert least_step_s(model, machine, choice, each, len(batches)) <= price.step_s
 

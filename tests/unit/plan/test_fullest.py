@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from equipoise.balance.stage import split_stages
 from equipoise.cost.link import Op, collective_s, strided_group
 from equipoise.cost.step import StepOptions
-from equipoise.plan.family import least_passes
-from equipoise.plan.fullest import fullest_rank_s
+from equipoise.plan.bins import sort_batches
+from equipoise.plan.family import Kernels
+from equipoise.plan.fullest import full_rank, fullest_rank_s
 from equipoise.plan.space import list_space
+from equipoise.schedule.pipeline import place_in_loop, place_in_v
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster import find_cluster
@@ -32,8 +37,37 @@ def test_few_stages_pay_for_what_travels() -> None:
     space = list_space(model, 64, base, fixed=fixed)
     assert len(space) == 1
     choice = space.choice(0)
-    passes = least_passes(model, machine, choice, [[1024]])
-    found = fullest_rank_s(model, machine, space, np.array([0]), passes)[0]
+    passes = Kernels(model, machine).group_passes(choice, sort_batches([[1024]]))
+    ones = np.ones(1, dtype=np.int64)
+    found = fullest_rank_s(model, machine, space, 0 * ones, ones, passes, {})[0]
     price = price_step(model, machine, choice.layout, choice.options)
     assert price.terms["data traffic"] > 0.1 * price.step_s
     assert 0.7 * price.step_s < found <= price.step_s
+
+
+@given(
+    st.integers(1, 60),
+    st.integers(1, 16),
+    st.integers(1, 4),
+    st.booleans(),
+    st.floats(0, 5),
+    st.floats(0, 5),
+)
+def test_a_rank_is_full_where_it_is_said_to_be(
+    layers: int, ranks: int, virtual: int, in_v: bool, first: float, last: float
+) -> None:
+    """Against the split itself, with ends of any weight, in layers."""
+    virtual = 2 if in_v else virtual
+    stages = ranks * virtual
+    if stages > layers:
+        return
+    lacks = 2 + int(first) + int(last)
+    sizes = np.array([[ranks], [virtual]])
+    held, before = (int(each[0]) for each in full_rank(layers, sizes[0], sizes[1], lacks))
+    split = split_stages(np.ones(layers), stages, first_load=first, last_load=last)
+    place = place_in_v(ranks) if in_v else place_in_loop(ranks, stages)
+    of_rank = np.bincount(place, split.layers, ranks)
+    if held:
+        full = np.flatnonzero(of_rank == held)
+        assert of_rank.max() == held
+        assert split.edges[full.max()] >= before
