@@ -22,11 +22,13 @@ What it decides
     flight and, on the last stage, the logits of one micro-batch.
 
     States of a weight: 2 bytes to compute with, ``grad_bytes`` of gradient, and 12 of master
-    copy and Adam's moments, each divided as ZeRO's stage says.
+    copy and Adam's moments, each divided as ZeRO's stage says. In fp32 every 2 above is 4, and
+    weights need no master copy beside them.
 
 Kept true (tests/unit/cost/test_memory_device.py)
     Korthikanti's 34, 10 + 24/t and 5 a s, exactly; terms grow with tokens and vocabulary and
-    shrink with ranks. Beside published peaks: ``bench/memory_published.py``.
+    shrink with ranks; in fp32 activations are twice what they are in bf16, masks and fp32 apart.
+    Beside published peaks: ``bench/memory_published.py``.
 
 Sources
     arXiv:2205.05198, section 4 and table 2. States: arXiv:1910.02054, section 3.
@@ -34,13 +36,13 @@ Sources
 
 from dataclasses import dataclass
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step import StepOptions, element_bytes
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
-_STATES_BYTES = 12.0
-_PARAM_BYTES = 2.0
+_MOMENTS_BYTES = 8.0
+_MASTER_BYTES = 4.0
 _ROUTE_BYTES = 8.0
 """Of a token's choice of an expert, kept to bring the row back."""
 
@@ -60,6 +62,23 @@ class RankShare:
     """Keys that a query of it reads at most: what unfused scores are written over [tokens]."""
     received_rows: float = 1.0
     """Rows of the expert rank that gets most, over the mean."""
+
+
+def weight_bytes(options: StepOptions) -> tuple[float, float, float]:
+    """Of a weight as it is computed with, of its gradient, and of what the optimizer keeps.
+
+    >>> weight_bytes(StepOptions(8192, 1)), weight_bytes(StepOptions(8192, 1, precision="fp32"))
+    ((2.0, 4.0, 12.0), (4.0, 4.0, 8.0))
+    """
+    width = float(element_bytes(options.precision))
+    master = _MASTER_BYTES if width < _MASTER_BYTES else 0.0
+    return width, max(width, float(options.stack.grad_bytes)), _MOMENTS_BYTES + master
+
+
+def logit_bytes(options: StepOptions) -> float:
+    """Held of each logit at once; the one in 16 bits is wider in fp32."""
+    held = options.stack.logit_bytes
+    return held + element_bytes(options.precision) - 2 if held else 0.0
 
 
 def kept_bytes(
@@ -85,7 +104,7 @@ def kept_bytes(
     >>> found / model.hidden  # 10 + 24 / 8
     13.0
     """
-    stack, hidden = options.stack, model.hidden
+    stack, hidden, width = options.stack, model.hidden, element_bytes(options.precision)
     beside = 1 / layout.tp if stack.sequence_parallel else 1.0
     heads = -(-model.heads // layout.tp)
     query = heads * model.score_width
@@ -93,10 +112,11 @@ def kept_bytes(
     value = heads * model.head_width
     if model.latent is not None:
         key = heads * (model.score_width + model.head_width) / 2
-    given = 2.0 * hidden * beside
-    output = 2.0 * value
-    core = 5.0 * heads * doc_tokens if stack.attention == "unfused" else 4.0 * heads
-    inputs = 2.0 * query + 4.0 * key
+    given = width * hidden * beside
+    output = width * value
+    scores = (2.0 * width + 1.0) * heads * doc_tokens
+    core = scores if stack.attention == "unfused" else 4.0 * heads
+    inputs = width * query + 2.0 * width * key
     norms = 3 * given + (2.0 * hidden * beside if stack.dropout else 0.0)
     feed = _feed_bytes(model, layout, options, sparse=sparse, received_rows=received_rows)
     if recompute == "full":
@@ -111,13 +131,14 @@ def _feed_bytes(
     model: ModelSpec, layout: Layout, options: StepOptions, *, sparse: bool, received_rows: float
 ) -> float:
     """Of the feed-forward, its normed input left out [bytes a token]."""
+    width = element_bytes(options.precision)
     if not sparse:
-        return 2.0 * model.products * model.ffn / layout.tp
+        return width * model.products * model.ffn / layout.tp
     # Each of a token's choices: the row that an expert reads, its hidden units, what comes back.
-    units = 2.0 * model.products * model.expert_ffn / layout.etp + 4.0 * model.hidden
+    units = width * (model.products * model.expert_ffn / layout.etp + 2.0 * model.hidden)
     beside = 1 / layout.tp if options.stack.sequence_parallel else 1.0
     routed = model.top_k * (units * layout.etp * received_rows + _ROUTE_BYTES) * beside
-    shared = 2.0 * model.products * model.shared_ffn / layout.tp
+    shared = width * model.products * model.shared_ffn / layout.tp
     return routed + shared + 4.0 * model.experts * beside
 
 
@@ -133,6 +154,8 @@ def rank_memory(
     """
     dense, experts, largest = _weights(model, layout, share)
     stack, kept, widest = options.stack, 0.0, 0.0
+    width = element_bytes(options.precision)
+    of_param, of_grad, of_optimizer = weight_bytes(options)
     kinds = [
         (model.is_sparse(layer), layer_recompute(options.recompute, layer))
         for layer in share.layers
@@ -153,7 +176,7 @@ def rank_memory(
         each, whole = keeps[sparse, how], keeps[sparse, "none"]
         kept += each
         # The layer that runs backward has all of it again, and gradients of what it works on.
-        widest = max(widest, whole - each + 6.0 * model.hidden)
+        widest = max(widest, whole - each + 3.0 * width * model.hidden)
     activations = kept * share.tokens * share.kept_micro_batches
     tables = (share.embeds + share.has_head) - (model.tied and share.embeds and share.has_head)
     dense += tables * model.hidden * model.vocab / layout.tp
@@ -162,18 +185,18 @@ def rank_memory(
     states = dense / (sharers if layout.zero else 1) + experts / (alike if layout.zero else 1)
     own = dense + experts
     moved = tables * model.hidden * model.vocab / layout.tp + 2 * largest
-    params = _PARAM_BYTES * (own if layout.zero < 3 else moved)
+    params = of_param * (own if layout.zero < 3 else moved)
     scattered = dense / sharers + experts / alike
-    gradients = stack.grad_bytes * (own if layout.zero < 2 else scattered)
-    reduced = stack.grad_bytes * largest if layout.zero >= 2 else 0.0
+    gradients = of_grad * (own if layout.zero < 2 else scattered)
+    reduced = of_grad * largest if layout.zero >= 2 else 0.0
     words = model.vocab / layout.tp if share.has_head else 0.0
-    logits = stack.logit_bytes * share.tokens * words
-    streams = (4.0 if share.has_head else 0.0) * share.tokens * model.hidden
+    logits = logit_bytes(options) * share.tokens * words
+    streams = (2.0 * width if share.has_head else 0.0) * share.tokens * model.hidden
     passing = activations + logits + streams + widest * share.tokens + reduced
     return {
         "parameters": params,
         "gradients": gradients,
-        "optimizer": _STATES_BYTES * states,
+        "optimizer": of_optimizer * states,
         "activations": activations,
         "logits": logits + streams,
         "working space": widest * share.tokens,

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.cost.memory_device import kept_bytes
-from equipoise.cost.step import StepOptions
+from equipoise.cost.memory_device import kept_bytes, logit_bytes, weight_bytes
+from equipoise.cost.step import StepOptions, element_bytes
 from equipoise.cost.work import causal_pairs, pair_flop
 from equipoise.plan.space import RECOMPUTES, SCHEDULES, TWO_STAGES, Space
 from equipoise.sim.machine import Machine
@@ -39,9 +39,6 @@ from equipoise.spec.recompute import LayerRecompute, attention_repeats, linear_r
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-
-_STATES_BYTES = 12.0
-_PARAM_BYTES = 2.0
 
 _ROUNDING = 0.999
 """A measured kernel may beat its device's peak by rounding."""
@@ -54,6 +51,8 @@ def least_bytes(model: ModelSpec, space: Space) -> Floats:
     """
     stack, base = space.base.stack, space.base
     tp, pp, zero = space["tp"], space["pp"], space["zero"]
+    of_param, of_grad, of_optimizer = weight_bytes(base)
+    width = element_bytes(base.precision)
     dense, experts = _weights(model)
     layers = model.layers
     is_alike = len({model.is_sparse(each) for each in range(layers)}) == 1
@@ -71,17 +70,17 @@ def least_bytes(model: ModelSpec, space: Space) -> Floats:
         params = np.where(zero < 3, mine + theirs, tables)
         grads = np.where(zero < 2, mine + theirs, mine / sharers + theirs / alike)
         grads = np.where((zero >= 2) & (space["replicas"] > 1), theirs / alike, grads)
-        found: Floats = _STATES_BYTES * moments + _PARAM_BYTES * params + stack.grad_bytes * grads
+        found: Floats = of_optimizer * moments + of_param * params + of_grad * grads
         return found
 
     kept, widest = _token_bytes(model, space)
     tokens = space["micro_batch"] * base.context_tokens / space["cp"]
     slack = 1.0 + stack.slack_share
     words = np.where(one, model.vocab / tp, 0.0)
-    logits = tokens * (stack.logit_bytes * words + 4.0 * model.hidden * one)
+    logits = tokens * (logit_bytes(base) * words + 2.0 * width * model.hidden * one)
     fullest = states(most) + slack * tokens * (kept * most + widest) + slack * logits
     # The first stage, which has most in flight.
-    ahead = np.minimum(_ahead(space), space.micro_batches)
+    ahead = np.minimum(stages_ahead(space), space.micro_batches)
     runs = np.floor(layers / (pp * space["virtual"])) - 1 if is_alike else np.ones(len(tp))
     stage = np.where(one, layers, np.maximum(runs, 1.0))
     least = stage * space["virtual"]
@@ -89,7 +88,7 @@ def least_bytes(model: ModelSpec, space: Space) -> Floats:
     return np.asarray(np.maximum(fullest, first))
 
 
-def _ahead(space: Space) -> Floats:
+def stages_ahead(space: Space) -> Floats:
     """Stages' activations that the first rank holds at the fullest moment, at least."""
     pp, virtual = space["pp"], space["virtual"]
     found = np.ones(len(pp))
@@ -120,6 +119,7 @@ def _token_bytes(model: ModelSpec, space: Space) -> tuple[Floats, Floats]:
     """Of a token: what the mean layer keeps, and what a backward works with, at least [bytes]."""
     codes = (space["tp"] * 64 + space["etp"]) * len(RECOMPUTES) + space["recompute"]
     unique, inverse = np.unique(codes, return_inverse=True)
+    width = element_bytes(space.base.precision)
     kept, widest = np.zeros(len(unique)), np.zeros(len(unique))
     kinds = sorted({model.is_sparse(layer) for layer in range(model.layers)})
     for at, code in enumerate(unique.tolist()):
@@ -133,7 +133,7 @@ def _token_bytes(model: ModelSpec, space: Space) -> tuple[Floats, Floats]:
         whole = [_kept(model, layout, space.base, sparse, "none") for sparse in kinds]
         kept[at] = min(each)
         working = [full - some for full, some in zip(whole, each, strict=True)]
-        widest[at] = (0.0 if is_mixed else min(working)) + 6.0 * model.hidden
+        widest[at] = (0.0 if is_mixed else min(working)) + 3.0 * width * model.hidden
     return kept[inverse], widest[inverse]
 
 

@@ -8,6 +8,7 @@ from equipoise.cost.memory_device import RankShare, kept_bytes, rank_memory
 from equipoise.cost.step import Stack, StepOptions
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import PLANNED, preset
+from equipoise.spec.run import Recompute
 
 GPT = PLANNED["gpt3-175b"]
 SHARE = RankShare((0, 1), True, True, 1.0, 4096.0, 4096.0)
@@ -100,3 +101,39 @@ def test_terms_shrink_with_ranks_and_grow_with_tokens() -> None:
     more = rank_memory(model, Layout(), options, dataclasses.replace(SHARE, tokens=8192.0))
     for term in ("activations", "logits", "working space", "allocator"):
         assert more[term] > one[term]
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("recompute", ["none", "attention", "selective", "every-2", "full"])
+def test_fp32_is_twice_as_wide_as_bf16(name: str, recompute: Recompute) -> None:
+    model, layout = preset(name), Layout(tp=2, dp=4, zero=1)
+    narrow = StepOptions(4096, 8, recompute=recompute)
+    wide = dataclasses.replace(narrow, precision="fp32")
+    found = {
+        each.precision: rank_memory(model, layout, each, SHARE)
+        for each in (narrow, wide, dataclasses.replace(narrow, precision="fp8"))
+    }
+    assert found["fp8"] == found["bf16"]
+    for term in ("activations", "working space"):
+        # What is in fp32 anyhow stays: log-sum-exps, scores of experts; so do routes.
+        assert 1.9 * found["bf16"][term] <= found["fp32"][term] <= 2 * found["bf16"][term]
+    assert found["fp32"]["parameters"] == 2 * found["bf16"]["parameters"]
+    assert found["fp32"]["gradients"] == found["bf16"]["gradients"]
+    assert found["fp32"]["optimizer"] == pytest.approx(found["bf16"]["optimizer"] * 8 / 12)
+
+
+def test_fp32_widens_what_was_16_bits() -> None:
+    model = preset("llama3-8b")
+    stack = Stack(grad_bytes=2, logit_bytes=6.0)
+    narrow = StepOptions(8192, 1, stack=stack)
+    wide = dataclasses.replace(narrow, precision="fp32")
+    each = [
+        kept_bytes(model, Layout(), one, sparse=False, recompute="none", doc_tokens=8192)
+        for one in (narrow, wide)
+    ]
+    assert each[1] - 4 * 32 == 2 * (each[0] - 4 * 32)
+    terms = [rank_memory(model, Layout(), one, SHARE) for one in (narrow, wide)]
+    assert terms[1]["gradients"] == 2 * terms[0]["gradients"]
+    # A logit in 16 bits and one in fp32 become two in fp32; two streams become twice as wide.
+    assert terms[0]["logits"] == 4096 * (6 * model.vocab + 4 * model.hidden)
+    assert terms[1]["logits"] == 4096 * (8 * model.vocab + 8 * model.hidden)

@@ -1,13 +1,15 @@
 """Bounds never exceed prices: of memory, of the device's peak, of kernels, of families."""
 
+import dataclasses
 import functools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Stack, StepOptions
+from equipoise.cost.step import Precision, Stack, StepOptions
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.bound import bubble, least_bytes, least_seconds, repeated_s
 from equipoise.plan.choice import Choice
@@ -94,8 +96,10 @@ def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:
     ]
 
 
-def test_a_row_that_fits_is_never_ruled_out() -> None:
-    machine, space = setting("dense", 8, "ours", 8)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_row_that_fits_is_never_ruled_out(precision: Precision) -> None:
+    machine, listed = setting("dense", 8, "ours", 8)
+    space = Space(listed.columns, dataclasses.replace(listed.base, precision=precision))
     needs = least_bytes(MODELS["dense"], space)
     small = np.argsort(needs)[:: len(needs) // 40]
     for row in small.tolist():
