@@ -14,7 +14,8 @@ What it decides
     each on the rank's own site, of the lightest n layers. A step takes at least the smallest time
     within which all ranks together hold all layers. First that is asked of choices that share
     kernels and links, without recomputation; then with the recomputation and the context strategy
-    of each; and what is first in the queue is priced, likely ones before others of one bound.
+    of each. What is first in the queue is priced, and of one bound what a guess likes best: the
+    guess, which knows how long micro-batches are under way, also says where ``plan.climb`` begins.
 
 Kept true (tests/unit/plan/test_classes.py)
     The answer is that of pricing every row; the bound never exceeds ``run_sites``; no degrees or
@@ -27,27 +28,26 @@ Sources
 import dataclasses
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Floats, StepPrice
-from equipoise.plan.alike import group_alike
 from equipoise.plan.bins import Batches
-from equipoise.plan.bound import least_bytes, least_seconds
+from equipoise.plan.bound import least_bytes, least_seconds, stages_ahead
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
 from equipoise.plan.fullest import least_travel
+from equipoise.plan.held import hiding_s, layer_passes, least_worst, lightest_s
 from equipoise.plan.least import LESS, rounding_s
 from equipoise.plan.outcome import Outcome, Progress
-from equipoise.plan.search import Search
-from equipoise.plan.space import SCHEDULES, Ints
+from equipoise.plan.search import Search, group_alike
+from equipoise.plan.space import SCHEDULES, TWO_STAGES, Ints
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import BatchParts
-from equipoise.sim.sites import SiteParts
+from equipoise.sim.sites import SiteParts, slowest_hop_s
 from equipoise.spec.run import Recompute
 
 _SHARED = ("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", "replicas")
@@ -55,7 +55,10 @@ _SHARED = ("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", 
 
 _OWN = ("recompute", "context_strategy")
 
-_CLIMB_SHARE = 0.3
+_LOOK_SHARE = 0.4
+"""Of the time, for what groups of choices take at least, and about."""
+
+_CLIMB_SHARE = 0.8
 """Of the time, for a good choice to begin with."""
 
 _Item = tuple[float, int, float, int]
@@ -99,6 +102,21 @@ class ClassSearch(Search):
                 watch(Progress(len(self.known), best, min(bound, best)))
             return priced.step_s if priced is not None and fits else np.inf
 
+        groups = group_alike([self.space[name][rows] for name in _SHARED])
+        members: list[Ints] = [rows[group] for group in groups]
+        queue: list[_Item] = []
+        bounded = 0
+        for at in sorted(range(len(groups)), key=lambda at: float(guess[groups[at]].min())):
+            group, stage = groups[at], 0
+            bound = float(least[group].min())
+            if is_over(_LOOK_SHARE):
+                guess[group] = np.inf
+            else:
+                bound, stage = max(bound, self._group_s(members[at], recompute="none")), 1
+                guess[group] = self._about_s(members[at], bound, least[group])
+                bounded += 1
+            queue.append((bound, stage, 0.0, at))
+        heapq.heapify(queue)
         climb(
             self.space,
             rows,
@@ -107,13 +125,7 @@ class ClassSearch(Search):
             lambda row: price(row, lowest),
             lambda: is_over(_CLIMB_SHARE),
         )
-        groups = group_alike([self.space[name][rows] for name in _SHARED])
-        members: list[Ints] = [rows[group] for group in groups]
-        queue: list[_Item] = [
-            (float(least[group].min()), 0, 0.0, at) for at, group in enumerate(groups)
-        ]
-        heapq.heapify(queue)
-        bounded = 0
+        about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
         while queue and queue[0][0] < best * (1 - self.gap) and not is_over():
             bound, stage, _, at = heapq.heappop(queue)
             if stage == 3:
@@ -130,8 +142,8 @@ class ClassSearch(Search):
                     heapq.heappush(queue, (tighter, 2, 0.0, len(members)))
                     members.append(mine[group])
             else:
-                for row, waits in zip(mine.tolist(), self._waits(mine).tolist(), strict=True):
-                    heapq.heappush(queue, (bound, 3, waits, row))
+                for row in mine.tolist():
+                    heapq.heappush(queue, (bound, 3, about[row], row))
         left = min(queue[0][0] if queue else best, best)
         ranked = sorted((self.known[row] for row in fitting), key=lambda one: (one.step_s, one.row))
         tried = [each.memory_bytes for each in self.known.values()]
@@ -200,14 +212,14 @@ class ClassSearch(Search):
         priced = [parts.price(np.asarray(batch)) for batch in batches]
         times = {id(each): each for each in priced}
         busy = sum(
-            sum(one is each for one in priced) * _passes(each).sum(axis=1)
+            sum(one is each for one in priced) * layer_passes(each).sum(axis=1)
             for each in times.values()
         )
-        found = _lightest(np.asarray(busy))
+        found = lightest_s(np.asarray(busy))
         gather, reduce, optimizer = self._travel_s(choice, site).T
         if options.stack.data_overlap:
-            gather = np.maximum(gather - _most(priced[0], slice(0, 1)), 0.0)
-            reduce = np.maximum(reduce - _most(priced[-1], slice(1, 3)), 0.0)
+            gather = np.maximum(gather - hiding_s(priced[0], slice(0, 1)), 0.0)
+            reduce = np.maximum(reduce - hiding_s(priced[-1], slice(1, 3)), 0.0)
         found = found + gather + reduce + optimizer
         return np.minimum.accumulate(found[::-1])[::-1]
 
@@ -233,51 +245,26 @@ class ClassSearch(Search):
         )
         return least, about
 
-    def _waits(self, rows: Ints) -> Floats:
-        """Which of rows that compute alike are priced first: those whose pipelines wait least."""
-        schedule, virtual = self.space["schedule"][rows], self.space["virtual"][rows]
-        waits = 1.0 / virtual
-        found: Floats = np.where(schedule > SCHEDULES.index("interleaved"), 0.6 * waits, waits)
-        return found
+    def _about_s(self, rows: Ints, bound: float, least: Floats) -> Floats:
+        """What each row of a group takes about, float64 [rows] [s].
 
-
-def least_worst(times: Sequence[Floats], counts: Sequence[int], layers: int) -> float:
-    """The least time within which ranks of several kinds hold so many layers together.
-
-    Args:
-        times: Of each kind, what a rank with 0, 1, .. layers takes; never less of more, from 0.
-        counts: Ranks of each kind.
-        layers: To be held.
-
-    >>> import numpy as np
-    >>> least_worst([np.arange(7) * 2.0, np.arange(7) * 1.0], [1, 1], 6)
-    4.0
-    """
-    values = np.unique(np.concatenate(times))
-    low, high = 0, len(values) - 1
-    while low < high:
-        middle = (low + high) // 2
-        held = sum(
-            count * (int(np.searchsorted(each, values[middle], side="right")) - 1)
-            for each, count in zip(times, counts, strict=True)
-        )
-        low, high = (low, middle) if held >= layers else (middle + 1, high)
-    return float(values[low])
-
-
-def _passes(parts: BatchParts) -> Floats:
-    """Seconds of every layer's passes, float64 [layers, 3]."""
-    kinds = {id(layer): layer.sum(axis=1) for layer in parts.layers}
-    return np.array([kinds[id(layer)] for layer in parts.layers])
-
-
-def _lightest(seconds: Floats) -> Floats:
-    """Of the n lightest layers together, float64 [layers + 1]."""
-    return np.concatenate(([0.0], np.cumsum(np.sort(seconds))))
-
-
-def _most(parts: BatchParts, passes: slice) -> Floats:
-    """Of the n heaviest layers and both ends, float64 [layers + 1] [s]."""
-    heaviest = np.sort(_passes(parts)[:, passes].sum(axis=1))[::-1]
-    ends = float(parts.first[passes].sum() + parts.last[passes].sum())
-    return ends + np.concatenate(([0.0], np.cumsum(heaviest)))
+        One micro-batch's way there and back, and of all others the bound's part, or as long as a
+        place among those in flight is taken.
+        """
+        space, choice = self.space.keep(rows), self.space.choice(int(rows[0]))
+        again = least / least.min()
+        if choice.layout.pp == 1 or not np.isfinite(bound):
+            return np.asarray(bound * again)
+        layout = choice.layout
+        plain = dataclasses.replace(choice.options, recompute="none")
+        batches = self.documents(choice)[0]
+        first, sites = np.asarray(batches[0]), self.prices.sites(layout)
+        parts = [self.prices.parts(site, layout, plain).price(first) for site in sites]
+        once = float(np.mean([layer_passes(each).sum() for each in parts]))
+        hop_s = slowest_hop_s(self.machine, layout, parts[0].hop_s)
+        trip = once * again + 2 * (layout.pp * space["virtual"] - 1) * hop_s
+        is_two = np.isin(space["schedule"], [SCHEDULES.index(name) for name in TWO_STAGES])
+        places = np.where(is_two, layout.pp, stages_ahead(space) / space["virtual"])
+        count = len(batches)
+        each = np.maximum(bound / count * again, trip / np.minimum(places, count))
+        return np.asarray(trip + (count - 1) * each)

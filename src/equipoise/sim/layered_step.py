@@ -12,7 +12,6 @@ Kept true (tests/unit/sim/test_layered.py)
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,7 +40,13 @@ from equipoise.sim.parameters import (
     reduce_s,
 )
 from equipoise.sim.parts import BatchParts, PipelineRun, layers_of_ranks, run_pipeline, split_layers
-from equipoise.sim.sites import SiteParts, name_sites, rank_of_stages, split_by_speed
+from equipoise.sim.sites import (
+    SiteParts,
+    name_sites,
+    rank_of_stages,
+    slowest_hop_s,
+    split_by_speed,
+)
 from equipoise.sim.step import (
     Documents,
     Ends,
@@ -56,9 +61,6 @@ from equipoise.sim.step import (
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import layer_recompute
-
-_HOP_BYTES = float(1 << 24)
-"""At which hops over different links are compared."""
 
 
 def run_sites(
@@ -211,15 +213,8 @@ class _Step:
                 add(table, 1, "redistribution", moved)
             found.append(table)
         base = [self._base[id(self.sites[rank])].price(doc_tokens) for rank in place.tolist()]
-        return BatchParts(tuple(found), base[0].first, base[-1].last, self._hop(base[0].hop_s))
-
-    def _hop(self, first_s: float) -> float:
-        """The slowest of all hops between ranks, by how much slower than the first it is."""
-        if len(self._base) == 1:
-            return first_s
-        ranks = [self.layout.rank_at(pp=rank) for rank in range(self.layout.pp)]
-        times = [self.machine.hop_s(a, b, _HOP_BYTES) for a, b in itertools.pairwise(ranks)]
-        return first_s * max(times) / times[0]
+        hop_s = slowest_hop_s(self.machine, layout, base[0].hop_s)
+        return BatchParts(tuple(found), base[0].first, base[-1].last, hop_s)
 
     def _moved(self, site: Machine, before: Layout, after: Layout, tokens: float) -> float:
         slow = self.options.residuals.traffic

@@ -22,6 +22,7 @@ Sources
     Stages by class of network card and by speed: Holmes, arXiv:2312.03549.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,6 +37,9 @@ from equipoise.sim.parts import BatchParts, StepParts, kernel_key
 from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+
+_HOP_BYTES = float(1 << 24)
+"""At which hops over different links are compared."""
 
 
 class Site(Machine):
@@ -123,6 +127,15 @@ class SiteParts:
         if key not in self._parts:
             self._parts[key] = StepParts(self._model, site, layout, options)
         return self._parts[key]
+
+
+def slowest_hop_s(machine: Machine, layout: Layout, first_s: float) -> float:
+    """The slowest of all hops between stages, by how much slower than the first it is [s]."""
+    if len(machine.cluster.classes) == 1 or layout.pp == 1:
+        return first_s
+    ranks = [layout.rank_at(pp=rank) for rank in range(layout.pp)]
+    times = [machine.hop_s(a, b, _HOP_BYTES) for a, b in itertools.pairwise(ranks)]
+    return first_s * max(times) / times[0]
 
 
 def rank_of_stages(layout: Layout, options: StepOptions) -> Ints:

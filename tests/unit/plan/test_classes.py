@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import Choice
-from equipoise.plan.classes import ClassSearch, least_worst
+from equipoise.plan.classes import ClassSearch
 from equipoise.plan.final import price_finalists
+from equipoise.plan.held import least_worst
 from equipoise.plan.outcome import Priced
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.layered_step import run_sites
