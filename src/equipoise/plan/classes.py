@@ -35,6 +35,7 @@ import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Floats, StepPrice
+from equipoise.plan.alike import group_alike
 from equipoise.plan.bins import Batches
 from equipoise.plan.bound import least_bytes, least_seconds, stages_ahead
 from equipoise.plan.choice import Choice
@@ -43,7 +44,7 @@ from equipoise.plan.fullest import least_travel
 from equipoise.plan.held import hiding_s, layer_passes, least_worst, lightest_s
 from equipoise.plan.least import LESS, rounding_s
 from equipoise.plan.outcome import Outcome, Progress
-from equipoise.plan.search import Search, group_alike
+from equipoise.plan.search import Search
 from equipoise.plan.space import SCHEDULES, TWO_STAGES, Ints
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
