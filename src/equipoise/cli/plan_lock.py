@@ -8,7 +8,7 @@ from typing import Protocol
 from equipoise import __version__
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
-from equipoise.cli.simulate_setting import step_options, step_packer
+from equipoise.cli.simulate_setting import require_kernel_prices, step_options, step_packer
 from equipoise.cli.simulate_show import step_row
 from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch
@@ -130,6 +130,8 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
             f"--layers own plans layers that differ, and --export {args.export} has one setting "
             f"for all. Export a plan of --layers alike."
         )
+    if by_layer:
+        require_kernel_prices(model, cluster, args.precision)
     fixed: dict[str, int | str] = {}
     if args.layout is not None:
         fixed |= read_words("--layout", args.layout, LAYOUT_WORDS)

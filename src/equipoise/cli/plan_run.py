@@ -220,10 +220,15 @@ def read_obeyed(file: Path, run: ResolvedRun, *, is_quiet: bool) -> tuple[Plan, 
     """A fresh lock, and the run as it says.
 
     Raises:
-        PlanError: it is no lock, of a cluster, of another version, or stale.
+        PlanError: it is no lock, of a cluster, of layers that differ, of another version, or stale.
         SpecError: a key was given another value.
     """
     plan = read_plan(file)
+    if "layers" in plan.best.words:
+        raise PlanError(
+            f"{file} gives layers strategies of their own ({plan.best.words['layers']}), and train "
+            f"runs one for all. Plan without --layers own: equipoise plan run.toml."
+        )
     if not plan.best.keys:
         raise PlanError(
             f"{file} plans {plan.asked.get('model')} on {plan.asked.get('cluster')}, and train "

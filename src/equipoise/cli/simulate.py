@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from equipoise.base.units import GIB
-from equipoise.cli.simulate_setting import add_step_arguments, step_documents, step_options
+from equipoise.cli.simulate_setting import (
+    add_step_arguments,
+    require_kernel_prices,
+    step_documents,
+    step_options,
+)
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
@@ -135,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
     price: Callable[[Layout, StepOptions], StepRun]
     price = partial(run_sites, model, machine, documents=documents)
     if args.layers is not None:
+        require_kernel_prices(model, machine.cluster, args.precision)
         layers = read_layers(args.layers, words.layout)
         price = partial(run_layered, model, machine, layers=layers, documents=documents)
     found = price(words.layout, options)

@@ -10,8 +10,10 @@ from equipoise.base.errors import SpecError
 if TYPE_CHECKING:
     from equipoise.cost.step import StepOptions
     from equipoise.sim.step import Documents
-    from equipoise.spec.device import DeviceSpec
+    from equipoise.spec.cluster import ClusterSpec
+    from equipoise.spec.device import DeviceSpec, Dtype
     from equipoise.spec.layout import Layout
+    from equipoise.spec.model import ModelSpec
 
 
 _CONTEXT_STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
@@ -140,6 +142,23 @@ def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -
         seed=args.seed,
         residuals=residuals_of(device),
     )
+
+
+def require_kernel_prices(model: "ModelSpec", cluster: "ClusterSpec", precision: str) -> None:
+    """Refuse layers of their own where steps are priced from timed parts, which are of whole steps.
+
+    Raises:
+        SpecError: names the cluster.
+    """
+    from equipoise.cost.measured_parts import is_timed
+
+    dtype: Dtype = "fp32" if precision == "fp32" else "bf16"
+    if precision != "fp8" and is_timed(cluster.device, model, dtype, cluster.devices):
+        raise SpecError(
+            f"--layers prices each layer from kernels alone, and steps of this model on "
+            f"{cluster.name} are priced from parts that were timed, which hold the host's time: "
+            f"the two are not to be compared. Leave --layers out."
+        )
 
 
 def step_documents(

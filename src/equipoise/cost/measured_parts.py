@@ -130,6 +130,15 @@ def part_curves(
     return None
 
 
+def is_timed(device: DeviceSpec, model: ModelSpec, dtype: Dtype, ranks: int) -> bool:
+    """Whether parts of a model's step were timed on so many ranks, in any way of sharing it."""
+    if device.curve_file is None or model.experts:
+        return False
+    asked = parts_name(model), dtype, ranks
+    found = model_parts(device.curve_file)
+    return any((each.model, each.dtype, each.ranks) == asked for each in found)
+
+
 def document_curves(points: tuple[DocPoint, ...]) -> tuple[LoadCurve, LoadCurve]:
     """Forward and backward of the attention core over lengths."""
     tokens = tuple(float(point.tokens) for point in points)

@@ -168,6 +168,43 @@ def test_train_obeys_no_plan_of_a_cluster(
     )
 
 
+def test_train_obeys_no_layers_of_their_own(
+    capsys: pytest.CaptureFixture[str], run_toml: Path
+) -> None:
+    assert plan(capsys, run_toml, "--ranks", 1)[0] == 0
+    lock = run_toml.parent / "plan.lock"
+    found = read_plan(lock)
+    runs = "1:dp=1,zero=1:full 1:dp=1,zero=1:none"
+    best = dataclasses.replace(found.best, words=found.best.words | {"layers": runs})
+    dataclasses.replace(found, best=best).write(lock)
+    assert main(["train", str(run_toml), "--plan", str(lock)]) == 4
+    assert capsys.readouterr().err == (
+        f"{lock} gives layers strategies of their own ({runs}), and train runs one for all. Plan "
+        "without --layers own: equipoise plan run.toml.\n"
+    )
+
+
+def test_layers_of_their_own_are_not_compared_with_timed_parts(
+    capsys: pytest.CaptureFixture[str], run_toml: Path
+) -> None:
+    timed = dataclasses.replace(A_FILE, machine=cpu_model(), parts=(parts(),))
+    device_file().parent.mkdir(parents=True)
+    write_device_file(device_file(), timed)
+    step = ["--model", "2m", "--cluster", "this-cpu:2", "--context-tokens", "512"]
+    step += ["--step-sequences", "4", "--precision", "fp32"]
+    own = "4:dp=2:none"
+    told = (
+        "--layers prices each layer from kernels alone, and steps of this model on this-cpu:2 are "
+        "priced from parts that were timed, which hold the host's time: the two are not to be "
+        "compared. Leave --layers out.\n"
+    )
+    assert plan(capsys, *step, "--layers", "own") == (2, "", told)
+    assert main(["simulate", *step, "--layout", "dp=2", "--layers", own]) == 2
+    assert capsys.readouterr().err == told
+    narrow = [*step[:-1], "bf16", "--layout", "dp=2", "--layers", own, "--quiet"]
+    assert main(["simulate", *narrow]) == 0
+
+
 def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], run_toml: Path) -> None:
     more = CORES + 1
     assert plan(capsys, run_toml, "--ranks", more) == (
