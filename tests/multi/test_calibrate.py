@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from told import Stages
 
 from equipoise.comm.local import run_ranks
 from equipoise.comm.measure import OPS, collective_samples
@@ -25,19 +26,6 @@ PLAN = CalibrationPlan(
     collective_bytes=(1 << 10, 1 << 12),
     disk_bytes=1 << 20,
 )
-
-
-class Stages:
-    total = done = 0
-
-    def start(self, label: str, total: int) -> None:
-        self.total = total
-
-    def advance(self, amount: int = 1) -> None:
-        self.done += amount
-
-    def finish(self) -> None:
-        assert self.done == self.total
 
 
 def test_a_small_plan_gives_a_whole_file_that_prices_what_was_measured(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "spec"))
 from device_files import A_FILE, written
+from told import Stages
 
 from equipoise.cost.measured_parts import part_curves
 from equipoise.cost.step import StepOptions
@@ -24,19 +25,6 @@ from equipoise.train.parts_plan import PartsPlan
 MODEL = dataclasses.replace(
     preset("2m"), hidden=32, heads=2, kv_heads=2, head_width=16, ffn=48, vocab=64, layers=2
 )
-
-
-class Stages:
-    total = done = 0
-
-    def start(self, label: str, total: int) -> None:
-        self.total = total
-
-    def advance(self, amount: int = 1) -> None:
-        self.done += amount
-
-    def finish(self) -> None:
-        assert self.done == self.total
 
 
 def test_every_way_is_timed_and_foresees_another_depth(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A progress that remembers what it was told."""
+"""Progresses that remember what they were told."""
 
 from equipoise.data.progress import SilentProgress
 
@@ -15,3 +15,18 @@ class Told(SilentProgress):
 
     def advance(self, amount: int) -> None:
         self.done += amount
+
+
+class Stages:
+    """Counts stages, and wants all of them done at the end."""
+
+    total = done = 0
+
+    def start(self, label: str, total: int) -> None:
+        self.total = total
+
+    def advance(self, amount: int = 1) -> None:
+        self.done += amount
+
+    def finish(self) -> None:
+        assert self.done == self.total

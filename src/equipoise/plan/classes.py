@@ -46,6 +46,7 @@ from equipoise.plan.least import LESS, rounding_s
 from equipoise.plan.outcome import Outcome, Progress
 from equipoise.plan.search import Search
 from equipoise.plan.space import SCHEDULES, TWO_STAGES, Ints
+from equipoise.plan.tally import Tally
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
 from equipoise.sim.sites import SiteParts, slowest_hop_s
@@ -86,23 +87,12 @@ class ClassSearch(Search):
         needs, capacity = least_bytes(self.model, self.space), self.machine.capacity_bytes
         rows = np.flatnonzero(needs <= capacity)
         least, guess = self._peak_s(rows)
-        lowest, best = float(least.min(initial=np.inf)), np.inf
-        fitting: set[int] = set()
+        lowest = float(least.min(initial=np.inf))
 
         def is_over(share: float = 1.0) -> bool:
             return time.monotonic() > begin + seconds * share
 
-        def price(row: int, bound: float) -> float:
-            nonlocal best
-            priced = self._price(row)
-            fits = priced is not None and priced.memory_bytes <= capacity
-            if priced is not None and fits:
-                fitting.add(row)
-                best = min(best, priced.step_s)
-            if watch is not None:
-                watch(Progress(len(self.known), best, min(bound, best)))
-            return priced.step_s if priced is not None and fits else np.inf
-
+        tally = Tally(self.known, self._price, capacity, watch)
         groups = group_alike([self.space[name][rows] for name in _SHARED])
         members: list[Ints] = [rows[group] for group in groups]
         queue: list[_Item] = []
@@ -123,14 +113,14 @@ class ClassSearch(Search):
             rows,
             needs[rows] / capacity,
             guess,
-            lambda row: price(row, lowest),
+            lambda row: tally.price(row, lowest),
             lambda: is_over(_CLIMB_SHARE),
         )
         about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
-        while queue and queue[0][0] < best * (1 - self.gap) and not is_over():
+        while queue and queue[0][0] < tally.best_s * (1 - self.gap) and not is_over():
             bound, stage, _, at = heapq.heappop(queue)
             if stage == 3:
-                price(at, bound)
+                tally.price(at, bound)
                 continue
             mine = members[at]
             if stage == 0:
@@ -145,16 +135,12 @@ class ClassSearch(Search):
             else:
                 for row in mine.tolist():
                     heapq.heappush(queue, (bound, 3, about[row], row))
-        left = min(queue[0][0] if queue else best, best)
-        ranked = sorted((self.known[row] for row in fitting), key=lambda one: (one.step_s, one.row))
-        tried = [each.memory_bytes for each in self.known.values()]
-        return Outcome(
-            tuple(ranked),
-            Progress(len(self.known), best, left),
-            len(self.space),
-            len(self.space) - len(rows),
-            bounded,
-            min(tried, default=float(needs.min())),
+        return tally.outcome(
+            queue[0][0] if queue else np.inf,
+            listed=len(self.space),
+            ruled_out=len(self.space) - len(rows),
+            bounded=bounded,
+            least_bytes=float(needs.min()),
         )
 
     def _step(self, choice: Choice) -> StepPrice:

@@ -44,6 +44,7 @@ from equipoise.plan.least import least_step_s
 from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.packs import Packer, Packs
 from equipoise.plan.space import COLUMNS, Ints, Space
+from equipoise.plan.tally import Tally
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline_sweep import fill, sweep
 from equipoise.sim.machine import Machine
@@ -106,41 +107,30 @@ class Search:
         peak = least_seconds(
             self.model, self.machine, self.space, has_documents=self.packer is not None
         )[rows]
-        found: dict[int, Priced] = {}
-        best, lowest = np.inf, float(peak.min(initial=np.inf))
+        lowest = float(peak.min(initial=np.inf))
 
-        def price(row: int, bound: float) -> float:
-            nonlocal best
-            priced = self._price(row)
-            fits = priced is not None and priced.memory_bytes <= capacity
-            if priced is not None and fits:
-                found[row] = priced
-                best = min(best, priced.step_s)
-            if watch is not None:
-                watch(Progress(len(self.known), best, min(bound, best)))
-            return priced.step_s if priced is not None and fits else np.inf
-
+        tally = Tally(self.known, self._price, capacity, watch)
         climb(
             self.space,
             rows,
             needs[rows] / capacity,
             peak,
-            lambda row: price(row, lowest) if self.packer is None else self._window_s(row),
+            lambda row: tally.price(row, lowest) if self.packer is None else self._window_s(row),
             lambda: time.monotonic() > hints_until,
         )
         for row in sorted(self._windows, key=lambda row: (self._windows[row], row))[:_HINTS]:
-            if np.isfinite(self._windows[row]) and (time.monotonic() < until or not found):
-                price(row, lowest)
+            if np.isfinite(self._windows[row]) and (time.monotonic() < until or not tally.fitting):
+                tally.price(row, lowest)
         queue, kernels = self._kernels(rows, peak)
         members: list[Ints] = []
         bounded, passed = 0, np.inf
         while queue:
             bound, stage, at = queue[0]
-            if bound >= best * (1 - self.gap) or time.monotonic() > until:
+            if bound >= tally.best_s * (1 - self.gap) or time.monotonic() > until:
                 break
             heapq.heappop(queue)
             if stage == 0:
-                families, others = self._families(kernels[at], bound, best * (1 - self.gap))
+                families, others = self._families(kernels[at], bound, tally.best_s * (1 - self.gap))
                 passed = min(passed, others)
                 for tighter, family in families:
                     heapq.heappush(queue, (tighter, 1, len(members)))
@@ -152,17 +142,13 @@ class Search:
                 for row in members[at].tolist():
                     heapq.heappush(queue, (max(bound, self._own_s(row)), 3, row))
             else:
-                price(at, bound)
-        left = min(queue[0][0] if queue else best, passed, best)
-        ranked = sorted(found.values(), key=lambda each: (each.step_s, each.row))
-        tried = [each.memory_bytes for each in self.known.values()]
-        return Outcome(
-            tuple(ranked),
-            Progress(len(self.known), best, left),
-            len(self.space),
-            len(self.space) - len(rows),
-            bounded,
-            min(tried, default=float(needs.min())),
+                tally.price(at, bound)
+        return tally.outcome(
+            min(queue[0][0] if queue else np.inf, passed),
+            listed=len(self.space),
+            ruled_out=len(self.space) - len(rows),
+            bounded=bounded,
+            least_bytes=float(needs.min()),
         )
 
     def _kernels(self, rows: Ints, peak: Floats) -> tuple[list[tuple[float, int, int]], list[Ints]]:

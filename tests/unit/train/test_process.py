@@ -1,11 +1,8 @@
 """What a training process sets for itself: how its allocator uses freed memory again."""
 
 import os
-import platform
 import subprocess
 import sys
-
-import pytest
 
 from equipoise.launch.local import ALLOCATOR
 
@@ -51,6 +48,5 @@ def places_used_again(spare: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
 def test_small_objects_leave_the_places_of_tensors_whole() -> None:
     assert places_used_again("spare_small_chunks()") == 4
