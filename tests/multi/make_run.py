@@ -63,9 +63,17 @@ class MakeRun:
 
 
 def write_run(
-    folder: Path, texts: Path, cache: Path, *, steps: int, every_steps: int, layout: str = ""
+    folder: Path,
+    texts: Path,
+    cache: Path,
+    *,
+    steps: int = 12,
+    every_steps: int = 100,
+    layers: int = 1,
+    train: str = "",
+    layout: str = "",
 ) -> Path:
-    """A run.toml of such a run; ``layout`` is what its table of that name holds."""
+    """A run.toml of such a run; ``train`` and ``layout`` are what these tables hold beside."""
     path = folder / "run.toml"
     path.write_text(f"""
 [data]
@@ -74,7 +82,7 @@ path = "{texts}"
 vocab = 300
 cache = "{cache}"
 [model]
-layers = 1
+layers = {layers}
 hidden = 32
 heads = 2
 kv_heads = 1
@@ -86,6 +94,7 @@ step_tokens = 1024
 [train]
 steps = {steps}
 warmup_steps = 2
+{train}
 [layout]
 {layout}
 [checkpoint]

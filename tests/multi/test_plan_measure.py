@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from make_run import write_run
 
 from equipoise.cli.main import main
 
@@ -17,29 +18,9 @@ DEADLINE_S = 120.0
 
 @pytest.fixture
 def run_toml(texts: Path, cache: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "run.toml"
-    path.write_text(f"""
-[data]
-source = "text"
-path = "{texts}"
-vocab = 300
-cache = "{cache}"
-[model]
-layers = 2
-hidden = 32
-heads = 2
-kv_heads = 2
-ffn = 48
-vocab = 320
-[pack]
-context_tokens = 256
-step_tokens = 1024
-[layout]
-zero = 1
-[train]
-recompute = "none"
-""")
-    return path
+    return write_run(
+        tmp_path, texts, cache, layers=2, train='recompute = "none"', layout="zero = 1"
+    )
 
 
 def start(*words: object) -> "subprocess.Popen[str]":
