@@ -36,7 +36,10 @@ def test_every_way_is_timed_and_foresees_another_depth(tmp_path: Path) -> None:
     assert (parts.ranks, parts.dtype, parts.most_tokens) == (cores, "fp32", 128)
     for way in parts.ways:
         assert [point.tokens for point in way.sizes] == [128]
-        assert way.sizes[0].last.forward_s.mid > 0 and way.step_s.mid > 0
+        size = way.sizes[0]
+        # Either may be 0, as they are told apart by the difference of two noisy times; not both.
+        assert size.layer.forward_s.mid + size.last.forward_s.mid > 0 and way.step_s.mid > 0
+        assert min(size.layer.forward_s.mid, size.last.forward_s.mid) >= 0
         assert [point.tokens for point in way.documents] == [16, 64, 128]
     if cores > 1:
         assert {point.strategy for point in parts.context} >= {"needed-kv", "ulysses"}
