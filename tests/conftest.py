@@ -1,7 +1,8 @@
-"""A corpus of a few kilobytes with a long tail, on which the training half is tested."""
+"""A corpus of a few kilobytes with a long tail, and a home in which nothing was ever measured."""
 
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ settings.load_profile("unhurried")
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "seven", "wizards", "boxing", "jugs"]
 SIZES = (4, 12, 20, 40, 40, 80, 160, 420)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads what this machine was calibrated to do, nor any other of its user's files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="session")

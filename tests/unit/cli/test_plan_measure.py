@@ -17,7 +17,7 @@ KEYS = "--layout.dp 2 --layout.context 1 --layout.tensor 1 --layout.pipeline 1 -
 
 @pytest.fixture
 def run_toml(texts: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path))  # whatever this machine was measured to do
+    monkeypatch.setenv("HOME", str(tmp_path))  # some tests write a device file
     monkeypatch.setattr(plan_measure, "usable_cores", lambda: [0, 1])
     path = tmp_path / "run.toml"
     path.write_text(f"""

@@ -25,7 +25,7 @@ CORES = len(usable_cores())
 
 @pytest.fixture
 def run_toml(texts: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small run; no test reads this machine's own device file."""
+    """A small run, in a home of its own: some tests write a device file."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     file = tmp_path / "run.toml"
     file.write_text(

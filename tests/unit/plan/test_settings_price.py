@@ -20,8 +20,7 @@ GIVEN = [("pack.context_tokens", "2048"), ("pack.step_tokens", "16384")]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+def machine() -> Machine:
     return Machine(find_cluster("this-cpu:2"))
 
 

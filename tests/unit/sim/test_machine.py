@@ -1,7 +1,7 @@
 """A cluster at a precision."""
 
 import pytest
-from machines import MODEL, options
+from machines import MODEL, h100, options
 
 from equipoise.cost.step import TERMS
 from equipoise.sim.machine import Machine
@@ -21,7 +21,7 @@ def test_a_precision_is_another_machine_that_is_made_once() -> None:
 
 
 def test_full_precision_moves_twice_the_bytes_and_never_multiplies_faster() -> None:
-    machine, layout = Machine(find_cluster("this-cpu:2")), Layout(tp=2)
+    machine, layout = h100(2), Layout(tp=2)
     narrow, wide = (
         StepParts(MODEL, machine, layout, options(precision=name)).price([4096])
         for name in ("bf16", "fp32")
