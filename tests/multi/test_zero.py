@@ -1,11 +1,16 @@
 """ZeRO's own exchanges, and the weights that ZeRO 3 keeps whole for a step."""
 
+import dataclasses
+
 import pytest
 import torch
-from composed_ranks import DENSE
-from zero_ranks import exchange, reduce_wrongly, step_of_three
+from composed_ranks import DENSE, SPARSE
+from zero_ranks import exchange, kept_layers, reduce_wrongly, step_of_three
 
 from equipoise.comm.local import run_ranks
+from equipoise.cost.step import StepOptions
+from equipoise.sim.parameters import moved_by_layer
+from equipoise.spec.layout import Layout
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -51,3 +56,21 @@ def test_small_groups_meet_once_a_step(precision: str) -> None:
     for found in grads[1:]:
         for name, each in grads[0].items():
             assert (found[name] - each).abs().max() <= error * each.abs().max(), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_price_keeps_the_layers_that_ranks_keep(precision: str) -> None:
+    """Of 0.4 MB and less in fp32, of 1.6 MB, of 0.8 MB in bf16; with experts in some layers."""
+    wide = dataclasses.replace(DENSE, ffn=8192, layers=2)
+    kept = set()
+    for model in (DENSE, SPARSE, wide, dataclasses.replace(SPARSE, expert_ffn=1600)):
+        options = StepOptions(64, 2, precision=precision)
+        layout = Layout(dp=2, zero=3)
+        moved = [
+            moved_by_layer(model, layout, options, sparse=model.is_sparse(layer))
+            for layer in range(model.layers)
+        ]
+        priced = [each.in_passes.shared == 0 for each in moved]
+        assert run_ranks(2, kept_layers, model, precision) == [priced, priced]
+        kept |= set(priced)
+    assert kept == ({True, False} if precision == "fp32" else {True})

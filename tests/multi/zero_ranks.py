@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from composed_ranks import held_bytes
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder, initialize
@@ -87,3 +88,18 @@ def step_of_three(
     finally:
         dist.all_to_all_single = exchange
     return held, calls, {name: p.grad.full_tensor() for name, p in decoder.named_parameters()}
+
+
+def kept_layers(ranks: Ranks, model: ModelSpec, precision: str) -> list[bool]:
+    """Whether each layer of a decoder under ZeRO 3 stays whole for the step."""
+    decoder = Decoder(model)
+    sharded = ShardedDecoder(decoder, ranks, zero=3, precision=precision)
+    sharded.prepare_micro_batch(last=False)
+    return [not _frees(layer) for layer in decoder.layers]
+
+
+def _frees(layer: nn.Module) -> bool:
+    assert isinstance(layer, FSDPModule)
+    group = layer._get_fsdp_state()._fsdp_param_group
+    assert group is not None
+    return group.reshard_after_backward

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.step import TERMS, Floats
+from equipoise.cost.step import TERMS, Floats, element_bytes
 from equipoise.plan.alike import group_alike
 from equipoise.plan.choice import Choice
 from equipoise.plan.family import Passes
@@ -60,8 +60,8 @@ _ROUNDED_S = 2e-9
 _WHOLE = [SCHEDULES.index(name) for name in ("1f1b", "interleaved")]
 """Schedules of whole backwards on the way back."""
 
-_SHARES = ("tp", "cp", "ep", "etp", "pp", "dp", "zero", "replicas", "order")
-"""What says who shares weights."""
+_SHARES = ("tp", "cp", "ep", "etp", "pp", "dp", "zero", "replicas", "order", "offload")
+"""What says who shares weights, and updates them."""
 
 Travels = dict[tuple[int, ...], tuple[float, float, float, float, float]]
 """By layers and ``_SHARES``: gather, reduce and update once a step; forward and backward of a layer
@@ -193,7 +193,8 @@ def least_travel(
     if layout.zero == 3:  # layers travel in their passes
         return 0.0, 0.0, optimizer
     slow = options.residuals.traffic
-    gather = gather_s(machine, layout, held, 2.0) * slow if layout.zero else 0.0
+    width = element_bytes(options.precision)
+    gather = gather_s(machine, layout, held, width) * slow if layout.zero else 0.0
     return gather, reduce_s(machine, layout, held, options.stack.grad_bytes) * slow, optimizer
 
 

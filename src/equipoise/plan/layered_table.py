@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Floats
+from equipoise.cost.step import Floats, element_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.search import Search
 from equipoise.plan.space import RECOMPUTES, Ints, Space
@@ -27,6 +27,7 @@ from equipoise.sim.parameters import (
     between_s,
     gather_s,
     held_by_layer,
+    moved_by_layer,
     optimizer_s,
     reduce_s,
 )
@@ -160,11 +161,10 @@ def _price(
         if sparse in known:
             continue
         held = held_by_layer(model, own.layout, sparse=sparse)
-        moved = 0.0
-        if own.layout.zero < 3:
-            moved += reduce_s(machine, own.layout, held, asked.stack.grad_bytes)
-        if own.layout.zero in (1, 2):
-            moved += gather_s(machine, own.layout, held, 2.0)
+        travels = moved_by_layer(model, own.layout, asked, sparse=sparse).once
+        moved = reduce_s(machine, own.layout, travels, asked.stack.grad_bytes)
+        if own.layout.zero:
+            moved += gather_s(machine, own.layout, travels, element_bytes(asked.precision))
         once = float(parts.sum())
         exposed = max(0.0, slow * moved - once)
         seconds = len(batches) * once + exposed + optimizer_s(machine, own.layout, held, asked)

@@ -18,7 +18,9 @@ import numpy as np
 
 from equipoise.balance.stage import StageSplit
 from equipoise.base.errors import LayoutError
-from equipoise.cost.step import Floats, StepOptions
+from equipoise.cost.memory_device import resident_bytes
+from equipoise.cost.offload import copies_share, require_host
+from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import add
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.sim.layered import (
@@ -29,13 +31,14 @@ from equipoise.sim.layered import (
     require_strategy,
 )
 from equipoise.sim.machine import Machine
-from equipoise.sim.memory import StageMemory
+from equipoise.sim.memory import StageMemory, host_of_ranks
 from equipoise.sim.parameters import (
     Held,
     between_s,
     gather_s,
     held_by_ends,
     held_by_layer,
+    moved_by_layer,
     optimizer_s,
     reduce_s,
 )
@@ -120,6 +123,7 @@ def run_layered(
     Cost: that of ``run_step`` for each distinct strategy's kernels, and for one pipeline.
     """
     options.require()
+    require_host(machine.device, options)
     rows = uniform_documents(layout, options) if documents is None else documents
     for strategy in dict.fromkeys(layers):
         require_strategy(model, layout, options, strategy, has_documents=documents is not None)
@@ -241,27 +245,32 @@ def _memory(
         for run in runs
     ]
     in_flight = np.max(peaks, axis=0)
-    found = []
+    found, batches = list[dict[str, float]](), list[float]()
     for rank, mine in enumerate(held):
         has_head, tokens = model.layers - 1 in mine, most / layout.cp
         terms = ends_memory(
             model, layout, options, embeds=rank == 0, has_head=has_head, tokens=tokens
         )
-        terms["activations"] += float(in_flight[rank])
-        terms["allocator"] += options.stack.slack_share * float(in_flight[rank])
+        sizes = [each[layer].kept for layer in mine]
+        here = resident_bytes(layout, options, float(in_flight[rank]), max(sizes, default=0.0))
+        batches.append(float(in_flight[rank]) / max(1.0, sum(sizes)))
+        terms["activations"] += here
+        terms["allocator"] += options.stack.slack_share * here
         passing = max((each[layer].passing for layer in mine), key=lambda one: sum(one.values()))
         for more in (passing, *(each[layer].stays for layer in mine)):
             for name, value in more.items():
                 terms[name] += value
         found.append(terms)
     totals = np.array([sum(terms.values()) for terms in found])
-    return StageMemory(totals, found[int(totals.argmax())])
+    host = host_of_ranks(model, layout, options, held, most, batches)
+    return StageMemory(totals, found[int(totals.argmax())], host)
 
 
 def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
     """Gradients and parameters that travel once a step, each strategy's by itself."""
     model, layout, options = step.model, step.layout, step.options
     slow, overlaps = options.residuals.traffic, options.stack.data_overlap
+    width, nothing = element_bytes(options.precision), Held(0.0, 0.0)
     before, after, optimizer = np.zeros((3, layout.pp))
     for rank, (mine, machine) in enumerate(zip(held, step.sites, strict=True)):
         tables = (rank == 0) + (rank == layout.pp - 1)
@@ -269,12 +278,13 @@ def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
         ends = Held(tables * held_by_ends(model, layout), 0.0)
         travels, owned = {layout: ends}, {layout: ends}
         for layer in mine:
-            own = step.layers[layer].layout
-            weights = held_by_layer(model, own, sparse=model.is_sparse(layer))
-            owned[own] = owned.get(own, Held(0.0, 0.0)) + weights
-            if own.zero < 3:
-                travels[own] = travels.get(own, Held(0.0, 0.0)) + weights
-        gather = sum(gather_s(machine, own, each, 2.0) for own, each in travels.items() if own.zero)
+            own, sparse = step.layers[layer].layout, model.is_sparse(layer)
+            owned[own] = owned.get(own, nothing) + held_by_layer(model, own, sparse=sparse)
+            once = moved_by_layer(model, own, options, sparse=sparse).once
+            travels[own] = travels.get(own, nothing) + once
+        gather = sum(
+            gather_s(machine, own, each, width) for own, each in travels.items() if own.zero
+        )
         reduce = sum(
             reduce_s(machine, own, weights, options.stack.grad_bytes)
             for own, weights in travels.items()
@@ -292,4 +302,4 @@ def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:
         )
         one = between_s(slow * again, float(run.last_backward_s[rank]), overlaps=overlaps)
         after[rank] += (len(run.tokens) - 1) * one
-    return Ends(before, after, optimizer)
+    return Ends(before, after, optimizer, copies=copies_share(step.machine.device, options))

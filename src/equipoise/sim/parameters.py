@@ -3,18 +3,18 @@
 What it decides
     ZeRO 0 reduces gradients whole; 1 scatters them and gathers parameters once a step; 2 scatters
     them in every micro-batch, for no rank keeps a sum of its own; 3 gathers each layer's
-    parameters in every pass of every micro-batch and scatters its gradients in each. What travels
-    in a micro-batch hides behind its own computing as far as that lasts. Experts are reduced over
-    the ranks that hold the same ones.
+    parameters in every pass of every micro-batch and scatters its gradients in each, but those of
+    layers that ``cost.memory_weights.is_kept_whole`` names, which travel as of 1. What travels in a
+    micro-batch hides behind its own computing as far as that lasts. Experts are reduced over the
+    ranks that hold the same ones. Parameters travel as wide as they are computed with.
 
-Kept true (tests/unit/sim/test_parts.py)
+Kept true (tests/unit/sim/test_parts.py, tests/unit/sim/test_parameters.py)
     ZeRO 2 and 3 pay per micro-batch; bytes shrink with tensor and expert parallelism; nothing
-    is paid on one data-parallel rank.
+    is paid on one data-parallel rank; ZeRO 3 gathers in its passes what ``parallel.zero`` does.
 
 Sources
     Traffic of each stage of ZeRO: arXiv:1910.02054, section 7. Copies of shards: PyTorch FSDP,
-    arXiv:2304.11277, section 3.2. Adam reads parameters, gradients and two moments and writes
-    all but the gradients in fp32, and a bf16 copy: 30 bytes.
+    arXiv:2304.11277, section 3.2.
 """
 
 import functools
@@ -24,17 +24,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.cost.link import Op
+from equipoise.cost.memory_weights import held_groups, is_kept_whole
+from equipoise.cost.offload import ADAM_BYTES, host_update_s
 from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import add
 from equipoise.schedule.instruction import Ints
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
-
-_OPTIMIZER_BYTES = 30.0
-
-_GATHERED_BYTES = 2.0
-"""Of a parameter that is gathered once a step."""
+from equipoise.spec.offload import offloads_optimizer
 
 SLOWDOWN = 0.15
 """Of computing, while a collective that runs on the same cores and memory is under way: what
@@ -53,6 +51,9 @@ class Held:
     def __add__(self, other: "Held") -> "Held":
         return Held(self.shared + other.shared, self.experts + other.experts)
 
+    def __mul__(self, layers: int) -> "Held":
+        return Held(layers * self.shared, layers * self.experts)
+
 
 def held_by_layer(model: ModelSpec, layout: Layout, *, sparse: bool) -> Held:
     """Weights of one layer on one rank."""
@@ -61,6 +62,39 @@ def held_by_layer(model: ModelSpec, layout: Layout, *, sparse: bool) -> Held:
     return Held(
         (whole - (model.experts * model.expert_params if sparse else 0)) / layout.tp, experts
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Weights of one layer on one rank, by when they travel."""
+
+    once: Held
+    """Once a step."""
+    in_passes: Held
+    """In every pass of every micro-batch."""
+
+
+def moved_by_layer(
+    model: ModelSpec, layout: Layout, options: StepOptions, *, sparse: bool
+) -> Moved:
+    """When one layer's weights travel: of ZeRO 3 as ``parallel.zero`` keeps or gathers them.
+
+    >>> from equipoise.spec.model import preset
+    >>> model, options = preset("2m"), StepOptions(4096, 4, precision="fp32")
+    >>> moved_by_layer(model, Layout(dp=2, zero=3), options, sparse=False).in_passes.shared
+    0.0
+    """
+    held, nothing = held_by_layer(model, layout, sparse=sparse), Held(0.0, 0.0)
+    if layout.zero < 3:
+        return Moved(held, nothing)
+    alike = (layer for layer in range(model.layers) if model.is_sparse(layer) == sparse)
+    _, groups = held_groups(model, layout, [*alike][:1], embeds=False, has_head=False)
+    width = element_bytes(options.precision)
+    if not groups or not is_kept_whole(groups[0], width=width, zero=layout.zero, pp=layout.pp):
+        return Moved(nothing, held)
+    if len(groups) == 1:
+        return Moved(held, nothing)
+    return Moved(Held(held.shared, 0.0), Held(0.0, held.experts))
 
 
 def held_by_ends(model: ModelSpec, layout: Layout) -> float:
@@ -163,7 +197,9 @@ def travel_of(
         layers: Numbers of the layers of each pipeline rank.
     """
     stack, slow = options.stack, options.residuals.traffic
+    width = element_bytes(options.precision)
     each = [held_by_layer(model, layout, sparse=sparse) for sparse in (False, True)]
+    once = [moved_by_layer(model, layout, options, sparse=sparse).once for sparse in (False, True)]
     rows: dict[tuple[int, int, int], tuple[float, float, float]] = {}
     found = []
     for rank, mine in enumerate(layers):
@@ -171,13 +207,11 @@ def travel_of(
         tables = (rank == 0) + (rank == layout.pp - 1) - (model.tied and layout.pp == 1)
         key = len(mine) - sparse, sparse, tables
         if key not in rows:
-            ends = Held(tables * held_by_ends(model, layout), 0.0)
-            held = ends
-            for count, one in zip(key[:2], each, strict=True):
-                held = held + Held(count * one.shared, count * one.experts)
-            moved = ends if layout.zero == 3 else held
+            held = moved = Held(tables * held_by_ends(model, layout), 0.0)
+            for count, one, travels in zip(key[:2], each, once, strict=True):
+                held, moved = held + one * count, moved + travels * count
             rows[key] = (
-                gather_s(machine, layout, moved, _GATHERED_BYTES) * slow if layout.zero else 0.0,
+                gather_s(machine, layout, moved, width) * slow if layout.zero else 0.0,
                 reduce_s(machine, layout, moved, stack.grad_bytes) * slow,
                 optimizer_s(machine, layout, held, options),
             )
@@ -198,7 +232,7 @@ def pass_traffic(
     """Add what a layer waits for its parameters and gradients in each pass, of ZeRO 3."""
     if layout.zero < 3 or layout.zero_ranks == 1:
         return
-    held = held_by_layer(model, layout, sparse=sparse)
+    held = moved_by_layer(model, layout, options, sparse=sparse).in_passes
     slow = options.residuals.traffic / options.stack.rails
     gather = gather_s(machine, layout, held, element_bytes(options.precision)) * slow
     reduce = reduce_s(machine, layout, held, options.stack.grad_bytes) * slow
@@ -210,8 +244,10 @@ def pass_traffic(
 
 
 def optimizer_s(machine: Machine, layout: Layout, held: Held, options: StepOptions) -> float:
-    """The optimizer's pass over this rank's shard [s]."""
+    """The optimizer's pass over this rank's shard, wherever that is [s]."""
     shard = layout.zero_ranks // layout.replicas if layout.zero else 1
     alike = layout.edp if layout.zero else 1
     weights = held.shared / shard + held.experts / alike
-    return weights * _OPTIMIZER_BYTES / machine.bytes_per_s * options.residuals.moves
+    if offloads_optimizer(options.offload):
+        return sum(host_update_s(machine.device, weights, options))
+    return weights * ADAM_BYTES / machine.bytes_per_s * options.residuals.moves
