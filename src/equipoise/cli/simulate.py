@@ -45,8 +45,8 @@ examples:
 
 --json prints one document:
   step_s; tokens_per_s_per_device; tflops_per_device and mfu, counted as published figures are
-    (every pair of a window, masked ones too); useful_tflops_per_device and useful_mfu (each causal
-    pair once, documents apart)
+    (every pair of a document, masked ones too); useful_tflops_per_device and useful_mfu (each
+    causal pair once)
   memory_gib_max memory_gib capacity_gib fits; memory: GiB of the fullest stage by term
   terms: seconds by what they are spent on, of the rank that computes most; they add up to step_s
   stages: layers busy_s exposed_s bubble_s of each pipeline rank
@@ -56,6 +56,7 @@ examples:
   would_fit: where it does not fit, changes of one setting that do, fastest first
   goodput: share of the time that goes into steps that are kept, and where the rest goes; with
     --mtbf-hours
+  sources: where each number of the device, its links and its curves comes from
 """
 
 
@@ -153,7 +154,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        sys.stdout.write(json.dumps(step_row(found, machine, options) | noise, indent=1) + "\n")
+        from equipoise.cost.measured_sources import sources_of
+
+        row = step_row(found, machine, options) | noise
+        row["sources"] = sources_of(machine.cluster, options.precision)
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
         return 0
     print_step(found, machine, options, title, noise, is_quiet=args.quiet)
     if not args.quiet:

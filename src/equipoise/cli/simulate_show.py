@@ -9,6 +9,7 @@ import numpy as np
 
 from equipoise.base.units import GIB, format_seconds
 from equipoise.cli.console import make_console
+from equipoise.cost.measured_sources import sources_of
 from equipoise.cost.step import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.moments import held_over_time
@@ -144,6 +145,20 @@ def print_step(
         console.print(line, soft_wrap=True)
     if row["extrapolated"]:
         console.print(f"Read beyond measured sizes: {', '.join(row['extrapolated'])}.", style="dim")
+    for line in source_lines(sources_of(machine.cluster, options.precision)):
+        console.print(line, style="dim", soft_wrap=True)
+
+
+def source_lines(sources: Mapping[str, str]) -> list[str]:
+    """Names of one source on one line.
+
+    >>> source_lines({"peaks": "a datasheet", "price": "a list", "power_w": "a datasheet"})
+    ['Sources', '  peaks, power w: a datasheet', '  price: a list']
+    """
+    of_source: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        of_source.setdefault(source, []).append(name.replace("_", " "))
+    return ["Sources", *(f"  {', '.join(names)}: {each}" for each, names in of_source.items())]
 
 
 def _noise_lines(noise: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ _BACKWARD_OVER_FORWARD = 3.0
 _STREAM_EFFICIENCY = 0.8
 _LAUNCH_S = 3e-6
 
-_UNMEASURED_EFFICIENCY = 0.6
+UNMEASURED_EFFICIENCY = 0.6
 """Of the peak, where nothing was measured: what people report of CPUs without tuning."""
 
 
@@ -205,4 +205,4 @@ def stream_s(device: DeviceSpec, size_bytes: npt.ArrayLike) -> Timing:
 
 
 def _unmeasured(device: DeviceSpec, dtype: Dtype, flop: Floats) -> Timing:
-    return counted(flop / (device.peak_flop_per_s(dtype) * _UNMEASURED_EFFICIENCY))
+    return counted(flop / (device.peak_flop_per_s(dtype) * UNMEASURED_EFFICIENCY))

@@ -24,9 +24,12 @@ from equipoise.spec.device_parts import ModelParts
 from equipoise.spec.device_spec import THIS_CPU, DeviceSpec, Dtype
 from equipoise.spec.link import LINKS, LinkSpec
 
-_GEMM = {"h100-sxm": "h100", "h200": "h200", "a100-80": "a100"}
-_ATTENTION = {"h100-sxm": "h100", "a100-80": "a100"}
-_LINK_OF = {"h100": "nvlink4", "a100": "nvlink3"}
+GEMM_TABLES = {"h100-sxm": "h100", "h200": "h200", "a100-80": "a100"}
+"""The shipped table of each device whose products were measured."""
+ATTENTION_TABLES = {"h100-sxm": "h100", "a100-80": "a100"}
+"""Likewise of attention."""
+LINK_OF = {"h100": "nvlink4", "a100": "nvlink3"}
+"""The link that each shipped table of collectives was measured on."""
 
 _STANDS_IN = {
     "h100-sxm-500w": "h100-sxm",
@@ -55,7 +58,7 @@ def collective_curve(link: LinkSpec) -> CollectiveCurve | None:
     """The measured curve of a link; None where there is none."""
     if link.curve is None:
         return None
-    if link.curve not in _LINK_OF:
+    if link.curve not in LINK_OF:
         return _here(Path(link.curve)).collectives
     return _shipped_collectives(link.curve)
 
@@ -69,10 +72,10 @@ def gemm_curve(device: DeviceSpec, dtype: Dtype) -> tuple[LogGrid, str, Dtype] |
         if device.curve_file is None or dtype not in _here(device.curve_file).gemm:
             return None
         return _here(device.curve_file).gemm[dtype], THIS_CPU, dtype
-    name = device.name if device.name in _GEMM else _STANDS_IN.get(device.name)
+    name = device.name if device.name in GEMM_TABLES else _STANDS_IN.get(device.name)
     if name is None:
         return None
-    grids = _shipped_gemm(_GEMM[name])
+    grids = _shipped_gemm(GEMM_TABLES[name])
     known: Dtype = "fp8" if dtype == "fp8" and "fp8" in grids else "bf16"
     return grids[known], name, known
 
@@ -86,19 +89,19 @@ def attention_curves(
             return None
         here = _here(device.curve_file)
         return here.forward[dtype], here.backward[dtype], THIS_CPU
-    name = device.name if device.name in _ATTENTION else _STANDS_IN.get(device.name)
-    return None if name is None else (_shipped_attention(_ATTENTION[name]), None, name)
+    name = device.name if device.name in ATTENTION_TABLES else _STANDS_IN.get(device.name)
+    return None if name is None else (_shipped_attention(ATTENTION_TABLES[name]), None, name)
 
 
 def decode_curve(device: DeviceSpec) -> tuple[LogGrid, str] | None:
     """A grid over sharing, cached tokens and units, and the device it was measured on."""
-    name = device.name if device.name in _ATTENTION else _STANDS_IN.get(device.name)
-    return None if name is None else (_shipped_decode(_ATTENTION[name]), name)
+    name = device.name if device.name in ATTENTION_TABLES else _STANDS_IN.get(device.name)
+    return None if name is None else (_shipped_decode(ATTENTION_TABLES[name]), name)
 
 
 @functools.cache
 def _shipped_collectives(name: str) -> CollectiveCurve:
-    return curve_of_rows(nccl_rows(name), LINKS[_LINK_OF[name]].bytes_per_s)
+    return curve_of_rows(nccl_rows(name), LINKS[LINK_OF[name]].bytes_per_s)
 
 
 @functools.cache

@@ -186,7 +186,7 @@ def _own_link(name: str, given: _Link, base: LinkSpec) -> LinkSpec:
         bytes_per_s=base.bytes_per_s if given.gbit_per_s is None else given.gbit_per_s * 1e9 / 8,
         latency_s=base.latency_s if given.latency_us is None else given.latency_us * 1e-6,
         efficiency=base.efficiency if given.efficiency is None else given.efficiency,
-        source=f"the cluster file; the rest as {base.name}",
+        source=f"the cluster file; what it leaves out as {base.name}: {base.source}",
     )
 
 

@@ -37,28 +37,40 @@ class LinkSpec:
 
 _NDR = "NVIDIA ConnectX-7: 400 Gb/s. Efficiency: DeepEP reports 43 of 50 GB/s between nodes"
 _HOP = "latency: NCCL between two nodes, about"
+_CURVE = "efficiency and latency a guess, read where no curve is"
+_GUESS = "efficiency and latency a guess"
 
 _TABLE = (
-    LinkSpec("nvlink5", 900e9, 0.75, 2e-6, "NVIDIA GB200 datasheet: 1.8 TB/s both ways", "h100"),
-    LinkSpec("nvlink4", 450e9, 0.75, 2e-6, "NVIDIA H100 datasheet: 900 GB/s both ways", "h100"),
-    LinkSpec("nvlink3", 300e9, 0.75, 2e-6, "NVIDIA A100 datasheet: 600 GB/s both ways", "a100"),
-    LinkSpec("nvlink2", 150e9, 0.75, 2e-6, "NVIDIA V100 datasheet: 300 GB/s both ways", "a100"),
-    LinkSpec("xgmi-package", 200e9, 0.75, 3e-6, "OLCF Frontier user guide: 4 x 50 GB/s, two dies"),
-    LinkSpec("xgmi-node", 50e9, 0.75, 3e-6, "OLCF Frontier user guide: 1 x 50 GB/s, neighbours"),
-    LinkSpec("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0 x16, one direction"),
-    LinkSpec("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0 x16, one direction"),
-    LinkSpec("pcie3", 16e9, 0.8, 5e-6, "PCI Express 3.0 x16, one direction"),
+    LinkSpec("nvlink5", 900e9, 0.75, 2e-6, f"NVIDIA GB200: 1.8 TB/s both ways; {_CURVE}", "h100"),
+    LinkSpec("nvlink4", 450e9, 0.75, 2e-6, f"NVIDIA H100: 900 GB/s both ways; {_CURVE}", "h100"),
+    LinkSpec("nvlink3", 300e9, 0.75, 2e-6, f"NVIDIA A100: 600 GB/s both ways; {_CURVE}", "a100"),
+    LinkSpec("nvlink2", 150e9, 0.75, 2e-6, f"NVIDIA V100: 300 GB/s both ways; {_CURVE}", "a100"),
+    LinkSpec("xgmi-package", 200e9, 0.75, 3e-6, f"OLCF Frontier user guide: 4 x 50 GB/s; {_GUESS}"),
+    LinkSpec("xgmi-node", 50e9, 0.75, 3e-6, f"OLCF Frontier user guide: 1 x 50 GB/s; {_GUESS}"),
+    LinkSpec("pcie5", 64e9, 0.8, 5e-6, f"PCI Express 5.0 x16, one direction; {_GUESS}"),
+    LinkSpec("pcie4", 32e9, 0.8, 5e-6, f"PCI Express 4.0 x16, one direction; {_GUESS}"),
+    LinkSpec("pcie3", 16e9, 0.8, 5e-6, f"PCI Express 3.0 x16, one direction; {_GUESS}"),
     LinkSpec("ib-ndr", 50e9, 0.86, 5e-6, f"{_NDR}; {_HOP}"),
-    LinkSpec("ib-hdr", 25e9, 0.86, 5e-6, f"NVIDIA ConnectX-6: 200 Gb/s; rest as ib-ndr; {_HOP}"),
-    LinkSpec("ib-edr", 12.5e9, 0.86, 5e-6, f"NVIDIA ConnectX-5: 100 Gb/s; rest as ib-ndr; {_HOP}"),
-    LinkSpec("slingshot", 25e9, 0.7, 8e-6, "HPE Slingshot 11: 200 Gb/s; efficiency a guess"),
-    LinkSpec("roce-400", 50e9, 0.8, 7e-6, "400 Gb/s Ethernet with RDMA; efficiency a guess"),
-    LinkSpec("roce-200", 25e9, 0.8, 7e-6, "200 Gb/s Ethernet with RDMA; efficiency a guess"),
-    LinkSpec("roce-100", 12.5e9, 0.8, 7e-6, "100 Gb/s Ethernet with RDMA; efficiency a guess"),
-    LinkSpec("ethernet-100", 12.5e9, 0.6, 40e-6, "100 Gb/s Ethernet, TCP; efficiency a guess"),
-    LinkSpec("ethernet-25", 3.125e9, 0.8, 40e-6, "25 Gb/s Ethernet, TCP; efficiency a guess"),
-    LinkSpec("ethernet-10", 1.25e9, 0.9, 40e-6, "10 Gb/s Ethernet, TCP; efficiency a guess"),
-    LinkSpec("gloo", 2e9, 0.5, 1e-4, 'a guess; "equipoise calibrate" measures it'),
+    LinkSpec(
+        "ib-hdr", 25e9, 0.86, 5e-6, f"NVIDIA ConnectX-6: 200 Gb/s. Efficiency as ib-ndr; {_HOP}"
+    ),
+    LinkSpec(
+        "ib-edr", 12.5e9, 0.86, 5e-6, f"NVIDIA ConnectX-5: 100 Gb/s. Efficiency as ib-ndr; {_HOP}"
+    ),
+    LinkSpec("slingshot", 25e9, 0.7, 8e-6, f"HPE Slingshot 11: 200 Gb/s; {_GUESS}"),
+    LinkSpec("roce-400", 50e9, 0.8, 7e-6, f"400 Gb/s Ethernet with RDMA; {_GUESS}"),
+    LinkSpec("roce-200", 25e9, 0.8, 7e-6, f"200 Gb/s Ethernet with RDMA; {_GUESS}"),
+    LinkSpec("roce-100", 12.5e9, 0.8, 7e-6, f"100 Gb/s Ethernet with RDMA; {_GUESS}"),
+    LinkSpec("ethernet-100", 12.5e9, 0.6, 40e-6, f"100 Gb/s Ethernet, TCP; {_GUESS}"),
+    LinkSpec("ethernet-25", 3.125e9, 0.8, 40e-6, f"25 Gb/s Ethernet, TCP; {_GUESS}"),
+    LinkSpec("ethernet-10", 1.25e9, 0.9, 40e-6, f"10 Gb/s Ethernet, TCP; {_GUESS}"),
+    LinkSpec(
+        "gloo",
+        2e9,
+        0.5,
+        1e-4,
+        'rate, efficiency and latency a guess; "equipoise calibrate" measures',
+    ),
 )
 
 LINKS: dict[str, LinkSpec] = {link.name: link for link in _TABLE}

@@ -57,6 +57,7 @@ def test_a_straight_question(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(found["stages"]["layers"]) == 126
     assert found["energy_j_per_token"] * 8192 * 2048 == pytest.approx(found["energy_j_per_step"])
     assert found["usd_per_million_tokens"] > 0
+    assert {"peaks", "link ib-ndr", "matrix products", "usd_per_hour"} <= set(found["sources"])
 
 
 def test_every_word_of_a_layout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +99,7 @@ def test_a_table_a_line_a_picture_and_a_trace(
     out = capsys.readouterr().out
     assert out.startswith("llama3-8b on h100-sxm:16, tp=2,pp=4,dp=2: a step of 262,144 tokens")
     assert "products" in out and "optimizer" in out and "J a token" in out
+    assert "\n  node: NVIDIA DGX H100: 8 x ConnectX-7\n" in out
     assert out.endswith(f"{plot}\n{trace}\n")
     events = json.loads(trace.read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "C"} == {

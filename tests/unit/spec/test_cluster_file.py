@@ -35,7 +35,10 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     assert old.nic.name == "lab-roce"
     assert old.nic_bytes_per_s == 180e9 / 8 * 4 / 8
     assert old.nic.efficiency == 0.8
-    assert old.nic.source == "the cluster file; the rest as roce-200"
+    assert old.nic.source == (
+        "the cluster file; what it leaves out as roce-200: 200 Gb/s Ethernet with RDMA; efficiency "
+        "and latency a guess"
+    )
     assert new.device.usd_per_hour == 2.5
     assert dict(new.device.sources)["usd_per_hour"] == "the cluster file"
     assert cluster.between.name == "ethernet-25"
