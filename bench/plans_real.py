@@ -1,12 +1,13 @@
 """Real steps on two ranks beside what was foreseen of them after ``equipoise calibrate``.
 
-A session calibrates the machine with the parts of one decoder's steps, then trains eighteen plans
-of that decoder (layouts, ZeRO stages, schedules, strategies, packings, recomputation, windows,
-depths) by ``equipoise train``, pinned, in turn. Each step is foreseen from its own packs, by its
-own session's calibration: what neighbours take of caches and clocks changes within an hour by more
-than the goal. A plan's figure is the median of all its steps but each run's first. Nothing is
-fitted to a scored run. Beside the clock's seconds stand the processor's, which strangers lengthen
-less.
+``equipoise calibrate`` measures the machine once. Then, pass after pass, the parts of one
+decoder's steps are timed as it times them, way by way, and right after each way the plans that
+share a step in that way are trained by ``equipoise train``, pinned: eighteen plans of the decoder
+(layouts, ZeRO stages, schedules, strategies, packings, recomputation, windows, depths). What
+neighbours take of caches and clocks changes within minutes by more than the goal, so both sides
+are drawn in turn, all passes' samples are pooled as if one calibration had drawn them, and a
+plan's figures are the medians of all its steps but each run's first. Nothing is fitted to a scored
+run. Beside the clock's seconds stand the processor's, which strangers lengthen less.
 
 It works in pieces, kept in a folder until all are there::
 
@@ -18,6 +19,7 @@ It works in pieces, kept in a folder until all are there::
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -32,49 +34,63 @@ from typing import Any
 import numpy as np
 
 from bench.corpus import open_corpus
-from bench.plans_real_cases import CALIBRATED, CASES, COMMON, STEPS, flags
+from bench.plans_real_cases import CASES, COMMON, STEPS, flags
+from bench.plans_real_parts import decoder_plan, parts_of, time_once
 from bench.ranking import kendall_tau
 from bench.stamp import LoadStamp, environment, spread
 from equipoise.balance.pack import make_packer
-from equipoise.cli.calibrate import parts_plan_for
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.step import StepOptions, residuals_of
-from equipoise.data.progress import SilentProgress
 from equipoise.data.stream import DocumentStream
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import StepRun, run_step
 from equipoise.spec.cluster import cores_cluster
 from equipoise.spec.device_file import read_device_file, write_device_file
 from equipoise.spec.device_here import this_cpu
+from equipoise.spec.device_parts import Way, way_of
 from equipoise.spec.layout import Layout
 from equipoise.spec.load import read_run
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolve import ResolvedRun
-from equipoise.train.calibrate_model import measure_parts
+from equipoise.train.calibrate_parts import ways_of
 
 GOAL = {"error": 0.08, "tau": 0.9, "plans": 12}
-SESSIONS = 2
+PASSES = 4
 FOLDER = Path(tempfile.gettempdir()) / f"equipoise-plans-real-{os.getuid()}"
+MACHINE_FILE = FOLDER / "this-cpu.json"
 
 
-def calibrate(session: int) -> dict[str, Any]:
-    """Measure the machine, with the parts of the decoder's steps; in later sessions those alone."""
-    begin, file = time.perf_counter(), device_file(session)
-    if session == 0:
-        command = [sys.executable, "-m", "equipoise.cli.main", "calibrate", "--out", str(file)]
-        subprocess.run([*command, "--quiet", *flags(CALIBRATED)], check=True, stdout=sys.stderr)
-    else:
-        first = device_file(0)
-        link = Machine(cores_cluster(this_cpu(first), 2)).context_links(Layout(cp=2)).near
-        plan = parts_plan_for(read_run(None, list(CALIBRATED.items())))
-        parts = measure_parts(plan, link, SilentProgress())
-        write_device_file(file, dataclasses.replace(read_device_file(first), parts=(parts,)))
+def calibrate() -> dict[str, Any]:
+    """Measure the machine, without any model."""
+    begin = time.perf_counter()
+    command = [sys.executable, "-m", "equipoise.cli.main", "calibrate", "--out", str(MACHINE_FILE)]
+    subprocess.run([*command, "--quiet"], check=True, stdout=sys.stderr)
     return {"seconds": round(time.perf_counter() - begin, 1)}
 
 
-def device_file(session: int) -> Path:
-    """What a session's calibration wrote."""
-    return FOLDER / f"this-cpu-{session}.json"
+def samples_file(way: Way, number: int) -> Path:
+    """What a pass timed of a way."""
+    return FOLDER / f"{way}-{number}.pickle"
+
+
+def calibrated_machine(passes: dict[Way, int]) -> Machine:
+    """Two cores as all passes together timed them; a way answers from those it has."""
+    link = Machine(cores_cluster(this_cpu(MACHINE_FILE), 2)).context_links(Layout(cp=2)).near
+    parts = parts_of(
+        {way: [samples_file(way, at) for at in range(count)] for way, count in passes.items()}, link
+    )
+    file = FOLDER / "this-cpu-parts.json"
+    write_device_file(file, dataclasses.replace(read_device_file(MACHINE_FILE), parts=(parts,)))
+    return Machine(cores_cluster(this_cpu(file), 2))
+
+
+def cases_of(way: Way) -> list[str]:
+    """Plans that share a step in this way."""
+    layouts = {
+        case: read_run(None, list((COMMON | keys).items())).spec.layout.of_ranks(2)
+        for case, keys in CASES.items()
+    }
+    return [case for case, layout in layouts.items() if way_of(layout) == way]
 
 
 def train(case: str, folder: Path) -> dict[str, Any]:
@@ -167,24 +183,24 @@ def foresee(case: str, run: dict[str, Any], machine: Machine) -> list[StepRun]:
     return priced
 
 
-def row_of(case: str, runs: list[dict[str, Any]], machines: list[Machine]) -> dict[str, Any]:
+def row_of(case: str, runs: list[dict[str, Any]], machine: Machine) -> dict[str, Any]:
     """A plan: predicted beside measured."""
     predicted: list[float] = []
     terms: dict[str, list[float]] = {}
-    for run, machine in zip(runs, machines, strict=False):
+    for run in runs:
         for found in foresee(case, run, machine):
             predicted.append(found.price.step_s)
             for name, seconds in found.price.terms.items():
                 terms.setdefault(name, []).append(seconds)
     steps = {name: [s for run in runs for s in run["steps"][name]] for name in runs[0]["steps"]}
     measured, guess = float(np.median(steps["step"])), float(np.median(predicted))
-    by_session = [float(np.median(run["steps"]["step"])) for run in runs]
+    by_pass = [float(np.median(run["steps"]["step"])) for run in runs]
     return {
         "plan": case,
         "predicted_s": guess,
         "measured_s": measured,
         "error": guess / measured - 1,
-        "measured, medians of sessions": by_session,
+        "measured, medians of passes": by_pass,
         "measured": spread(steps["step"]),
         "step by step, mean absolute error": float(
             np.mean(np.abs(np.array(predicted) / np.array(steps["step"]) - 1))
@@ -199,18 +215,17 @@ def row_of(case: str, runs: list[dict[str, Any]], machines: list[Machine]) -> di
 
 def answer(state: dict[str, Any]) -> dict[str, Any]:
     """All plans, their errors and their order."""
-    machines = [
-        Machine(cores_cluster(this_cpu(device_file(session)), 2))
-        for session in range(len(state["calibrate"]))
-    ]
-    rows = [row_of(case, runs, machines) for case, runs in state["runs"].items() if runs]
+    passes = {way: len(done) for way, done in state["ways"].items() if done}
+    machine = calibrated_machine(passes)
+    rows = [row_of(case, runs, machine) for case, runs in state["runs"].items() if runs]
     errors = np.array([row["error"] for row in rows])
     predicted, measured = ([row[name] for row in rows] for name in ("predicted_s", "measured_s"))
     apart = [
         (i, j)
         for i in range(len(rows))
         for j in range(i)
-        if len(machines) > 1 and abs(measured[i] / measured[j] - 1) > _noise(rows[i], rows[j])
+        if min(passes.values()) > 1
+        and abs(measured[i] / measured[j] - 1) > _noise(rows[i], rows[j])
     ]
     agree = [
         float(np.sign((predicted[i] - predicted[j]) * (measured[i] - measured[j])))
@@ -220,28 +235,30 @@ def answer(state: dict[str, Any]) -> dict[str, Any]:
         "what": "seconds of a step on two pinned ranks, predicted after calibrate and measured",
         "goal": GOAL,
         "plans": len(rows),
-        "runs that are left": sum(SESSIONS - len(runs) for runs in state["runs"].values()),
+        "runs that are left": sum(PASSES - len(runs) for runs in state["runs"].values()),
+        "passes": max(passes.values()),
         "within the goal": int((np.abs(errors) <= GOAL["error"]).sum()),
         "mape": float(np.abs(errors).mean()),
         "mean error": float(errors.mean()),
         "worst": float(np.abs(errors).max()),
         "tau": kendall_tau(measured, predicted),
-        "tau, of plans further apart than their sessions": float(np.mean(agree)) if agree else None,
-        "pairs further apart than their sessions": len(apart),
-        "curves read beyond their sizes": sorted(
-            set().union(*(machine.extrapolated for machine in machines))
-        ),
+        "tau, of plans further apart than their passes": float(np.mean(agree)) if agree else None,
+        "pairs further apart than their passes": len(apart),
+        "curves read beyond their sizes": sorted(machine.extrapolated),
         "rows": rows,
         "calibrate": state["calibrate"],
+        "seconds of timing a way": {
+            way: spread(done) for way, done in state["ways"].items() if done
+        },
         "scheduler": state["scheduler"],
         "environment": environment(),
     }
 
 
 def _noise(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """How far medians of sessions lie apart, of the worse of two plans."""
+    """How far medians of passes lie apart, of the worse of two plans."""
     return max(
-        max(each["measured, medians of sessions"]) / min(each["measured, medians of sessions"]) - 1
+        max(each["measured, medians of passes"]) / min(each["measured, medians of passes"]) - 1
         for each in (one, other)
     )
 
@@ -251,26 +268,39 @@ def work(seconds: float, *, now: bool) -> dict[str, Any] | None:
     begin = time.perf_counter()
     FOLDER.mkdir(exist_ok=True)
     kept = FOLDER / "state.json"
-    state: dict[str, Any] = {"calibrate": [], "runs": {case: [] for case in CASES}}
+    ways = ways_of(decoder_plan().model, 2)
+    state: dict[str, Any] = {
+        "ways": {way: [] for way in ways},
+        "runs": {case: [] for case in CASES},
+    }
     if kept.exists():
-        state = json.loads(kept.read_text())
-    open_corpus()
-    for session in range(SESSIONS):
-        if len(state["calibrate"]) == session:
-            state["calibrate"].append(calibrate(session))
-            policy = os.sched_getscheduler(0)
-            state["scheduler"] = {os.SCHED_OTHER: "other", os.SCHED_FIFO: "fifo"}.get(policy, "")
-            kept.write_text(json.dumps(state))
-        for case in CASES:
-            if len(state["runs"].setdefault(case, [])) > session:
-                continue
-            if time.perf_counter() - begin > seconds:
-                left = sum(SESSIONS - len(runs) for runs in state["runs"].values())
-                sys.stderr.write(f"{left} runs are left.\n")
-                return state if now else None
+        state = read_state(kept)
+    else:
+        open_corpus()
+        state["calibrate"] = calibrate()
+        policy = os.sched_getscheduler(0)
+        state["scheduler"] = {os.SCHED_OTHER: "other", os.SCHED_FIFO: "fifo"}.get(policy, "")
+    for number, at in itertools.product(range(PASSES), range(len(ways))):
+        way = ways[(at + number) % len(ways)]
+        todo = [case for case in cases_of(way) if len(state["runs"][case]) == number]
+        if not todo:
+            continue
+        if time.perf_counter() - begin > seconds:
+            left = sum(PASSES - len(runs) for runs in state["runs"].values())
+            sys.stderr.write(f"{left} runs are left.\n")
+            return read_state(kept) if now else None
+        if len(state["ways"][way]) == number:
+            start = time.perf_counter()
+            time_once(way, samples_file(way, number))
+            state["ways"][way].append(round(time.perf_counter() - start, 1))
+        for case in todo:
             state["runs"][case].append(train(case, FOLDER / "run"))
             kept.write_text(json.dumps(state))
-    # As it is read back, keys of objects are words.
+    return read_state(kept)
+
+
+def read_state(kept: Path) -> dict[str, Any]:
+    """All pieces; as they are read back, keys of objects are words."""
     return dict(json.loads(kept.read_text()))
 
 

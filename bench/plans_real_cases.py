@@ -1,6 +1,6 @@
 """The plans that ``plans_real`` trains, as keys of run.toml."""
 
-STEPS = 6
+STEPS = 9
 
 CALIBRATED = {"model.preset": "2m", "pack.context_tokens": "2048"}
 COMMON = CALIBRATED | {

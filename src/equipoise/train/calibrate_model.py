@@ -8,13 +8,15 @@ Kept true (tests/multi/test_calibrate_parts.py)
     Every way that a model allows is timed, and another depth is foreseen from it.
 """
 
+from collections.abc import Mapping, Sequence
+
 from equipoise.comm.local import run_ranks
 from equipoise.observe.machine import usable_cores
 from equipoise.schedule.attention_price import LinkPrice
-from equipoise.spec.device_parts import ModelParts, parts_name
+from equipoise.spec.device_parts import ModelParts, Way, parts_name
 from equipoise.train.calibrate import MOST_RANKS, Progress
 from equipoise.train.calibrate_parts import time_way, ways_of
-from equipoise.train.parts_plan import PartsPlan
+from equipoise.train.parts_plan import PartsPlan, WaySamples
 from equipoise.train.parts_table import context_points, document_points, way_table
 
 
@@ -36,18 +38,32 @@ def measure_parts(plan: PartsPlan, link: LinkPrice, progress: Progress) -> Model
         found[way] = run_ranks(cores, time_way, plan, way)
         progress.advance()
     progress.finish()
-    whole = document_points([each for way in ways if way != "tensor" for each in found[way]])
+    return put_together(plan, found, link)
+
+
+def put_together(
+    plan: PartsPlan, found: Mapping[Way, Sequence[WaySamples]], link: LinkPrice
+) -> ModelParts:
+    """The parts of a model's step from what every rank timed of every way.
+
+    Args:
+        plan: What was timed.
+        found: Samples of each rank, by way.
+        link: Between two ranks.
+    """
+    whole = document_points([each for way in found if way != "tensor" for each in found[way]])
     shared = document_points(found["tensor"]) if "tensor" in found else whole
     tables = [
         way_table(way, plan, samples, shared if way == "tensor" else whole)
         for way, samples in found.items()
     ]
-    context = context_points(plan, cores, list(found.values()), whole, link)
+    ranks = len(next(iter(found.values())))
+    context = context_points(plan, ranks, list(found.values()), whole, link)
     return ModelParts(
         model=parts_name(plan.model),
         title=f"hidden {plan.model.hidden:,}, vocabulary {plan.model.vocab:,}",
         dtype="bf16" if plan.precision == "bf16" else "fp32",
-        ranks=cores,
+        ranks=ranks,
         most_tokens=plan.sizes[-1],
         ways=tuple(tables),
         context=context,
