@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +35,16 @@ import numpy as np
 from bench.corpus import open_corpus
 from bench.plans_real_cases import CASES, COMMON, STEPS, flags
 from bench.plans_real_parts import decoder_plan, parts_of, time_once
+from bench.plans_real_price import foresee
 from bench.ranking import kendall_tau
 from bench.stamp import LoadStamp, environment, spread
-from equipoise.balance.pack import make_packer
-from equipoise.cost.curve import LoadCurve
-from equipoise.cost.step import StepOptions, residuals_of
-from equipoise.data.stream import DocumentStream
 from equipoise.sim.machine import Machine
-from equipoise.sim.step import StepRun, run_step
 from equipoise.spec.cluster import cores_cluster
 from equipoise.spec.device_file import read_device_file, write_device_file
 from equipoise.spec.device_here import this_cpu
 from equipoise.spec.device_parts import Way, way_of
 from equipoise.spec.layout import Layout
 from equipoise.spec.load import read_run
-from equipoise.spec.pack import PackedStep
-from equipoise.spec.resolve import ResolvedRun
 from equipoise.train.calibrate_parts import ways_of
 
 GOAL = {"error": 0.08, "tau": 0.9, "plans": 12}
@@ -137,50 +130,6 @@ def read_steps(folder: Path) -> dict[str, Any]:
     start = next(e for e in ranks[0] if e["name"] == "start")
     packs = {e["step"]: e["digest"] for e in ranks[0] if e["name"] == "pack"}
     return {"steps": steps, "curve": start["curve"], "packs": packs}
-
-
-def packs_of(resolved: ResolvedRun, curve: LoadCurve) -> Iterator[PackedStep]:
-    """Every step's packs, as the run makes them."""
-    spec, store = resolved.spec, open_corpus()
-    stream = DocumentStream(
-        store.doc_tokens, seed=spec.train.seed, context_tokens=spec.pack.context_tokens
-    )
-    packer = make_packer(spec.pack, 2 // spec.layout.sharing, curve)
-    for step in range(STEPS):
-        yield packer.step(stream.step(step * spec.pack.step_tokens, spec.pack.step_tokens))
-
-
-def foresee(case: str, run: dict[str, Any], machine: Machine) -> list[StepRun]:
-    """Each step but the first, priced from its packs.
-
-    Raises:
-        ValueError: the packs are not those that ran.
-    """
-    resolved = read_run(None, list((COMMON | CASES[case]).items()))
-    spec = resolved.spec
-    known = {**run["curve"]}
-    known |= {name: tuple(known[name]) for name in ("doc_tokens", "doc_ns")}
-    options = StepOptions(
-        spec.pack.context_tokens,
-        spec.pack.step_tokens // spec.pack.context_tokens,
-        virtual=max(1, spec.layout.stages // spec.layout.pipeline),
-        schedule=spec.layout.schedule,
-        recompute=spec.train.recompute,
-        precision=spec.train.precision,
-        policy=spec.pack.policy,
-        sharding=spec.layout.sharding,
-        context_strategy=spec.layout.strategy,
-        residuals=residuals_of(machine.device),
-    )
-    priced = []
-    for step, packed in enumerate(packs_of(resolved, LoadCurve(**known)), start=1):
-        if packed.digest != run["packs"][str(step)]:
-            raise ValueError(f"{case}: step {step} was packed otherwise than it is foreseen.")
-        documents = [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
-        layout = spec.layout.of_ranks(2)
-        if step > 1:
-            priced.append(run_step(resolved.model, machine, layout, options, documents=documents))
-    return priced
 
 
 def row_of(case: str, runs: list[dict[str, Any]], machine: Machine) -> dict[str, Any]:
