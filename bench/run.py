@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from equipoise.launch.local import ALLOCATOR
+from equipoise.launch.agent import ALLOCATOR
 
 BENCHES = (
     "throughput",

@@ -27,17 +27,13 @@ from pathlib import Path
 from typing import Literal
 
 from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
-from equipoise.launch.local import ALLOCATOR
+from equipoise.launch.agent import agent_command, rank_environment
 from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.device import THIS_CPU
 
 Accelerator = Literal["none", "nvidia", "amd"]
 
-WORKER = ("-m", "equipoise.train.worker")
-
 _AMD = ("mi250x",)
-_GRACE_S = 120
-"""What ranks that are told to stop have for their step and their checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +118,7 @@ def place_on(cluster: ClusterSpec | None, ranks: int, *, sharing: int) -> Nodes:
 
 def environment(job: Job) -> dict[str, str]:
     """What is set for every rank, whoever starts it."""
-    found = {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": ALLOCATOR, "PYTHONUNBUFFERED": "1"}
+    found = rank_environment()
     if job.interface:
         found |= {"GLOO_SOCKET_IFNAME": job.interface, "NCCL_SOCKET_IFNAME": job.interface}
     return found
@@ -130,15 +126,7 @@ def environment(job: Job) -> dict[str, str]:
 
 def agent_words(job: Job) -> list[str]:
     """A node's agent, up to what says where the agents meet; ``WORKER`` and the folder follow."""
-    return [
-        job.python,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={job.nodes.count}",
-        f"--nproc-per-node={job.nodes.ranks}",
-        "--max-restarts=0",
-        f"--shutdown-timeout={_GRACE_S}",
-    ]
+    return agent_command(job.python, job.nodes.ranks, f"--nnodes={job.nodes.count}")
 
 
 def shell_head(job: Job) -> list[str]:

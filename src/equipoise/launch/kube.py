@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.base.errors import LayoutError, SpecError
+from equipoise.launch.agent import WORKER
 from equipoise.launch.forms import (
-    WORKER,
     Job,
     agent_words,
     environment,

@@ -28,18 +28,12 @@ from pathlib import Path
 from types import FrameType
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+from equipoise.launch.agent import WORKER, agent_command, rank_environment
 
 LOCK = ".lock"
 """File of a run's folder that rank 0 holds locked while it runs."""
 
-_GRACE_S = 120
 _PR_SET_PDEATHSIG = 1
-
-ALLOCATOR = "glibc.malloc.tcache_count=0"
-"""Keeps glibc's per-thread lists of small chunks from pinning the holes between tensors.
-
-A 7M decoder's rank holds 256 MiB with it and 351 without (glibc 2.36, recompute "full").
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +93,15 @@ def folder_taken(folder: Path) -> str:
     )
 
 
+def folder_unlocked(folder: Path, error: OSError) -> str:
+    """What a run is told whose folder cannot be locked, though nobody holds it."""
+    return (
+        f"{folder / LOCK} cannot be locked ({error.strerror}), so nothing would keep a second run "
+        f"from writing to the same journal. Choose another folder with --out, or mount this one "
+        f"with locks (NFS: without nolock; Lustre: with flock)."
+    )
+
+
 def _command(launch: Launch) -> list[str]:
     rendezvous = ["--standalone"]
     if launch.port:
@@ -108,27 +111,22 @@ def _command(launch: Launch) -> list[str]:
             "--rdzv-id=equipoise",
         ]
     return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *rendezvous,
-        f"--nproc-per-node={launch.ranks}",
-        "--max-restarts=0",
+        *agent_command(sys.executable, launch.ranks, *rendezvous),
         "--local-addr=127.0.0.1",
-        f"--shutdown-timeout={_GRACE_S}",
         f"--log-dir={launch.folder / 'logs'}",
         "--redirects=2",
         "--monitor-interval=0.1",
-        "-m",
-        "equipoise.train.worker",
+        *WORKER,
         str(launch.folder),
         *(["--quiet"] if launch.quiet else []),
     ]
 
 
-def _tunables() -> str:
-    """The reader's own glibc tunables, and ours."""
-    return ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), ALLOCATOR)))
+def _environment() -> dict[str, str]:
+    """The reader's own, and over it that of ranks; glibc's tunables are both."""
+    ours, tunables = rank_environment(), "GLIBC_TUNABLES"
+    both = filter(None, (os.environ.get(tunables), ours[tunables]))
+    return {**os.environ, **ours, tunables: ":".join(both)}
 
 
 def end_with_parent() -> None:
@@ -176,17 +174,11 @@ def run_local(launch: Launch) -> None:
     logs = launch.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     agent_log = logs / "agent.log"
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLIBC_TUNABLES": _tunables(),
-        "PYTHONUNBUFFERED": "1",
-    }
     with agent_log.open("wb") as log:
         process = subprocess.Popen(
             _command(launch),
             stderr=log,
-            env=environment,
+            env=_environment(),
             start_new_session=True,
             preexec_fn=end_with_parent,
         )

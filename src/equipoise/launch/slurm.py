@@ -18,7 +18,8 @@ Sources
 import shlex
 
 from equipoise.base.errors import SpecError
-from equipoise.launch.forms import WORKER, Job, agent_words, shell_head, summary, wrap
+from equipoise.launch.agent import WORKER
+from equipoise.launch.forms import Job, agent_words, shell_head, summary, wrap
 
 _NOTICE_S = 180
 

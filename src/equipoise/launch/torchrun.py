@@ -9,8 +9,8 @@ import shutil
 import subprocess
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+from equipoise.launch.agent import WORKER
 from equipoise.launch.forms import (
-    WORKER,
     Job,
     agent_words,
     require_prepared,

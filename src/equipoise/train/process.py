@@ -38,7 +38,7 @@ def keep_freed_memory() -> None:
     at its first touch: 50,000 page faults a step for a 7M decoder, a tenth of its time.
     Small freed chunks are merged at once: an aligned tensor leaves a sliver behind it, and
     a sliver that waits in a list of its own keeps the tensor's place from being used again
-    (the launcher switches off the other such list, ``launch.local.ALLOCATOR``).
+    (the launcher switches off the other such list, ``launch.agent.ALLOCATOR``).
 
     Elsewhere than on glibc nothing is done.
     """

@@ -22,7 +22,7 @@ from equipoise.comm.group import Ranks, join_from_environment
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 from equipoise.data.store import open_store
-from equipoise.launch.local import LOCK, folder_taken
+from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
 from equipoise.observe.journal import Journal
 from equipoise.spec.resolved import ResolvedFile, read_resolved
@@ -36,18 +36,25 @@ class FolderTakenError(LayoutError):
 
 @contextmanager
 def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Hold the run's folder, so that two runs never write one journal."""
+    """Hold the run's folder, so that two runs never write one journal.
+
+    Raises:
+        FolderTakenError: another run holds it.
+        LayoutError: it cannot be locked at all.
+    """
     with ExitStack() as stack:
-        taken = ""
+        fault: LayoutError | None = None
         if ranks.rank == 0:
-            lock = stack.enter_context((folder / LOCK).open("a"))
             try:
+                lock = stack.enter_context((folder / LOCK).open("a"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                taken = folder_taken(folder)
-        taken = ranks.gather_objects(taken)[0]
-        if taken:
-            raise FolderTakenError(taken)
+            except BlockingIOError:
+                fault = FolderTakenError(folder_taken(folder))
+            except OSError as error:
+                fault = LayoutError(folder_unlocked(folder, error))
+        fault = ranks.gather_objects(fault)[0]
+        if fault is not None:
+            raise fault
         yield
 
 

@@ -4,6 +4,7 @@ import fcntl
 import json
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.launch import local
+from equipoise.launch.agent import WORKER
+from equipoise.launch.forms import Job, Nodes, agent_words
 from equipoise.launch.local import LOCK, Launch, require_free_folder, require_free_port
 from equipoise.observe.journal import Journal
 
@@ -52,6 +55,33 @@ def test_a_folder_whose_run_goes_on(tmp_path: Path) -> None:
             "another folder with --out."
         )
     require_free_folder(tmp_path)
+
+
+@pytest.mark.parametrize("port", [0, 29_500])
+def test_the_agent_of_this_machine(tmp_path: Path, port: int) -> None:
+    """As the forms' one, but that it meets nobody, keeps logs and looks often."""
+    words = local._command(Launch(tmp_path, 2, True, port))
+    job = Job("run", tmp_path, Nodes(1, 2, "none"), python=sys.executable)
+    assert set(agent_words(job)) - set(words) == {"--nnodes=1"}
+    assert words[:3] == agent_words(job)[:3]
+    assert words[-4:] == [*WORKER, str(tmp_path), "--quiet"]
+    assert ("--standalone" in words) == (port == 0)
+    assert ("--rdzv-endpoint=127.0.0.1:29500" in words) == (port > 0)
+
+
+def test_ranks_have_the_readers_environment_and_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setenv("ASKED", "yes")
+    found = local._environment()
+    assert found["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.tcache_count=0"
+    assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"], found["ASKED"]) == (
+        "1",
+        "1",
+        "yes",
+    )
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    assert local._environment()["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=0"
 
 
 KILLED = """\

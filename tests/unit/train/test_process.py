@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from equipoise.launch.local import ALLOCATOR
+from equipoise.launch.agent import ALLOCATOR
 
 PLACES = """
 import ctypes

@@ -1,12 +1,17 @@
 """What a rank refuses before it touches anything."""
 
+import errno
+import fcntl
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
+from equipoise.launch.local import LOCK
 from equipoise.spec.model import preset
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.spec.run import LayoutSpec, RunSpec
@@ -25,3 +30,55 @@ def test_other_ranks_than_the_run_wants(tmp_path: Path, context: int, world: int
         worker._train(tmp_path, resolved, Ranks(0, world, torch.device("cpu")), quiet=True)
     assert str(caught.value) == f"torchrun started 3 ranks and the run wants 4. Pass {fix}."
     assert list(tmp_path.iterdir()) == []
+
+
+class Alone(Ranks):
+    """One rank, whose word is rank 0's."""
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value]
+
+
+ALONE = Alone(0, 1, torch.device("cpu"))
+
+
+def test_a_folder_that_another_run_holds(tmp_path: Path) -> None:
+    with (tmp_path / LOCK).open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(worker.FolderTakenError) as caught, worker._sole_owner(tmp_path, ALONE):
+            pass
+    assert str(caught.value) == (
+        f"Another run is writing to {tmp_path}. Wait until it ends, stop it, or choose another "
+        "folder with --out."
+    )
+    with (
+        worker._sole_owner(tmp_path, ALONE),
+        (tmp_path / LOCK).open() as lock,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EPERM, errno.EIO])
+def test_a_folder_that_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(worker.fcntl, "flock", refuse)
+    with pytest.raises(LayoutError) as caught, worker._sole_owner(tmp_path, ALONE):
+        pass
+    assert not isinstance(caught.value, worker.FolderTakenError)
+    assert str(caught.value) == (
+        f"{tmp_path}/.lock cannot be locked ({os.strerror(code)}), so nothing would keep a second "
+        f"run from writing to the same journal. Choose another folder with --out, or mount this "
+        f"one with locks (NFS: without nolock; Lustre: with flock)."
+    )
+
+
+def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(LayoutError) as caught, worker._sole_owner(tmp_path, ALONE):
+        pass
+    assert str(caught.value).startswith(f"{tmp_path}/.lock cannot be locked (Is a directory), so ")
