@@ -94,7 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export",
         choices=["torchtitan", "megatron"],
-        help="print the best as torchtitan's TOML or Megatron-LM's flags, and nothing else",
+        help="print the best that the program can do as flags of torchtitan or Megatron-LM, and "
+        "nothing else",
     )
     parser.add_argument(
         "--measure",
@@ -155,7 +156,9 @@ def run(args: argparse.Namespace) -> int:
     if folder is not None:
         plan.write(folder / LOCK)
     if args.export is not None:
-        sys.stdout.write(EXPORTS[args.export](search.model, finalists[0].choice))
+        best = finalists[0]
+        _, write = EXPORTS[args.export]
+        sys.stdout.write(write(search.model, best.choice, best.run.layers))
     elif args.json:
         sys.stdout.write(json.dumps(plan.as_row(), indent=1) + "\n")
     else:

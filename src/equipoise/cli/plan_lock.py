@@ -13,6 +13,7 @@ from equipoise.cli.simulate_show import step_row
 from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch
 from equipoise.plan.explain import find_flip, find_walls, loses_by
+from equipoise.plan.export import EXPORTS
 from equipoise.plan.final import Finalist, price_finalists, with_layers
 from equipoise.plan.layer_words import say_layers
 from equipoise.plan.outcome import Outcome
@@ -38,6 +39,7 @@ _ASKED = (
     "context_strategy",
     "order",
     "layers",
+    "export",
     "expert_skew",
     "lengths",
     "policy",
@@ -146,6 +148,9 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
     base = step_options(whole, 1, machine.device)
     base.require()
     space = list_space(model, cluster.devices, base, fixed=fixed)
+    if args.export is not None:
+        program, _ = EXPORTS[args.export]
+        space = program.keep(model, space)
 
     pack = step_packer(args, base)
     packer = None if pack is None else lambda choice: pack(choice.layout, choice.options)

@@ -2,155 +2,224 @@
 
 What it decides
     Which of their settings say what a choice says. What a program cannot do is refused, never
-    rounded: a plan whose schedule or recomputation is another one has another price.
+    rounded: a plan whose schedule or recomputation is another one has another price. A search may
+    be kept to what a program can do. Stages have the layers that were priced.
 
     ===========  ============================  ===================================================
     here         torchtitan                    Megatron-LM
     ===========  ============================  ===================================================
     order dp-pp  none of its own               tp-pp-dp mapping
+    stages       modules of each part          equal ones by their number, others by a layout
     zero 0       replicate                     neither of the below
     zero 1       shard, no resharding          distributed optimizer
     zero 2       shard, no resharding          Megatron-FSDP, optim_grads
     zero 3       shard, resharding always      Megatron-FSDP, optim_grads_params
+    etp          tp without ep, else 1         its own
     attention    none of its own               selective, whose core is its default
-    every-N      selective, option N (of 2)    block, so many layers of each virtual stage
+    every-N      none of its own               block, so many layers of each virtual stage
     ===========  ============================  ===================================================
 
 Kept true (tests/unit/plan/test_export.py)
-    Both are read whole; what a program lacks is refused.
+    Both are read whole; what a program lacks is refused; what it carries, it is written for.
 
 Sources
-    torchtitan: torchtitan/config/job_config.py. Megatron-LM: megatron/training/arguments.py.
+    torchtitan 0.3.0: torchtitan/config/configs.py, distributed/activation_checkpoint.py. From
+    0.3.0 on it is set by flags; TOML is gone. Megatron-LM with core 0.19.2:
+    megatron/training/arguments.py, megatron/core/transformer/pipeline_parallel_layer_layout.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
-from equipoise.base.errors import SpecError
+import numpy as np
+
 from equipoise.plan.choice import ORDERS, Choice
+from equipoise.plan.export_model import megatron_model
+from equipoise.plan.export_program import Lack, Program
 from equipoise.spec.model import ModelSpec
 
-_TITAN_SCHEDULES = {
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "interleaved-zb": "InterleavedZeroBubble",
-    "zb-v": "ZBVZeroBubble",
-    "dualpipe-v": "DualPipeV",
+_TITAN: dict[str, dict[str, str]] = {
+    "order": {"pp-dp": ""},
+    "schedule": {
+        "1f1b": "1F1B",
+        "interleaved": "Interleaved1F1B",
+        "interleaved-zb": "InterleavedZeroBubble",
+        "zb-v": "ZBVZeroBubble",
+        "dualpipe-v": "DualPipeV",
+    },
+    "recompute": {"none": "none", "full": "full"},
+    "context strategy": {"all-gather": ""},
+    "precision": {"bf16": "bfloat16", "fp32": "float32"},
 }
-_TITAN_RECOMPUTES = {"none": "none", "every-2": "selective", "full": "full"}
-_TITAN_ROTATES = {"all-gather": "allgather", "ring": "alltoall"}
-_MEGATRON_CONTEXT = {"all-gather": "all_gather", "ring": "p2p", "ulysses": "a2a"}
+_MEGATRON: dict[str, dict[str, str]] = {
+    "order": dict.fromkeys(ORDERS, ""),
+    "schedule": {"1f1b": "", "interleaved": ""},
+    "recompute": dict.fromkeys(("none", "attention", "every-4", "every-3", "every-2", "full"), ""),
+    "context strategy": {"all-gather": "all_gather", "ring": "p2p", "ulysses": "a2a"},
+    "precision": {"bf16": "--bf16", "fp8": "--bf16\n--fp8-format hybrid", "fp32": ""},
+}
+
+_TITAN_LACKS: tuple[Lack, ...] = (
+    (
+        lambda at: (at["zero"] == 0) & (at["cp"] > 1),
+        "torchtitan shards parameters over context-parallel ranks, and zero=0 with cp={cp} does "
+        "not. Plan with --layout zero=1.",
+    ),
+    (
+        lambda at: (at["zero"] > 0) & (at["dp"] % at["replicas"] > 0),
+        "torchtitan copies parameters over data-parallel ranks alone, and replicas={replicas} do "
+        "not divide dp={dp}. Plan with --layout replicas=1.",
+    ),
+    (
+        lambda at: (at["experts"] > 0) & (at["etp"] != np.where(at["ep"] > 1, 1, at["tp"])),
+        "torchtitan shares each expert over tp where ep is 1, and over no ranks where it is more: "
+        "ep={ep} with tp={tp} and etp={etp} is neither. Plan with another --layout etp.",
+    ),
+    (
+        lambda at: at["in_rounds"] & (at["batches"] % np.maximum(1, at["batches"] // at["pp"]) > 0),
+        "torchtitan interleaves equal rounds of micro-batches, and {batches} of a rank make none "
+        "with pp={pp}. Plan with --step-sequences that give each rank a multiple of {pp}.",
+    ),
+)
+_MEGATRON_LACKS: tuple[Lack, ...] = (
+    (
+        lambda at: at["in_rounds"] & (at["batches"] % at["pp"] > 0),
+        "Megatron-LM interleaves micro-batches by the pp={pp}, and {batches} of a rank are no "
+        "multiple of it. Plan with --step-sequences that give each rank one.",
+    ),
+)
+
+_TORCHTITAN = Program("torchtitan", _TITAN, _TITAN_LACKS)
+_MEGATRON_LM = Program("Megatron-LM", _MEGATRON, _MEGATRON_LACKS)
 
 
-def to_torchtitan(model: ModelSpec, choice: Choice) -> str:
-    """A TOML file's tables on parallelism, batches and activations.
+def to_torchtitan(model: ModelSpec, choice: Choice, stage_layers: Sequence[int]) -> str:
+    """Flags that go behind ``--module`` and ``--config``, one a line.
+
+    Args:
+        model: Sizes.
+        choice: How it is laid out.
+        stage_layers: Of each stage, in the order of the model.
 
     Raises:
-        SpecError: torchtitan has no such schedule, recomputation or context strategy.
+        SpecError: torchtitan has no such setting.
     """
     layout, options = choice.layout, choice.options
-    if layout.pp > 1 and layout.dp > 1:
-        order = next(name for name, axes in ORDERS.items() if axes == layout.order)
-        _find("torchtitan", "order", order, {"pp-dp": ""})
-    schedule = _find("torchtitan", "schedule", options.schedule, _TITAN_SCHEDULES)
-    mode = _find("torchtitan", "recompute", options.recompute, _TITAN_RECOMPUTES)
-    copies = layout.dp if layout.zero == 0 else min(layout.replicas, layout.dp)
-    reshard = "always" if layout.zero == 3 else "never"
-    lines = [
-        "[training]",
-        f"seq_len = {options.context_tokens}",
-        f"local_batch_size = {_local_batch(choice)}",
-        f"global_batch_size = {options.step_sequences}",
-        "",
-        "[parallelism]",
-        f"data_parallel_replicate_degree = {copies}",
-        f"data_parallel_shard_degree = {layout.dp // copies}",
-        f'fsdp_reshard_after_forward = "{reshard}"',
-        f"tensor_parallel_degree = {layout.tp}",
-        f"context_parallel_degree = {layout.cp}",
+    names = _TORCHTITAN.require(model, choice)
+    copies = layout.dp if layout.zero == 0 else layout.replicas
+    # A pipeline cuts a rank's whole step into micro-batches itself.
+    batch = options.step_sequences // layout.dp if layout.pp > 1 else options.micro_batch
+    flags = [
+        f"training.seq_len {options.context_tokens}",
+        f"training.local_batch_size {batch}",
+        f"training.global_batch_size {options.step_sequences}",
+        f"training.mixed_precision_param {names['precision']}",
+        f"parallelism.data_parallel_replicate_degree {copies}",
+        f"parallelism.data_parallel_shard_degree {layout.dp // copies}",
+        f"parallelism.fsdp_reshard_after_forward {'always' if layout.zero == 3 else 'never'}",
+        f"parallelism.tensor_parallel_degree {layout.tp}",
+        f"parallelism.context_parallel_degree {layout.cp}",
+        f"parallelism.pipeline_parallel_degree {layout.pp}",
     ]
-    if layout.cp > 1:
-        rotate = _find("torchtitan", "context strategy", options.context_strategy, _TITAN_ROTATES)
-        lines.append(f'context_parallel_rotate_method = "{rotate}"')
-    lines.append(f"pipeline_parallel_degree = {layout.pp}")
     if layout.pp > 1:
-        lines += [
-            f'pipeline_parallel_schedule = "{schedule}"',
-            f"pipeline_parallel_microbatch_size = {options.micro_batch}",
-            f"pipeline_parallel_layers_per_stage = {_stage_layers(model, choice)}",
+        flags += [
+            f"parallelism.pipeline_parallel_schedule {names['schedule']}",
+            f"parallelism.pipeline_parallel_microbatch_size {options.micro_batch}",
+            f"parallelism.module_fqns_per_model_part {_titan_parts(stage_layers)}",
         ]
     if model.experts:
-        lines += [
-            f"expert_parallel_degree = {layout.ep}",
-            f"expert_tensor_parallel_degree = {layout.etp}",
-        ]
-    lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
-    if mode == "selective":
-        lines.append('selective_ac_option = "2"')
-    if options.precision == "fp8":
-        lines += ["", "[model]", 'converters = ["float8"]']
-    return "\n".join(lines) + "\n"
+        flags.append(f"parallelism.expert_parallel_degree {layout.ep}")
+    lines = [f"--{flag}" for flag in flags]
+    return "\n".join([*lines, f"activation-checkpoint:{names['recompute']}"]) + "\n"
 
 
-def to_megatron(model: ModelSpec, choice: Choice) -> str:
+def to_megatron(model: ModelSpec, choice: Choice, stage_layers: Sequence[int]) -> str:
     """Flags of pretrain_gpt.py, one a line.
 
+    Args:
+        model: Sizes.
+        choice: How it is laid out.
+        stage_layers: Of each stage, in the order of the model.
+
     Raises:
-        SpecError: Megatron-LM has no such schedule, recomputation or context strategy.
+        SpecError: Megatron-LM has no such setting.
     """
     layout, options = choice.layout, choice.options
-    _find("Megatron-LM", "schedule", options.schedule, {"1f1b": "", "interleaved": ""})
+    names = _MEGATRON_LM.require(model, choice)
     flags = [
-        f"--num-layers {model.layers}",
-        f"--hidden-size {model.hidden}",
-        f"--num-attention-heads {model.heads}",
-        f"--ffn-hidden-size {model.ffn}",
-        f"--seq-length {options.context_tokens}",
+        *megatron_model(model, options.context_tokens),
         f"--micro-batch-size {options.micro_batch}",
         f"--global-batch-size {options.step_sequences}",
         f"--tensor-model-parallel-size {layout.tp}",
         f"--pipeline-model-parallel-size {layout.pp}",
         f"--context-parallel-size {layout.cp}",
-        "--bf16",
+        *names["precision"].split("\n"),
     ]
-    if model.kv_heads != model.heads:
-        flags += ["--group-query-attention", f"--num-query-groups {model.kv_heads}"]
-    if model.gated:
-        flags.append("--swiglu")
-    if options.virtual > 1:
+    if len(set(stage_layers)) > 1:
+        flags.append(f'--pipeline-model-parallel-layout "{_megatron_stages(stage_layers)}"')
+    elif options.virtual > 1:
         flags.append(f"--num-virtual-stages-per-pipeline-rank {options.virtual}")
     if layout.pp > 1 and layout.dp > 1 and layout.order != ORDERS["pp-dp"]:
         flags.append("--use-tp-pp-dp-mapping")
     if layout.tp > 1 and options.stack.sequence_parallel:
         flags.append("--sequence-parallel")
     if layout.cp > 1:
-        kind = _find("Megatron-LM", "context strategy", options.context_strategy, _MEGATRON_CONTEXT)
-        flags.append(f"--cp-comm-type {kind}")
+        flags.append(f"--cp-comm-type {names['context strategy']}")
     if model.experts:
         flags += [
-            f"--num-experts {model.experts}",
-            f"--moe-router-topk {model.top_k}",
-            f"--moe-ffn-hidden-size {model.expert_ffn}",
             f"--expert-model-parallel-size {layout.ep}",
             f"--expert-tensor-parallel-size {layout.etp}",
+            "--moe-token-dispatcher-type alltoall",
         ]
-    flags += _megatron_zero(choice) + _megatron_recompute(model, choice)
-    if options.precision == "fp8":
-        flags.append("--fp8-format hybrid")
-    return "\n".join(flags) + "\n"
+    flags += _megatron_zero(choice) + _megatron_recompute(choice, max(stage_layers))
+    return "\n".join(flag for flag in flags if flag) + "\n"
+
+
+def _titan_parts(stage_layers: Sequence[int]) -> str:
+    """Modules of each stage: commas within one, spaces between them.
+
+    >>> _titan_parts([1, 2])
+    'tok_embeddings,layers.0 layers.1,layers.2,norm,lm_head'
+    """
+    parts, first = [], 0
+    for layers in stage_layers:
+        parts.append([f"layers.{layer}" for layer in range(first, first + layers)])
+        first += layers
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return " ".join(",".join(part) for part in parts)
+
+
+def _megatron_stages(stage_layers: Sequence[int]) -> str:
+    """Embedding E, layers t and loss L, a bar between stages.
+
+    >>> _megatron_stages([1, 2, 2, 2, 1])
+    'Et|(t*2|)*3tL'
+    """
+    stages = [f"t*{layers}" if layers > 1 else "t" * layers for layers in stage_layers]
+    runs = [(stage, len(list(run))) for stage, run in groupby(stages[1:-1])]
+    inner = "".join(f"({stage}|)*{times}" if times > 1 else f"{stage}|" for stage, times in runs)
+    return f"E{stages[0]}|{inner}{stages[-1]}L"
 
 
 def _megatron_zero(choice: Choice) -> list[str]:
-    zero = choice.layout.zero
-    if zero < 2:
-        return ["--use-distributed-optimizer"] * zero
-    shards = {2: "optim_grads", 3: "optim_grads_params"}[zero]
-    flags = ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {shards}"]
-    if choice.layout.replicas > 1:
-        flags.append(f"--num-distributed-optimizer-instances {choice.layout.replicas}")
+    layout = choice.layout
+    overlap = choice.options.stack.data_overlap and layout.zero_ranks > 1
+    flags = ["--overlap-grad-reduce"] * overlap
+    if layout.zero == 0:
+        return flags
+    flags = ["--use-distributed-optimizer", *flags, *["--overlap-param-gather"] * overlap]
+    if layout.zero == 1:
+        return flags
+    shards = {2: "optim_grads", 3: "optim_grads_params"}[layout.zero]
+    flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {shards}"]
+    flags.append("--ckpt-format fsdp_dtensor")
+    if layout.replicas > 1:
+        flags.append(f"--num-distributed-optimizer-instances {layout.replicas}")
     return flags
 
 
-def _megatron_recompute(model: ModelSpec, choice: Choice) -> list[str]:
+def _megatron_recompute(choice: Choice, stage_layers: int) -> list[str]:
     setting = choice.options.recompute
     if setting == "none":
         return []
@@ -159,35 +228,13 @@ def _megatron_recompute(model: ModelSpec, choice: Choice) -> list[str]:
     full = ["--recompute-granularity full"]
     if setting == "full":
         return [*full, "--recompute-method uniform", "--recompute-num-layers 1"]
-    if setting == "selective":
-        raise SpecError(_refusal("Megatron-LM", "recompute", setting, "none, attention, full"))
-    layers = -(-_stage_layers(model, choice) // int(setting.removeprefix("every-")))
+    layers = -(-stage_layers // int(setting.removeprefix("every-")))
     return [*full, "--recompute-method block", f"--recompute-num-layers {layers}"]
 
 
-def _stage_layers(model: ModelSpec, choice: Choice) -> int:
-    return -(-model.layers // (choice.layout.pp * choice.options.virtual))
-
-
-def _local_batch(choice: Choice) -> int:
-    """Windows of a rank at a time: of a pipeline, the whole step's."""
-    options, layout = choice.options, choice.layout
-    return options.step_sequences // layout.dp if layout.pp > 1 else options.micro_batch
-
-
-def _find(program: str, what: str, name: str, known: dict[str, str]) -> str:
-    if name not in known:
-        raise SpecError(_refusal(program, what, name, ", ".join(known)))
-    return known[name]
-
-
-def _refusal(program: str, what: str, name: str, known: str) -> str:
-    flag = what.replace(" ", "-")
-    return f'{program} has no {what} "{name}". Plan with one of {known}: --{flag} NAME.'
-
-
-EXPORTS: dict[str, Callable[[ModelSpec, Choice], str]] = {
-    "torchtitan": to_torchtitan,
-    "megatron": to_megatron,
+EXPORTS: dict[str, tuple[Program, Callable[[ModelSpec, Choice, Sequence[int]], str]]] = {
+    "torchtitan": (_TORCHTITAN, to_torchtitan),
+    "megatron": (_MEGATRON_LM, to_megatron),
 }
-"""By the name of the program."""
+"""By the name of the program: what it can do, and its settings of a model, a choice and the layers
+of each stage."""
