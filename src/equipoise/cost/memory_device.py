@@ -25,6 +25,10 @@ What it decides
     copy and Adam's moments, each divided as ZeRO's stage says. In fp32 every 2 above is 4, and
     weights need no master copy beside them.
 
+    What is offloaded is in host memory: master copies and moments, each with a gradient and a
+    narrow weight that are copied from and to the device; activations of all layers but those that
+    go or come (``spec.offload``).
+
 Kept true (tests/unit/cost/test_memory_device.py)
     Korthikanti's 34, 10 + 24/t and 5 a s, exactly; terms grow with tokens and vocabulary and
     shrink with ranks; in fp32 activations are twice what they are in bf16, masks and fp32 apart.
@@ -34,11 +38,13 @@ Sources
     arXiv:2205.05198, section 4 and table 2. States: arXiv:1910.02054, section 3.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from equipoise.cost.step import StepOptions, element_bytes
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.offload import offloads_activations, offloads_optimizer, resident_layers
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
 _MOMENTS_BYTES = 8.0
@@ -177,7 +183,9 @@ def rank_memory(
         kept += each
         # The layer that runs backward has all of it again, and gradients of what it works on.
         widest = max(widest, whole - each + 3.0 * width * model.hidden)
-    activations = kept * share.tokens * share.kept_micro_batches
+    held = kept * share.tokens * share.kept_micro_batches
+    largest_kept = max((keeps[kind] for kind in kinds), default=0.0) * share.tokens
+    activations = resident_bytes(layout, options, held, largest_kept)
     tables = (share.embeds + share.has_head) - (model.tied and share.embeds and share.has_head)
     dense += tables * model.hidden * model.vocab / layout.tp
     sharers = layout.zero_ranks // layout.replicas
@@ -196,13 +204,46 @@ def rank_memory(
     return {
         "parameters": params,
         "gradients": gradients,
-        "optimizer": of_optimizer * states,
+        "optimizer": 0.0 if offloads_optimizer(options.offload) else of_optimizer * states,
         "activations": activations,
         "logits": logits + streams,
         "working space": widest * share.tokens,
         "communication": reduced,
         "allocator": stack.slack_share * passing,
     }
+
+
+def resident_bytes(layout: Layout, options: StepOptions, held: float, largest: float) -> float:
+    """Of a rank's activations, what is on the device at once [bytes].
+
+    Args:
+        layout: Degrees.
+        options: What is offloaded.
+        held: All that is in flight.
+        largest: The most that one layer keeps of one micro-batch.
+    """
+    if not offloads_activations(options.offload):
+        return held
+    return min(held, resident_layers(layout.pp) * largest)
+
+
+def host_memory(
+    model: ModelSpec, layout: Layout, options: StepOptions, share: RankShare
+) -> dict[str, float]:
+    """What one rank keeps in host memory, by term [bytes]; nothing where nothing is offloaded.
+
+    Cost: twice that of ``rank_memory``.
+    """
+    if options.offload == "none":
+        return {}
+    here = rank_memory(model, layout, options, share)
+    all_here = dataclasses.replace(options, offload="none")
+    whole = rank_memory(model, layout, all_here, share)
+    found = {"activations": whole["activations"] - here["activations"]}
+    if offloads_optimizer(options.offload):
+        _, _, of_optimizer = each = weight_bytes(options)
+        found["optimizer"] = whole["optimizer"] * sum(each) / of_optimizer
+    return found
 
 
 def _weights(model: ModelSpec, layout: Layout, share: RankShare) -> tuple[float, float, float]:

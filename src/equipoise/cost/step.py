@@ -33,6 +33,7 @@ import numpy.typing as npt
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.spec.device import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
+from equipoise.spec.offload import Offload
 from equipoise.spec.run import Recompute
 
 Floats = npt.NDArray[np.float64]
@@ -60,6 +61,7 @@ TERMS = (
     "expert traffic",
     "parameter traffic",
     "redistribution",
+    "offload traffic",
     "launches",
 )
 """What a micro-batch's passes are made of, in the order of every table of parts."""
@@ -149,6 +151,7 @@ class StepOptions:
     schedule: str = "1f1b"
     """A strategy of ``schedule.pipeline_strategies``."""
     recompute: Recompute = "none"
+    offload: Offload = "none"
     precision: Precision = "bf16"
     expert_skew: float = 1.0
     """Rows of the expert rank that has most, over the mean [ratio]."""
@@ -216,6 +219,10 @@ class StepPrice:
     """Peak of each stage, float64 [pp]."""
     capacity_bytes: int
     """What tensors may fill."""
+    host_bytes: Floats
+    """Of host memory, by each stage's rank, float64 [pp]."""
+    host_capacity_bytes: int
+    """Of host memory, a device's share."""
     tokens: int
     """Of the whole step."""
     useful_flop: float
@@ -227,5 +234,15 @@ class StepPrice:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage fits its device."""
-        return bool(self.memory_bytes.max() <= self.capacity_bytes)
+        """Whether every stage fits its device and its share of the host."""
+        return self.needs_bytes <= self.capacity_bytes
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether what is offloaded fits."""
+        return bool(self.host_bytes.max() <= self.host_capacity_bytes)
+
+    @property
+    def needs_bytes(self) -> float:
+        """Memory of a device with which the step would fit: none is enough for a full host."""
+        return float(self.memory_bytes.max()) if self.fits_host else float("inf")

@@ -7,8 +7,9 @@ Why
 What it decides
     Nothing that it cannot prove. *Memory*: weights, gradients and moments of the mean stage, or
     of one of ``ceil(layers / pp)`` layers; activations of one micro-batch there, or of as many as
-    the first stage of 1F1B has in flight. *Time*: all useful FLOP and what is computed again, at
-    the device's peak; for 1F1B times its bubble, which no split of layers can shorten::
+    the first stage of 1F1B has in flight; of what is offloaded, what stays. *Time*: all useful
+    FLOP and what is computed again, at the device's peak; for 1F1B times its bubble, which no split
+    of layers can shorten::
 
         c   load of the slowest stage, at least T / p and at most T / p + a layer and the ends
         m c + 2 T - (p + 1) c        its work, and its waits for all others
@@ -23,6 +24,7 @@ Sources
     Bounds before prices: Calculon (SC 2023) prices every choice whole, at 102 a second.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,13 @@ from equipoise.plan.space import RECOMPUTES, SCHEDULES, TWO_STAGES, Space
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.offload import (
+    KEPT_LAYERS,
+    OFFLOADS,
+    Offload,
+    offloads_activations,
+    offloads_optimizer,
+)
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, linear_repeats
 
 Floats = npt.NDArray[np.float64]
@@ -53,24 +62,22 @@ def least_bytes(model: ModelSpec, space: Space) -> Floats:
     tp, pp, zero = space["tp"], space["pp"], space["zero"]
     of_param, of_grad, of_optimizer = weight_bytes(base)
     width = element_bytes(base.precision)
-    dense, experts = _weights(model)
-    layers = model.layers
+    layers, one = model.layers, pp == 1
     is_alike = len({model.is_sparse(each) for each in range(layers)}) == 1
     most = np.ceil(layers / pp) if is_alike else layers / pp
-    one = pp == 1
-    tables = np.where(one, 1.0 if model.tied else 2.0, 0.0) * model.hidden * model.vocab / tp
-    own = dense / layers / tp
-    away = experts / layers / (space["ep"] * space["etp"])
-    sharers = space["dp"] * space["cp"] // space["replicas"]
-    alike = tp * space["cp"] * space["dp"] // (space["ep"] * space["etp"])
+    weights = _Weights(model, space)
+    tables = weights.tables
+    stays = ~_is_offloaded(space, offloads_optimizer)
+    # Layers that hold activations of one micro-batch: no more are on the device at once.
+    room = np.where(_is_offloaded(space, offloads_activations), float(KEPT_LAYERS), np.inf)
 
     def states(count: npt.NDArray[Any]) -> Floats:
-        mine, theirs = own * count + tables, away * count
-        moments = np.where(zero > 0, mine / sharers + theirs / alike, mine + theirs)
+        mine, theirs, moments = weights.of_layers(count)
+        scattered = weights.scatter(mine, theirs)
         params = np.where(zero < 3, mine + theirs, tables)
-        grads = np.where(zero < 2, mine + theirs, mine / sharers + theirs / alike)
-        grads = np.where((zero >= 2) & (space["replicas"] > 1), theirs / alike, grads)
-        found: Floats = of_optimizer * moments + of_param * params + of_grad * grads
+        grads = np.where(zero < 2, mine + theirs, scattered)
+        grads = np.where((zero >= 2) & (space["replicas"] > 1), theirs / weights.alike, grads)
+        found: Floats = of_optimizer * stays * moments + of_param * params + of_grad * grads
         return found
 
     kept, widest = _token_bytes(model, space)
@@ -78,14 +85,37 @@ def least_bytes(model: ModelSpec, space: Space) -> Floats:
     slack = 1.0 + stack.slack_share
     words = np.where(one, model.vocab / tp, 0.0)
     logits = tokens * (logit_bytes(base) * words + 2.0 * width * model.hidden * one)
-    fullest = states(most) + slack * tokens * (kept * most + widest) + slack * logits
+    held = kept * np.minimum(most, room)
+    fullest = states(most) + slack * tokens * (held + widest) + slack * logits
     # The first stage, which has most in flight.
     ahead = np.minimum(stages_ahead(space), space.micro_batches)
     runs = np.floor(layers / (pp * space["virtual"])) - 1 if is_alike else np.ones(len(tp))
     stage = np.where(one, layers, np.maximum(runs, 1.0))
     least = stage * space["virtual"]
-    first = states(least) + slack * tokens * (kept * stage * ahead + widest)
+    first = states(least) + slack * tokens * (kept * np.minimum(stage * ahead, room) + widest)
     return np.asarray(np.maximum(fullest, first))
+
+
+def needed_bytes(model: ModelSpec, machine: Machine, space: Space) -> Floats:
+    """As ``least_bytes``; infinite where the host has no room for the optimizer."""
+    needs = least_bytes(model, space)
+    if not space["offload"].any():
+        return needs
+    is_full = least_host_bytes(model, space) > machine.host_capacity_bytes
+    return np.where(is_full, np.inf, needs)
+
+
+def least_host_bytes(model: ModelSpec, space: Space) -> Floats:
+    """Host memory that some rank needs at least, float64 [rows] [bytes]: of the optimizer."""
+    _, _, moments = _Weights(model, space).of_layers(model.layers / space["pp"])
+    found = sum(weight_bytes(space.base)) * moments
+    return np.where(_is_offloaded(space, offloads_optimizer), found, 0.0)
+
+
+def _is_offloaded(space: Space, what: Callable[[Offload], bool]) -> Flags:
+    """Of each row; of one, where no row offloads anything."""
+    column = space["offload"]
+    return np.array([what(setting) for setting in OFFLOADS])[column if column.any() else [0]]
 
 
 def stages_ahead(space: Space) -> Floats:
@@ -102,6 +132,33 @@ def stages_ahead(space: Space) -> Floats:
         found = np.where(space["schedule"] == SCHEDULES.index(name), 2.0, found)
     # Of several stages a rank, whole rounds may be more than micro-batches; see the caller.
     return np.asarray(found, dtype=np.float64)
+
+
+class _Weights:
+    """Of ranks of each row: how many weights of a layer, and who shares them."""
+
+    def __init__(self, model: ModelSpec, space: Space) -> None:
+        dense, experts = _weights(model)
+        tp, ranks = space["tp"], space["cp"] * space["dp"]
+        spread = space["ep"] * space["etp"]
+        tables = 1.0 if model.tied else 2.0
+        self.tables = np.where(space["pp"] == 1, tables, 0.0) * model.hidden * model.vocab / tp
+        self.alike = tp * ranks // spread
+        self._own = dense / model.layers / tp
+        self._away = experts / model.layers / spread
+        self._sharers = ranks // space["replicas"]
+        self._zero = space["zero"]
+
+    def of_layers(self, count: npt.NDArray[Any]) -> tuple[Floats, Floats, Floats]:
+        """Weights of so many layers and the tables, of their experts, and those updated here."""
+        mine, theirs = self._own * count + self.tables, self._away * count
+        whole = mine + theirs
+        return mine, theirs, np.where(self._zero > 0, self.scatter(mine, theirs), whole)
+
+    def scatter(self, mine: Floats, theirs: Floats) -> Floats:
+        """A rank's shard."""
+        found: Floats = mine / self._sharers + theirs / self.alike
+        return found
 
 
 def _weights(model: ModelSpec) -> tuple[float, float]:

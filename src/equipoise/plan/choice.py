@@ -38,6 +38,8 @@ class Choice:
             "micro-batch": str(self.options.micro_batch),
             "recompute": self.options.recompute,
         }
+        if self.options.offload != "none":
+            found["offload"] = self.options.offload
         if self.layout.pp > 1:
             found["schedule"] = self.options.schedule
         if self.layout.order == ORDERS["pp-dp"]:

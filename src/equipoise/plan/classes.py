@@ -37,7 +37,7 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Floats, StepPrice
 from equipoise.plan.alike import group_alike
 from equipoise.plan.bins import Batches
-from equipoise.plan.bound import least_bytes, least_seconds, stages_ahead
+from equipoise.plan.bound import least_seconds, needed_bytes, stages_ahead
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
 from equipoise.plan.fullest import least_travel
@@ -52,7 +52,9 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.sites import SiteParts, slowest_hop_s
 from equipoise.spec.run import Recompute
 
-_SHARED = ("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", "replicas")
+_SHARED = (
+    *("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", "replicas", "offload"),
+)
 """What says who computes and who shares weights."""
 
 _OWN = ("recompute", "context_strategy")
@@ -84,7 +86,8 @@ class ClassSearch(Search):
             watch: Told how far the search is after each price.
         """
         begin = time.monotonic()
-        needs, capacity = least_bytes(self.model, self.space), self.machine.capacity_bytes
+        capacity = self.machine.capacity_bytes
+        needs = needed_bytes(self.model, self.machine, self.space)
         rows = np.flatnonzero(needs <= capacity)
         least, guess = self._peak_s(rows)
         lowest = float(least.min(initial=np.inf))
@@ -92,7 +95,7 @@ class ClassSearch(Search):
         def is_over(share: float = 1.0) -> bool:
             return time.monotonic() > begin + seconds * share
 
-        tally = Tally(self.known, self._price, capacity, watch)
+        tally = Tally(self.known, self._price, capacity, watch, self.beats_s)
         groups = group_alike([self.space[name][rows] for name in _SHARED])
         members: list[Ints] = [rows[group] for group in groups]
         queue: list[_Item] = []
@@ -212,7 +215,7 @@ class ClassSearch(Search):
 
     def _travel_s(self, choice: Choice, site: Machine) -> Floats:
         """Of so many layers: gathered, reduced, updated, float64 [layers + 1, 3] [s]."""
-        key = id(site), choice.layout
+        key = id(site), choice.layout, choice.options.offload
         if key not in self._travel:
             each = (
                 least_travel(self.model, site, choice, layers)

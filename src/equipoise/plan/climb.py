@@ -23,6 +23,8 @@ from equipoise.plan.space import COLUMNS, SCHEDULES, Ints, Space
 
 _MOVES = (
     ("recompute",),
+    ("offload",),
+    ("recompute", "offload"),
     ("order",),
     ("schedule", "virtual"),
     ("micro_batch",),

@@ -128,7 +128,7 @@ class Kernels:
         # Experts' traffic is least where ranks that share them are neighbours.
         dp = max(1, -(-layout.ep * layout.etp // (layout.tp * layout.cp)))
         alone = dataclasses.replace(layout, zero=1, replicas=1, pp=1, dp=dp)
-        options = dataclasses.replace(choice.options, recompute="none")
+        options = dataclasses.replace(choice.options, recompute="none", offload="none")
         if alone not in self._parts:
             core = _GivenCore()
             parts = self._make(alone, options, core)
@@ -149,6 +149,8 @@ class Kernels:
             own: The choice's own parts, with which layers are split as they will be.
         """
         layout, options, core = choice.layout, choice.options, _GivenCore()
+        if layout.cp > 1 or not bins.is_alike:  # what is waited for depends on each one's own core
+            options = dataclasses.replace(options, offload="none")
         parts = self._make(layout, options, core)
         found = self._price(parts, core, layout, options, bins)
         return (

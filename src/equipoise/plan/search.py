@@ -34,7 +34,7 @@ import numpy as np
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import StepPrice
 from equipoise.plan.alike import group_alike
-from equipoise.plan.bound import Floats, least_bytes, least_seconds
+from equipoise.plan.bound import Floats, least_seconds, needed_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
 from equipoise.plan.family import Kernels, Passes, own_passes
@@ -47,8 +47,9 @@ from equipoise.plan.space import COLUMNS, Ints, Space
 from equipoise.plan.tally import Tally
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline_sweep import fill, sweep
+from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import StepParts, kernel_key
+from equipoise.sim.parts import StepParts
 from equipoise.sim.step import Documents, price_step
 from equipoise.spec.model import ModelSpec
 
@@ -75,6 +76,8 @@ class Search:
     """Priced before."""
     note: Callable[[Priced], None] | None = None
     """Told of each choice that is priced."""
+    beats_s: float = np.inf
+    """A price from elsewhere: what is not ``gap`` faster is not looked for."""
     _windows: dict[int, float] = field(default_factory=dict)
     _parts: dict[tuple[object, ...], StepParts] = field(default_factory=dict)
     _read: dict[tuple[object, ...], Passes] = field(default_factory=dict)
@@ -101,7 +104,7 @@ class Search:
                 compile_loop(loop)
         until = begin + seconds
         hints_until = begin + seconds * (1.0 if self.packer is None else _HINT_SHARE)
-        needs = least_bytes(self.model, self.space)
+        needs = needed_bytes(self.model, self.machine, self.space)
         capacity = self.machine.capacity_bytes
         rows = np.flatnonzero(needs <= capacity)
         peak = least_seconds(
@@ -109,7 +112,7 @@ class Search:
         )[rows]
         lowest = float(peak.min(initial=np.inf))
 
-        tally = Tally(self.known, self._price, capacity, watch)
+        tally = Tally(self.known, self._price, capacity, watch, self.beats_s)
         climb(
             self.space,
             rows,
@@ -244,7 +247,7 @@ class Search:
             price = self._step(self.space.choice(row))
         except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
             return None
-        priced = Priced(row, price.step_s, float(price.memory_bytes.max()))
+        priced = Priced(row, price.step_s, price.needs_bytes)
         self.known[row] = priced
         if self.note is not None:
             self.note(priced)

@@ -18,6 +18,7 @@ What it decides
         schedule virtual     of pipelines: strategies that lose nothing, and do not wait to hold
                              less; for each size of a stage in layers, the fewest such stages
         recompute            every setting
+        offload              none, unless it is fixed: ``plan.offload`` lists where it may pay
         context_strategy     where cp > 1
 
 Kept true (tests/unit/plan/test_space.py)
@@ -43,6 +44,7 @@ from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import ORDERS, Choice
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.run import Recompute
 
 Ints = npt.NDArray[np.int64]
@@ -79,6 +81,7 @@ NAMED = {
     "schedule": SCHEDULES,
     "recompute": RECOMPUTES,
     "context_strategy": CONTEXT_STRATEGIES,
+    "offload": OFFLOADS,
 }
 """Columns whose numbers are places in a list of names."""
 
@@ -114,8 +117,10 @@ class Space:
         return Space({name: values[rows] for name, values in self.columns.items()}, self.base)
 
     def choice(self, row: int) -> Choice:
-        """One row as layout and options."""
+        """One row as layout and options; from ``len`` on, offloading what the quotient says."""
+        offload, row = divmod(row, len(self))
         at = {name: int(values[row]) for name, values in self.columns.items()}
+        at["offload"] += offload
         degrees = {axis: at[axis] for axis in ("tp", "cp", "pp", "dp", "ep", "etp", "replicas")}
         layout = Layout(
             **cast(Any, degrees),
@@ -189,6 +194,8 @@ def list_space(
     rows.cross("context_strategy", range(len(CONTEXT_STRATEGIES)), where=rows["cp"] > 1)
     shared = rows["cp"] > 1
     rows.keep(~shared | _strategy_carries(rows, model))
+    offload = OFFLOADS.index(cast(Offload, (fixed or {}).get("offload", "none")))
+    rows.columns["offload"] = np.full(len(rows["tp"]), offload)
     rows.derive("micro_batches", base.step_sequences // (rows["dp"] * rows["micro_batch"]))
     if not len(rows["tp"]):
         said = ", ".join(f"{name} = {value}" for name, value in (fixed or {}).items())

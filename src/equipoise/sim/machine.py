@@ -55,6 +55,11 @@ class Machine:
         """Memory of a device that tensors may fill."""
         return min(each.device.usable_bytes for each in self.cluster.classes)
 
+    @property
+    def host_capacity_bytes(self) -> int:
+        """A device's share of host memory."""
+        return min(each.device.host_memory_bytes for each in self.cluster.classes)
+
     def peak_flop_per_s(self, precision: Precision) -> float:
         """Dense peak of a device."""
         kept = self.at(precision)._dtype

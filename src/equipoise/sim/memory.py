@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.memory_device import RankShare, rank_memory
+from equipoise.cost.memory_device import RankShare, host_memory, rank_memory
 from equipoise.cost.step import Floats, StepOptions
 from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline_replay import count_in_flight
@@ -32,6 +32,8 @@ class StageMemory:
     """Of each pipeline rank, float64 [pp] [bytes]."""
     terms: dict[str, float]
     """Of the fullest one [bytes]."""
+    host_bytes: Floats
+    """Of host memory, by each pipeline rank, float64 [pp] [bytes]."""
 
 
 def stage_memory(
@@ -45,22 +47,58 @@ def stage_memory(
     held = layers_of_ranks(split, layout, options)
     most = max(max(run.tokens) for run in runs)
     in_flight = np.max([_in_flight(run, split) for run in runs], axis=0)
-    peaks, terms = np.zeros(layout.pp), []
-    for rank, mine in enumerate(held):
-        kept = float(in_flight[rank]) / max(1, len(mine) * most)
-        share = RankShare(
+    kept = [float(in_flight[rank]) / max(1, len(mine) * most) for rank, mine in enumerate(held)]
+    shares = _shares(model, layout, options, held, most, kept)
+    terms = [rank_memory(model, layout, options, share) for share in shares]
+    peaks = np.array([sum(found.values()) for found in terms])
+    host = host_of_ranks(model, layout, options, held, most, kept)
+    return StageMemory(peaks, terms[int(peaks.argmax())], host)
+
+
+def host_of_ranks(
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    held: Sequence[Sequence[int]],
+    most: int,
+    kept: Sequence[float],
+) -> Floats:
+    """What each pipeline rank has in host memory, float64 [pp] [bytes].
+
+    Args:
+        model: Sizes.
+        layout: Degrees.
+        options: What is offloaded.
+        held: Numbers of the layers of each rank.
+        most: Tokens of the largest micro-batch.
+        kept: Micro-batches in flight of each rank, of that size.
+    """
+    if options.offload == "none":
+        return np.zeros(layout.pp)
+    shares = _shares(model, layout, options, held, most, kept)
+    return np.array([sum(host_memory(model, layout, options, one).values(), 0.0) for one in shares])
+
+
+def _shares(
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    held: Sequence[Sequence[int]],
+    most: int,
+    kept: Sequence[float],
+) -> list[RankShare]:
+    return [
+        RankShare(
             tuple(mine),
             embeds=rank == 0,
             has_head=model.layers - 1 in mine,
-            kept_micro_batches=kept,
+            kept_micro_batches=kept[rank],
             tokens=most / layout.cp,
             doc_tokens=float(options.context_tokens),
             received_rows=options.expert_skew,
         )
-        found = rank_memory(model, layout, options, share)
-        peaks[rank] = sum(found.values())
-        terms.append(found)
-    return StageMemory(peaks, terms[int(peaks.argmax())])
+        for rank, mine in enumerate(held)
+    ]
 
 
 def _in_flight(run: PipelineRun, split: StageSplit) -> Ints:

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
+from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
 from equipoise.cost.step import TERMS, Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import LayerTraffic, add, price_layer, product_passes
 from equipoise.cost.step_work import head_work, layer_work
@@ -30,7 +31,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.recompute import layer_recompute
+from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
 _LOGIT_PASSES = (3.0, 3.0)
 """Times that forward and backward of the loss read or write the logits in fp32."""
@@ -115,19 +116,19 @@ class StepParts:
         model, layout = self._model, self._layout
         core = self._core.price(doc_tokens)
         layers = []
-        made: dict[tuple[bool, str], Floats] = {}
+        made: dict[tuple[bool, LayerRecompute], Floats] = {}
         for layer in range(model.layers):
             kind = model.is_sparse(layer), layer_recompute(self._options.recompute, layer)
             if kind not in made:
                 made[kind] = self._layer(core, kind[0], kind[1])
             layers.append(made[kind])
-        size = core.tokens * model.hidden * self._width
-        size /= layout.tp if self._options.stack.sequence_parallel else 1
+        beside = layout.tp if self._options.stack.sequence_parallel else 1
+        size = core.tokens * model.hidden * self._width / beside
         hop = self._machine.hop_s(0, self._next, size) if layout.pp > 1 else 0.0
         hop *= self._options.residuals.traffic
         return BatchParts(tuple(layers), self._first(core), self._last(core), hop)
 
-    def _layer(self, core: CoreTimes, sparse: bool, recompute: str) -> Floats:
+    def _layer(self, core: CoreTimes, sparse: bool, recompute: LayerRecompute) -> Floats:
         known = core.tokens, sparse
         if known not in self._kinds:
             stack = self._options.stack
@@ -164,12 +165,13 @@ class StepParts:
             add(parts, 1, "attention", core.forward_s)
             add(parts, 1, "context traffic", core.forward_exposed_s)
         pass_traffic(parts, self._model, self._machine, self._layout, self._options, sparse=sparse)
+        device, kind = self._machine.device, (sparse, recompute)
+        add_copies(parts, self._model, device, self._layout, self._options, kind, core.tokens)
         return parts
 
     def _first(self, core: CoreTimes) -> Floats:
         parts = np.zeros((3, len(TERMS)))
-        rates = self._machine
-        moved = 2 * core.tokens * self._model.hidden * self._width / rates.bytes_per_s
+        moved = 2 * core.tokens * self._model.hidden * self._width / self._machine.bytes_per_s
         add(parts, 0, "element-wise", moved)
         add(parts, 2, "element-wise", 2 * moved)
         return parts
@@ -186,21 +188,9 @@ class StepParts:
         return parts
 
 
-def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:
-    """What the parts of one step's choices depend on: of one key they are the same."""
-    is_whole = layout.zero == 3
-    return (
-        *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
-        (layout.order, layout.dp) if layout.pp > 1 else (),
-        options.context_strategy if layout.cp > 1 else "",
-        (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
-        is_whole,
-    )
-
-
 def split_layers(parts: BatchParts, options: StepOptions, stages: int) -> StageSplit:
-    """Layers to stages, as the stack says."""
-    loads = np.array([layer.sum() for layer in parts.layers])
+    """Layers to stages, as the stack says: those that they would be in without offloading."""
+    loads = loads_without_copies(parts.layers)
     if options.stack.split == "equal":
         bounds = np.round(np.linspace(0, len(loads), stages + 1)).astype(np.int64)
         return StageSplit(bounds, np.add.reduceat(loads, bounds[:-1]))
@@ -246,15 +236,13 @@ def run_pipeline(
     stages = split.stages
     table = _by_stage(batches, split)
     by_pass = 1e9 * table.sum(axis=3)
-    prices = make_prices(
-        by_pass[:, :, 0],
-        by_pass[:, :, 1],
-        by_pass[:, :, 2],
-        hop_ns=1e9 * np.array([batch.hop_s for batch in batches]),
-        stages=stages,
-        micro_batches=len(batches),
-    )
-    schedule = write_pipeline(options.schedule, prices, ranks=layout.pp)
+    sizes = {"stages": stages, "micro_batches": len(batches)}
+    hop_ns = 1e9 * np.array([batch.hop_s for batch in batches])
+    prices = make_prices(*np.moveaxis(by_pass, 2, 0), hop_ns=hop_ns, **sizes)
+    known, copies = prices, 1e9 * table[..., COPIES]
+    if copies.any():  # in the order that it has without offloading, no wait makes a step faster
+        known = make_prices(*np.moveaxis(by_pass - copies, 2, 0), hop_ns=hop_ns, **sizes)
+    schedule = write_pipeline(options.schedule, known, ranks=layout.pp)
     timeline = replay_pipeline(schedule, prices)
     place = _place(stages, layout, options)
     parts = np.zeros((layout.pp, len(TERMS)))

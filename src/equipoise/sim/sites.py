@@ -28,12 +28,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
-from equipoise.cost.step import Floats, Precision, StepOptions
+from equipoise.cost.offload import loads_without_copies
+from equipoise.cost.step import Precision, StepOptions
 from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline import place_in_loop, place_in_v
 from equipoise.schedule.pipeline_strategies import IN_V
+from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import BatchParts, StepParts, kernel_key
+from equipoise.sim.parts import BatchParts, StepParts
 from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
@@ -153,7 +155,7 @@ def split_by_speed(parts: Sequence[BatchParts], layout: Layout, options: StepOpt
         options: Schedule and virtual stages.
     """
     place = rank_of_stages(layout, options)
-    loads: list[Floats] = [np.array([layer.sum() for layer in each.layers]) for each in parts]
+    loads = [loads_without_copies(each.layers) for each in parts]
     whole = np.array([float(each.sum()) for each in loads])
     pace = whole.max() / whole[place]
     first, last = float(parts[place[0]].first.sum()), float(parts[place[-1]].last.sum())

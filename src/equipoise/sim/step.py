@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.base.errors import LayoutError
+from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step import TERMS, Floats, StepOptions, StepPrice
 from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
@@ -44,6 +45,7 @@ _TRAFFIC = (
     "expert traffic",
     "parameter traffic",
     "redistribution",
+    "offload traffic",
 )
 
 Documents = Sequence[Sequence[Sequence[int]]]
@@ -72,6 +74,8 @@ class Ends:
     optimizer: Floats
     host_s: float = 0.0
     """Of a step, where it was timed."""
+    copies: float = 0.0
+    """Of the optimizer, the share that goes into copies to the host and back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +137,7 @@ def run_step(
 ) -> StepRun:
     """Likewise, with the replayed pipeline of the rank that ends last."""
     options.require()
+    require_host(machine.device, options)
     layout.require_model(model)
     # Embedding and head may be stages of their own.
     if layout.pp * options.virtual > model.layers + 2 * (layout.pp > 1):
@@ -179,6 +184,8 @@ def add_up(
             memory=memory.terms,
             memory_bytes=memory.stage_bytes,
             capacity_bytes=machine.capacity_bytes,
+            host_bytes=memory.host_bytes,
+            host_capacity_bytes=machine.host_capacity_bytes,
             tokens=tokens_all,
             useful_flop=float(useful_flop(model, tokens_all, pairs)),
             published_flop=copies * published_flop(model, flat),
@@ -225,7 +232,8 @@ def _ends(
                 float(travel.reduce_s[rank]), backward, overlaps=options.stack.data_overlap
             )
             after[rank] += (len(run.tokens) - 1) * one
-    return Ends(before, after, travel.optimizer_s)
+    copies = copies_share(machine.device, options)
+    return Ends(before, after, travel.optimizer_s, copies=copies)
 
 
 def exposed_s(
@@ -279,7 +287,8 @@ def _sum_times(run: PipelineRun, ends: Ends, options: StepOptions, layout: Layou
     terms |= {
         "pipeline bubble": makespan - float(busy[top]) if layout.pp > 1 else 0.0,
         "data traffic": before + after - optimizer,
-        "optimizer": optimizer,
+        "offload traffic": terms["offload traffic"] + ends.copies * optimizer,
+        "optimizer": (1.0 - ends.copies) * optimizer,
         "host": step_s - pipeline,
     }
     return _Times(

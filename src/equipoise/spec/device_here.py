@@ -79,6 +79,7 @@ def calibrated_device(found: DeviceFile, path: Path) -> DeviceSpec:
         memory_bytes_per_s=found.stream.triad.mid,
         host_memory_bytes=found.memory_bytes,
         host_bytes_per_s=found.stream.copy.mid,
+        host_memory_bytes_per_s=found.stream.triad.mid,
         power_w=guess.power_w,
         idle_power_w=guess.idle_power_w,
         host_power_w=guess.host_power_w,
@@ -87,7 +88,7 @@ def calibrated_device(found: DeviceFile, path: Path) -> DeviceSpec:
         disk_write_bytes_per_s=found.disk_write_bytes_per_s.mid,
         curve_file=path,
         sources=tuple(
-            (key, source if key in ("peaks", "memory_bytes_per_s", "host_bytes_per_s") else old)
+            (key, source if key == "peaks" or key.endswith("bytes_per_s") else old)
             for key, old in guess.sources
         ),
     )
@@ -121,6 +122,7 @@ def _guess() -> DeviceSpec:
         memory_bytes_per_s=_GUESSED_BYTES_PER_S,
         host_memory_bytes=memory_bytes,
         host_bytes_per_s=_GUESSED_BYTES_PER_S,
+        host_memory_bytes_per_s=_GUESSED_BYTES_PER_S,
         power_w=_CORE_POWER_W,
         idle_power_w=_CORE_POWER_W / 4,
         host_power_w=0,
@@ -132,6 +134,7 @@ def _guess() -> DeviceSpec:
             ("memory_bytes_per_s", _GUESS),
             ("host_memory_bytes", system),
             ("host_bytes_per_s", _GUESS),
+            ("host_memory_bytes_per_s", _GUESS),
             ("power_w", "a guess: 250 W over 32 cores"),
             ("idle_power_w", "a guess: a quarter of the most"),
             ("host_power_w", "in power_w"),

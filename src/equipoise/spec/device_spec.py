@@ -49,6 +49,8 @@ class DeviceSpec:
     """Of the host, this device's share."""
     host_bytes_per_s: float
     """Between device and host, one direction."""
+    host_memory_bytes_per_s: float
+    """Of the host's memory at its peak, this device's share."""
     power_w: float
     """The most that the board draws."""
     idle_power_w: float

@@ -26,6 +26,7 @@ def _sources(
         ("memory_bytes_per_s", sheet),
         ("host_memory_bytes", host),
         ("host_bytes_per_s", sheet),
+        ("host_memory_bytes_per_s", host),
         ("power_w", sheet),
         ("idle_power_w", idle),
         ("host_power_w", host),
@@ -48,9 +49,21 @@ _AMPERE_PEAKS: tuple[tuple[Dtype, float], ...] = (
 )
 _VOLTA_PEAKS: tuple[tuple[Dtype, float], ...] = (("fp16", 125e12), ("fp32", 15.7e12))
 
-_DGX_H100 = "NVIDIA DGX H100 datasheet: 2 TB of host memory and 10.2 kW for 8 GPUs"
-_DGX_A100 = "NVIDIA DGX A100 datasheet: 2 TB (80 GB) or 1 TB (40 GB) and 6.5 kW for 8 GPUs"
-_DGX_1 = "NVIDIA DGX-1 datasheet: 512 GB of host memory and 3.5 kW for 8 GPUs"
+_DGX_H100 = (
+    "NVIDIA DGX H100 datasheet: 2 TB of host memory and 10.2 kW for 8 GPUs; each of its two Xeon "
+    "8480C has 8 channels of DDR5-4800"
+)
+_DGX_A100 = (
+    "NVIDIA DGX A100 datasheet: 2 TB (80 GB) or 1 TB (40 GB) and 6.5 kW for 8 GPUs; each of its "
+    "two EPYC 7742 has 8 channels of DDR4-3200"
+)
+_DGX_1 = (
+    "NVIDIA DGX-1 datasheet: 512 GB of host memory at 2,133 MHz and 3.5 kW for 8 GPUs; each of its "
+    "two Xeon E5-2698 v4 has 4 channels"
+)
+
+_CHANNEL_BYTES = 8
+"""Of a memory channel, passed at a time."""
 
 _TABLE = (
     DeviceSpec(
@@ -62,6 +75,7 @@ _TABLE = (
         memory_bytes_per_s=3.35e12,
         host_memory_bytes=256 * 10**9,
         host_bytes_per_s=64e9,
+        host_memory_bytes_per_s=16 * _CHANNEL_BYTES * 4800e6 / 8,
         power_w=700,
         idle_power_w=70,
         host_power_w=(10_200 - 8 * 700) / 8,
@@ -81,6 +95,7 @@ _TABLE = (
         memory_bytes_per_s=2.4e12,
         host_memory_bytes=256 * 10**9,
         host_bytes_per_s=64e9,
+        host_memory_bytes_per_s=16 * _CHANNEL_BYTES * 4800e6 / 8,
         power_w=500,
         idle_power_w=70,
         host_power_w=(10_200 - 8 * 700) / 8,
@@ -102,6 +117,7 @@ _TABLE = (
         memory_bytes_per_s=4.8e12,
         host_memory_bytes=256 * 10**9,
         host_bytes_per_s=64e9,
+        host_memory_bytes_per_s=16 * _CHANNEL_BYTES * 4800e6 / 8,
         power_w=700,
         idle_power_w=75,
         host_power_w=(10_200 - 8 * 700) / 8,
@@ -121,6 +137,7 @@ _TABLE = (
         memory_bytes_per_s=2.039e12,
         host_memory_bytes=256 * 10**9,
         host_bytes_per_s=32e9,
+        host_memory_bytes_per_s=16 * _CHANNEL_BYTES * 3200e6 / 8,
         power_w=400,
         idle_power_w=55,
         host_power_w=(6_500 - 8 * 400) / 8,
@@ -140,6 +157,7 @@ _TABLE = (
         memory_bytes_per_s=1.555e12,
         host_memory_bytes=128 * 10**9,
         host_bytes_per_s=32e9,
+        host_memory_bytes_per_s=16 * _CHANNEL_BYTES * 3200e6 / 8,
         power_w=400,
         idle_power_w=50,
         host_power_w=(6_500 - 8 * 400) / 8,
@@ -159,6 +177,7 @@ _TABLE = (
         memory_bytes_per_s=0.9e12,
         host_memory_bytes=64 * 10**9,
         host_bytes_per_s=16e9,
+        host_memory_bytes_per_s=8 * _CHANNEL_BYTES * 2133e6 / 8,
         power_w=300,
         idle_power_w=40,
         host_power_w=(3_500 - 8 * 300) / 8,
@@ -178,6 +197,7 @@ _TABLE = (
         memory_bytes_per_s=0.9e12,
         host_memory_bytes=64 * 10**9,
         host_bytes_per_s=16e9,
+        host_memory_bytes_per_s=8 * _CHANNEL_BYTES * 2133e6 / 8,
         power_w=300,
         idle_power_w=40,
         host_power_w=(3_500 - 8 * 300) / 8,
@@ -197,6 +217,7 @@ _TABLE = (
         memory_bytes_per_s=1.6384e12,
         host_memory_bytes=64 * GIB,
         host_bytes_per_s=36e9,
+        host_memory_bytes_per_s=8 * _CHANNEL_BYTES * 3200e6 / 8,
         power_w=280,
         idle_power_w=45,
         host_power_w=0,
@@ -205,7 +226,8 @@ _TABLE = (
             sheet="AMD Instinct MI250X datasheet, halved: 383 TFLOP/s, 3.2768 TB/s, 560 W; "
             "xGMI to the host 36 GB/s (OLCF Frontier user guide)",
             memory="AMD Instinct MI250X datasheet, halved",
-            host="OLCF Frontier user guide: 512 GiB for 8 dies; no figure for the host's power",
+            host="OLCF Frontier user guide: 512 GiB in 8 channels of DDR4-3200 for 8 dies; no "
+            "figure for the host's power",
             price="no public price",
             idle="rocm-smi at rest, about, halved",
         ),

@@ -1,0 +1,147 @@
+"""Seconds of keeping optimizer states or activations in host memory.
+
+Why
+    What does not fit on a device may fit beside it, at the price of a link some fifty times as
+    slow as the device's memory. How slow is what decides whether more devices are cheaper.
+
+What it decides
+    *Optimizer*: gradients go to the host, its cores update fp32 weights and moments, narrow weights
+    come back. The three follow each other and the last backward; no device computes meanwhile.
+    Adam is bound by the host's memory: it moves ``ADAM_BYTES`` a weight, as on a device.
+
+    *Activations*: what a layer keeps is copied out behind its own forward and in behind its own
+    backward. What takes longer is waited for. Without stages the last ``KEPT_LAYERS`` layers are
+    needed again at once, and stay. Copies of all devices of a host meet in its memory.
+
+    This is a model: it is not fitted to training runs. ``bench/offload.py`` holds it beside those
+    that were published, which take up to twice as long: their host's update is not bound by memory.
+
+Kept true (tests/unit/cost/test_offload.py, tests/unit/plan/test_offload.py)
+    More weights and tokens take longer; what a pass is long enough to hide costs nothing; the host
+    is never faster than the device; no choice is faster than the same one without offloading.
+
+Sources
+    Order of the optimizer's parts: ZeRO-Offload, arXiv:2101.06840, section 4. That little of them
+    overlaps in practice, 7%: Megatron-Bridge, docs/training/cpu-offloading.md. Layers whose copies
+    hide under their compute: ByteScale, arXiv:2502.21231, equation 3.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.base.errors import SpecError
+from equipoise.cost.memory_device import kept_bytes, weight_bytes
+from equipoise.cost.step import TERMS, Floats, StepOptions
+from equipoise.cost.step_layer import add
+from equipoise.spec.device_spec import THIS_CPU, DeviceSpec
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.offload import KEPT_LAYERS, offloads_activations, offloads_optimizer
+from equipoise.spec.recompute import LayerRecompute
+
+ADAM_BYTES = 30.0
+"""Of a weight, moved by Adam: it reads weight, gradient and two moments and writes all but the
+gradient in fp32, and a bf16 copy."""
+
+COPIES = TERMS.index("offload traffic")
+"""Column of a table of parts."""
+
+_LINK_SHARE = 0.87
+"""Of the link's peak: nvbandwidth's host_to_device_memcpy_ce reads 55.4 of 64 GB/s on each of eight
+devices behind PCIe 5."""
+
+_MEMORY_SHARE = 0.6
+"""Of the host memory's peak, by a fused Adam: one of 171e9 weights, at 28 bytes each, took 12.8 s
+on the host of eight H200s (PrimeIntellect prime-rl, pull request 3248), 374 of 614 GB/s."""
+
+
+def require_host(device: DeviceSpec, options: StepOptions) -> None:
+    """Refuse to offload from a device whose memory is the host's.
+
+    Raises:
+        SpecError: names the device.
+    """
+    if options.offload != "none" and device.name == THIS_CPU:
+        raise SpecError(
+            f"{THIS_CPU} computes in host memory, so there is nowhere to offload to. Leave "
+            f"--offload {options.offload} out."
+        )
+
+
+def copy_bytes_per_s(device: DeviceSpec) -> float:
+    """Between device and host memory, one direction, as a copy reaches it.
+
+    >>> from equipoise.spec.device import find_device
+    >>> round(copy_bytes_per_s(find_device("h100-sxm")) / 1e9, 1)
+    46.1
+    """
+    link, memory = device.host_bytes_per_s, device.host_memory_bytes_per_s
+    return min(_LINK_SHARE * link, _MEMORY_SHARE * memory)
+
+
+def host_update_s(device: DeviceSpec, weights: float, options: StepOptions) -> tuple[float, float]:
+    """Of a rank's shard of so many weights: copies to and from the host, and its update [s].
+
+    >>> from equipoise.spec.device import find_device
+    >>> copies, update = host_update_s(find_device("h100-sxm"), 1e9, StepOptions(8192, 1))
+    >>> round(copies, 3), round(update, 3)
+    (0.13, 0.651)
+    """
+    of_param, of_grad, _ = weight_bytes(options)
+    copies = weights * (of_grad + of_param) / copy_bytes_per_s(device)
+    return copies, weights * ADAM_BYTES / (_MEMORY_SHARE * device.host_memory_bytes_per_s)
+
+
+def copies_share(device: DeviceSpec, options: StepOptions) -> float:
+    """Of the optimizer's time, what goes into copies to and from the host."""
+    if not offloads_optimizer(options.offload):
+        return 0.0
+    copies, update = host_update_s(device, 1.0, options)
+    return copies / (copies + update)
+
+
+def add_copies(
+    parts: Floats,
+    model: ModelSpec,
+    device: DeviceSpec,
+    layout: Layout,
+    options: StepOptions,
+    kind: tuple[bool, LayerRecompute],
+    tokens: float,
+) -> None:
+    """Add what a layer waits for copies of its activations.
+
+    Args:
+        parts: The layer's passes with all that they compute and wait for otherwise, float64
+            [PASSES, TERMS] [s].
+        model: Sizes.
+        device: Of the rank, and its host.
+        layout: Degrees.
+        options: What is offloaded, and what layers keep.
+        kind: Whether the layer has experts, and what it computes again.
+        tokens: Of the micro-batch on this rank's context share.
+    """
+    if not offloads_activations(options.offload):
+        return
+    each = kept_bytes(
+        model,
+        layout,
+        options,
+        sparse=kind[0],
+        recompute=kind[1],
+        doc_tokens=float(options.context_tokens),
+        received_rows=options.expert_skew,
+    )
+    seconds = each * tokens / copy_bytes_per_s(device)
+    goes = 1.0 if layout.pp > 1 else max(0.0, 1.0 - KEPT_LAYERS / model.layers)
+    forward, backward = float(parts[0].sum()), float(parts[1:].sum())
+    for row, hides in ((0, forward), (1, backward)):
+        add(parts, row, "offload traffic", goes * max(0.0, seconds - hides))
+
+
+def loads_without_copies(layers: Sequence[Floats]) -> Floats:
+    """Seconds of every layer's parts but for those waits, float64 [layers]."""
+    kinds = {id(layer): layer for layer in layers}
+    load = {key: layer.sum() - layer[:, COPIES].sum() for key, layer in kinds.items()}
+    return np.array([load[id(layer)] for layer in layers])
