@@ -27,7 +27,7 @@ def obeys(folder: Path) -> Path:
     price = {"step_s": 0.95, "terms": terms, "memory_gib_max": 0.75}
     best = Candidate({"layout": "dp=2,zero=1"}, price, {}, {"layout.dp": 2, "layout.zero": 1})
     asked = {"run.toml": "run.toml", "ranks": "2"}
-    Plan(asked, best, (), 0.95, 0.0, 1, 1, (), None, (), {}).write(folder / LOCK)
+    Plan(asked, best, (), 0.95, 0.0, 1, 1, (), None, (), {}, {}).write(folder / LOCK)
     return folder
 
 

@@ -52,6 +52,7 @@ plan.lock:
     times, makes the first runner-up the best
   nodes: of a cluster.toml with measured pairs, which node stands in which place
   asked read version: the words, digests of all that was read, the form of the file
+  sources: where each number of the cluster, its links and its curves comes from
 """
 
 
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     """Search and print the plan."""
     from equipoise.cli.console import make_progress
     from equipoise.cli.plan_lock import decide, digest_inputs
-    from equipoise.cli.plan_show import print_plan
+    from equipoise.cli.plan_show import print_plan, print_sources
     from equipoise.plan.export import EXPORTS
     from equipoise.spec.plan import LOCK
 
@@ -163,6 +164,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(plan.as_row(), indent=1) + "\n")
     else:
         print_plan(plan, is_quiet=args.quiet)
+        if not args.quiet:
+            print_sources(plan)
         if args.run_toml is not None and not args.quiet:
             lock = folder / LOCK
             sys.stdout.write(

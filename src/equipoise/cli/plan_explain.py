@@ -13,7 +13,7 @@ from pathlib import Path
 from equipoise.base.units import GIB
 from equipoise.cli.console import make_console
 from equipoise.cli.plan_lock import read_digests
-from equipoise.cli.plan_show import print_plan, say
+from equipoise.cli.plan_show import print_plan, print_sources
 from equipoise.dash.planned import Planned, planned_sentence, read_planned
 from equipoise.observe.reader import read_run
 from equipoise.spec.plan import RUN_TOML, Plan, read_plan, require_fresh
@@ -40,6 +40,8 @@ def explain_plan(file: Path, *, is_json: bool, is_quiet: bool) -> None:
         _print_terms(plan)
     if planned is not None and not is_quiet:
         _print_measured(planned)
+    if not is_quiet:
+        print_sources(plan)
 
 
 def _read_again(plan: Plan, *, is_quiet: bool) -> dict[str, str]:
@@ -84,9 +86,9 @@ def _print_terms(plan: Plan) -> None:
 
     every = (plan.best, *plan.runners_up)
     console = make_console()
-    for key, title, form in (
-        ("terms", "seconds of the busiest rank", "{:.3f}"),
-        ("memory", "GiB of the fullest rank", "{:.2f}"),
+    for key, title, digits in (
+        ("terms", "seconds of the busiest rank", 3),
+        ("memory", "GiB of the fullest rank", 2),
     ):
         table = Table(box=None, pad_edge=False)
         table.add_column(title)
@@ -95,15 +97,27 @@ def _print_terms(plan: Plan) -> None:
         names = dict.fromkeys(name for each in every for name in each.price[key])
         largest = {name: max(each.price[key].get(name, 0.0) for each in every) for name in names}
         for name in sorted(names, key=lambda name: -largest[name]):
-            values = [each.price[key].get(name, 0.0) for each in every]
-            table.add_row(name, *(form.format(value) if value else "" for value in values))
-        table.add_row("all", *(form.format(sum(each.price[key].values())) for each in every))
+            if largest[name]:
+                values = [each.price[key].get(name, 0.0) for each in every]
+                table.add_row(name, *(_digits(value, digits) for value in values))
+        totals = [sum(each.price[key].values()) for each in every]
+        table.add_row("all", *(_digits(total, digits) for total in totals))
         console.print(table)
-    for place, each in enumerate(every, start=1):
-        console.print(f"{place}  {say(each)}", soft_wrap=True)
     walls = [
         f"{wall.grows} {wall.before:,} to {wall.after:,} ({wall.memory_gib:.1f} GiB)"
         for wall in plan.wall
     ]
     if walls:
         console.print(f"Walls: {'; '.join(walls)}.", soft_wrap=True)
+
+
+def _digits(value: float, digits: int) -> str:
+    """A number to so many places; what is less than any of them is not nothing.
+
+    >>> _digits(1.25, 2), _digits(0.0003, 3), _digits(0.0, 3)
+    ('1.25', '<0.001', '')
+    """
+    if not value:
+        return ""
+    least = 10.0**-digits
+    return f"{value:.{digits}f}" if abs(value) >= least / 2 else f"<{least:.{digits}f}"

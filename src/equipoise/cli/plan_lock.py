@@ -10,6 +10,7 @@ from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
 from equipoise.cli.simulate_setting import require_kernel_prices, step_options, step_packer
 from equipoise.cli.simulate_show import step_row
+from equipoise.cost.measured_sources import sources_of
 from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch
 from equipoise.plan.explain import find_flip, find_walls, loses_by
@@ -219,4 +220,5 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
         flip=flip,
         nodes=finalists[0].nodes,
         read=inputs.read,
+        sources=sources_of(search.machine.cluster, search.space.base.precision),
     )

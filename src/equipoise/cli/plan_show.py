@@ -4,8 +4,11 @@ from collections.abc import Mapping
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
+from equipoise.cli.simulate_show import source_lines
 from equipoise.spec.keys import toml
 from equipoise.spec.plan import Candidate, Plan
+
+_WHY = "where it goes; what others lose by"
 
 
 def print_plan(plan: Plan, *, is_quiet: bool) -> None:
@@ -16,7 +19,8 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     price = plan.best.price
     console.print(
         f"{say(plan.best)}: {format_seconds(price['step_s'])} a step, "
-        f"{price['tokens_per_s_per_device']:,.0f} tokens/s a device, {price['mfu']:.1%} MFU, "
+        f"{price['tokens_per_s_per_device']:,.0f} tokens/s a device, "
+        f"{price['tflops_per_device']:.3g} TFLOP/s ({price['mfu']:.1%} MFU), "
         f"{price['memory_gib_max']:.1f} GiB of {price['capacity_gib']:.1f}.",
         soft_wrap=True,
     )
@@ -27,20 +31,27 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
         f"{format_seconds(plan.bound_s)}: at most {plan.gap:.1%} is left to gain.",
         soft_wrap=True,
     )
+    usd = price["usd_per_million_tokens"]
+    money = "no public price" if usd is None else f"${usd:,.2f} a million tokens"
+    console.print(f"{price['energy_j_per_token']:.3g} J a token, {money}.", soft_wrap=True)
+    every = (plan.best, *plan.runners_up)
     table = Table(box=None, pad_edge=False)
-    for name in ("", "step", "MFU", "GiB", "slower by", "and why"):
-        table.add_column(name, justify="left" if name in ("", "and why") else "right")
-    for place, each in enumerate((plan.best, *plan.runners_up), start=1):
+    for name in ("", "step", "slower by", "TFLOP/s", "MFU", "GiB", _WHY):
+        table.add_column(name, justify="left" if name in ("", _WHY) else "right")
+    for place, each in enumerate(every, start=1):
         slower = each.price["step_s"] / price["step_s"] - 1
         table.add_row(
-            f"{place}  {say(each)}",
+            str(place),
             format_seconds(each.price["step_s"]),
+            f"{slower:.1%}" if place > 1 else "",
+            f"{each.price['tflops_per_device']:.3g}",
             f"{each.price['mfu']:.1%}",
             f"{each.price['memory_gib_max']:.1f}",
-            f"{slower:.1%}" if place > 1 else "",
             why(each) if place > 1 else _where(each),
         )
     console.print(table)
+    for place, each in enumerate(every, start=1):
+        console.print(f"{place}  {say(each)}", soft_wrap=True)
     if "layers" in plan.best.words:
         console.print(f"Layers of the best: {plan.best.words['layers']}.", soft_wrap=True)
     stages = plan.best.price["stages"]
@@ -64,6 +75,16 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
             f"{plan.flip.winner} the best.",
             soft_wrap=True,
         )
+
+
+def print_sources(plan: Plan) -> None:
+    """What was read beyond what anyone measured, and where each number comes from."""
+    console = make_console()
+    if plan.best.price["extrapolated"]:
+        said = ", ".join(plan.best.price["extrapolated"])
+        console.print(f"Read beyond measured sizes: {said}.", style="dim", soft_wrap=True)
+    for line in source_lines(plan.sources):
+        console.print(line, style="dim", soft_wrap=True)
 
 
 def say(candidate: Candidate) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from equipoise.base.errors import PlanError
 
-VERSION = 2
+VERSION = 3
 
 LOCK = "plan.lock"
 """Name of the file, beside a run.toml and in a run's folder."""
@@ -88,6 +88,8 @@ class Plan:
     """Which node of the cluster stands in which place of the best; empty where as given."""
     read: dict[str, str]
     """Digests by name."""
+    sources: dict[str, str]
+    """Where each number of the cluster comes from, by its name."""
     version: int = VERSION
 
     @property

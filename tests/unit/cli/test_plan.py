@@ -25,7 +25,9 @@ def test_the_best_has_the_price_that_simulate_prints(capsys: pytest.CaptureFixtu
     best = plan["best"]
     flags = [part for flag, value in best["words"].items() for part in (f"--{flag}", value)]
     assert main(["simulate", *SMALL, *flags, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == best["price"]
+    row = json.loads(capsys.readouterr().out)
+    assert row.pop("sources") == plan["sources"]
+    assert row == best["price"]
     assert set(plan["runners_up"][0]["price"]) == set(best["price"])
     steps = [each["price"]["step_s"] for each in (best, *plan["runners_up"])]
     assert len(steps) == 4 and steps == sorted(steps)
@@ -39,6 +41,10 @@ def test_a_lock_is_written_resumed_and_explained(
     asked = [*SMALL, "--layout", "cp=1,zero=1", "--out", str(tmp_path)]
     code, out, err = run(capsys, *asked)
     assert code == 0 and "search: done in" in err and "is left to gain" in out
+    assert " J a token, $" in out and "TFLOP/s" in out
+    assert "  peaks, memory bytes per s, host bytes per s, power w: NVIDIA H100" in out
+    best = [line for line in out.splitlines() if line.startswith("1  ")][-1]
+    assert out.startswith(f"{best.removeprefix('1  ')}: ")
     lock = (tmp_path / "plan.lock").read_text()
     state = (tmp_path / "search.jsonl").read_text()
     assert len(state.splitlines()) == json.loads(lock)["priced"] + 1
@@ -51,6 +57,8 @@ def test_a_lock_is_written_resumed_and_explained(
     assert main(["explain", "--plan", file]) == 0
     told = capsys.readouterr().out
     assert "seconds of the busiest rank" in told and "GiB of the fullest rank" in told
+    assert told.splitlines()[-1].startswith("  under load: products x 1.13")
+    assert not [line for line in told.splitlines() if line.startswith("logits") and line[6:] == ""]
     assert main(["explain", "--plan", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(lock)
 

@@ -22,6 +22,7 @@ PLAN = Plan(
     flip=Flip("a", 1.5, "tp=2,dp=4"),
     nodes=(1, 0),
     read={"model": "1", "cluster": "2"},
+    sources={"peaks": "a datasheet"},
 )
 
 
@@ -50,7 +51,7 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value) == (
-        f"{file} is a plan of version 7, and this equipoise reads version 2. Plan again with the "
+        f"{file} is a plan of version 7, and this equipoise reads version 3. Plan again with the "
         "words that it has under asked."
     )
     row = PLAN.as_row()
