@@ -92,9 +92,9 @@ REFUSED = {
     ),
     "heads": (
         ["--layout.tensor=3", "--layout.dp=1"],
-        "4 heads do not divide over 3 tensor-parallel ranks. Set layout.tensor to one of 1, 2, 4, "
-        "or share tokens instead, which needs no division of heads: layout.context = 3 with "
-        "needed-kv.",
+        "4 heads do not divide over 3 tensor-parallel ranks. Set tp (layout.tensor) to one of 1, "
+        "2, 4, or share tokens, which needs no division of heads: cp (layout.context) = 3 "
+        "with needed-kv.",
     ),
     "policy": (
         ["--layout.tensor=2", "--layout.dp=1", "--pack.policy=divided"],

@@ -7,7 +7,8 @@ Why
 What it decides
     Forwards in one colour, gradients of inputs in another, gradients of weights in a third;
     whole backwards in the second, darker. The later a rank's stage, the darker. Waiting is
-    left white. Micro-batches are numbered where there is room.
+    left white, and so is an edge around what is wide enough for one. Micro-batches are numbered
+    where there is room.
 
     The trace is Chrome's JSON: one process a timeline, one thread a rank, one complete event
     an instruction, times in microseconds; arrows follow messages between ranks.
@@ -51,6 +52,9 @@ _NAMES = {
 
 _LEAST_WIDTH = 0.0075
 """Share of the picture's width from which a rectangle has room for each digit."""
+
+_LEAST_EDGE = 0.004
+"""Likewise for a white edge: of a narrower one it takes a large part, and looks like waiting."""
 
 
 def plot_pipeline(file: Path, timelines: Sequence[PipelineTimeline]) -> None:
@@ -115,12 +119,13 @@ def _draw(
     unit_ns, unit = counted_in
     zero = int(timeline.begin_ns.min(initial=np.iinfo(np.int64).max)) if len(timeline.rank) else 0
     chunk = _chunks(timeline)
-    patches, colours = [], []
+    patches, colours, edges = [], [], []
     for at in range(len(timeline.rank)):
         begin = (int(timeline.begin_ns[at]) - zero) / unit_ns
         width = int(timeline.end_ns[at] - timeline.begin_ns[at]) / unit_ns
         rank = int(timeline.rank[at])
         patches.append(Rectangle((begin, rank - 0.45), width, 0.9))
+        edges.append(0.4 if width * unit_ns >= _LEAST_EDGE * top_ns else 0.0)
         colours.append(_COLOURS[Op(int(timeline.op[at]))][min(int(chunk[at]), 3)])
         number = str(int(timeline.micro_batch[at]))
         if width * unit_ns >= _LEAST_WIDTH * len(number) * top_ns:
@@ -134,7 +139,7 @@ def _draw(
                 color=_INK,
             )
     axis.add_collection(
-        PatchCollection(patches, facecolors=colours, edgecolors="white", linewidths=0.4)
+        PatchCollection(patches, facecolors=colours, edgecolors="white", linewidths=edges)
     )
     axis.set_xlim(0, top_ns / unit_ns)
     axis.set_ylim(timeline.ranks - 0.4, -0.6)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.base.errors import SpecError
+from equipoise.base.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,12 @@ class FaultOptions:
         Raises:
             SpecError: names the number.
         """
-        if not (self.device_mtbf_s > 0 and self.checkpoint_s >= 0 and self.restart_s >= 0):
+        times = self.device_mtbf_s, self.checkpoint_s, self.restart_s
+        if not (all(0 <= each < math.inf for each in times) and times[0] > 0):
             raise SpecError(
-                f"A mean time between failures of {self.device_mtbf_s:g} s, checkpoints of "
-                f"{self.checkpoint_s:g} s and restarts of {self.restart_s:g} s are no times. Give "
-                f"the first above 0, the others 0 or more."
+                f"A mean time between failures of {times[0]:g} s, checkpoints of {times[1]:g} s "
+                f"and restarts of {times[2]:g} s are no times. Give the first above 0, the others "
+                f"0 or more, all of them finite."
             )
         if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
             raise SpecError(
@@ -105,9 +107,10 @@ def run_with_faults(
     whole = every * step_s + options.checkpoint_s
     if whole > 20 * mean_s or options.restart_s > 20 * mean_s:
         raise SpecError(
-            f"{devices:,} devices fail every {mean_s:,.0f} s, and {every} steps with their "
-            f"checkpoint take {whole:,.0f} s, a restart {options.restart_s:,.0f} s: the run would "
-            f"not end. Save more often, or faster."
+            f"{devices:,} devices fail every {format_seconds(mean_s)}, and {every} steps with "
+            f"their checkpoint take {format_seconds(whole)}, a restart "
+            f"{format_seconds(options.restart_s)}: the run would not end. Save more often, or "
+            f"faster."
         )
     draws = np.random.Generator(np.random.PCG64(seed))
     wall = lost = saving = restarting = 0.0

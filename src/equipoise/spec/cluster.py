@@ -36,6 +36,9 @@ from equipoise.spec.link import LinkSpec, find_link
 
 Ints = npt.NDArray[np.int64]
 
+MOST_DEVICES = 1 << 20
+"""Of a cluster: every rank is a number in some array."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:
@@ -236,6 +239,10 @@ def find_cluster(text: str) -> ClusterSpec:
     """
     name, colon, count = text.partition(":")
     devices = int(count.replace("_", "").replace(",", "")) if _is_count(count) else 0
+    if devices > MOST_DEVICES:
+        raise SpecError(
+            f"{devices:,} devices are more than are priced. Give {MOST_DEVICES:,} or less."
+        )
     if not colon or devices < 1:
         raise SpecError(
             f'"{text}" is neither NAME:DEVICES, as in h100-sxm:8192, nor a cluster file that ends '
@@ -254,4 +261,5 @@ def find_cluster(text: str) -> ClusterSpec:
 
 
 def _is_count(text: str) -> bool:
-    return text.replace("_", "").replace(",", "").isdecimal()
+    digits = text.replace("_", "").replace(",", "")
+    return digits.isascii() and digits.isdecimal() and len(digits) < 20

@@ -41,7 +41,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
-from equipoise.spec.cluster import ClusterSpec, NodeClass, Tier, find_cluster, node_class
+from equipoise.spec.cluster import (
+    MOST_DEVICES,
+    ClusterSpec,
+    NodeClass,
+    Tier,
+    find_cluster,
+    node_class,
+)
 from equipoise.spec.device import DEVICES, THIS_CPU, find_device
 from equipoise.spec.link import LINKS, LinkSpec
 from equipoise.spec.load import TomlPath, explain_fault, parse_toml
@@ -134,6 +141,9 @@ def read_cluster_file(path: Path) -> ClusterSpec:
         faults.raise_any()
         raise AssertionError("a faulty file has faults") from None
     cluster = _build(file, faults)
+    if cluster.devices > MOST_DEVICES:
+        said = f"{cluster.devices:,} devices are more than are priced"
+        faults.add(("nodes",), f"{said}. Give {MOST_DEVICES:,} or less.")
     faults.raise_any()
     return cluster
 

@@ -16,6 +16,7 @@ Sources
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +78,11 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
         if kind == "llama" and config.get("num_key_value_heads") is None
         else _size(config, "num_key_value_heads")
     )
+    if heads % kv_heads:
+        raise ModelError(
+            f"config.json: num_attention_heads {heads} cannot share num_key_value_heads "
+            f"{kv_heads}: it must be a multiple of it."
+        )
     theta, scaling = _rope(config)
     return ModelSpec(
         layers=_size(config, "num_hidden_layers"),
@@ -89,7 +95,7 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
         tied=bool(config.get("tie_word_embeddings", False)),
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=float(config.get("rms_norm_eps", _NORM_EPS)),
+        norm_eps=_number(config, "rms_norm_eps", _NORM_EPS),
         qkv_bias=kind in ("qwen2", "qwen2_moe"),
         qk_norm=kind == "qwen3",
         **_read_experts(kind, config),
@@ -193,20 +199,23 @@ def _write_experts(kind: str, model: ModelSpec) -> dict[str, Any]:
 
 def _read_experts(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ModelSpec that say which experts there are."""
-    if kind == "mixtral":
-        return {
-            "experts": _size(config, "num_local_experts"),
-            "top_k": _size(config, "num_experts_per_tok"),
-            "expert_ffn": _size(config, "intermediate_size"),
-        }
-    if kind != "qwen2_moe":
+    if kind not in ("mixtral", "qwen2_moe"):
         return {}
+    name = "num_local_experts" if kind == "mixtral" else "num_experts"
+    experts, top_k = _size(config, name), _size(config, "num_experts_per_tok")
+    if top_k > experts:
+        raise ModelError(f"config.json: num_experts_per_tok {top_k} is more than {name} {experts}.")
+    if kind == "mixtral":
+        expert_ffn = _size(config, "intermediate_size")
+        return {"experts": experts, "top_k": top_k, "expert_ffn": expert_ffn}
     dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or {type(each) for each in dense} - {int}:
+        raise ModelError(f"config.json: mlp_only_layers {_show(dense)} is no list of layers.")
     if sorted(dense) != list(range(len(dense))):
         raise _unsupported("mlp_only_layers", dense, list(range(len(dense))))
     return {
-        "experts": _size(config, "num_experts"),
-        "top_k": _size(config, "num_experts_per_tok"),
+        "experts": experts,
+        "top_k": top_k,
         "expert_ffn": _size(config, "moe_intermediate_size"),
         "shared_ffn": _size(config, "shared_expert_intermediate_size"),
         "shared_gate": True,
@@ -225,7 +234,8 @@ def _refuse_windows(kind: str, config: Mapping[str, Any]) -> None:
             raise _unsupported("sliding_window", window, None)
     elif config.get("use_sliding_window", False):
         raise _unsupported("use_sliding_window", True, False)
-    for layer_type in config.get("layer_types") or ():
+    layer_types = config.get("layer_types") or []
+    for layer_type in layer_types if isinstance(layer_types, list) else [layer_types]:
         if layer_type != "full_attention":
             raise _unsupported("layer_types", layer_type, "full_attention")
 
@@ -233,20 +243,31 @@ def _refuse_windows(kind: str, config: Mapping[str, Any]) -> None:
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.get(field) or {}
+    if not isinstance(rope, dict):
+        raise ModelError(f"config.json: {field} {_show(rope)} is not a table.")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _ROPE_TYPES:
         raise _unsupported(f"{field} of type", kind, *_ROPE_TYPES)
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise _unsupported("partial_rotary_factor", partial, 1.0)
-    theta = float(rope.get("rope_theta", config.get("rope_theta", _ROPE_THETA)))
+    named = rope if "rope_theta" in rope else config
+    theta = _number(named, "rope_theta", _ROPE_THETA)
     if kind == "default":
         return theta, None
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     if absent := [name for name in names if name not in rope]:
         raise ModelError(f"config.json: {field} of type llama3 has no {', '.join(absent)}.")
-    factor, low, high, tokens = (rope[name] for name in names)
-    return theta, RopeScaling(float(factor), float(low), float(high), int(tokens))
+    factor, low, high = (_number(rope, name) for name in names[:3])
+    return theta, RopeScaling(factor, low, high, _size(rope, names[3]))
+
+
+def _number(config: Mapping[str, Any], name: str, default: float = 0.0) -> float:
+    value = config.get(name, default)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ModelError(f"config.json: {name} {_show(value)} is not a number above 0.")
+    return float(value)
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:

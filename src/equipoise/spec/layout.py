@@ -252,8 +252,8 @@ class Layout:
         if world == self.world:
             return
         degrees = f"dp x cp x tp x pp = {self.dp} x {self.cp} x {self.tp} x {self.pp}"
-        others = self.world // self.dp
-        mend = f"Set dp = {world // others}." if world % others == 0 else f"Start {self.world}."
+        dp, left = divmod(world, self.world // self.dp)
+        mend = f"Give degrees whose product is {world}." if left else f"Set dp = {dp}."
         raise LayoutError(f"{degrees} = {self.world} ranks, and there are {world}. {mend}")
 
     def require_model(self, model: ModelSpec) -> None:
@@ -265,16 +265,16 @@ class Layout:
         """
         if model.heads % self.tp:
             raise LayoutError(
-                f"{model.heads} heads do not divide over {self.tp} tensor-parallel ranks. Set "
-                f"layout.tensor to one of {_divisors(model.heads)}, or share tokens instead, which "
-                f"needs no division of heads: layout.context = {self.cp * self.tp} with needed-kv."
+                f"{model.heads} heads do not divide over {self.tp} tensor-parallel ranks. Set tp "
+                f"(layout.tensor) to one of {_divisors(model.heads)}, or share tokens, which needs "
+                f"no division of heads: cp (layout.context) = {self.cp * self.tp} with needed-kv."
             )
         for name, width in (("ffn", model.ffn), ("vocab", model.vocab)):
             part = -(-width // self.tp)
             if part * (self.tp - 1) >= width:
                 raise LayoutError(
                     f"model.{name} = {width} in parts of {part} leaves the last of {self.tp} "
-                    f"tensor-parallel ranks without any. Lower layout.tensor."
+                    f"tensor-parallel ranks without any. Lower tp (layout.tensor)."
                 )
         if model.layers < self.pp:
             raise LayoutError(

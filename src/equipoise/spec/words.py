@@ -15,13 +15,15 @@ Kept true (tests/unit/spec/test_words.py)
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from equipoise.base.errors import ModelError, SpecError
+from equipoise.base.errors import LayoutError, ModelError, SpecError
 from equipoise.base.nearest import nearest
+from equipoise.spec.cluster import MOST_DEVICES
 from equipoise.spec.hf_config import model_from_hf_config
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import PLANNED, ModelSpec
@@ -45,6 +47,11 @@ _MODEL_WORDS = (
 )
 _NEEDED = ("layers", "hidden", "heads", "vocab")
 _FROM_ZERO = ("gated", "tied", "experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers")
+MOST = 2**31 - 1
+"""The largest size or degree; products of a few still fit what they are counted in."""
+_DIGITS = 40
+"""Longer words are no numbers, whatever they hold."""
+_MOST_LAYERS = 100_000
 LAYOUT_WORDS = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas", "virtual")
 
 
@@ -81,11 +88,12 @@ def read_words(flag: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
             )
         if name in found:
             raise SpecError(f"{flag}: {name} is given twice. Give it once.")
-        digits = value.replace("_", "")
-        if not digits.isdecimal() or (int(digits) == 0 and name not in (*_FROM_ZERO, "zero")):
+        digits, least = value.replace("_", ""), 0 if name in (*_FROM_ZERO, "zero") else 1
+        is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
+        if not is_number or not least <= int(digits) <= MOST:
             raise SpecError(
-                f'{flag}: {name} is "{value}". Give a whole number'
-                f"{'' if name in (*_FROM_ZERO, 'zero') else ' of 1 or more'}, as in {name}=8."
+                f'{flag}: {name} is "{value}". Give a whole number of {least} to {MOST:,}, as in '
+                f"{name}={1 if name in ('gated', 'tied', 'zero') else 8}."
             )
         found[name] = int(digits)
     return found
@@ -105,6 +113,12 @@ def read_layout(text: str) -> LayoutWords:
     zero = words.get("zero", 1)
     if zero not in (0, 1, 2, 3):
         raise SpecError(f"--layout: zero is {zero}. Give 0, 1, 2 or 3.")
+    ranks = math.prod(words.get(axis, 1) for axis in ("dp", "cp", "tp", "pp"))
+    if ranks > MOST_DEVICES:
+        raise SpecError(
+            f"--layout: {ranks:,} ranks are more than are priced. Give degrees of "
+            f"{MOST_DEVICES:,} or less in all."
+        )
     layout = Layout(
         dp=words.get("dp", 1),
         cp=words.get("cp", 1),
@@ -115,7 +129,13 @@ def read_layout(text: str) -> LayoutWords:
         zero=cast(Literal[0, 1, 2, 3], zero),
         replicas=words.get("replicas", 1),
     )
-    return LayoutWords(layout, words.get("virtual", 1))
+    virtual = words.get("virtual", 1)
+    if virtual > 1 and layout.pp == 1:
+        raise LayoutError(
+            f"--layout: virtual = {virtual} stages are of each pipeline rank, and pp is 1. Give pp "
+            f"of 2 or more, or leave virtual out."
+        )
+    return LayoutWords(layout, virtual)
 
 
 def read_model(text: str) -> ModelSpec:
@@ -131,8 +151,8 @@ def read_model(text: str) -> ModelSpec:
     if text in PLANNED:
         return PLANNED[text]
     if "=" in text:
-        return _model_of(read_words("--model", text, _MODEL_WORDS))
-    file = Path(text) / "config.json" if Path(text).is_dir() else Path(text)
+        return _require_layers(_model_of(read_words("--model", text, _MODEL_WORDS)))
+    file = Path(text) / "config.json" if text and Path(text).is_dir() else Path(text)
     if file.suffix != ".json":
         raise SpecError(
             f'--model: "{text}" is neither a known model nor a config.json. Nearest: '
@@ -146,7 +166,28 @@ def read_model(text: str) -> ModelSpec:
             f"--model: {file} cannot be read as a config.json ({error}). Give the file that the "
             f"model was published with."
         ) from None
-    return model_from_hf_config(config if isinstance(config, dict) else {})
+    if not isinstance(config, dict):
+        raise ModelError(
+            f"--model: {file} holds no table of sizes. Give the config.json that the model was "
+            f"published with."
+        )
+    return _require_layers(model_from_hf_config(config))
+
+
+def _require_layers(model: ModelSpec) -> ModelSpec:
+    """Refuse what no price is meant for, before it is priced layer by layer."""
+    if model.layers > _MOST_LAYERS:
+        raise SpecError(
+            f"--model: {model.layers:,} layers are more than are priced. Give {_MOST_LAYERS:,} or "
+            f"less."
+        )
+    if model.experts and not model.sparse_layers:
+        raise SpecError(
+            f"--model: none of {model.layers} layers has experts, with dense_layers = "
+            f"{model.dense_layers} and expert_every = {model.expert_every}. Lower them, or leave "
+            f"experts out."
+        )
+    return model
 
 
 def _model_of(words: Mapping[str, int]) -> ModelSpec:

@@ -17,6 +17,6 @@ def test_ranks_that_would_share_no_experts(tmp_path: Path) -> None:
     with pytest.raises(LayoutError) as caught:
         prepare_run(run, tmp_path, quiet=True)
     assert str(caught.value) == (
-        "The model has no experts that 2 ranks could share. Set layout.expert = 1 and "
-        "layout.expert_tensor = 1, or model.experts."
+        "The model has no experts that 2 ranks could share. Set ep (layout.expert) = 1 and "
+        "etp (layout.expert_tensor) = 1, or give the model experts."
     )

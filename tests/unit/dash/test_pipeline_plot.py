@@ -56,6 +56,20 @@ def test_a_picture_has_a_rectangle_for_each_instruction(tmp_path: Path) -> None:
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}path"))) == 18
 
 
+def test_narrow_rectangles_have_no_white_edge(tmp_path: Path) -> None:
+    """Edges as wide as what they are around would look like waiting."""
+    many = make_prices([[30], [20]], 25, 10, hop_ns=5, micro_batches=200)
+    crowded = replay_pipeline(write_pipeline("1f1b", many, ranks=2), many)
+    for timeline, edged in ((TIMELINE, True), (crowded, False)):
+        file = tmp_path / "picture.svg"
+        plot_pipeline(file, [timeline])
+        groups = ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}g")
+        (drawn,) = [g for g in groups if "PatchCollection" in g.get("id", "")]
+        styles = [each.get("style", "") for each in drawn.iter("{http://www.w3.org/2000/svg}path")]
+        assert len(styles) == len(timeline.rank)
+        assert all(("stroke: #ffffff" in style) == edged for style in styles)
+
+
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_the_same_timelines_give_the_same_bytes(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch

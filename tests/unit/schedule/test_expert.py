@@ -28,11 +28,19 @@ def test_every_expert_lives_on_one_rank_or_ranks_are_refused(ranks: int, experts
         (
             0,
             2,
-            "The model has no experts that 2 ranks could share. Set layout.expert = 1 and "
-            "layout.expert_tensor = 1, or model.experts.",
+            "The model has no experts that 2 ranks could share. Set ep (layout.expert) = 1 and "
+            "etp (layout.expert_tensor) = 1, or give the model experts.",
         ),
-        (4, 6, "4 experts in runs of 1 leave 2 of 6 ranks without any. Set layout.expert to 4."),
-        (6, 4, "6 experts in runs of 2 leave 1 of 4 ranks without any. Set layout.expert to 3."),
+        (
+            4,
+            6,
+            "4 experts in runs of 1 leave 2 of 6 ranks without any. Set ep (layout.expert) to 4.",
+        ),
+        (
+            6,
+            4,
+            "6 experts in runs of 2 leave 1 of 4 ranks without any. Set ep (layout.expert) to 3.",
+        ),
     ],
 )
 def test_ranks_without_experts_are_refused(experts: int, ranks: int, message: str) -> None:

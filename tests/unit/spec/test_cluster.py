@@ -67,6 +67,10 @@ def test_each_device_has_one_node_and_place(ids: list[int]) -> None:
             "a100-80, a100-40, v100-32, v100-16, mi250x, this-cpu; any other is a cluster.toml.",
         ),
         (
+            "h100-sxm:99999999999999",
+            "99,999,999,999,999 devices are more than are priced. Give 1,048,576 or less.",
+        ),
+        (
             "h100-sxm:12",
             "12 devices of h100-sxm fill no whole number of nodes of 8. Give 8 or 16.",
         ),

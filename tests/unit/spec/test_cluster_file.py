@@ -135,6 +135,12 @@ def test_files_that_are_missing_or_wrong_altogether(tmp_path: Path) -> None:
     )
     _refused(
         tmp_path,
+        'name = "x"\n[[nodes]]\ndevice = "h100-sxm"\nnodes = 999999999\n',
+        "cluster.toml:2  nodes: 7,999,999,992 devices are more than are priced. Give 1,048,576 or "
+        "less.",
+    )
+    _refused(
+        tmp_path,
         'name = "x"\nnodes = 4\n',
         "cluster.toml:2  nodes: needs a list, got 4.",
     )

@@ -1,6 +1,7 @@
 """config.json and ModelSpec: the round trip, transformers as oracle, and each refusal."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -69,6 +70,22 @@ def test_layers_without_experts_that_are_not_the_first_are_refused() -> None:
     with pytest.raises(ModelError) as caught:
         model_from_hf_config({**config, "mlp_only_layers": [3]})
     assert str(caught.value) == "config.json: mlp_only_layers [3] is not supported; only [0] is."
+    for wrong, shown in ((5, "5"), (["a"], '["a"]')):
+        with pytest.raises(ModelError) as caught:
+            model_from_hf_config({**config, "mlp_only_layers": wrong})
+        assert str(caught.value) == f"config.json: mlp_only_layers {shown} is no list of layers."
+
+
+def test_more_experts_a_token_than_there_are() -> None:
+    for name, key, experts in (
+        ("mixtral-8x7b", "num_local_experts", 8),
+        ("qwen2-57b-a14b", "num_experts", 64),
+    ):
+        with pytest.raises(ModelError) as caught:
+            model_from_hf_config({**hf_config(preset(name)), "num_experts_per_tok": 65})
+        assert str(caught.value) == (
+            f"config.json: num_experts_per_tok 65 is more than {key} {experts}."
+        )
 
 
 def test_absent_fields_take_the_defaults_of_transformers() -> None:
@@ -146,6 +163,18 @@ def test_both_spellings_of_rope_are_one() -> None:
         (
             {"partial_rotary_factor": 0.5},
             "config.json: partial_rotary_factor 0.5 is not supported; only 1.0 is.",
+        ),
+        ({"rope_scaling": [1]}, "config.json: rope_scaling [1] is not a table."),
+        ({"rope_theta": math.nan}, "config.json: rope_theta NaN is not a number above 0."),
+        ({"rms_norm_eps": "1e-5"}, 'config.json: rms_norm_eps "1e-5" is not a number above 0.'),
+        (
+            {"num_attention_heads": 4, "num_key_value_heads": 3},
+            "config.json: num_attention_heads 4 cannot share num_key_value_heads 3: it must be a "
+            "multiple of it.",
+        ),
+        (
+            {"layer_types": 3},
+            'config.json: layer_types 3 is not supported; only "full_attention" is.',
         ),
         ({"vocab_size": None}, "config.json: no vocab_size."),
         (

@@ -169,18 +169,19 @@ ASKED = {
     ),
     "odd world": (
         lambda layout: layout.require_world(6),
-        "dp x cp x tp x pp = 2 x 1 x 2 x 2 = 8 ranks, and there are 6. Start 8.",
+        "dp x cp x tp x pp = 2 x 1 x 2 x 2 = 8 ranks, and there are 6. Give degrees "
+        "whose product is 6.",
     ),
     "heads": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, heads=9, kv_heads=3)),
-        "9 heads do not divide over 2 tensor-parallel ranks. Set layout.tensor to one of 1, 3, 9, "
-        "or share tokens instead, which needs no division of heads: layout.context = 2 with "
-        "needed-kv.",
+        "9 heads do not divide over 2 tensor-parallel ranks. Set tp (layout.tensor) to one of 1, "
+        "3, 9, or share tokens, which needs no division of heads: cp (layout.context) = 2 "
+        "with needed-kv.",
     ),
     "words": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, vocab=1)),
         "model.vocab = 1 in parts of 1 leaves the last of 2 tensor-parallel ranks without any. "
-        "Lower layout.tensor.",
+        "Lower tp (layout.tensor).",
     ),
     "layers": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, layers=1)),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from equipoise.base.errors import EquipoiseError, LayoutError
+from equipoise.base.nearest import nearest
 from equipoise.spec.hf_config import hf_config
 from equipoise.spec.model import PLANNED, preset
 from equipoise.spec.words import read_layout, read_model
@@ -36,6 +37,16 @@ def test_a_config_json_and_its_folder(tmp_path) -> None:
     assert read_model(str(tmp_path / "config.json")) == preset("qwen3-8b")
 
 
+def test_a_file_without_a_table(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(EquipoiseError) as caught:
+        read_model(str(tmp_path))
+    assert str(caught.value) == (
+        f"--model: {tmp_path / 'config.json'} holds no table of sizes. Give the config.json that "
+        "the model was published with."
+    )
+
+
 def test_a_layout_of_words() -> None:
     found = read_layout("tp=8, cp=2, pp=4, dp=16, ep=8, etp=1, zero=3, replicas=2, virtual=5")
     layout = found.layout
@@ -64,11 +75,41 @@ def test_a_layout_of_words() -> None:
         ),
         (
             "layers=two",
-            '--model: layers is "two". Give a whole number of 1 or more, as in layers=8.',
+            '--model: layers is "two". Give a whole number of 1 to 2,147,483,647, as in layers=8.',
         ),
         (
             "layers=2,tied=-1",
-            '--model: tied is "-1". Give a whole number, as in tied=8.',
+            '--model: tied is "-1". Give a whole number of 0 to 2,147,483,647, as in tied=1.',
+        ),
+        (
+            "layers=2,hidden=99999999999",
+            '--model: hidden is "99999999999". Give a whole number of 1 to 2,147,483,647, as in '
+            "hidden=8.",
+        ),
+        (
+            "layers=\u0663",
+            '--model: layers is "\u0663". Give a whole number of 1 to 2,147,483,647, as in '
+            "layers=8.",
+        ),
+        (
+            f"layers={'9' * 5000}",
+            f'--model: layers is "{"9" * 5000}". Give a whole number of 1 to 2,147,483,647, as in '
+            "layers=8.",
+        ),
+        (
+            "layers=99999999,hidden=8,heads=2,vocab=9",
+            "--model: 99,999,999 layers are more than are priced. Give 100,000 or less.",
+        ),
+        (
+            "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=2,dense_layers=2",
+            "--model: none of 2 layers has experts, with dense_layers = 2 and expert_every = 1. "
+            "Lower them, or leave experts out.",
+        ),
+        (
+            "",
+            '--model: "" is neither a known model nor a config.json. Nearest: '
+            f"{nearest('', PLANNED)}. All: {', '.join(PLANNED)}. Any other is "
+            "layers=..,hidden=..,heads=..,vocab=.., or the path of its config.json.",
         ),
         (
             "layers=2,hidden=8",
@@ -116,7 +157,17 @@ def test_a_faulty_model_is_refused(text: str, message: str) -> None:
             '--layout: "pq=2" begins with no known name. Nearest: dp. Give dp, cp, tp, pp, ep, '
             "etp, zero, replicas, virtual as name=number, with commas between.",
         ),
-        ("tp=0", '--layout: tp is "0". Give a whole number of 1 or more, as in tp=8.'),
+        ("tp=0", '--layout: tp is "0". Give a whole number of 1 to 2,147,483,647, as in tp=8.'),
+        (
+            "dp=2147483647,cp=2147483647,ep=3",
+            "--layout: 4,611,686,014,132,420,609 ranks are more than are priced. Give degrees of "
+            "1,048,576 or less in all.",
+        ),
+        (
+            "dp=8,virtual=2",
+            "--layout: virtual = 2 stages are of each pipeline rank, and pp is 1. Give pp of 2 or "
+            "more, or leave virtual out.",
+        ),
         ("zero=4", "--layout: zero is 4. Give 0, 1, 2 or 3."),
     ],
 )
