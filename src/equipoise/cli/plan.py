@@ -5,10 +5,12 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.base.errors import FitError, SpecError
+from equipoise.base.errors import FitError, PlanError, SpecError
 from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.simulate_setting import add_step_arguments
 
@@ -155,7 +157,8 @@ def run(args: argparse.Namespace) -> int:
     plan = decide(inputs, outcome, finalists)
     folder = args.out if args.run_toml is None else args.out or args.run_toml.parent
     if folder is not None:
-        plan.write(folder / LOCK)
+        with _writing(folder):
+            plan.write(folder / LOCK)
     if args.export is not None:
         best = finalists[0]
         _, write = EXPORTS[args.export]
@@ -206,9 +209,10 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
     """Read what was priced before, and write down what is priced now."""
     from equipoise.plan.outcome import Priced
 
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "search.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = file.read_text().splitlines() if file.exists() else []
     header = json.dumps({"digest": digest})
     if lines and lines[0] == header:
         for line in lines[1:]:
@@ -218,10 +222,11 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
                 continue
             search.known[priced.row] = priced
     known = "".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in search.known.values())
-    file.write_text(f"{header}\n{known}")
+    with _writing(folder):
+        file.write_text(f"{header}\n{known}")
 
     def note(priced: Priced) -> None:
-        with file.open("a") as opened:
+        with _writing(folder), file.open("a") as opened:
             opened.write(json.dumps(dataclasses.asdict(priced)) + "\n")
 
     search.note = note
@@ -230,6 +235,17 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
 def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome") -> None:
     """Refuse to plan what fits nowhere."""
     if outcome.fitting:
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Tell a folder that cannot be written in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise PlanError(
+            f"{folder} cannot be written ({error.strerror}). Choose another folder with --out."
+        ) from None
+
+
         return
     if outcome.progress.bound_s < float("inf"):
         raise SpecError(

@@ -51,7 +51,7 @@ def obey(run: ResolvedRun, decided: Mapping[str, Any], command: str) -> Resolved
         it, does = ("it", "contradicts") if len(against) == 1 else ("them", "contradict")
         raise SpecError(
             f"{said} {does} the plan, which says {planned}. Leave {it} out, or plan with {it}: "
-            f"{command}."
+            f'"{command}".'
         )
     spec = build(values | dict(decided))
     return dataclasses.replace(

@@ -16,6 +16,7 @@ Kept true (tests/unit/spec/test_plan.py)
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,9 +97,10 @@ class Plan:
     def command(self) -> str:
         """The command that was asked, without ``--out``."""
         said = [
-            value if flag == RUN_TOML else f"--{flag} {value}" for flag, value in self.asked.items()
+            [value] if flag == RUN_TOML else [f"--{flag}", value]
+            for flag, value in self.asked.items()
         ]
-        return " ".join(["equipoise plan", *said])
+        return shlex.join(["equipoise", "plan", *(part for parts in said for part in parts)])
 
     def as_row(self) -> dict[str, Any]:
         """Plain data: the file's content."""
@@ -121,8 +123,8 @@ def read_plan(file: Path) -> Plan:
         row = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise PlanError(
-            f"{file} cannot be read as a plan.lock ({error}). Write one: equipoise plan --out "
-            f"{file.parent}."
+            f"{file} cannot be read as a plan.lock ({error}). Write one: "
+            f'"equipoise plan --out {file.parent}".'
         ) from None
     version = row.get("version") if isinstance(row, dict) else None
     if version != VERSION:
@@ -143,8 +145,8 @@ def read_plan(file: Path) -> Plan:
         )
     except (KeyError, TypeError) as error:
         raise PlanError(
-            f"{file} is no whole plan.lock ({error}). Plan again: equipoise plan --out "
-            f"{file.parent}."
+            f"{file} is no whole plan.lock ({error}). Plan again: "
+            f'"equipoise plan --out {file.parent}".'
         ) from None
 
 
@@ -159,5 +161,5 @@ def require_fresh(plan: Plan, now: Mapping[str, str], file: Path) -> None:
     if changed:
         raise PlanError(
             f"{file} is stale: {' and '.join(changed)} changed since it was written. Plan again: "
-            f"{plan.command} --out {file.parent}."
+            f'"{plan.command} --out {shlex.quote(str(file.parent))}".'
         )

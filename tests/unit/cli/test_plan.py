@@ -72,9 +72,9 @@ def test_a_stale_lock(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert main(["explain", "--plan", str(tmp_path / "plan.lock")]) == 4
     assert capsys.readouterr().err == (
         f"{tmp_path}/plan.lock is stale: lengths changed since it was written. Plan again: "
-        "equipoise plan --model layers=4,hidden=1024,heads=8,vocab=8000 --cluster h100-sxm:4 "
+        '"equipoise plan --model layers=4,hidden=1024,heads=8,vocab=8000 --cluster h100-sxm:4 '
         "--context-tokens 4096 --step-sequences 16 --layout tp=1,cp=1,pp=1 --lengths "
-        f"{lengths} --out {tmp_path}.\n"
+        f'{lengths} --out {tmp_path}".\n'
     )
 
 
@@ -151,3 +151,20 @@ def test_a_length_file_with_negative_lengths(
     code, _, err = run(capsys, *SMALL, "--lengths", str(lengths))
     assert code == 2
     assert "-3" in err and "lengths.txt" in err and err.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert run(capsys, *SMALL, "--out", str(file)) == (
+        4,
+        "",
+        f"{file} cannot be written (File exists). Choose another folder with --out.\n",
+    )
+    assert run(capsys, *SMALL, "--out", str(file / "under")) == (
+        4,
+        "",
+        f"{file}/under cannot be written (Not a directory). Choose another folder with --out.\n",
+    )

@@ -140,14 +140,14 @@ def test_a_run_obeys_a_fresh_lock_and_refuses_a_stale_one(
         read_obeyed(lock, changed, is_quiet=True)
     assert caught.value.exit_code == 4
     assert str(caught.value) == (
-        f"{lock} is stale: model and precision changed since it was written. Plan again: equipoise "
-        f"plan {run_toml} --ranks 1 --out {lock.parent}."
+        f"{lock} is stale: model and precision changed since it was written. Plan again: "
+        f'"equipoise plan {run_toml} --ranks 1 --out {lock.parent}".'
     )
     with pytest.raises(SpecError) as refused:
         read_obeyed(lock, read_run(run_toml, [("layout.dp", "2")]), is_quiet=True)
     assert str(refused.value) == (
         "layout.dp = 2 (--layout.dp) contradicts the plan, which says 1. Leave it out, or plan "
-        f"with it: equipoise plan {run_toml} --ranks 1."
+        f'with it: "equipoise plan {run_toml} --ranks 1".'
     )
     text = run_toml.read_text()
     run_toml.write_text(text.replace("step_tokens = 1024", "step_tokens = 2048"))

@@ -41,7 +41,7 @@ def test_a_stale_lock_is_refused() -> None:
     assert caught.value.exit_code == 4
     assert str(caught.value) == (
         "a/plan.lock is stale: cluster and curves changed since it was written. Plan again: "
-        "equipoise plan --model llama3-8b --cluster h100-sxm:8 --out a."
+        '"equipoise plan --model llama3-8b --cluster h100-sxm:8 --out a".'
     )
 
 
@@ -60,10 +60,15 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value) == (
-        f"{file} is no whole plan.lock ('best'). Plan again: equipoise plan --out {tmp_path}."
+        f"{file} is no whole plan.lock ('best'). Plan again: \"equipoise plan --out {tmp_path}\"."
     )
     file.write_text("{")
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value).startswith(f"{file} cannot be read as a plan.lock (Expecting ")
-    assert str(caught.value).endswith(f"Write one: equipoise plan --out {tmp_path}.")
+    assert str(caught.value).endswith(f'Write one: "equipoise plan --out {tmp_path}".')
+
+
+def test_a_command_can_be_pasted() -> None:
+    plan = dataclasses.replace(PLAN, asked={"run.toml": "my runs/run.toml", "ranks": "2"})
+    assert plan.command == "equipoise plan 'my runs/run.toml' --ranks 2"
