@@ -1,13 +1,13 @@
 """Real steps on two ranks beside what was foreseen of them after ``equipoise calibrate``.
 
 ``equipoise calibrate`` measures the machine once. Then, pass after pass, the parts of one
-decoder's steps are timed as it times them, way by way, and right after each way the plans that
-share a step in that way are trained by ``equipoise train``, pinned: eighteen plans of the decoder
-(layouts, ZeRO stages, schedules, strategies, packings, recomputation, windows, depths). What
-neighbours take of caches and clocks changes within minutes by more than the goal, so both sides
-are drawn in turn, all passes' samples are pooled as if one calibration had drawn them, and a
-plan's figures are the medians of all its steps but each run's first. Nothing is fitted to a scored
-run. Beside the clock's seconds stand the processor's, which strangers lengthen less.
+decoder's steps are timed as it times them, one way of sharing a step at a time, and right after it
+one to three plans that share a step so are trained by ``equipoise train``, pinned: eighteen plans
+of the decoder (layouts, ZeRO stages, schedules, strategies, packings, recomputation, windows,
+depths). What neighbours take of caches and clocks changes within minutes by more than the goal, so
+each run is foreseen from what was timed just before it, and a plan's figures are the medians of all
+its steps but each run's first. What was drawn beside other load is drawn again. Nothing is fitted
+to a scored run. Beside the clock's seconds stand the processor's, which strangers lengthen less.
 
 It works in pieces, kept in a folder until all are there::
 
@@ -27,14 +27,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.corpus import open_corpus
-from bench.plans_real_cases import CASES, COMMON, STEPS, flags
-from bench.plans_real_parts import decoder_plan, parts_of, time_once
+from bench.plans_real_cases import CASES, COMMON, GROUPS, STEPS, flags
+from bench.plans_real_parts import parts_of, time_once
 from bench.plans_real_price import foresee
 from bench.ranking import kendall_tau
 from bench.stamp import LoadStamp, environment, spread
@@ -42,13 +44,12 @@ from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import cores_cluster
 from equipoise.spec.device_file import read_device_file, write_device_file
 from equipoise.spec.device_here import this_cpu
-from equipoise.spec.device_parts import Way, way_of
+from equipoise.spec.device_parts import Way
 from equipoise.spec.layout import Layout
-from equipoise.spec.load import read_run
-from equipoise.train.calibrate_parts import ways_of
 
 GOAL = {"error": 0.08, "tau": 0.9, "plans": 12}
 PASSES = 4
+MOST_LOAD_CORES, MOST_DRAWS = 0.15, 3
 FOLDER = Path(tempfile.gettempdir()) / f"equipoise-plans-real-{os.getuid()}"
 MACHINE_FILE = FOLDER / "this-cpu.json"
 
@@ -61,29 +62,45 @@ def calibrate() -> dict[str, Any]:
     return {"seconds": round(time.perf_counter() - begin, 1)}
 
 
-def samples_file(way: Way, number: int) -> Path:
-    """What a pass timed of a way."""
-    return FOLDER / f"{way}-{number}.pickle"
+def samples_file(way: Way, number: int, group: int) -> Path:
+    """What a pass timed of a way in front of a group of plans."""
+    return FOLDER / f"{number}-{group}-{way}.pickle"
 
 
-def calibrated_machine(passes: dict[Way, int]) -> Machine:
-    """Two cores as all passes together timed them; a way answers from those it has."""
+def calibrated_machine(number: int, group: int) -> Machine:
+    """Two cores as they were timed in front of a group of plans."""
     link = Machine(cores_cluster(this_cpu(MACHINE_FILE), 2)).context_links(Layout(cp=2)).near
-    parts = parts_of(
-        {way: [samples_file(way, at) for at in range(count)] for way, count in passes.items()}, link
-    )
-    file = FOLDER / "this-cpu-parts.json"
+    ways, _ = GROUPS[group]
+    parts = parts_of({way: samples_file(way, number, group) for way in ways}, link)
+    file = FOLDER / f"{number}-{group}.json"
     write_device_file(file, dataclasses.replace(read_device_file(MACHINE_FILE), parts=(parts,)))
     return Machine(cores_cluster(this_cpu(file), 2))
 
 
-def cases_of(way: Way) -> list[str]:
-    """Plans that share a step in this way."""
-    layouts = {
-        case: read_run(None, list((COMMON | keys).items())).spec.layout.of_ranks(2)
-        for case, keys in CASES.items()
+def draw_group(number: int, group: int) -> dict[str, Any]:
+    """Time a group's ways, then train its plans."""
+    ways, cases = GROUPS[group]
+    loads = {
+        way: _undisturbed(partial(time_once, way, samples_file(way, number, group))) for way in ways
     }
-    return [case for case, layout in layouts.items() if way_of(layout) == way]
+    runs: dict[str, Any] = {}
+
+    def draw(case: str) -> float:
+        runs[case] = train(case, FOLDER / "run")
+        return float(runs[case]["other_load_cores"])
+
+    for case in cases:
+        _undisturbed(partial(draw, case))
+    return {"other load while ways were timed": loads, "runs": runs}
+
+
+def _undisturbed(draw: Callable[[], float]) -> float:
+    """Draw until others keep little of the machine busy, at most so often: how much they did."""
+    for _ in range(MOST_DRAWS):
+        load = draw()
+        if load <= MOST_LOAD_CORES:
+            break
+    return round(load, 2)
 
 
 def train(case: str, folder: Path) -> dict[str, Any]:
@@ -132,11 +149,11 @@ def read_steps(folder: Path) -> dict[str, Any]:
     return {"steps": steps, "curve": start["curve"], "packs": packs}
 
 
-def row_of(case: str, runs: list[dict[str, Any]], machine: Machine) -> dict[str, Any]:
+def row_of(case: str, runs: list[dict[str, Any]], machines: list[Machine]) -> dict[str, Any]:
     """A plan: predicted beside measured."""
     predicted: list[float] = []
     terms: dict[str, list[float]] = {}
-    for run in runs:
+    for run, machine in zip(runs, machines, strict=True):
         for found in foresee(case, run, machine):
             predicted.append(found.price.step_s)
             for name, seconds in found.price.terms.items():
@@ -149,6 +166,9 @@ def row_of(case: str, runs: list[dict[str, Any]], machine: Machine) -> dict[str,
         "predicted_s": guess,
         "measured_s": measured,
         "error": guess / measured - 1,
+        "predicted, medians of passes": np.median(
+            np.array(predicted).reshape(len(runs), -1), axis=1
+        ).tolist(),
         "measured, medians of passes": by_pass,
         "measured": spread(steps["step"]),
         "step by step, mean absolute error": float(
@@ -164,16 +184,20 @@ def row_of(case: str, runs: list[dict[str, Any]], machine: Machine) -> dict[str,
 
 def answer(state: dict[str, Any]) -> dict[str, Any]:
     """All plans, their errors and their order."""
-    passes = {way: len(done) for way, done in state["ways"].items() if done}
-    machine = calibrated_machine(passes)
-    rows = [row_of(case, runs, machine) for case, runs in state["runs"].items() if runs]
+    rows, machines = [], []
+    for group, (_, cases) in enumerate(GROUPS):
+        drawn = [at for at, found in enumerate(state["passes"]) if str(group) in found]
+        here = [calibrated_machine(at, group) for at in drawn]
+        found = [state["passes"][at][str(group)]["runs"] for at in drawn]
+        rows += [row_of(case, [runs[case] for runs in found], here) for case in cases if found]
+        machines += here
     errors = np.array([row["error"] for row in rows])
     predicted, measured = ([row[name] for row in rows] for name in ("predicted_s", "measured_s"))
     apart = [
         (i, j)
         for i in range(len(rows))
         for j in range(i)
-        if min(passes.values()) > 1
+        if min(len(rows[at]["measured, medians of passes"]) for at in (i, j)) > 1
         and abs(measured[i] / measured[j] - 1) > _noise(rows[i], rows[j])
     ]
     agree = [
@@ -184,8 +208,8 @@ def answer(state: dict[str, Any]) -> dict[str, Any]:
         "what": "seconds of a step on two pinned ranks, predicted after calibrate and measured",
         "goal": GOAL,
         "plans": len(rows),
-        "runs that are left": sum(PASSES - len(runs) for runs in state["runs"].values()),
-        "passes": max(passes.values()),
+        "passes": sum(bool(groups) for groups in state["passes"]),
+        "groups of plans that are left": _left(state),
         "within the goal": int((np.abs(errors) <= GOAL["error"]).sum()),
         "mape": float(np.abs(errors).mean()),
         "mean error": float(errors.mean()),
@@ -193,12 +217,16 @@ def answer(state: dict[str, Any]) -> dict[str, Any]:
         "tau": kendall_tau(measured, predicted),
         "tau, of plans further apart than their passes": float(np.mean(agree)) if agree else None,
         "pairs further apart than their passes": len(apart),
-        "curves read beyond their sizes": sorted(machine.extrapolated),
+        "curves read beyond their sizes": sorted(
+            set().union(*(machine.extrapolated for machine in machines))
+        ),
         "rows": rows,
         "calibrate": state["calibrate"],
-        "seconds of timing a way": {
-            way: spread(done) for way, done in state["ways"].items() if done
-        },
+        "other load while ways were timed": [
+            found["other load while ways were timed"]
+            for groups in state["passes"]
+            for found in groups.values()
+        ],
         "scheduler": state["scheduler"],
         "environment": environment(),
     }
@@ -217,11 +245,7 @@ def work(seconds: float, *, now: bool) -> dict[str, Any] | None:
     begin = time.perf_counter()
     FOLDER.mkdir(exist_ok=True)
     kept = FOLDER / "state.json"
-    ways = ways_of(decoder_plan().model, 2)
-    state: dict[str, Any] = {
-        "ways": {way: [] for way in ways},
-        "runs": {case: [] for case in CASES},
-    }
+    state: dict[str, Any] = {"passes": [{} for _ in range(PASSES)]}
     if kept.exists():
         state = read_state(kept)
     else:
@@ -229,23 +253,19 @@ def work(seconds: float, *, now: bool) -> dict[str, Any] | None:
         state["calibrate"] = calibrate()
         policy = os.sched_getscheduler(0)
         state["scheduler"] = {os.SCHED_OTHER: "other", os.SCHED_FIFO: "fifo"}.get(policy, "")
-    for number, at in itertools.product(range(PASSES), range(len(ways))):
-        way = ways[(at + number) % len(ways)]
-        todo = [case for case in cases_of(way) if len(state["runs"][case]) == number]
-        if not todo:
+    for number, group in itertools.product(range(PASSES), range(len(GROUPS))):
+        if str(group) in state["passes"][number]:
             continue
         if time.perf_counter() - begin > seconds:
-            left = sum(PASSES - len(runs) for runs in state["runs"].values())
-            sys.stderr.write(f"{left} runs are left.\n")
+            sys.stderr.write(f"{_left(state)} groups of plans are left.\n")
             return read_state(kept) if now else None
-        if len(state["ways"][way]) == number:
-            start = time.perf_counter()
-            time_once(way, samples_file(way, number))
-            state["ways"][way].append(round(time.perf_counter() - start, 1))
-        for case in todo:
-            state["runs"][case].append(train(case, FOLDER / "run"))
-            kept.write_text(json.dumps(state))
+        state["passes"][number][str(group)] = draw_group(number, group)
+        kept.write_text(json.dumps(state))
     return read_state(kept)
+
+
+def _left(state: dict[str, Any]) -> int:
+    return PASSES * len(GROUPS) - sum(len(groups) for groups in state["passes"])
 
 
 def read_state(kept: Path) -> dict[str, Any]:

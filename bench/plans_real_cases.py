@@ -1,6 +1,8 @@
 """The plans that ``plans_real`` trains, as keys of run.toml."""
 
-STEPS = 9
+from equipoise.spec.device_parts import Way
+
+STEPS = 7
 
 CALIBRATED = {"model.preset": "2m", "pack.context_tokens": "2048"}
 COMMON = CALIBRATED | {
@@ -36,6 +38,23 @@ CASES: dict[str, dict[str, str]] = {
     | {"layout.tensor": "2", "pack.context_tokens": "2048", "pack.policy": "in-order"},
     "pp 2, 1f1b, 6 layers": _ONE | {"layout.pipeline": "2", "model.layers": "6"},
 }
+
+
+GROUPS: tuple[tuple[tuple[Way, ...], tuple[str, ...]], ...] = (
+    (("zero-0",), ("dp 2, ZeRO 0",)),
+    (("zero-1",), ("dp 2, ZeRO 1", "dp 2, in order", "dp 2, window 2,048")),
+    (("tensor",), ("tp 2", "tp 2, window 2,048, in order")),
+    (("zero-1",), ("dp 2, recompute full", "dp 2, recompute selective")),
+    (("pipeline",), ("pp 2, gpipe", "pp 2, 1f1b")),
+    (("zero-2", "zero-1"), ("dp 2, ZeRO 2", "cp 2, needed-kv", "cp 2, ulysses")),
+    (("zero-3",), ("dp 2, ZeRO 3",)),
+    (("pipeline",), ("pp 2, zb-h1", "pp 2, 1f1b, 6 layers")),
+    (("zero-1",), ("dp 2, recompute attention, window 2,048", "dp 2, 6 layers")),
+)
+"""The ways of sharing a step that are timed, and the plans that are trained right after.
+
+Attention over context ranks is timed beside steps of ZeRO 2.
+"""
 
 
 def flags(keys: dict[str, str]) -> list[str]:
