@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from make_run import write_run
+from read_run import events
 
 from equipoise.cli.main import main
+from equipoise.spec.plan import read_plan
 
 DEADLINE_S = 120.0
 
@@ -62,7 +65,9 @@ def kill_a_rank(folder: Path) -> int:
 
 def test_a_killed_rank_fails_its_trial_and_not_the_search(run_toml: Path, tmp_path: Path) -> None:
     folder = tmp_path / "measured"
-    process = start(run_toml, "--measure", "--ranks", 2, "--out", folder, "--json")
+    longer = ["--pack.context_tokens", 2048, "--pack.step_tokens", 4096]  # for context ranks, too
+    words = [run_toml, "--measure", "--ranks", 2, "--out", folder, "--json", *longer]
+    process = start(*words)
     killed = kill_a_rank(folder)
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err
@@ -83,7 +88,7 @@ def test_the_same_command_goes_on(
     run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "measured"
-    one = ["--pack.policy", "by-work"]  # leaves four choices, and one trial
+    one = ["--pack.policy", "by-work"]  # leaves three choices, and one trial
     words = [str(run_toml), "--measure", "--ranks", "2", "--out", str(folder), *one]
     process = start(*words)
     while not (folder / "trials").exists() and process.poll() is None:
@@ -95,12 +100,24 @@ def test_the_same_command_goes_on(
     assert main(["plan", *words]) == 0
     caught = capsys.readouterr()
     assert "trial 1 of 1, " in caught.err
-    assert "1 of the 4 trials that an exhaustive search would take; none failed." in caught.out
+    assert "1 of the 3 trials that an exhaustive search would take; none failed." in caught.out
+    lock = folder / "plan.lock"
+    train = ["train", str(run_toml), *one, "--plan", str(lock)]
     command = caught.out.splitlines()[-1]
-    assert command.startswith(
-        f"Train it: equipoise train {run_toml} --pack.policy by-work --layout.dp "
-    )
+    assert command == f"Wrote {lock}. Train by it: {shlex.join(['equipoise', *train])}"
     assert main(["plan", *words, "--json"]) == 0  # nothing is left to try: only told
     caught = capsys.readouterr()
-    assert len(json.loads(caught.out)["trials"]) == 1 and "trial" not in caught.err
+    (trial,) = json.loads(caught.out)["trials"]
+    assert "trial" not in caught.err
     assert len([row for row in rows(folder) if "begin" in row]) == 2
+
+    plan, run = read_plan(lock), tmp_path / "run"
+    assert plan.best.price["measured_s"] == trial["step_s"]
+    assert plan.best.price["step_s"] == trial["predicted_s"]
+    assert main([*train, "--train.steps", "3", "--out", str(run), "--quiet"]) == 0
+    (begin,) = events(run, "start")
+    assert {begin["origins"][name] for name in plan.best.keys} == {"plan.lock"}
+    for name, value in plan.best.keys.items():
+        section, key = name.split(".")
+        assert begin["spec"][section][key] == value
+    assert len(events(run, "step")) == 3

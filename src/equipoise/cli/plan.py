@@ -29,7 +29,8 @@ examples:
   equipoise plan run.toml                            this machine; writes plan.lock beside it
   equipoise train run.toml --plan plan.lock          obeys it
   equipoise plan run.toml --ranks 2 --layout.zero 3 --out plans/zero-3
-  equipoise plan run.toml --measure                  trains choices for some steps; needs torch
+  equipoise plan run.toml --measure                  trains choices for some steps, and writes
+                                                     plan.lock of the fastest; needs torch
   equipoise plan --model llama3-405b --cluster h100-sxm:16384 \\
       --context-tokens 8192 --step-sequences 2048 --lengths pretrain-128k
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
@@ -49,7 +50,8 @@ plan.lock:
   best and runners_up: words, flags of equipoise simulate; price, what simulate --json prints;
     loses_by, seconds of each term beyond the best's; keys, of run.toml
   bound_s gap: no choice takes less than bound_s, which is the share gap below the best's step_s
-  listed priced: choices in the space, and those that were replayed
+  listed priced: choices in the space, and those that were replayed, or of --measure trained
+  measured_s: in a price of --measure, what a step took; bound_s is then 0, and there is no flip
   wall: what no longer fits when it grows and the layout stays; flip: the term that, slower by
     times, makes the first runner-up the best
   nodes: of a cluster.toml with measured pairs, which node stands in which place
@@ -103,8 +105,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="of a run.toml: train choices for some steps each, a quarter of all at most, and tell "
-        "the fastest; --out keeps the trials (default: runs/NAME-measured)",
+        help="of a run.toml: train choices for some steps each, a quarter of all at most, and "
+        "write plan.lock of the fastest; --out keeps it and the trials (default: plan.lock beside "
+        "the run.toml, trials in runs/NAME-measured)",
     )
     parser.add_argument(
         "--trial-seconds",

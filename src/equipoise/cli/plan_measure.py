@@ -2,7 +2,8 @@
 
 What it decides
     Who tries what: ``plan.measured`` says which choice is next, ``launch.trial`` trains it in a
-    process of its own, and the journal of trials keeps how it ended.
+    process of its own, and the journal of trials keeps how it ended. The fastest is written down
+    as a plan.lock (``cli.plan_measure_lock``), where any other plan of the run.toml would be.
 
 Kept true (tests/multi/test_plan_measure.py)
     A rank that is killed fails its trial and not the search; the same command goes on.
@@ -15,24 +16,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise import __version__
+from equipoise.balance.pack import DIVIDES
 from equipoise.base.digest import digest
 from equipoise.base.errors import FaultError, LayoutError, SpecError
 from equipoise.cli.console import make_progress
 from equipoise.cli.plan import SECONDS
+from equipoise.cli.plan_measure_lock import measured_plan
 from equipoise.cli.plan_measure_show import as_row, command_of, print_search, say
-from equipoise.cli.plan_run import guess_sentence, open_corpus, require_own_flags, run_options
+from equipoise.cli.plan_run import (
+    RunInputs,
+    digest_run,
+    guess_sentence,
+    open_corpus,
+    require_own_flags,
+    run_options,
+)
 from equipoise.cli.run_arguments import run_from
 from equipoise.launch.trial import STEPS, run_trial
 from equipoise.observe.machine import usable_cores
+from equipoise.plan.final import Finalist
 from equipoise.plan.measured import MeasuredSpace, Trial, best_trial, next_choice
+from equipoise.plan.run_steps import POLICIES, RunSteps
+from equipoise.plan.search import Search
 from equipoise.plan.settings import Choices, list_choices
-from equipoise.plan.settings_price import price_settings
+from equipoise.plan.settings_price import price_choices, prior_of
 from equipoise.plan.trials import TrialJournal
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import find_cluster
 from equipoise.spec.device_here import cpu_model
 from equipoise.spec.device_spec import THIS_CPU
-from equipoise.spec.load import read_run
+from equipoise.spec.plan import LOCK, RUN_TOML
 from equipoise.spec.resolve import ResolvedRun
 
 TRIALS = "trials.jsonl"
@@ -47,15 +60,23 @@ class MeasuredRun:
     run: ResolvedRun
     ranks: int
     choices: Choices
+    priced: list[Finalist | None]
+    """Each choice's step; None where no price knows it."""
     space: MeasuredSpace
+    inputs: RunInputs
     given: tuple[tuple[str, str], ...]
     """Keys of the command line."""
     file: Path
 
+    @property
+    def given_words(self) -> list[str]:
+        """Of ``equipoise train``: the run, and what was given."""
+        return [str(self.file), *(part for key in self.given for part in _flag(*key))]
+
     def words(self, choice: int) -> list[str]:
-        """Of ``equipoise train``: the run, what was given, and the choice."""
-        keys = {**dict(self.given), **self.choices.keys[choice]}
-        return [str(self.file), *(part for key in keys.items() for part in _flag(*key))]
+        """Likewise, and the choice."""
+        keys = self.choices.keys[choice].items()
+        return [*self.given_words, *(part for key in keys for part in _flag(*key))]
 
     def trial_words(self, choice: int, *, limit_s: float) -> list[str]:
         """Likewise, for a few steps; ranks that wait for half of the limit are named."""
@@ -100,8 +121,8 @@ def read_measured(args: argparse.Namespace) -> MeasuredRun:
     if args.export is not None or args.seconds != SECONDS:
         flag = "--export" if args.export is not None else "--seconds"
         raise SpecError(
-            f"{flag} is of a plan, and --measure makes none: it ends after a quarter of all "
-            f"trials. Leave {flag} away."
+            f"{flag} is of a search by prices, and --measure times runs for train alone: it ends "
+            f"after a quarter of all trials. Leave {flag} away."
         )
     if args.trial_seconds is not None and args.trial_seconds <= 0:
         raise SpecError(f"--trial-seconds is {args.trial_seconds:g}. Give a time above 0.")
@@ -113,18 +134,32 @@ def read_measured(args: argparse.Namespace) -> MeasuredRun:
             f"--measure times a core a rank, and {ranks} ranks are not 1 to {cores}, the cores of "
             f"this machine. Give --ranks {cores} or less."
         )
-    choices = list_choices(run, ranks)
+    cluster = find_cluster(f"{THIS_CPU}:{ranks}")
+    if (guess := guess_sentence(cluster)) and not args.quiet:
+        sys.stderr.write(f"{guess}\n")
+    store, machine = open_corpus(run, is_quiet=args.quiet or args.json), Machine(cluster)
+    steps, policy = RunSteps(run.spec, run.model, store.doc_tokens), run.spec.pack.policy
+    counted = POLICIES[0] if policy in DIVIDES else policy
+    choices = list_choices(
+        run,
+        ranks,
+        run_options(run, machine, policy),
+        count_batches=lambda dp: steps.count_batches(counted, dp),
+    )
+    priced = price_choices(run, choices.laid, cluster, steps)
     named = [] if args.name is None else [("name", args.name)]
     given = (*args.overrides, *named)
-    runs = [read_run(args.run_toml, [*given, *keys.items()]) for keys in choices.keys]
-    machine = Machine(find_cluster(f"{THIS_CPU}:{ranks}"))
-    if (guess := guess_sentence(machine.cluster)) and not args.quiet:
-        sys.stderr.write(f"{guess}\n")
-    store = open_corpus(run, is_quiet=args.quiet or args.json)
-    base = run_options(run, machine, run.spec.pack.policy)
-    prices = price_settings(runs, base, machine, store.doc_tokens)
-    space = MeasuredSpace(choices.settings, prices)
-    return MeasuredRun(run, ranks, choices, space, given, args.run_toml)
+    inputs = RunInputs(
+        run,
+        {RUN_TOML: str(args.run_toml), "ranks": str(ranks), **dict(given)},
+        digest_run(run, store, cluster),
+        Search(run.model, machine, choices.space),
+        steps,
+        policies=(policy,),
+        doubt="",
+    )
+    space = MeasuredSpace(choices.settings, prior_of(priced))
+    return MeasuredRun(run, ranks, choices, priced, space, inputs, given, args.run_toml)
 
 
 def measure(args: argparse.Namespace) -> int:
@@ -156,11 +191,22 @@ def measure(args: argparse.Namespace) -> int:
             f"{say(asked.choices.keys[trials[0].choice])}: {trials[0].cause}: "
             f"{trials[0].message} All of them are in {journal.file}."
         )
+    lock = (args.out or args.run_toml.parent) / LOCK
+    plan = measured_plan(asked.inputs, asked.priced, trials)
+    if plan is not None:
+        plan.write(lock)
     if args.json:
-        sys.stdout.write(json.dumps(as_row(asked.choices, asked.space, trials), indent=1) + "\n")
+        row = as_row(asked.choices, asked.space, trials)
+        row |= {"lock": None if plan is None else str(lock)}
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
+        return 0
+    print_search(asked.choices, asked.space, trials, is_quiet=args.quiet)
+    if plan is None:
+        command = command_of(asked.words(best.choice))
+        sys.stdout.write(f"No price knows it, so there is no plan.lock. Train it: {command}\n")
     else:
-        print_search(asked.choices, asked.space, trials, is_quiet=args.quiet)
-        sys.stdout.write(f"Train it: {command_of(asked.words(best.choice))}\n")
+        words = [*asked.given_words, "--plan", str(lock)]
+        sys.stdout.write(f"Wrote {lock}. Train by it: {command_of(words)}\n")
     return 0
 
 

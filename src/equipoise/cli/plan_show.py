@@ -1,12 +1,13 @@
 """What ``equipoise plan`` and ``equipoise explain --plan`` print."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cli.simulate_show import source_lines
 from equipoise.spec.keys import toml
-from equipoise.spec.plan import Candidate, Plan
+from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 
 _WHY = "where it goes; what others lose by"
 
@@ -18,7 +19,7 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     console = make_console()
     price = plan.best.price
     console.print(
-        f"{say(plan.best)}: {format_seconds(price['step_s'])} a step, "
+        f"{say(plan.best)}: {_step(price)}, "
         f"{price['tokens_per_s_per_device']:,.0f} tokens/s a device, "
         f"{price['tflops_per_device']:.3g} TFLOP/s ({price['mfu']:.1%} MFU), "
         f"{price['memory_gib_max']:.1f} GiB of {price['capacity_gib']:.1f}.",
@@ -27,8 +28,7 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     if is_quiet:
         return
     console.print(
-        f"{plan.listed:,} choices, {plan.priced} replayed. {_whose(plan)} can be faster than "
-        f"{format_seconds(plan.bound_s)}: at most {plan.gap:.1%} is left to gain.",
+        f"{plan.listed:,} choices, {plan.priced} {_looked_at(plan)}",
         soft_wrap=True,
     )
     usd = price["usd_per_million_tokens"]
@@ -39,10 +39,10 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     for name in ("", "step", "slower by", "TFLOP/s", "MFU", "GiB", _WHY):
         table.add_column(name, justify="left" if name in ("", _WHY) else "right")
     for place, each in enumerate(every, start=1):
-        slower = each.price["step_s"] / price["step_s"] - 1
+        slower = _taken_s(each.price) / _taken_s(price) - 1
         table.add_row(
             str(place),
-            format_seconds(each.price["step_s"]),
+            format_seconds(_taken_s(each.price)),
             f"{slower:.1%}" if place > 1 else "",
             f"{each.price['tflops_per_device']:.3g}",
             f"{each.price['mfu']:.1%}",
@@ -75,6 +75,27 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
             f"{plan.flip.winner} the best.",
             soft_wrap=True,
         )
+
+
+def _taken_s(price: Mapping[str, Any]) -> float:
+    """Of a step: measured, where that was done, else planned."""
+    return float(price.get(MEASURED_S, price["step_s"]))
+
+
+def _step(price: Mapping[str, Any]) -> str:
+    planned = format_seconds(price["step_s"])
+    if MEASURED_S not in price:
+        return f"{planned} a step"
+    return f"{format_seconds(price[MEASURED_S])} a step, measured, and planned to take {planned}"
+
+
+def _looked_at(plan: Plan) -> str:
+    if MEASURED_S in plan.best.price:
+        return "trained for some steps each."
+    return (
+        f"replayed. {_whose(plan)} can be faster than {format_seconds(plan.bound_s)}: at most "
+        f"{plan.gap:.1%} is left to gain."
+    )
 
 
 def print_sources(plan: Plan) -> None:

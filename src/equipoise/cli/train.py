@@ -69,23 +69,12 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     """Make the token cache and write the run's folder; what the ranks will read."""
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.store import prepare
-    from equipoise.schedule.expert import split_experts
+    from equipoise.plan.accepted import require_accepted
     from equipoise.spec.resolved import ResolvedFile, write_resolved
 
     ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
-    _require_runnable(resolved.spec)
-    layout = resolved.spec.layout
-    layout.of_ranks(ranks).require_model(resolved.model)
-    if layout.stages > resolved.model.layers:
-        raise LayoutError(
-            f"{resolved.model.layers} layers cannot fill the {layout.stages} stages of "
-            f"layout.pipeline = {layout.pipeline} ranks with {layout.stages // layout.pipeline} "
-            f'stages each. Lower layout.pipeline, or set layout.schedule = "1f1b", which has one '
-            f"stage a rank."
-        )
-    shared = resolved.spec.layout.expert, resolved.spec.layout.expert_tensor
-    if max(shared) > 1:
-        split_experts(resolved.model.experts, ranks=shared[0])
+    require_accepted(resolved.spec, resolved.model, ranks)
+    _require_device(resolved.spec)
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
     check_vocabulary(store, resolved.model.vocab)
     init = resolved.spec.model.init
@@ -103,43 +92,16 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     return settled
 
 
-def _require_runnable(spec: "RunSpec") -> None:
-    """Refuse what ranks cannot do, before a token is made or a rank started.
+def _require_device(spec: "RunSpec") -> None:
+    """Refuse what only CPU ranks do, where ranks run on CUDA devices.
 
     Raises:
         LayoutError: policy, context and device do not go together.
     """
-    from equipoise.balance.pack import DIVIDES
     from equipoise.balance.turns import TOGETHER
     from equipoise.comm.group import choose_device
 
     context, policy = spec.layout.context, spec.pack.policy
-    stages = spec.layout.pipeline
-    if policy in DIVIDES and policy not in TOGETHER and (stages == 1 or context > 1):
-        raise LayoutError(
-            f'pack.policy = "{policy}" lets parts of one document attend to each other from '
-            f"different micro-batches, which only a pipeline of whole micro-batches runs; "
-            f"layout.pipeline = {stages} and layout.context = {context}. Set layout.pipeline = 2 "
-            f'and layout.context = 1, or pack.policy = "divided", "by-work" or "delayed".'
-        )
-    if stages > 1 and policy in TOGETHER:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over all ranks at once, and '
-            f"layout.pipeline = {stages} has ranks that compute one after another. Set "
-            f'layout.pipeline = 1, or pack.policy = "divided-in-time" or "by-work".'
-        )
-    if context > 1 and policy in TOGETHER:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over ranks itself, and layout.context = '
-            f"{context} would divide them again. Set layout.context = 1, or pack.policy = "
-            f'"by-work".'
-        )
-    if spec.layout.tensor > 1 and policy in TOGETHER:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over all ranks, and layout.tensor = '
-            f"{spec.layout.tensor} has ranks that share weights among them. Set layout.tensor = 1, "
-            f'or pack.policy = "by-work".'
-        )
     if choose_device(0).type == "cpu":
         return
     if context > 1:

@@ -75,7 +75,7 @@ def price_run(
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
         for each in price_finalists(under, outcome, _PRICED):
             tokens = steps.most_tokens(policy, each.choice.layout.dp)
-            found.append(_with_memory(search.model, each, tokens, precision))
+            found.append(with_memory(search.model, each, tokens, precision))
     found.sort(key=_order)
     distinct: dict[Choice, Finalist] = {}
     for each in found:
@@ -94,9 +94,17 @@ def _order(finalist: Finalist) -> tuple[bool, float]:
     return not price.fits, price.step_s
 
 
-def _with_memory(
+def with_memory(
     model: ModelSpec, finalist: Finalist, tokens: int, precision: Precision
 ) -> Finalist:
+    """A finalist with the memory that this package's own ranks take.
+
+    Args:
+        model: Sizes.
+        finalist: Layout, and its replayed step.
+        tokens: Of the largest micro-batch [tokens].
+        precision: Of activations.
+    """
     ranks = forecast_ranks(model, finalist.choice, finalist.run, tokens, precision)
     fullest = max(ranks, key=lambda each: each.total_bytes)
     price = dataclasses.replace(

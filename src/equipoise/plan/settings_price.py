@@ -9,68 +9,64 @@ Kept true (tests/unit/plan/test_settings_price.py)
     A choice costs what ``sim.step`` says of its layout and documents.
 """
 
-import dataclasses
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import EquipoiseError
-from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import Choice
-from equipoise.plan.run_price import forecast_ranks
+from equipoise.plan.final import Finalist
+from equipoise.plan.run_price import with_memory
 from equipoise.plan.run_steps import RunSteps, policies_of
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import run_step
+from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.resolve import ResolvedRun
-from equipoise.spec.run import TWO_STAGES
+from equipoise.spec.run import Policy
 
 _TOO_LARGE_TIMES = 10.0
 
 
-def price_settings(
-    runs: Sequence[ResolvedRun],
-    base: StepOptions,
-    machine: Machine,
-    doc_tokens: npt.NDArray[np.int64],
-) -> npt.NDArray[np.float64]:
-    """Seconds of a step of each run; NaN where no price knows it.
+def price_choices(
+    run: ResolvedRun, choices: Sequence[Choice], cluster: ClusterSpec, steps: RunSteps
+) -> list[Finalist | None]:
+    """A step of each choice, with the memory of this package's ranks; None where no price knows it.
 
     Args:
-        runs: Of the same model and corpus on the same ranks; they differ in their settings.
-        base: What they have in common.
-        machine: With as many devices as ranks.
-        doc_tokens: Length of each document of the corpus, int64[documents].
+        run: Its model and precision.
+        choices: Of the run.
+        cluster: With as many devices as ranks.
+        steps: Of the run.
 
-    Cost: one replayed step a run, some milliseconds.
+    Cost: one replayed step a choice, some milliseconds.
     """
-    steps = RunSteps(runs[0].spec, runs[0].model, doc_tokens)
-    found = np.full(len(runs), np.nan)
-    for at, run in enumerate(runs):
+    found: list[Finalist | None] = []
+    for choice in choices:
         try:
-            found[at] = _price(run, base, machine, steps)
+            found.append(_price(run, choice, cluster, steps))
         except EquipoiseError:  # what the simulator does not know, a trial will
-            continue
+            found.append(None)
     return found
 
 
-def _price(run: ResolvedRun, base: StepOptions, machine: Machine, steps: RunSteps) -> float:
-    spec = run.spec
-    (policy,) = policies_of(spec.pack.policy, is_given=True)
-    layout = spec.layout.of_ranks(machine.cluster.devices)
-    two = spec.layout.schedule in TWO_STAGES and layout.pp > 1
-    options = dataclasses.replace(
-        base,
-        policy=policy,
-        virtual=spec.layout.virtual or (2 if two else 1),
-        schedule=spec.layout.schedule,
-        recompute=spec.train.recompute,
-        context_strategy=spec.layout.strategy,
-    )
-    documents = steps.documents(policy, layout.dp)
-    priced = run_step(run.model, machine, layout, options, documents=documents)
-    tokens = steps.most_tokens(policy, layout.dp)
-    choice = Choice(layout, options)
-    ranks = forecast_ranks(run.model, choice, priced, tokens, spec.train.precision)
-    fits = max(rank.total_bytes for rank in ranks) <= priced.price.capacity_bytes
-    return priced.price.step_s * (1.0 if fits else _TOO_LARGE_TIMES)
+def prior_of(priced: Sequence[Finalist | None]) -> npt.NDArray[np.float64]:
+    """Seconds that a search begins from, float64 [choices]; NaN where there is no price."""
+    return np.array([np.nan if each is None else _worth_s(each) for each in priced])
+
+
+def _worth_s(finalist: Finalist) -> float:
+    price = finalist.run.price
+    return price.step_s * (1.0 if price.fits else _TOO_LARGE_TIMES)
+
+
+def _price(run: ResolvedRun, choice: Choice, cluster: ClusterSpec, steps: RunSteps) -> Finalist:
+    """On a machine of its own, which remembers what was extrapolated for this choice alone."""
+    machine = Machine(cluster)
+    (policy,) = policies_of(cast(Policy, choice.options.policy), is_given=True)
+    documents = steps.documents(policy, choice.layout.dp)
+    priced = run_step(run.model, machine, choice.layout, choice.options, documents=documents)
+    tokens = steps.most_tokens(policy, choice.layout.dp)
+    finalist = Finalist(choice, priced)
+    return with_memory(run.model, finalist, tokens, run.spec.train.precision)

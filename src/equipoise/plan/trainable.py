@@ -7,14 +7,16 @@ What it decides
     A key that run.toml or a flag gives is not searched. What a pipeline or a context alone reads
     (schedule, virtual stages, strategy) binds choices that have one. Data-parallel ranks are
     outermost, and a micro-batch holds what the packer puts into it: a window, or a little more.
+    A measured search tries some of these choices (``plan.settings``), and no others.
 
 Kept true (tests/unit/plan/test_trainable.py)
-    Keys that were given stand in every choice; the keys of a choice give its layout back.
+    Keys that were given stand in every choice; the keys of a choice give its layout back, and
+    train accepts them.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -45,6 +47,12 @@ _COLUMN = {
 _COLUMN_OF_PIPELINE = {"layout.schedule": "schedule", "layout.virtual": "virtual"}
 _COLUMN_OF_CONTEXT = {"layout.strategy": "context_strategy"}
 
+PRICED = {"layout.schedule": SCHEDULES, "layout.strategy": CONTEXT_STRATEGIES}
+"""Values that a price knows."""
+
+_ANY_TOKENS = 1 << 40
+"""A window that any number of context ranks can share."""
+
 
 def list_trainable(
     run: ResolvedRun,
@@ -65,46 +73,102 @@ def list_trainable(
         SpecError: a key has a value that no price knows, or nothing is left.
         LayoutError: a step has fewer documents than data-parallel ranks.
     """
-    given = {
-        name: value_of(run, keys()[name])
-        for name in (*_COLUMN, *_COLUMN_OF_PIPELINE, *_COLUMN_OF_CONTEXT)
-        if is_given(run, name) and value_of(run, keys()[name]) != "cores"
-    }
-    for name, known in (("layout.schedule", SCHEDULES), ("layout.strategy", CONTEXT_STRATEGIES)):
+    given = given_keys(run)
+    for name, known in PRICED.items():
         if name in given and given[name] not in known:
             raise SpecError(
                 f"{name} = {toml(given[name])} ({run.origins[name]}) has no price that a plan "
                 f"could compare. Leave it out, or give {', '.join(map(toml, known))}."
             )
-    fixed: dict[str, int | str] = {"order": "dp-pp", "micro_batch": 1}
-    fixed |= {column: given[name] for name, column in _COLUMN.items() if name in given}
-    if given.get("layout.schedule") in SCHEDULES[-2:]:  # listed where they are asked for alone
-        fixed["schedule"] = given["layout.schedule"]
-    # Packers give ranks less than a window each, too: any number of them divides the step.
-    windows = math.lcm(base.step_sequences, ranks)
-    try:
-        listed = list_space(
-            run.model, ranks, dataclasses.replace(base, step_sequences=windows), fixed=fixed
-        )
-    except SpecError:
-        raise _nothing_left(run, ranks, given) from None
+    return list_with(run, ranks, base, given, count_batches=count_batches)
+
+
+def given_keys(run: ResolvedRun) -> dict[str, int | str]:
+    """Keys of a layout that somebody gave, with their values."""
+    return {
+        name: value_of(run, keys()[name])
+        for name in (*_COLUMN, *_COLUMN_OF_PIPELINE, *_COLUMN_OF_CONTEXT)
+        if is_given(run, name) and value_of(run, keys()[name]) != "cores"
+    }
+
+
+def list_with(
+    run: ResolvedRun,
+    ranks: int,
+    base: StepOptions,
+    fixed: Mapping[str, int | str],
+    *,
+    count_batches: Callable[[int], int],
+) -> Space:
+    """Every choice that has given values of some keys.
+
+    Args:
+        run: Its model, and what to say of its keys.
+        ranks: Of the run; every one is used.
+        base: What is not to be chosen.
+        fixed: Values by key, of schedule and strategy those of ``PRICED``. ZeRO holds also for
+            ranks that have nothing to shard.
+        count_batches: Micro-batches of the fullest of so many data-parallel ranks.
+
+    Raises:
+        SpecError: nothing is left.
+    """
+    # Packers give ranks less than a window each, too: any number of them divides the step. And who
+    # asks for context ranks has them, however few tokens they share.
+    wide = dataclasses.replace(
+        base,
+        step_sequences=math.lcm(base.step_sequences, ranks),
+        context_tokens=_ANY_TOKENS if fixed.get("layout.context", 1) != 1 else base.context_tokens,
+    )
+    columns: dict[str, int | str] = {"order": "dp-pp", "micro_batch": 1}
+    columns |= {column: fixed[name] for name, column in _COLUMN.items() if name in fixed}
+    zero = columns.pop("zero", None)
+    listed = _list(run, ranks, wide, columns, str(fixed.get("layout.schedule", "")))
+    if listed is None:
+        raise _nothing_left(run, ranks)
     kept = np.ones(len(listed), dtype=bool)
     for table, axis in ((_COLUMN_OF_PIPELINE, "pp"), (_COLUMN_OF_CONTEXT, "cp")):
         for name, column in table.items():
-            if name in given:
+            if name in fixed:
                 names = NAMED.get(column)
-                value = names.index(given[name]) if names else given[name]
+                value = names.index(str(fixed[name])) if names else fixed[name]
                 kept &= (listed[axis] == 1) | (listed[column] == value)
     per_node = run.spec.layout.ranks_per_node
     if per_node is not None:
         kept &= listed["cp"] % per_node == 0
     batches = {dp: _batches(count_batches, dp) for dp in np.unique(listed["dp"]).tolist()}
     own = np.array([batches[dp] for dp in listed["dp"].tolist()], dtype=np.int64)
-    kept &= (own > 0) & ((listed["zero"] != 2) | (own == 1))
+    kept &= own > 0
+    found = listed.columns | {"micro_batches": own}
+    if zero is None:
+        kept &= (listed["zero"] != 2) | (own == 1)
+    else:  # 2 is legal where 1 is, and listed by itself where it may be the best
+        is_alone = listed["dp"] * listed["cp"] == 1
+        kept &= is_alone | (listed["zero"] == (1 if zero == 2 else zero))
+        found["zero"] = np.full(len(listed), zero, dtype=np.int64)
     if not kept.any():
-        raise _nothing_left(run, ranks, given)
-    columns = listed.columns | {"micro_batches": own}
-    return Space(columns, base).keep(kept)
+        raise _nothing_left(run, ranks)
+    return Space(found, base).keep(kept)
+
+
+def _list(
+    run: ResolvedRun, ranks: int, base: StepOptions, fixed: dict[str, int | str], schedule: str
+) -> Space | None:
+    """The space; of a schedule that is listed for who asks alone, with those of no pipeline."""
+    wanted = [fixed]
+    if schedule in SCHEDULES[-2:]:
+        wanted = [fixed | {"schedule": schedule}]
+        wanted += [] if "pp" in fixed else [fixed | {"pp": 1}]
+    found = []
+    for each in wanted:
+        try:
+            found.append(list_space(run.model, ranks, base, fixed=each))
+        except SpecError:  # nothing is left of these
+            continue
+    if not found:
+        return None
+    names = found[0].columns
+    return Space({name: np.concatenate([each[name] for each in found]) for name in names}, base)
 
 
 def _batches(count_batches: Callable[[int], int], dp: int) -> int:
@@ -114,7 +178,8 @@ def _batches(count_batches: Callable[[int], int], dp: int) -> int:
         return 0
 
 
-def _nothing_left(run: ResolvedRun, ranks: int, given: dict[str, int | str]) -> SpecError:
+def _nothing_left(run: ResolvedRun, ranks: int) -> SpecError:
+    given = given_keys(run)
     said = " and ".join(f"{name} = {toml(value)}" for name, value in given.items())
     mend = "Change --ranks, or give fewer of these keys" if said else "Change --ranks"
     return SpecError(

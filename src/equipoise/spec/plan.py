@@ -32,6 +32,9 @@ LOCK = "plan.lock"
 RUN_TOML = "run.toml"
 """Among ``asked``: the path of the run.toml that was planned."""
 
+MEASURED_S = "measured_s"
+"""In the price of a choice that was trained for some steps: their median, beside ``step_s``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -100,6 +103,7 @@ class Plan:
             [value] if flag == RUN_TOML else [f"--{flag}", value]
             for flag, value in self.asked.items()
         ]
+        said += [["--measure"]] if MEASURED_S in self.best.price else []
         return shlex.join(["equipoise", "plan", *(part for parts in said for part in parts)])
 
     def as_row(self) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from equipoise.cli import plan_measure
 from equipoise.cli.main import main
 from equipoise.cli.plan_measure_show import say
 from equipoise.launch.trial import STEPS, TrialEnd
+from equipoise.spec.plan import read_plan
+from equipoise.spec.resolved import read_resolved
 
 KEYS = "--layout.dp 2 --layout.context 1 --layout.tensor 1 --layout.pipeline 1 --layout.zero 1"
 
@@ -34,8 +36,8 @@ kv_heads = 2
 ffn = 48
 vocab = 320
 [pack]
-context_tokens = 256
-step_tokens = 1024
+context_tokens = 2048
+step_tokens = 4096
 [train]
 recompute = "none"
 warmup_steps = 2
@@ -87,17 +89,70 @@ def test_failures_are_told_beside_measured_seconds(
     assert (trial.parent, limit_s) == (folder / "trials", 30.0)
     few = f"--train.steps {STEPS} --train.warmup_steps 2 --checkpoint.every_steps {STEPS}"
     assert few in " ".join(words) and "--layout.deadline_s 15.0" in " ".join(words)
-    command = out.splitlines()[-1]
-    assert command.startswith(f"Train it: equipoise train {run_toml} --layout.dp ")
-    assert "--train.steps" not in command and command.partition("train ")[2] in " ".join(words)
+    lock = folder / "plan.lock"
+    assert out.splitlines()[-1] == (
+        f"Wrote {lock}. Train by it: equipoise train {run_toml} --plan {lock}"
+    )
     code, out, _ = run(capsys, *asked, "--json")
     found = json.loads(out)
     assert code == 0 and len(trials.asked) == 3  # nothing was left to try
     assert [each["step_s"] for each in found["trials"]] == [None, 0.5, 0.4]
     assert found["best"]["step_s"] == 0.4 and found["best"]["predicted_s"] > 0
     assert (found["tried"], found["exhaustive"]) == (3, 12)
+    assert found["lock"] == str(lock)
+    plan = read_plan(lock)
+    timed = [each for each in found["trials"] if each["step_s"]]
+    for candidate, trial in zip((plan.best, *plan.runners_up), timed[::-1], strict=True):
+        assert candidate.price["measured_s"] == trial["step_s"]
+        assert sum(candidate.price["terms"].values()) == pytest.approx(trial["predicted_s"])
+        assert {name: str(candidate.keys[name]) for name in trial["keys"]} == trial["keys"]
+    assert (plan.listed, plan.priced, plan.bound_s, plan.flip) == (12, 3, 0.0, None)
     code, out, err = run(capsys, *asked, "--quiet")
     assert err == "" and len(out.splitlines()) == 2
+
+
+def test_train_obeys_the_lock_and_explain_tells_it(
+    run_toml: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies where any plan of the run.toml lies; keys of the command line are said again."""
+    monkeypatch.setattr(plan_measure, "run_trial", Trials([TrialEnd(0.5, "", "", 9.0)] * 3))
+    monkeypatch.chdir(run_toml.parent)
+    code, out, _ = run(capsys, run_toml, "--measure", "--train.seed", 7)
+    lock = run_toml.parent / "plan.lock"
+    command = f"equipoise train {run_toml} --train.seed 7 --plan {lock}"
+    assert (code, out.splitlines()[-1]) == (0, f"Wrote {lock}. Train by it: {command}")
+    words = [*command.split()[1:], "--out", str(run_toml.parent / "run"), "--quiet", "--prepare"]
+    assert main(words) == 0
+    settled = read_resolved(run_toml.parent / "run")
+    for name, value in read_plan(lock).best.keys.items():
+        section, key = name.split(".")
+        assert getattr(getattr(settled.spec, section), key) == value
+    capsys.readouterr()
+    assert main(["explain", "--plan", str(lock)]) == 0
+    said = capsys.readouterr().out
+    assert "500.0 ms a step, measured, and planned to take" in said
+    assert "12 choices, 3 trained for some steps each." in said
+    assert "left to gain" not in said
+    assert main([*words, "--pack.context_tokens", "1024"]) == 4
+    assert capsys.readouterr().err == (
+        f'{lock} is stale: packing changed since it was written. Plan again: "equipoise plan '
+        f'{run_toml} --ranks 2 --train.seed 7 --measure --out {lock.parent}".\n'
+    )
+
+
+def test_what_no_price_knows_has_no_lock(
+    run_toml: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_measure, "run_trial", Trials([TrialEnd(0.5, "", "", 9.0)] * 3))
+    asked = [run_toml, "--measure", "--out", run_toml.parent / "out", "--pack.policy", "divided"]
+    code, out, _ = run(capsys, *asked)
+    assert code == 0 and not (run_toml.parent / "out" / "plan.lock").exists()
+    assert out.splitlines()[-1].startswith(
+        f"No price knows it, so there is no plan.lock. Train it: equipoise train {run_toml} "
+        f"--pack.policy divided --layout.dp 2 "
+    )
+    code, out, _ = run(capsys, *asked, "--json")
+    assert code == 0 and json.loads(out)["lock"] is None
 
 
 def test_a_stop_is_not_a_failure(
@@ -139,12 +194,12 @@ def test_messages(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "equipoise plan run.toml --measure.\n"
         ),
         (run_toml, "--export", "megatron"): (
-            "--export is of a plan, and --measure makes none: it ends after a quarter of all "
-            "trials. Leave --export away.\n"
+            "--export is of a search by prices, and --measure times runs for train alone: it ends "
+            "after a quarter of all trials. Leave --export away.\n"
         ),
         (run_toml, "--seconds", 9): (
-            "--seconds is of a plan, and --measure makes none: it ends after a quarter of all "
-            "trials. Leave --seconds away.\n"
+            "--seconds is of a search by prices, and --measure times runs for train alone: it ends "
+            "after a quarter of all trials. Leave --seconds away.\n"
         ),
         (run_toml, "--trial-seconds", 0): "--trial-seconds is 0. Give a time above 0.\n",
         (run_toml, "--ranks", 3): (

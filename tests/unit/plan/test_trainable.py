@@ -4,6 +4,7 @@ import pytest
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import StepOptions
+from equipoise.plan.accepted import require_accepted
 from equipoise.plan.trainable import list_trainable, run_keys
 from equipoise.spec.load import read_run
 from equipoise.spec.obey import obey
@@ -16,7 +17,16 @@ def listed(run: ResolvedRun, ranks: int):
     return list_trainable(run, ranks, BASE, count_batches=lambda dp: max(1, 4 // dp))
 
 
-@pytest.mark.parametrize(("ranks", "keys"), [(2, {}), (8, {}), (4, {"model.experts": "4"})])
+@pytest.mark.parametrize(
+    ("ranks", "keys"),
+    [
+        (2, {}),
+        (8, {}),
+        (4, {"model.experts": "4"}),
+        (4, {"layout.zero": "3"}),
+        (4, {"layout.schedule": "v-half"}),
+    ],
+)
 def test_keys_give_the_layout_back(ranks: int, keys: dict[str, str]) -> None:
     run = read_run(None, list(keys.items()))
     space = listed(run, ranks)
@@ -24,6 +34,7 @@ def test_keys_give_the_layout_back(ranks: int, keys: dict[str, str]) -> None:
     for row in range(0, len(space), max(1, len(space) // 200)):
         choice = space.choice(row)
         obeyed = obey(run, run_keys(choice), "").spec
+        require_accepted(obeyed, run.model, ranks)
         layout = obeyed.layout.of_ranks(ranks)
         layout.require_model(run.model)
         assert layout == choice.layout
@@ -65,7 +76,19 @@ def test_a_schedule_and_a_strategy_bind_those_who_have_one() -> None:
     assert {each.options.context_strategy for each in choices if each.layout.cp > 1} == {"ring"}
     assert any(each.layout.dp == 2 for each in choices)
     patient = listed(read_run(None, [("layout.schedule", "v-half")]), 2)
-    assert {patient.choice(row).options.schedule for row in range(len(patient))} == {"v-half"}
+    choices = [patient.choice(row) for row in range(len(patient))]
+    assert {each.options.schedule for each in choices if each.layout.pp > 1} == {"v-half"}
+    assert {each.layout.dp for each in choices} == {1, 2}
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_zero_stage_leaves_every_degree(zero: int) -> None:
+    """Also those with nothing to shard, and 2 where a step has more micro-batches than one."""
+    space = listed(read_run(None, [("layout.zero", str(zero))]), 2)
+    layouts = [space.choice(row).layout for row in range(len(space))]
+    assert {each.zero for each in layouts} == {zero}
+    shapes = {(each.dp, each.cp, each.tp, each.pp) for each in layouts}
+    assert shapes == {(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)}
 
 
 def test_ranks_that_have_no_document_are_left_out() -> None:
