@@ -50,6 +50,7 @@ plan.lock:
   best and runners_up: words, flags of equipoise simulate; price, what simulate --json prints;
     loses_by, seconds of each term beyond the best's; keys, of run.toml
   bound_s gap: no choice takes less than bound_s, which is the share gap below the best's step_s
+  without_offload: of a best that offloads, its step_s and memory_gib_max without
   listed priced: choices in the space, and those that were replayed, or of --measure trained
   measured_s: in a price of --measure, what a step took; bound_s is then 0, and there is no flip
   wall: what no longer fits when it grows and the layout stays; flip: the term that, slower by
@@ -150,6 +151,8 @@ def run(args: argparse.Namespace) -> int:
         shown = share
 
     outcome = search.run(seconds=args.seconds, watch=watch)
+    left = max(0.0, begin + args.seconds - time.monotonic())
+    outcome = inputs.go_on(outcome, seconds=left, watch=watch)
     progress.advance(100 - shown)
     progress.finish()
     _require_some(args.seconds, inputs, outcome)
@@ -235,9 +238,6 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
     search.note = note
 
 
-def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome") -> None:
-    """Refuse to plan what fits nowhere."""
-    if outcome.fitting:
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """Tell a folder that cannot be written in one sentence."""
@@ -249,6 +249,9 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from None
 
 
+def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome") -> None:
+    """Refuse to plan what fits nowhere."""
+    if outcome.fitting:
         return
     if outcome.progress.bound_s < float("inf"):
         raise SpecError(
@@ -268,14 +271,20 @@ def _too_large(inputs: "Inputs", listed: int, least_bytes: float) -> FitError:
     name = cluster.classes[0].name
     devices = None
     if cluster.name == f"{name}:{cluster.devices}" and len(cluster.classes) == 1:
-        devices = smallest_cluster(search.model, name, cluster.devices, search.space.base)
+        base, offload = search.space.base, inputs.last_resort
+        devices = smallest_cluster(search.model, name, cluster.devices, base, offload=offload)
     mend = (
         f"The smallest that would do, by doubling: {name}:{devices}."
         if devices
         else "Give more devices, shorter windows or a smaller model."
     )
+    resort = inputs.last_resort
+    beside = "" if resort == "none" else f", with --offload {resort},"
+    needs = f"needs {least_bytes / GIB:.1f} GiB on its fullest rank, which has {capacity / GIB:.1f}"
+    if least_bytes == float("inf"):
+        share = search.machine.host_capacity_bytes
+        needs = f"needs more host memory than a device's share of it, {share / GIB:.1f} GiB"
     return FitError(
-        f"{inputs.name} does not fit {cluster.name}: of {listed:,} layouts the smallest "
-        f"needs {least_bytes / GIB:.1f} GiB on its fullest rank, which has "
-        f"{capacity / GIB:.1f}. {mend}"
+        f"{inputs.name} does not fit {cluster.name}: of {listed:,} layouts the smallest{beside} "
+        f"{needs}. {mend}"
     )

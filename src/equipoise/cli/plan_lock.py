@@ -1,28 +1,42 @@
 """From words to a plan: what is read, what is searched, what is written down of it."""
 
 import argparse
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from equipoise import __version__
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
-from equipoise.cli.simulate_setting import require_kernel_prices, step_options, step_packer
+from equipoise.base.units import GIB
+from equipoise.cli.simulate_setting import (
+    require_kernel_prices,
+    require_no_offload,
+    step_options,
+    step_packer,
+)
 from equipoise.cli.simulate_show import step_row
 from equipoise.cost.measured_sources import sources_of
+from equipoise.cost.offload import require_host
 from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch
 from equipoise.plan.explain import find_flip, find_walls, loses_by
 from equipoise.plan.export import EXPORTS
-from equipoise.plan.final import Finalist, price_finalists, with_layers
+from equipoise.plan.export_program import Program
+from equipoise.plan.final import Finalist, price_choice, price_finalists, with_layers
 from equipoise.plan.layer_words import say_layers
-from equipoise.plan.outcome import Outcome
+from equipoise.plan.offload import search_offloaded
+from equipoise.plan.outcome import Outcome, Progress
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.cluster_file import read_cluster
+from equipoise.spec.device_spec import THIS_CPU
+from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Candidate, Plan, Wall
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
@@ -35,6 +49,7 @@ _ASKED = (
     "layout",
     "micro_batch",
     "recompute",
+    "offload",
     "precision",
     "schedule",
     "context_strategy",
@@ -76,6 +91,15 @@ class Inputs(Protocol):
     def search(self) -> Search:
         """What is searched."""
 
+    @property
+    def last_resort(self) -> Offload:
+        """What may be offloaded where nothing fits without."""
+
+    def go_on(
+        self, outcome: Outcome, *, seconds: float, watch: Callable[[Progress], None]
+    ) -> Outcome:
+        """Search with offloading, too, where that is asked for or nothing fits without."""
+
     def finalists(self, outcome: Outcome) -> list[Finalist]:
         """The best and the next, fastest first."""
 
@@ -99,9 +123,32 @@ class ClusterInputs:
     lengths: str | None
     by_layer: bool
     """Whether layers may have strategies of their own."""
+    offload: str | None
+    """As it was asked for: a setting, ``any``, or None."""
+    program: Program | None
+    """For which the choices are, where they are for another."""
     asked: dict[str, str]
     read: dict[str, str]
     search: Search
+
+    @property
+    def last_resort(self) -> Offload:
+        """All that is not excluded; where layers differ or compute in host memory, nothing."""
+        is_here = self.by_layer or self.search.machine.device.name == THIS_CPU
+        if is_here or (self.program is not None and "both" not in self.program.known["offload"]):
+            return "none"
+        return next((each for each in OFFLOADS if each == self.offload), "both")
+
+    def go_on(
+        self, outcome: Outcome, *, seconds: float, watch: Callable[[Progress], None]
+    ) -> Outcome:
+        """Search with offloading, too, where that is asked for or nothing fits without."""
+        nothing_fits = not outcome.fitting and outcome.progress.bound_s == float("inf")
+        is_open = self.offload == "any" or (self.offload is None and nothing_fits)
+        if not is_open or self.last_resort == "none":
+            return outcome
+        may = None if self.program is None else partial(self.program.can, self.search.model)
+        return search_offloaded(self.search, outcome, seconds=seconds, watch=watch, may=may)
 
     def finalists(self, outcome: Outcome) -> list[Finalist]:
         """The best and the next, priced whole."""
@@ -134,21 +181,26 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
             f"for all. Export a plan of --layers alike."
         )
     if by_layer:
+        require_no_offload(args)
         require_kernel_prices(model, cluster, args.precision)
     fixed: dict[str, int | str] = {}
     if args.layout is not None:
         fixed |= read_words("--layout", args.layout, LAYOUT_WORDS)
-    for name in ("micro_batch", "recompute", "schedule", "context_strategy", "order"):
-        if getattr(args, name) is not None:
+    for name in ("micro_batch", "recompute", "offload", "schedule", "context_strategy", "order"):
+        if getattr(args, name) not in (None, "any"):
             fixed[name] = getattr(args, name)
     whole = argparse.Namespace(**vars(args))
     whole.micro_batch = args.micro_batch or 1
     whole.recompute = args.recompute or "none"
+    whole.offload = fixed.get("offload", "none")
     whole.context_strategy = args.context_strategy or "needed-kv"
     machine = Machine(cluster)
     base = step_options(whole, 1, machine.device)
     base.require()
+    if args.offload is not None:
+        require_host(machine.device, args.offload)
     space = list_space(model, cluster.devices, base, fixed=fixed)
+    program = None
     if args.export is not None:
         program, _ = EXPORTS[args.export]
         space = program.keep(model, space)
@@ -163,7 +215,9 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
         if getattr(args, name) is not None and getattr(args, name) != _DEFAULTS.get(name)
     }
     read = read_digests(args.model, args.cluster, args.lengths)
-    return ClusterInputs(args.model, args.lengths, by_layer, asked, read, search)
+    return ClusterInputs(
+        args.model, args.lengths, by_layer, args.offload, program, asked, read, search
+    )
 
 
 def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str]:
@@ -208,6 +262,13 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
     bound = min(outcome.progress.bound_s, best.step_s)
+    without = None
+    if finalists[0].choice.options.offload != "none":
+        choice = finalists[0].choice
+        here = Choice(choice.layout, dataclasses.replace(choice.options, offload="none"))
+        price = price_choice(search, here).run.price
+        gib = float(price.memory_bytes.max()) / GIB
+        without = {"step_s": price.step_s, "memory_gib_max": gib}
     return Plan(
         asked=inputs.asked,
         best=candidate(finalists[0]),
@@ -221,4 +282,5 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
         nodes=finalists[0].nodes,
         read=inputs.read,
         sources=sources_of(search.machine.cluster, search.space.base.precision),
+        without_offload=without,
     )

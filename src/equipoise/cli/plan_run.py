@@ -38,6 +38,7 @@ from equipoise.spec.device_here import cpu_model, device_file
 from equipoise.spec.device_spec import THIS_CPU
 from equipoise.spec.load import read_run
 from equipoise.spec.obey import is_given, obey
+from equipoise.spec.offload import Offload
 from equipoise.spec.plan import RUN_TOML, Plan, Wall, read_plan, require_fresh
 from equipoise.spec.resolve import ResolvedRun
 from equipoise.spec.run import Policy
@@ -49,6 +50,7 @@ _OF_CLUSTERS = (
     "step_sequences",
     "micro_batch",
     "recompute",
+    "offload",
     "schedule",
     "context_strategy",
     "order",
@@ -83,6 +85,15 @@ class RunInputs:
     def name(self) -> str:
         """Of the run."""
         return self.run.spec.name
+
+    @property
+    def last_resort(self) -> Offload:
+        """Nothing: ``train`` keeps all on the device, which here is the host."""
+        return "none"
+
+    def go_on(self, outcome: Outcome, **_: object) -> Outcome:
+        """As it is."""
+        return outcome
 
     def finalists(self, outcome: Outcome) -> list[Finalist]:
         """The best and the next under every policy, with the memory of this package's ranks."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.simulate_show import source_lines
+from equipoise.cli.simulate_show import host_sentence, source_lines
 from equipoise.spec.keys import toml
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 
@@ -22,11 +22,19 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
         f"{say(plan.best)}: {_step(price)}, "
         f"{price['tokens_per_s_per_device']:,.0f} tokens/s a device, "
         f"{price['tflops_per_device']:.3g} TFLOP/s ({price['mfu']:.1%} MFU), "
-        f"{price['memory_gib_max']:.1f} GiB of {price['capacity_gib']:.1f}.",
+        f"{price['memory_gib_max']:.1f} GiB of {price['capacity_gib']:.1f}"
+        f"{host_sentence(price)}.",
         soft_wrap=True,
     )
     if is_quiet:
         return
+    if plan.without_offload is not None:
+        step_s, gib = (plan.without_offload[name] for name in ("step_s", "memory_gib_max"))
+        console.print(
+            f"Without offloading this layout takes {format_seconds(step_s)} a step and needs "
+            f"{gib:.1f} GiB of {price['capacity_gib']:.1f}.",
+            soft_wrap=True,
+        )
     console.print(
         f"{plan.listed:,} choices, {plan.priced} {_looked_at(plan)}",
         soft_wrap=True,
@@ -63,7 +71,8 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     for wall in plan.wall[:1]:
         console.print(
             f"Nearest wall: {wall.grows} from {wall.before:,} to {wall.after:,} needs "
-            f"{wall.memory_gib:.1f} GiB of {wall.capacity_gib:.1f}.",
+            f"{wall.memory_gib:.1f} GiB of {wall.capacity_gib:.1f}"
+            f"{' in host memory' if wall.of_host else ''}.",
             soft_wrap=True,
         )
     if plan.best.keys:
@@ -114,6 +123,7 @@ def say(candidate: Candidate) -> str:
     # A run's micro-batches are its packer's.
     beside = words["policy"] if candidate.keys else f"micro-batch {words['micro-batch']}"
     parts = [words["layout"], beside]
+    parts += [f"offload {words['offload']}"] if "offload" in words else []
     parts += [words[name] for name in ("order", "schedule", "context-strategy") if name in words]
     if "layers" in words:
         return " ".join([*parts, f"{len(set(_strategies(words)))} strategies of layers"])

@@ -11,6 +11,7 @@ from equipoise.base.units import GIB
 from equipoise.cli.simulate_setting import (
     add_step_arguments,
     require_kernel_prices,
+    require_no_offload,
     step_documents,
     step_options,
 )
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from equipoise.cost.step import StepOptions
     from equipoise.sim.step import StepRun
+    from equipoise.spec.device_spec import DeviceSpec
     from equipoise.spec.layout import Layout
     from equipoise.spec.run import Recompute
 
@@ -47,7 +49,8 @@ examples:
   step_s; tokens_per_s_per_device; tflops_per_device and mfu, counted as published figures are
     (every pair of a document, masked ones too); useful_tflops_per_device and useful_mfu (each
     causal pair once)
-  memory_gib_max memory_gib capacity_gib fits; memory: GiB of the fullest stage by term
+  memory_gib_max memory_gib capacity_gib fits; memory: GiB of the fullest stage by term;
+    host_memory_gib_max host_capacity_gib: of a device's share of its host, by --offload
   terms: seconds by what they are spent on, of the rank that computes most; they add up to step_s
   stages: layers busy_s exposed_s bubble_s of each pipeline rank
   energy_j_per_step energy_j_per_token usd_per_step usd_per_million_tokens
@@ -142,12 +145,13 @@ def run(args: argparse.Namespace) -> int:
     price = partial(run_sites, model, machine, documents=documents)
     if args.layers is not None:
         require_kernel_prices(model, machine.cluster, args.precision)
+        require_no_offload(args)
         layers = read_layers(args.layers, words.layout)
         price = partial(run_layered, model, machine, layers=layers, documents=documents)
     found = price(words.layout, options)
     noise = _noise(args, found, words.layout, machine.cluster.devices)
     if not found.price.fits and args.layers is None:
-        noise["would_fit"] = _would_fit(price, words.layout, options)
+        noise["would_fit"] = _would_fit(price, words.layout, options, machine.device)
     title = f"{args.model} on {machine.cluster.name}, {args.layout}"
     if args.plot is not None or args.trace is not None:
         _draw(args, found, title)
@@ -194,9 +198,15 @@ _SPARING: "tuple[Recompute, ...]" = ("attention", "every-2", "selective", "full"
 
 
 def _would_fit(
-    price: "Callable[[Layout, StepOptions], StepRun]", layout: "Layout", options: "StepOptions"
+    price: "Callable[[Layout, StepOptions], StepRun]",
+    layout: "Layout",
+    options: "StepOptions",
+    device: "DeviceSpec",
 ) -> list[dict[str, Any]]:
     """Of changes to one setting those that fit, fastest first."""
+    from equipoise.spec.device_spec import THIS_CPU
+    from equipoise.spec.offload import OFFLOADS
+
     changed = [
         (f"zero={zero}", dataclasses.replace(layout, zero=zero), options)
         for zero in _ZERO
@@ -206,6 +216,11 @@ def _would_fit(
         (f"--recompute {name}", layout, dataclasses.replace(options, recompute=name))
         for name in _SPARING
         if options.recompute == "none"
+    ]
+    changed += [
+        (f"--offload {name}", layout, dataclasses.replace(options, offload=name))
+        for name in OFFLOADS[1:]
+        if options.offload == "none" and device.name != THIS_CPU
     ]
     found = []
     for change, other, asked in changed:

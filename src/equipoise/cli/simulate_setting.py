@@ -67,6 +67,17 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
         help=f"what layers make again in the backward (default: {found or 'none'})",
     )
     parser.add_argument(
+        "--offload",
+        default=None if is_searched else "none",
+        choices=["none", "optimizer", "activations", "both", *["any"] * is_searched],
+        help="what is kept in host memory: "
+        + (
+            "any searches all (default: none, and what nothing would fit without)"
+            if is_searched
+            else "fp32 weights and moments, activations of all layers but two (default: none)"
+        ),
+    )
+    parser.add_argument(
         "--precision",
         choices=["bf16", "fp8", "fp32"],
         default="bf16",
@@ -136,6 +147,7 @@ def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -
         virtual=virtual,
         schedule=schedule,
         recompute=args.recompute,
+        offload=args.offload,
         precision=args.precision,
         expert_skew=args.expert_skew,
         policy=args.policy,
@@ -158,6 +170,19 @@ def require_kernel_prices(model: "ModelSpec", cluster: "ClusterSpec", precision:
             f"--layers prices each layer from kernels alone, and steps of this model on "
             f"{cluster.name} are priced from parts that were timed, which hold the host's time: "
             f"the two are not to be compared. Leave --layers out."
+        )
+
+
+def require_no_offload(args: argparse.Namespace) -> None:
+    """Refuse layers of their own that offload.
+
+    Raises:
+        SpecError: says what to leave out.
+    """
+    if args.offload not in (None, "none"):
+        raise SpecError(
+            f"Layers of their own keep all on the device, and --offload {args.offload} does not. "
+            f"Leave one of --layers and --offload out."
         )
 
 

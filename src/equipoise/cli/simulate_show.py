@@ -33,6 +33,8 @@ def step_row(found: StepRun, machine: Machine, options: StepOptions) -> dict[str
         "memory_gib_max": float(price.memory_bytes.max()) / GIB,
         "memory_gib": (price.memory_bytes / GIB).tolist(),
         "capacity_gib": price.capacity_bytes / GIB,
+        "host_memory_gib_max": float(price.host_bytes.max()) / GIB,
+        "host_capacity_gib": price.host_capacity_bytes / GIB,
         "fits": price.fits,
         "memory": {name: value / GIB for name, value in price.memory.items()},
         "terms": price.terms,
@@ -108,8 +110,8 @@ def print_step(
         f"{title}: a step of {found.price.tokens:,} tokens takes "
         f"{format_seconds(row['step_s'])}, {row['tokens_per_s_per_device']:,.0f} tokens/s a "
         f"device, {row['tflops_per_device']:.3g} TFLOP/s ({row['mfu']:.1%} MFU); "
-        f"{row['memory_gib_max']:.1f} GiB on the fullest rank of {row['capacity_gib']:.1f}: "
-        f"{fits}.",
+        f"{row['memory_gib_max']:.1f} GiB on the fullest rank of {row['capacity_gib']:.1f}"
+        f"{host_sentence(row)}: {fits}.",
         soft_wrap=True,
     )
     if is_quiet:
@@ -147,6 +149,16 @@ def print_step(
         console.print(f"Read beyond measured sizes: {', '.join(row['extrapolated'])}.", style="dim")
     for line in source_lines(sources_of(machine.cluster, options.precision)):
         console.print(line, style="dim", soft_wrap=True)
+
+
+def host_sentence(row: Mapping[str, Any]) -> str:
+    """What a device's share of its host holds; nothing where nothing is offloaded."""
+    if not row["host_memory_gib_max"]:
+        return ""
+    return (
+        f" and {row['host_memory_gib_max']:.1f} GiB in its host's memory of "
+        f"{row['host_capacity_gib']:.1f}"
+    )
 
 
 def source_lines(sources: Mapping[str, str]) -> list[str]:

@@ -56,16 +56,16 @@ _MEMORY_SHARE = 0.6
 on the host of eight H200s (PrimeIntellect prime-rl, pull request 3248), 374 of 614 GB/s."""
 
 
-def require_host(device: DeviceSpec, options: StepOptions) -> None:
+def require_host(device: DeviceSpec, offload: str) -> None:
     """Refuse to offload from a device whose memory is the host's.
 
     Raises:
         SpecError: names the device.
     """
-    if options.offload != "none" and device.name == THIS_CPU:
+    if offload != "none" and device.name == THIS_CPU:
         raise SpecError(
             f"{THIS_CPU} computes in host memory, so there is nowhere to offload to. Leave "
-            f"--offload {options.offload} out."
+            f"--offload out."
         )
 
 

@@ -21,6 +21,8 @@ from equipoise.sim.step import price_step
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.plan import Flip, Wall
 
+_ROUNDED_S = 1e-9
+"""Replays are of whole nanoseconds: less is no difference."""
 _FACTORS = (1.125, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 
 
@@ -43,7 +45,7 @@ def find_flip(best: Mapping[str, float], other: Mapping[str, float], winner: str
     """
     more = loses_by(best, other)
     behind = sum(more.values())
-    flips = [(1.0 - behind / gain, name) for name, gain in more.items() if gain < 0]
+    flips = [(1.0 - behind / gain, name) for name, gain in more.items() if gain < -_ROUNDED_S]
     if not flips or behind < 0:
         return None
     times, term = min(flips)
@@ -88,7 +90,7 @@ def _wall(
 ) -> Wall | None:
     """By bisection: memory grows with every size."""
     sizes = sorted({size_at(factor) for factor in _FACTORS})
-    low, high, needs, capacity = -1, len(sizes), 0.0, 0.0
+    low, high, full = -1, len(sizes), (0.0, 0.0, False)
     while high - low > 1:
         middle = (low + high) // 2
         model, choice = grown(sizes[middle])
@@ -99,8 +101,10 @@ def _wall(
         if price.fits:
             low = middle
         else:
-            high, needs = middle, float(price.memory_bytes.max())
-            capacity = float(price.capacity_bytes)
+            high, full = middle, (price.needs_bytes / GIB, price.capacity_bytes / GIB, False)
+            if not price.fits_host:
+                host = float(price.host_bytes.max())
+                full = host / GIB, price.host_capacity_bytes / GIB, True
     if high == len(sizes):
         return None
-    return Wall(grows, before, sizes[high], needs / GIB, capacity / GIB)
+    return Wall(grows, before, sizes[high], *full)

@@ -17,6 +17,8 @@ What it decides
     etp          tp without ep, else 1         its own
     attention    none of its own               selective, whose core is its default
     every-N      none of its own               block, so many layers of each virtual stage
+    optimizer    none alone: weights go, too   of the distributed optimizer, whole
+    activations  none of its own               of all layers but two; no stages, no recomputation
     ===========  ============================  ===================================================
 
 Kept true (tests/unit/plan/test_export.py)
@@ -37,6 +39,12 @@ from equipoise.plan.choice import ORDERS, Choice
 from equipoise.plan.export_model import megatron_model
 from equipoise.plan.export_program import Lack, Program
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.offload import (
+    KEPT_LAYERS,
+    OFFLOADS,
+    offloads_activations,
+    offloads_optimizer,
+)
 
 _TITAN: dict[str, dict[str, str]] = {
     "order": {"pp-dp": ""},
@@ -48,6 +56,7 @@ _TITAN: dict[str, dict[str, str]] = {
         "dualpipe-v": "DualPipeV",
     },
     "recompute": {"none": "none", "full": "full"},
+    "offload": {"none": ""},
     "context strategy": {"all-gather": ""},
     "precision": {"bf16": "bfloat16", "fp32": "float32"},
 }
@@ -55,6 +64,7 @@ _MEGATRON: dict[str, dict[str, str]] = {
     "order": dict.fromkeys(ORDERS, ""),
     "schedule": {"1f1b": "", "interleaved": ""},
     "recompute": dict.fromkeys(("none", "attention", "every-4", "every-3", "every-2", "full"), ""),
+    "offload": dict.fromkeys(OFFLOADS, ""),
     "context strategy": {"all-gather": "all_gather", "ring": "p2p", "ulysses": "a2a"},
     "precision": {"bf16": "--bf16", "fp8": "--bf16\n--fp8-format hybrid", "fp32": ""},
 }
@@ -86,6 +96,16 @@ _MEGATRON_LACKS: tuple[Lack, ...] = (
         lambda at: at["in_rounds"] & (at["batches"] % at["pp"] > 0),
         "Megatron-LM interleaves micro-batches by the pp={pp}, and {batches} of a rank are no "
         "multiple of it. Plan with --step-sequences that give each rank one.",
+    ),
+    (
+        lambda at: at["hosts_optimizer"] & (at["zero"] != 1),
+        "Megatron-LM offloads the optimizer that it distributes, and zero={zero} is none. Plan "
+        "with --layout zero=1.",
+    ),
+    (
+        lambda at: at["hosts_activations"] & ((at["pp"] > 1) | at["repeats"]),
+        "Megatron-LM offloads activations without stages and recomputation, and this has pp={pp} "
+        "and recompute {recompute}. Plan with --layout pp=1 --recompute none.",
     ),
 )
 
@@ -172,6 +192,7 @@ def to_megatron(model: ModelSpec, choice: Choice, stage_layers: Sequence[int]) -
             "--moe-token-dispatcher-type alltoall",
         ]
     flags += _megatron_zero(choice) + _megatron_recompute(choice, max(stage_layers))
+    flags += _megatron_offload(model, choice)
     return "\n".join(flag for flag in flags if flag) + "\n"
 
 
@@ -230,6 +251,16 @@ def _megatron_recompute(choice: Choice, stage_layers: int) -> list[str]:
         return [*full, "--recompute-method uniform", "--recompute-num-layers 1"]
     layers = -(-stage_layers // int(setting.removeprefix("every-")))
     return [*full, "--recompute-method block", f"--recompute-num-layers {layers}"]
+
+
+def _megatron_offload(model: ModelSpec, choice: Choice) -> list[str]:
+    setting, flags = choice.options.offload, list[str]()
+    if offloads_optimizer(setting):
+        flags = ["--optimizer-cpu-offload", "--optimizer-offload-fraction 1.0"]
+        flags.append("--use-precision-aware-optimizer")  # which its CPU optimizer is a part of
+    if offloads_activations(setting):
+        flags.append(f"--cpu-offloading-num-layers {max(0, model.layers - KEPT_LAYERS)}")
+    return flags
 
 
 EXPORTS: dict[str, tuple[Program, Callable[[ModelSpec, Choice, Sequence[int]], str]]] = {

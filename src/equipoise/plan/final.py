@@ -18,7 +18,7 @@ from equipoise.base.errors import EquipoiseError
 from equipoise.cost.step import StepOptions
 from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
-from equipoise.plan.bound import least_bytes
+from equipoise.plan.bound import needed_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.layered import plan_layers
 from equipoise.plan.outcome import Outcome
@@ -31,6 +31,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, StepRun, price_step
 from equipoise.spec.cluster import ClusterSpec, find_cluster
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.offload import Offload
 
 _PIPELINES = 4
 """Of those with documents, how many are priced."""
@@ -64,7 +65,7 @@ def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Fi
         if all(degrees_of(choice) != degrees_of(each) for each in chosen):
             chosen.append(choice)
     chosen += [each for each in choices if each not in chosen]
-    found = [_price(search, choice) for choice in chosen[:count]]
+    found = [price_choice(search, choice) for choice in chosen[:count]]
     found = [each for each in found if each.run.price.fits] or found[:1]
     return sorted(found, key=lambda each: each.run.price.step_s)
 
@@ -75,7 +76,8 @@ def degrees_of(choice: Choice) -> tuple[int, ...]:
     return layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.etp
 
 
-def _price(search: Search, choice: Choice) -> Finalist:
+def price_choice(search: Search, choice: Choice) -> Finalist:
+    """One choice, priced whole."""
     documents = search.documents(choice)
     run, nodes = _run(search, choice, documents, search.machine.cluster), tuple[int, ...]()
     cluster = search.machine.cluster
@@ -145,7 +147,9 @@ def _place(search: Search, choice: Choice, cluster: ClusterSpec) -> Placement:
     )
 
 
-def smallest_cluster(model: ModelSpec, name: str, devices: int, base: StepOptions) -> int | None:
+def smallest_cluster(
+    model: ModelSpec, name: str, devices: int, base: StepOptions, *, offload: Offload = "none"
+) -> int | None:
     """Devices of the smallest cluster of a kind that holds the model, by doubling.
 
     Args:
@@ -153,18 +157,20 @@ def smallest_cluster(model: ModelSpec, name: str, devices: int, base: StepOption
         name: Of a shipped cluster.
         devices: Too few.
         base: The step.
+        offload: What may be offloaded.
 
     Returns:
         None where no cluster up to 131,072 devices does, or none divides the step's sequences.
     """
+    sparing: dict[str, int | str] = {"recompute": "full", "micro_batch": 1, "offload": offload}
     while devices < _MOST_DEVICES:
         devices *= 2
         machine = Machine(find_cluster(f"{name}:{devices}"))
         try:
-            space = list_space(model, devices, base, fixed={"recompute": "full", "micro_batch": 1})
+            space = list_space(model, devices, base, fixed=sparing)
         except EquipoiseError:
             continue
-        needs = least_bytes(model, space)
+        needs = needed_bytes(model, machine, space)
         for row in np.argsort(needs, kind="stable")[:_TRIES].tolist():
             if needs[row] > machine.capacity_bytes:
                 break

@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from equipoise.plan.bound import least_bytes, least_host_bytes, least_seconds, needed_bytes
+from equipoise.plan.bound import Flags, least_bytes, least_seconds, needed_bytes
 from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.search import Search
 from equipoise.plan.space import Ints, Space
@@ -38,6 +38,7 @@ def search_offloaded(
     *,
     seconds: float = np.inf,
     watch: Callable[[Progress], None] | None = None,
+    may: Callable[[Space], Flags] | None = None,
 ) -> Outcome:
     """Go on with what does not fit without offloading.
 
@@ -46,14 +47,15 @@ def search_offloaded(
         outcome: What it found.
         seconds: The most to take.
         watch: Told how far the search is.
+        may: Which of some choices are to be searched; all unless given.
 
     Returns:
         The outcome of both.
     """
     begin = time.monotonic()
-    places, space = _list_offloaded(search, outcome)
+    places, space, least = _list_offloaded(search, outcome, may)
     if not len(places):
-        return dataclasses.replace(outcome, host_bytes=_least_host(search))
+        return dataclasses.replace(outcome, least_bytes=min(outcome.least_bytes, least))
     place_of = {place: at for at, place in enumerate(places.tolist())}
     known = {
         place_of[place]: dataclasses.replace(priced, row=place_of[place])
@@ -75,20 +77,20 @@ def search_offloaded(
     found = after.run(seconds=max(0.0, seconds - (time.monotonic() - begin)), watch=watch)
     fitting = (*outcome.fitting, *(_numbered(each, places) for each in found.fitting))
     bound_s = min(outcome.progress.bound_s, found.progress.bound_s)
-    priced = outcome.progress.priced + found.progress.priced
     return Outcome(
         tuple(sorted(fitting, key=lambda each: (each.step_s, each.row))),
-        Progress(priced, found.progress.best_s, bound_s),
+        Progress(len(search.known), found.progress.best_s, bound_s),
         outcome.listed + found.listed,
         outcome.ruled_out + found.ruled_out,
         outcome.bounded + found.bounded,
         min(outcome.least_bytes, found.least_bytes),
-        0.0 if fitting else _least_host(search),
     )
 
 
-def _list_offloaded(search: Search, outcome: Outcome) -> tuple[Ints, Space]:
-    """Choices that may pay, and their numbers in the space of the search, int64 [n]."""
+def _list_offloaded(
+    search: Search, outcome: Outcome, may: Callable[[Space], Flags] | None
+) -> tuple[Ints, Space, float]:
+    """Numbers of choices that may pay, int64 [n], those choices, and the least of all needs."""
     model, machine, space = search.model, search.machine, search.space
     capacity = machine.capacity_bytes
     is_large = least_bytes(model, space) > capacity
@@ -96,27 +98,22 @@ def _list_offloaded(search: Search, outcome: Outcome) -> tuple[Ints, Space]:
     is_large[[row for row in tried if row < len(space)]] = True
     rows = np.flatnonzero(is_large)
     large = space.keep(rows)
-    least = least_seconds(model, machine, large, has_documents=search.packer is not None)
-    is_near = least < outcome.progress.best_s * (1 - search.gap)
+    soonest = least_seconds(model, machine, large, has_documents=search.packer is not None)
+    is_near = soonest < outcome.progress.best_s * (1 - search.gap)
     rows, large = rows[is_near], large.keep(is_near)
-    places, kinds = [], []
+    places, kinds, least = [], [], np.inf
     for kind in range(1, len(OFFLOADS)):
         those = Space(large.columns | {"offload": np.full(len(rows), kind)}, space.base)
-        fits = needed_bytes(model, machine, those) <= capacity
+        needs = needed_bytes(model, machine, those)
+        if may is not None:
+            needs[~may(those)] = np.inf
+        least = min(least, float(needs.min(initial=np.inf)))
+        fits = needs <= capacity
         places.append(kind * len(space) + rows[fits])
         kinds.append(those.keep(fits))
     columns = {name: np.concatenate([each[name] for each in kinds]) for name in space.columns}
-    return np.concatenate(places), Space(columns, space.base)
+    return np.concatenate(places), Space(columns, space.base), least
 
 
 def _numbered(priced: Priced, places: Ints) -> Priced:
     return dataclasses.replace(priced, row=int(places[priced.row]))
-
-
-def _least_host(search: Search) -> float:
-    """Host memory that the smallest needs of those that would fit the device; else 0."""
-    model, space = search.model, search.space
-    both = np.full(len(space), OFFLOADS.index("both"))
-    whole = Space(space.columns | {"offload": both}, space.base)
-    fits = least_bytes(model, whole) <= search.machine.capacity_bytes
-    return float(least_host_bytes(model, whole)[fits].min(initial=np.inf)) if fits.any() else 0.0

@@ -43,6 +43,3 @@ class Outcome:
     """Families whose kernels were priced."""
     least_bytes: float
     """What the smallest choice needs, by bound or by price."""
-    host_bytes: float = 0.0
-    """Of host memory, what the smallest needs of the choices that would fit the device by
-    offloading, where none fits the host; else 0."""

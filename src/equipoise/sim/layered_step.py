@@ -123,7 +123,7 @@ def run_layered(
     Cost: that of ``run_step`` for each distinct strategy's kernels, and for one pipeline.
     """
     options.require()
-    require_host(machine.device, options)
+    require_host(machine.device, options.offload)
     rows = uniform_documents(layout, options) if documents is None else documents
     for strategy in dict.fromkeys(layers):
         require_strategy(model, layout, options, strategy, has_documents=documents is not None)

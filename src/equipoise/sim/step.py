@@ -137,7 +137,7 @@ def run_step(
 ) -> StepRun:
     """Likewise, with the replayed pipeline of the rank that ends last."""
     options.require()
-    require_host(machine.device, options)
+    require_host(machine.device, options.offload)
     layout.require_model(model)
     # Embedding and head may be stages of their own.
     if layout.pp * options.virtual > model.layers + 2 * (layout.pp > 1):

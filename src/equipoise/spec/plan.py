@@ -60,6 +60,8 @@ class Wall:
     """The smallest size that was tried and does not fit."""
     memory_gib: float
     capacity_gib: float
+    of_host: bool = False
+    """Whether it is host memory that is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Plan:
     """Digests by name."""
     sources: dict[str, str]
     """Where each number of the cluster comes from, by its name."""
+    without_offload: dict[str, float] | None = None
+    """Of a best that offloads, ``step_s`` and ``memory_gib_max`` without; else None."""
     version: int = VERSION
 
     @property

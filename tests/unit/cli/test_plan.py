@@ -110,7 +110,7 @@ def test_an_export_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) ->
     ("argv", "code", "message"),
     [
         (
-            ["--model", "llama3-70b", "--cluster", "h100-sxm:8", *STEP],
+            ["--model", "llama3-70b", "--cluster", "h100-sxm:8", *STEP, "--offload", "none"],
             3,
             "llama3-70b does not fit h100-sxm:8: of 63,630 layouts the smallest needs 128.2 GiB "
             "on its fullest rank, which has 78.7. The smallest that would do, by doubling: "

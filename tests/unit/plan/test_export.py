@@ -225,6 +225,17 @@ def test_every_stage_keeps_its_layers(stages: list[int]) -> None:
             "pp=2. Plan with --step-sequences that give each rank a multiple of 2.",
         ),
         (
+            to_torchtitan,
+            {"offload": "optimizer"},
+            'torchtitan has no offload "optimizer". Plan with one of none: --offload NAME.',
+        ),
+        (
+            to_megatron,
+            {"offload": "activations", "context_strategy": "ring"},
+            "Megatron-LM offloads activations without stages and recomputation, and this has pp=2 "
+            "and recompute none. Plan with --layout pp=1 --recompute none.",
+        ),
+        (
             to_megatron,
             {"recompute": "selective", "context_strategy": "ring"},
             'Megatron-LM has no recompute "selective". Plan with one of none, attention, every-4, '
@@ -315,6 +326,7 @@ def test_a_search_of_which_a_program_can_do_nothing() -> None:
         EXPORTS["torchtitan"][0].keep(model, space)
     assert str(caught.value) == (
         f"torchtitan can do none of {len(space):,} choices. It has order pp-dp; schedule 1f1b, "
-        "interleaved, interleaved-zb, zb-v, dualpipe-v; recompute none, full; context strategy "
-        "all-gather; precision bf16, fp32. Fix less of the layout, or one of these."
+        "interleaved, interleaved-zb, zb-v, dualpipe-v; recompute none, full; offload none; "
+        "context strategy all-gather; precision bf16, fp32. Fix less of the layout, or one of "
+        "these."
     )
