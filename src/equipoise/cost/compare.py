@@ -8,14 +8,15 @@ Why
 
 What it decides
     Each curve's *factor*, measured over foreseen, by least squares of relative errors over all
-    ranks and steps, held at 1 where the steps say nothing; its 95% interval by drawing steps
-    again. A curve is *wrong* when its interval leaves 1 by more than a tenth; of several the
-    one that moves most seconds is named. Documents are taken to be of one length, the one that
-    has the rank's tokens and pairs. A run beyond the measured sizes is refused.
+    ranks and steps, held at 1 as firmly as the steps scatter: steps that scatter as much as they
+    differ in their mix tell no curve from another. Its 95% interval by drawing steps again. A curve
+    is *wrong* when its interval leaves 1 by more than a tenth; of several the one that moves most
+    seconds is named. Documents are taken to be of one length, the one that has the rank's tokens
+    and pairs. A run beyond the measured sizes is refused.
 
 Kept true (tests/unit/cost/test_compare.py)
     A journal made from curves with one factor changed gives that factor back and names it; one
-    made from the curves as they are names none.
+    made from the curves as they are names none, and moves no factor far, however its steps scatter.
 """
 
 from dataclasses import dataclass
@@ -37,8 +38,12 @@ from equipoise.spec.model import ModelSpec
 CURVES = ("products", "attention", "moves")
 
 _HOLD = 1e-4
-"""How firmly a factor is held at 1, against the squared relative error of one step: a curve that
-is a hundredth of a step's time keeps its factor unless the steps insist."""
+"""How firmly a factor is held at 1 at least, against the squared relative error of one step: a
+curve that is a hundredth of a step's time keeps its factor unless the steps insist."""
+
+_SPREAD = 0.3
+"""Of factors, before a run says anything: how far the same steps on one machine lay apart from one
+session to another (``bench/calibrate.py``)."""
 
 _DRAWS = 200
 _WRONG = 0.1
@@ -254,13 +259,20 @@ def _refuse(folder: Path, rows: Floats, length: Floats) -> None:
 
 
 def _fit(columns: Floats, measured: Floats) -> npt.NDArray[np.float64]:
-    """Least squares of relative errors, each factor held at 1 a little."""
+    """Least squares of relative errors, each factor held at 1 by how much the steps scatter."""
     shares = (columns / measured[..., None]).reshape(-1, columns.shape[-1])
+    least = _HOLD * len(shares)
+    loose = _held_fit(shares, least)
+    scatter = float(((shares @ loose - 1.0) ** 2).sum()) / max(1, len(shares) - len(loose))
+    return np.maximum(_held_fit(shares, max(least, scatter / _SPREAD**2)), 0.0)
+
+
+def _held_fit(shares: Floats, hold: float) -> npt.NDArray[np.float64]:
+    """Factors whose columns come to 1 in every row, each held at 1."""
     count = shares.shape[1]
-    held = np.sqrt(_HOLD * len(shares))
-    left = np.concatenate([shares, held * np.eye(count)])
-    right = np.concatenate([np.ones(len(shares)), held * np.ones(count)])
-    return np.asarray(np.maximum(np.linalg.lstsq(left, right, rcond=None)[0], 0.0))
+    left = np.concatenate([shares, np.sqrt(hold) * np.eye(count)])
+    right = np.concatenate([np.ones(len(shares)), np.sqrt(hold) * np.ones(count)])
+    return np.asarray(np.linalg.lstsq(left, right, rcond=None)[0])
 
 
 def _draw(columns: Floats, measured: Floats, seed: int) -> npt.NDArray[np.float64]:

@@ -45,10 +45,11 @@ def conclusion(rows: list[Row], needs: Needs) -> str:
     warned = sum(row.verdict == "warn" for row in rows)
     ranks = f"{needs.ranks} rank{'s' if needs.ranks > 1 else ''}"
     if broken:
-        rest = f"; {warned} warn" if warned else ""
+        rest = f"; {warned} {'warns' if warned == 1 else 'warn'}" if warned else ""
         return f"{broken} of {len(rows)} checks found what would break a run of {ranks} here{rest}."
     if warned:
-        return f"A run of {ranks} would work here; {warned} of {len(rows)} checks warn."
+        verb = "warns" if warned == 1 else "warn"
+        return f"A run of {ranks} would work here; {warned} of {len(rows)} checks {verb}."
     return f"A run of {ranks} would work here: all {len(rows)} checks are well."
 
 

@@ -213,7 +213,10 @@ def node_class(name: str, devices: int) -> NodeClass:
 
 def _cores(device: DeviceSpec, cores: int) -> NodeClass:
     file = device.curve_file
-    gloo = dataclasses.replace(find_link("gloo"), curve=None if file is None else str(file))
+    gloo = find_link("gloo")
+    if file is not None:
+        source = "rate, efficiency and latency a guess, read where no curve is"
+        gloo = dataclasses.replace(gloo, curve=str(file), source=source)
     return NodeClass(THIS_CPU, device, 1, (Tier(cores, gloo),), None, 0)
 
 

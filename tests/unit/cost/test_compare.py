@@ -111,6 +111,19 @@ def test_steps_alike_leave_the_factors_near_one_another(device) -> None:
     assert total == pytest.approx(1.3 * sum(each.predicted_s for each in found.curves), rel=0.01)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_scatter_more_than_they_differ_move_no_factor_far(device, seed: int) -> None:
+    """Whoever keeps these factors prices other mixes by them."""
+    draws = np.random.default_rng(seed)
+    lengths = draws.integers(200, 400, (9, 2, 8)).tolist()
+    record = _record(lengths)
+    foreseen = _foresee(record, MODEL, device).sum(2)
+    record.busy_s = foreseen * draws.normal(1.0, 0.1, foreseen.shape)
+    found = compare_run(record, MODEL, device)
+    assert all(abs(each.factor - 1) < 0.2 for each in found.curves)
+    assert found.wrong is None
+
+
 def test_a_mix_of_lengths_costs_what_its_documents_cost(device) -> None:
     # Attention of these curves goes with the square of the length, so a mix costs as one length
     # with the same tokens and squares does; a curve that flattens makes it cost less.

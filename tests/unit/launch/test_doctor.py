@@ -645,11 +645,11 @@ def test_the_conclusion_counts() -> None:
     rows = examine(facts_with(fault="No space left on device", cores=8, torch="2.14"), one)
     assert would_break(rows)
     assert conclusion(rows, one) == (
-        f"1 of {len(rows)} checks found what would break a run of 1 rank here; 1 warn."
+        f"1 of {len(rows)} checks found what would break a run of 1 rank here; 1 warns."
     )
     rows = examine(facts_with(torch="2.14"), NEEDS)
     assert conclusion(rows, NEEDS) == (
-        f"A run of 8 ranks would work here; 1 of {len(rows)} checks warn."
+        f"A run of 8 ranks would work here; 1 of {len(rows)} checks warns."
     )
 
 
