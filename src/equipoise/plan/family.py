@@ -26,6 +26,7 @@ from equipoise.balance.stage import StageSplit
 from equipoise.cost.step import TERMS, Floats, StepOptions
 from equipoise.plan.bins import Batches, BinCores, Bins
 from equipoise.plan.choice import Choice
+from equipoise.plan.room import even_layers, is_even
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, LayerKinds, StepParts, split_layers
@@ -78,7 +79,9 @@ class Passes:
     lacks: int | None = None
     """Layers that the first and the last stage together have fewer than others, at most; None
     where that is not known."""
-    splits: dict[tuple[str, int], StageSplit] = field(default_factory=dict)
+    is_last_heavier: bool | None = None
+    """Where both ends weigh less than a layer, whether the last does more; else None."""
+    splits: dict[tuple[str, int], StageSplit | None] = field(default_factory=dict)
     """What was split before, by the stack's way and the number of stages."""
 
     @property
@@ -93,12 +96,21 @@ class Passes:
         whole = self.layers[..., :2].sum(axis=(1, 2))
         return float((whole + self.first[:, :2].sum(axis=1) + self.last[:, :2].sum(axis=1)).min())
 
-    def split(self, typical: BatchParts, options: StepOptions, stages: int) -> StageSplit:
-        """Layers to stages."""
+    def split(self, options: StepOptions, stages: int) -> StageSplit | None:
+        """Layers to stages; None where that is not known."""
         key = options.stack.split, stages
         if key not in self.splits:
-            self.splits[key] = split_layers(typical, options, stages)
+            self.splits[key] = self._split(options, stages)
         return self.splits[key]
+
+    def _split(self, options: StepOptions, stages: int) -> StageSplit | None:
+        if self.typical is not None:
+            return split_layers(self.typical, options, stages)
+        heavier = self.is_last_heavier
+        if heavier is None or not is_even(options) or stages > self.layers.shape[1]:
+            return None
+        layers = even_layers(self.layers.shape[1], stages, is_last_heavier=heavier)
+        return StageSplit(np.concatenate(([0], np.cumsum(layers))), np.zeros(stages))
 
 
 class Kernels:
@@ -124,18 +136,21 @@ class Kernels:
             choice: Whose tensor, context and expert ranks, micro-batch and options these are.
             bins: Of any data-parallel rank.
         """
+        alone, parts, core = self._alone(choice)
+        found = self._price(parts, core, alone, choice.options, bins)
+        return self._weigh_ends(found, choice, bins)
+
+    def _alone(self, choice: Choice) -> tuple[Layout, StepParts, _GivenCore]:
+        """Without stages, recomputation and what else makes layers of one group differ."""
         layout = choice.layout
         # Experts' traffic is least where ranks that share them are neighbours.
         dp = max(1, -(-layout.ep * layout.etp // (layout.tp * layout.cp)))
         alone = dataclasses.replace(layout, zero=1, replicas=1, pp=1, dp=dp)
-        options = dataclasses.replace(choice.options, recompute="none", offload="none")
         if alone not in self._parts:
+            options = dataclasses.replace(choice.options, recompute="none", offload="none")
             core = _GivenCore()
-            parts = self._make(alone, options, core)
-            self._parts[alone] = parts, core
-        parts, core = self._parts[alone]
-        found = self._price(parts, core, layout, options, bins)
-        return dataclasses.replace(found, lacks=self._lacks(parts, core, choice, bins))
+            self._parts[alone] = self._make(alone, options, core), core
+        return alone, *self._parts[alone]
 
     def family_passes(self, choice: Choice, bins: Bins, *, own: StepParts | None = None) -> Passes:
         """Passes that are never above the choice's own.
@@ -153,11 +168,9 @@ class Kernels:
             options = dataclasses.replace(options, offload="none")
         parts = self._make(layout, options, core)
         found = self._price(parts, core, layout, options, bins)
-        return (
-            found
-            if own is None
-            else dataclasses.replace(found, typical=own.price(bins.typical.astype(np.float64)))
-        )
+        if own is None:
+            return self._weigh_ends(found, choice, bins)
+        return dataclasses.replace(found, typical=own.price(bins.typical.astype(np.float64)))
 
     def _make(self, layout: Layout, options: StepOptions, core: _GivenCore) -> StepParts:
         kinds = self.kinds(layout)
@@ -203,7 +216,7 @@ class Kernels:
             self._cores[key] = AttentionCore(self._model, alone, options, machine, links)
         return self._cores[key]
 
-    def _lacks(self, parts: StepParts, given: _GivenCore, choice: Choice, bins: Bins) -> int:
+    def _weigh_ends(self, passes: Passes, choice: Choice, bins: Bins) -> Passes:
         """With the tokens that layers are split for, and layers as light as without attention.
 
         Layers of a choice take that or more, for it recomputes, attends and waits for parameters;
@@ -215,11 +228,18 @@ class Kernels:
             split = split_context(lengths, ranks, choice.options.sharding) if ranks > 1 else None
             most = lengths.sum() if split is None else split.tokens.max()
             self._shares[key] = int(most)
+        _, parts, given = self._alone(choice)
         given.times.append(CoreTimes(float(self._shares[key]), 0.0, 0.0, 0.0, 0.0))
         found = parts.price(np.array([len(given.times) - 1]))
         lightest = min(float(layer.sum()) for layer in found.layers)
-        ends = (float(found.first.sum()), float(found.last.sum()))
-        return sum(1 + int(_ROUNDING * end / lightest) for end in ends)
+        first, last = float(found.first.sum()), float(found.last.sum())
+        lacks = sum(1 + int(_ROUNDING * end / lightest) for end in (first, last))
+        is_alike = len({id(layer) for layer in found.layers}) == 1
+        # Timed parts weigh what they were timed to.
+        is_sure = is_alike and lacks == 2 and self._machine.device.curve_file is None
+        is_sure = is_sure and abs(last - first) > (_ROUNDING - 1.0) * last
+        heavier = last > first if is_sure else None
+        return dataclasses.replace(passes, lacks=lacks, is_last_heavier=heavier)
 
 
 def own_passes(parts: StepParts, batches: Batches) -> Passes:

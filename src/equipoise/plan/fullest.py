@@ -22,6 +22,9 @@ What it decides
 
         v q layers on rank r, and at least q (p - 1 - D) forwards before it begins
 
+    Where each k-th layer runs again and ``D >= 2``, no stage has more than q either
+    (``plan.room``), and a run of q layers has ``q // k`` or more that do.
+
     How much ends weigh is priced for the very tokens that layers are split for, with layers at
     their lightest (``plan.family``), so it is never underrated.
 
@@ -59,6 +62,9 @@ _ROUNDED_S = 2e-9
 
 _WHOLE = [SCHEDULES.index(name) for name in ("1f1b", "interleaved")]
 """Schedules of whole backwards on the way back."""
+
+_EVERY = [int(name.removeprefix("every-")) if "every" in name else 1 for name in RECOMPUTES]
+"""Of how many layers one is not as the others."""
 
 _SHARES = ("tp", "cp", "ep", "etp", "pp", "dp", "zero", "replicas", "order", "offload")
 """What says who shares weights, and updates them."""
@@ -103,7 +109,7 @@ def fullest_rank_s(
     Cost: some 0.1 ms for each new way to share weights out, and 0.5 us a row.
     """
     pp, virtual, recompute = space["pp"][rows], space["virtual"][rows], space["recompute"][rows]
-    layers, before = _shape(model, space, rows, passes)
+    layers, before, again = _shape(model, space, rows, passes)
     shares = counts / passes.counts.sum()
     busy, without_last, without_ends = np.empty((3, len(rows)))
     for share in np.unique(shares).tolist():
@@ -113,6 +119,7 @@ def fullest_rank_s(
         busy[here] = lightest.busy[place]
         without_last[here] = lightest.without_last[place]
         without_ends[here] = lightest.without_ends[place]
+    busy += again * shares * (passes.counts @ passes.layers[..., 0]).min()
     below = passes.below.T[..., None]
     backward = (_backwards(passes) - below[1]).min(axis=(1, 2))[recompute]
     # Where backwards are whole, a micro-batch has to come back through all stages before.
@@ -146,17 +153,26 @@ def fullest_rank_s(
     return np.asarray(found - _ROUNDED_S * (counts * virtual + 4 * pp))
 
 
-def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[Ints, Ints]:
-    """Layers that some rank has at least, and layers of the stages before it, int64 [rows]."""
-    pp = space["pp"][rows]
-    least = -(-model.layers // pp), np.zeros(len(rows), dtype=np.int64)
+def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[Ints, Ints, Ints]:
+    """Layers that some rank has at least, and layers of the stages before it, int64 [rows].
+
+    And how many of them run again, where the lightest do not.
+    """
+    pp, virtual, recompute = space["pp"][rows], space["virtual"][rows], space["recompute"][rows]
+    none = np.zeros(len(rows), dtype=np.int64)
+    least = -(-model.layers // pp)
     is_exact = space.base.stack.split == "exact"
     if passes.lacks is None or len(_kinds(model)) > 1 or not is_exact:
-        return least
-    plain = [at for at, name in enumerate(RECOMPUTES) if not name.startswith("every")]
-    layers, before = full_rank(model.layers, pp, space["virtual"][rows], passes.lacks)
-    known = np.isin(space["recompute"][rows], plain) & (layers > 0)
-    return np.where(known, layers, least[0]), np.where(known, before, 0)
+        return least, none, none
+    layers, before = full_rank(model.layers, pp, virtual, passes.lacks)
+    each = -(-model.layers // (pp * virtual))
+    every = np.array(_EVERY)[recompute]
+    is_mixed = (every > 1) & (pp * virtual * each >= model.layers + 2)
+    is_mixed &= (passes.is_last_heavier is not None) & (space["offload"][rows] == 0)
+    known = ((every == 1) | is_mixed) & (layers > 0)
+    is_light = known & is_mixed & (layers <= model.layers - model.layers // every)
+    again = np.where(is_light, virtual * (each // every), 0)
+    return np.where(known, layers, least), np.where(known, before, 0), again
 
 
 def full_rank(layers: int, ranks: Ints, virtual: Ints, lacks: int) -> tuple[Ints, Ints]:

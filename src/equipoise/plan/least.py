@@ -61,8 +61,8 @@ def least_step_s(
     span = passes.busy_s / layout.pp
     if options.schedule == "1f1b" and passes.is_alike:
         span *= float(bubble(layout.pp, micro_batches))
-    if passes.typical is not None:
-        split = passes.split(passes.typical, options, layout.pp * options.virtual)
+    split = passes.split(options, layout.pp * options.virtual)
+    if split is not None:
         held = layers_of_ranks(split, layout, options)
         travel = travel_of(model, machine, layout, options, held)
         ranks = _ranks(choice, passes, split, micro_batches)

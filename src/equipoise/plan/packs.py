@@ -14,6 +14,7 @@ import numpy as np
 from equipoise.cost.work import useful_flop
 from equipoise.plan.bins import Bins, sort_batches
 from equipoise.plan.choice import Choice
+from equipoise.schedule.instruction import Ints
 from equipoise.sim.step import Documents
 from equipoise.spec.model import ModelSpec
 
@@ -47,6 +48,12 @@ class Packs:
             packed = self._packer(choice)
             self._packed[key] = [packed[at] for at in _by_work(self._model, packed)]
         return self._packed[key]
+
+    def tokens(self, choice: Choice) -> Ints | None:
+        """Of the micro-batches of the rank that has most work, in order; None of full windows."""
+        if self._packer is None:
+            return None
+        return np.array([sum(batch) for batch in self.documents(choice)[0]], dtype=np.int64)
 
     def bins(self, choice: Choice) -> Bins:
         """Micro-batches of the rank that has most work, by their tokens."""

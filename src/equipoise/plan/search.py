@@ -43,6 +43,7 @@ from equipoise.plan.kernels import bound_by_kernels
 from equipoise.plan.least import least_step_s
 from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.packs import Packer, Packs
+from equipoise.plan.room import fullest_bytes
 from equipoise.plan.space import COLUMNS, Ints, Space
 from equipoise.plan.tally import Tally
 from equipoise.schedule.compiled import compile_loop
@@ -78,6 +79,8 @@ class Search:
     """Told of each choice that is priced."""
     beats_s: float = np.inf
     """A price from elsewhere: what is not ``gap`` faster is not looked for."""
+    too_large: list[Ints] = field(default_factory=list)
+    """Rows that do not fit, though a bound of all rows left them."""
     _windows: dict[int, float] = field(default_factory=dict)
     _parts: dict[tuple[object, ...], StepParts] = field(default_factory=dict)
     _read: dict[tuple[object, ...], Passes] = field(default_factory=dict)
@@ -99,6 +102,7 @@ class Search:
             watch: Told how far the search is after each price.
         """
         begin = time.monotonic()
+        self.too_large.clear()
         if len(self.space) >= _WORTH_COMPILING:
             for loop in (sweep, fill):
                 compile_loop(loop)
@@ -149,7 +153,7 @@ class Search:
         return tally.outcome(
             min(queue[0][0] if queue else np.inf, passed),
             listed=len(self.space),
-            ruled_out=len(self.space) - len(rows),
+            ruled_out=len(self.space) - len(rows) + sum(map(len, self.too_large)),
             bounded=bounded,
             least_bytes=float(needs.min()),
         )
@@ -178,8 +182,21 @@ class Search:
         near = least < limit
         others = float(least[~near].min(initial=np.inf))
         rows, least = rows[near], least[near]
+        fits = self._room(choice, rows, passes) <= self.machine.capacity_bytes
+        self.too_large.append(rows[~fits])
+        rows, least = rows[fits], least[fits]
         groups = group_alike([space[name][rows] for name in COLUMNS if name != "context_strategy"])
         return [(float(least[group[0]]), rows[group]) for group in groups], others
+
+    def _room(self, choice: Choice, rows: Ints, passes: Passes) -> Floats:
+        """Memory that each row of a group needs at least; 0 where nothing more is known of it."""
+        is_last_heavier = passes.is_last_heavier
+        if is_last_heavier is None or self.space.base.stack.split != "exact":
+            return np.zeros(len(rows))
+        tokens = self._packs.tokens(choice)
+        return fullest_bytes(
+            self.model, self.space, rows, tokens=tokens, is_last_heavier=is_last_heavier
+        )
 
     def documents(self, choice: Choice) -> Documents:
         """Micro-batches of every data-parallel rank, those with most work first."""

@@ -71,3 +71,36 @@ def test_a_rank_is_full_where_it_is_said_to_be(
         full = np.flatnonzero(of_rank == held)
         assert of_rank.max() == held
         assert split.edges[full.max()] >= before
+
+
+@given(
+    st.integers(2, 60),
+    st.integers(1, 16),
+    st.integers(1, 4),
+    st.sampled_from([2, 3, 4]),
+    st.floats(0, 0.9),
+    st.floats(0.01, 0.95),
+    st.floats(0.01, 0.95),
+)
+def test_no_stage_has_more_where_some_layers_run_again(
+    layers: int, ranks: int, virtual: int, every: int, again: float, first: float, last: float
+) -> None:
+    """What the bounds of time and of memory take of a split that they do not know."""
+    stages = ranks * virtual
+    each = -(-layers // stages)
+    if stages > layers or stages * each < layers + 2:
+        return
+    runs_again = (np.arange(layers) + 1) % every == 0
+    loads = 1.0 + again * runs_again
+    split = split_stages(loads, stages, first_load=first, last_load=last)
+    assert split.layers.max() == each
+    sizes = np.array([[ranks], [virtual]])
+    held, before = (int(at[0]) for at in full_rank(layers, sizes[0], sizes[1], 2))
+    of_rank = np.bincount(place_in_loop(ranks, stages), split.layers, ranks)
+    if held:
+        full = int(np.flatnonzero(of_rank == held).max())
+        assert split.edges[full] >= before
+        mine = np.concatenate(
+            [np.arange(*split.edges[at : at + 2]) for at in range(full, stages, ranks)]
+        )
+        assert runs_again[mine].sum() >= virtual * (each // every)
