@@ -96,6 +96,8 @@ def _list_offloaded(
     is_large = least_bytes(model, space) > capacity
     tried = [each.row for each in search.known.values() if each.memory_bytes > capacity]
     is_large[[row for row in tried if row < len(space)]] = True
+    for rows in search.too_large:
+        is_large[rows] = True
     rows = np.flatnonzero(is_large)
     large = space.keep(rows)
     soonest = least_seconds(model, machine, large, has_documents=search.packer is not None)
