@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from equipoise.base.units import GIB
+from equipoise.cli.simulate_judge import judge_idle
 from equipoise.cli.simulate_setting import (
     add_step_arguments,
     require_kernel_prices,
@@ -15,7 +16,7 @@ from equipoise.cli.simulate_setting import (
     step_documents,
     step_options,
 )
-from equipoise.cli.written import require_folder_of, require_kind
+from equipoise.cli.written import require_folder_of, require_kind, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jitter",
         type=float,
         metavar="SHARE",
-        help="standard deviation of a kernel's time over its mean",
+        help="standard deviation, over its mean, of the time that a stage takes for one pass of a "
+        "micro-batch",
     )
     faults = parser.add_argument_group("failures")
     faults.add_argument(
@@ -104,7 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     faults.add_argument(
         "--checkpoint-s",
         type=float,
-        default=30.0,
         metavar="S",
         help="for which a checkpoint holds training up (default: 30)",
     )
@@ -117,7 +118,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     faults.add_argument(
         "--restart-s",
         type=float,
-        default=600.0,
         metavar="S",
         help="from a failure to the next step (default: 600)",
     )
@@ -134,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
     _judge(args)
     model, words = read_model(args.model), read_layout(args.layout)
+    judge_idle(args, experts=model.experts)
     if args.order == "pp-dp":
         turned = dataclasses.replace(words.layout, order=("pp", "dp", "cp", "tp"))
         words = dataclasses.replace(words, layout=turned)
@@ -185,10 +186,12 @@ def _draw(args: argparse.Namespace, found: "StepRun", title: str) -> None:
 
     named = dataclasses.replace(found.slowest.timeline, name=title)
     if args.plot is not None:
-        plot_pipeline(args.plot, [named])
+        with writing("plot", args.plot):
+            plot_pipeline(args.plot, [named])
     if args.trace is not None:
-        write_trace(args.trace, [named], found.slowest.schedule)
-        add_counters(args.trace, found)
+        with writing("trace", args.trace):
+            write_trace(args.trace, [named], found.slowest.schedule)
+            add_counters(args.trace, found)
 
 
 _ZERO: "tuple[Literal[2, 3], ...]" = (2, 3)
@@ -231,6 +234,8 @@ def _would_fit(
     return sorted(found, key=lambda each: each["step_s"])
 
 
+_CHECKPOINT_S, _RESTART_S = 30.0, 600.0
+
 _FAULT_STEPS = 100_000
 """Long enough that goodput no longer moves in its third digit."""
 
@@ -249,8 +254,12 @@ def _noise(
         noise["jitter"] = dataclasses.asdict(shaken)
         step_s *= shaken.mean
     if args.mtbf_hours is not None:
+        checkpoint_s, restart_s = (
+            usual if given is None else given
+            for given, usual in ((args.checkpoint_s, _CHECKPOINT_S), (args.restart_s, _RESTART_S))
+        )
         faults = FaultOptions(
-            args.mtbf_hours * 3600, args.checkpoint_s, args.restart_s, args.checkpoint_steps
+            args.mtbf_hours * 3600, checkpoint_s, restart_s, args.checkpoint_steps
         )
         run = run_with_faults(step_s, devices, faults, steps=_FAULT_STEPS, seed=args.seed)
         noise["goodput"] = dataclasses.asdict(run)

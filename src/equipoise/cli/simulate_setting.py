@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from equipoise.spec.model import ModelSpec
 
 
+_POLICY = "by-work"
+
 _CONTEXT_STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 
 
@@ -117,7 +119,7 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
     )
     parser.add_argument(
         "--policy",
-        default="by-work",
+        default=_POLICY if is_searched else None,
         metavar="NAME",
         help="pack.policy, which makes micro-batches of documents; with --lengths (default: "
         "by-work)",
@@ -130,9 +132,11 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
 def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -> "StepOptions":
     """What the flags say about a step on this device."""
     from equipoise.base.nearest import nearest
+    from equipoise.cli.simulate_judge import judge_numbers
     from equipoise.cost.step import StepOptions, residuals_of
     from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
 
+    judge_numbers(args, device)
     schedule = args.schedule or ("interleaved" if virtual > 1 else "1f1b")
     known = [name for name in STRATEGIES if name not in LOSSY]
     if schedule not in known:
@@ -150,7 +154,7 @@ def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -
         offload=args.offload,
         precision=args.precision,
         expert_skew=args.expert_skew,
-        policy=args.policy,
+        policy=args.policy or _POLICY,
         seed=args.seed,
         residuals=residuals_of(device),
     )
@@ -238,7 +242,7 @@ def step_packer(
     def pack(layout: "Layout", options: "StepOptions") -> "Documents":
         options.count_micro_batches(layout)
         spec = PackSpec(
-            policy=args.policy,
+            policy=options.policy,
             context_tokens=options.context_tokens * options.micro_batch,
             step_tokens=step_tokens,
         )

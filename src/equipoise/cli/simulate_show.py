@@ -122,10 +122,11 @@ def print_step(
             name, justify="left" if name[:1] in ("s", "G") and name != "share" else "right"
         )
     times = sorted(row["terms"].items(), key=lambda each: -each[1])
-    sizes = sorted(row["memory"].items(), key=lambda each: -each[1])
+    held = [(name, gib) for name, gib in row["memory"].items() if gib]
+    sizes = sorted(held, key=lambda each: -each[1])
     for at in range(max(len(times), len(sizes))):
         seconds = times[at] if at < len(times) else None
-        gib = sizes[at] if at < len(sizes) and sizes[at][1] else None
+        gib = sizes[at] if at < len(sizes) else None
         table.add_row(
             seconds[0] if seconds else "",
             format_seconds(seconds[1]) if seconds else "",
@@ -145,8 +146,11 @@ def print_step(
         console.print(f"Stages stand on: {', '.join(found.sites)}.", soft_wrap=True)
     for line in _noise_lines(noise):
         console.print(line, soft_wrap=True)
+    if "experts" in row["terms"] and options.expert_skew == 1:
+        console.print("Experts are taken as balanced; --expert-skew says by how much they are not.")
     if row["extrapolated"]:
-        console.print(f"Read beyond measured sizes: {', '.join(row['extrapolated'])}.", style="dim")
+        names = ", ".join(row["extrapolated"])
+        console.print(f"Not measured on this device at these sizes: {names}.", style="dim")
     for line in source_lines(sources_of(machine.cluster, options.precision)):
         console.print(line, style="dim", soft_wrap=True)
 

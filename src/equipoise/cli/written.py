@@ -4,6 +4,8 @@ Kept true (tests/unit/cli/test_pack.py, test_explain.py, test_simulate.py, test_
     A name of another kind and a folder that is not there are refused first.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
@@ -33,10 +35,28 @@ def require_kind(flag: str, file: Path | None, what: str) -> None:
 
 
 def require_folder_of(flag: str, file: Path | None) -> None:
-    """Refuse a file whose folder is not there.
+    """Refuse a file whose folder is not there, and a folder in a file's place.
 
     Raises:
         SpecError: names the folder.
     """
     if file is not None and not file.parent.is_dir():
         raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
+    if file is not None and file.is_dir():
+        raise SpecError(f"--{flag} {file} is a folder. Give a file in it.")
+
+
+@contextmanager
+def writing(flag: str, file: Path) -> Iterator[None]:
+    """Tell in one sentence that a file cannot be written.
+
+    Raises:
+        SpecError: with the system's words.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SpecError(
+            f"--{flag} {file} cannot be written: {reason}. Give a file in a folder that can."
+        ) from error

@@ -61,6 +61,8 @@ def sources_of(cluster: ClusterSpec, dtype: Dtype) -> dict[str, str]:
 def _of_class(nodes: NodeClass, dtype: Dtype) -> Iterator[tuple[str, str]]:
     device = nodes.device
     yield from device.sources
+    if dtype not in device.dtypes:
+        yield "precision", f"{device.dtypes[0]}, for {device.name} multiplies no {dtype}"
     yield "node", CLUSTERS[device.name]
     links = [tier.link for tier in nodes.tiers]
     for link in [*links, *([nodes.nic] if nodes.nic is not None and nodes.nodes > 1 else [])]:

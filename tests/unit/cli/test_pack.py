@@ -150,7 +150,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     folder = tmp_path / "folder"
     folder.mkdir()
     assert refused(capsys, *SMALL, "--quiet", "--out", str(folder)) == (
-        f"--out {folder} cannot be written (Is a directory).\n"
+        f"--out {folder} is a folder. Give a file in it.\n"
     )
 
 

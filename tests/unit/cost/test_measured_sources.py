@@ -27,6 +27,10 @@ def test_every_number_of_a_cluster_has_a_source(name: str) -> None:
 def test_what_stands_in_says_so() -> None:
     measured = sources_of(find_cluster("h100-sxm:16"), "bf16")
     other = sources_of(find_cluster("v100-32:16"), "fp16")
+    assert sources_of(find_cluster("v100-32:16"), "bf16")["precision"] == (
+        "fp16, for v100-32 multiplies no bf16"
+    )
+    assert "precision" not in measured
     assert measured["matrix products"].endswith("/gemm_perf.parquet")
     assert other["matrix products"].endswith("; taken over to v100-32 by its roofline")
     assert "A100-SXM4-80GB" in other["attention"]
