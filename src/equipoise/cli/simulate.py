@@ -86,8 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="write the step as a trace for https://ui.perfetto.dev (.json), with what each rank "
-        "holds",
+        help="write the step as a trace for https://ui.perfetto.dev (.json), with the memory of "
+        "each rank at every moment",
     )
     parser.add_argument(
         "--jitter",

@@ -12,7 +12,7 @@ from equipoise.cli.console import make_console
 from equipoise.cost.measured_sources import sources_of
 from equipoise.cost.step import StepOptions
 from equipoise.sim.machine import Machine
-from equipoise.sim.moments import held_over_time
+from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import StepRun
 
 
@@ -72,19 +72,16 @@ def energy_and_money(found: StepRun, machine: Machine) -> tuple[float, float | N
 
 
 def add_counters(file: Path, found: StepRun) -> None:
-    """Add what each rank holds, in layers times tokens, to a trace of the step."""
+    """Add the memory of each rank at every moment to a trace of the step."""
     trace = json.loads(file.read_text())
-    layers = np.array(found.layers)
-    tokens = np.array(found.slowest.tokens)
-    curves = held_over_time(found.slowest, layers[:, None] * tokens[None, :])
-    for rank, curve in enumerate(curves):
+    for rank, curve in enumerate(bytes_over_time(found.slowest, found.memory)):
         trace["traceEvents"] += [
             {
-                "name": f"rank {rank} holds, layers x tokens",
+                "name": f"rank {rank} memory [GiB]",
                 "ph": "C",
                 "pid": 0,
                 "ts": at / 1e3,
-                "args": {"held": held},
+                "args": {"GiB": round(held / GIB, 3)},
             }
             for at, held in zip(curve.at_ns.tolist(), curve.held.tolist(), strict=True)
         ]

@@ -245,7 +245,7 @@ def _memory(
         for run in runs
     ]
     in_flight = np.max(peaks, axis=0)
-    found, batches = list[dict[str, float]](), list[float]()
+    found, batches, flight = list[dict[str, float]](), list[float](), list[float]()
     for rank, mine in enumerate(held):
         has_head, tokens = model.layers - 1 in mine, most / layout.cp
         terms = ends_memory(
@@ -256,6 +256,7 @@ def _memory(
         batches.append(float(in_flight[rank]) / max(1.0, sum(sizes)))
         terms["activations"] += here
         terms["allocator"] += options.stack.slack_share * here
+        flight.append((1 + options.stack.slack_share) * here)
         passing = max((each[layer].passing for layer in mine), key=lambda one: sum(one.values()))
         for more in (passing, *(each[layer].stays for layer in mine)):
             for name, value in more.items():
@@ -263,7 +264,8 @@ def _memory(
         found.append(terms)
     totals = np.array([sum(terms.values()) for terms in found])
     host = host_of_ranks(model, layout, options, held, most, batches)
-    return StageMemory(totals, found[int(totals.argmax())], host)
+    units, fullest = in_flight.astype(np.float64), found[int(totals.argmax())]
+    return StageMemory(totals, fullest, host, np.array(flight), units, kept / most)
 
 
 def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:

@@ -34,6 +34,12 @@ class StageMemory:
     """Of the fullest one [bytes]."""
     host_bytes: Floats
     """Of host memory, by each pipeline rank, float64 [pp] [bytes]."""
+    flight_bytes: Floats
+    """Of ``stage_bytes`` what comes and goes with micro-batches in flight, float64 [pp] [bytes]."""
+    in_flight: Floats
+    """At that moment, in units of ``left`` times tokens, float64 [pp]."""
+    left: Floats
+    """What a forward of each stage leaves behind of a token, in any unit, float64 [stages]."""
 
 
 def stage_memory(
@@ -52,7 +58,10 @@ def stage_memory(
     terms = [rank_memory(model, layout, options, share) for share in shares]
     peaks = np.array([sum(found.values()) for found in terms])
     host = host_of_ranks(model, layout, options, held, most, kept)
-    return StageMemory(peaks, terms[int(peaks.argmax())], host)
+    flight = np.array([found["activations"] for found in terms]) * (1 + options.stack.slack_share)
+    left = split.layers.astype(np.float64)
+    fullest = terms[int(peaks.argmax())]
+    return StageMemory(peaks, fullest, host, flight, in_flight.astype(np.float64), left)
 
 
 def host_of_ranks(

@@ -1,12 +1,14 @@
-"""What every rank holds at every moment of a replayed step.
+"""What every rank holds at every moment of a replayed step, in micro-batches and in bytes.
 
 What it decides
     A forward takes credit for what it leaves behind when it begins; the weight gradient gives
     it back when it ends. So the peak of a rank's curve is what ``count_in_flight`` counts from
-    its order, and the curve says when.
+    its order, and the curve says when. In bytes all else stays as it is at the fullest moment;
+    activations that are offloaded are taken to come and go as evenly as those in flight.
 
 Kept true (tests/unit/sim/test_faults.py)
-    Every curve ends at nothing, never falls below it, and its peak is the count of the order.
+    Every curve ends at nothing, never falls below it, and its peak is the count of the order; in
+    bytes the peak is the forecast of the rank, and the end what stays.
 """
 
 from dataclasses import dataclass
@@ -15,16 +17,17 @@ import numpy as np
 
 from equipoise.cost.step import Floats
 from equipoise.schedule.instruction import Ints, Op
+from equipoise.sim.memory import StageMemory
 from equipoise.sim.parts import PipelineRun
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldCurve:
-    """Micro-batch equivalents that one rank holds, from each moment on."""
+    """What one rank holds, from each moment on."""
 
     at_ns: Ints
     held: Floats
-    """In micro-batches of the largest size, of all the rank's layers."""
+    """In the unit of what forwards leave behind, or in bytes."""
 
 
 def held_over_time(run: PipelineRun, activation: Ints) -> list[HeldCurve]:
@@ -45,4 +48,20 @@ def held_over_time(run: PipelineRun, activation: Ints) -> list[HeldCurve]:
         # Of equal moments, what is given back comes first.
         order = np.lexsort((steps, times))
         curves.append(HeldCurve(times[order], np.cumsum(steps[order])))
+    return curves
+
+
+def bytes_over_time(run: PipelineRun, memory: StageMemory) -> list[HeldCurve]:
+    """One curve for each pipeline rank, in bytes.
+
+    Args:
+        run: The pipeline of the data-parallel rank that ends last.
+        memory: Of the step that it is of.
+    """
+    left = np.rint(memory.left[:, None] * np.array(run.tokens)[None, :]).astype(np.int64)
+    curves = []
+    for rank, curve in enumerate(held_over_time(run, left)):
+        share = curve.held / max(memory.in_flight[rank], 1.0)
+        stays = memory.stage_bytes[rank] - memory.flight_bytes[rank]
+        curves.append(HeldCurve(curve.at_ns, stays + memory.flight_bytes[rank] * share))
     return curves

@@ -61,6 +61,8 @@ class StepRun:
     """The data-parallel rank that ends last."""
     layers: tuple[int, ...]
     """Of each stage."""
+    memory: StageMemory
+    """Of each pipeline rank, and what of it comes and goes."""
     sites: tuple[str, ...] = ()
     """Classes of nodes that each pipeline rank stands in; empty where there is one class."""
 
@@ -174,26 +176,23 @@ def add_up(
     flat = np.concatenate([np.asarray(batch, np.int64) for row in rows for batch in row])
     tokens_all, pairs = int(flat.sum()) * copies, int(causal_pairs(flat).sum()) * copies
     times = _sum_times(slowest, replayed.ends, options, layout)
-    return StepRun(
-        StepPrice(
-            step_s=times.step_s,
-            terms=times.terms,
-            busy_s=times.busy_s,
-            exposed_s=times.exposed_s,
-            bubble_s=times.bubble_s,
-            memory=memory.terms,
-            memory_bytes=memory.stage_bytes,
-            capacity_bytes=machine.capacity_bytes,
-            host_bytes=memory.host_bytes,
-            host_capacity_bytes=machine.host_capacity_bytes,
-            tokens=tokens_all,
-            useful_flop=float(useful_flop(model, tokens_all, pairs)),
-            published_flop=copies * published_flop(model, flat),
-            extrapolated=tuple(sorted(machine.extrapolated)),
-        ),
-        slowest,
-        replayed.layers,
+    price = StepPrice(
+        step_s=times.step_s,
+        terms=times.terms,
+        busy_s=times.busy_s,
+        exposed_s=times.exposed_s,
+        bubble_s=times.bubble_s,
+        memory=memory.terms,
+        memory_bytes=memory.stage_bytes,
+        capacity_bytes=machine.capacity_bytes,
+        host_bytes=memory.host_bytes,
+        host_capacity_bytes=machine.host_capacity_bytes,
+        tokens=tokens_all,
+        useful_flop=float(useful_flop(model, tokens_all, pairs)),
+        published_flop=copies * published_flop(model, flat),
+        extrapolated=tuple(sorted(machine.extrapolated)),
     )
+    return StepRun(price, slowest, replayed.layers, memory)
 
 
 def typical(rows: Documents) -> Floats:

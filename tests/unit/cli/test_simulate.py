@@ -103,7 +103,7 @@ def test_a_table_a_line_a_picture_and_a_trace(
     assert out.endswith(f"{plot}\n{trace}\n")
     events = json.loads(trace.read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "C"} == {
-        f"rank {rank} holds, layers x tokens" for rank in range(4)
+        f"rank {rank} memory [GiB]" for rank in range(4)
     }
     assert plot.read_text().startswith("<?xml")
     assert main([*SMALL, layout, "--quiet"]) == 0

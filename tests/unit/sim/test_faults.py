@@ -1,5 +1,6 @@
 """Failures, jitter and what is held over time, against closed forms and counts."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from equipoise.base.errors import SpecError
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.sim.faults import FaultOptions, best_interval, run_with_faults
 from equipoise.sim.jitter import run_with_jitter
-from equipoise.sim.moments import held_over_time
+from equipoise.sim.moments import bytes_over_time, held_over_time
 from equipoise.sim.step import StepRun, run_step
 from equipoise.spec.layout import Layout
 
@@ -116,7 +117,33 @@ def test_jitter_costs_more_with_more_of_it_and_with_more_ranks() -> None:
     assert str(caught.value) == "A jitter of 2 is no share of a pass's time. Give 0 to 1."
 
 
-@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("zb-h2", 1), ("interleaved", 2)])
+SCHEDULES = [("1f1b", 1), ("zb-h2", 1), ("interleaved", 2)]
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
+def test_memory_over_time_peaks_at_the_forecast(schedule: str, virtual: int) -> None:
+    found = step(schedule, virtual)
+    for rank, curve in enumerate(bytes_over_time(found.slowest, found.memory)):
+        assert curve.held.max() == pytest.approx(found.price.memory_bytes[rank])
+        assert curve.held[-1] == curve.held.min() > 0
+        # What stays: weights, gradients, optimizer, logits and working space.
+        stays = found.memory.stage_bytes[rank] - found.memory.flight_bytes[rank]
+        assert curve.held[-1] == pytest.approx(stays)
+
+
+def test_memory_over_time_of_a_rank_that_holds_less_than_the_fullest() -> None:
+    short, long = [[1024]] * 16, [[4096]] * 16
+    asked = options(step_sequences=32)
+    layout = Layout(pp=4, dp=2)
+    found = run_step(MODEL, h100(8), layout, asked, documents=[long, short])
+    other = run_step(MODEL, h100(8), layout, asked, documents=[short, short])
+    mixed = dataclasses.replace(found, slowest=other.slowest)
+    curve = bytes_over_time(mixed.slowest, mixed.memory)[0]
+    stays = float(found.memory.stage_bytes[0] - found.memory.flight_bytes[0])
+    assert curve.held.max() == pytest.approx(stays + found.memory.flight_bytes[0] / 4)
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), SCHEDULES)
 def test_what_is_held_over_time_peaks_as_counted(schedule: str, virtual: int) -> None:
     found = step(schedule, virtual)
     layers = np.array(found.layers)

@@ -11,6 +11,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.step import StepOptions
 from equipoise.sim.layered import LayerStrategy, redistribute_s
 from equipoise.sim.layered_step import run_layered
+from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import run_step
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
@@ -43,8 +44,12 @@ def test_layers_that_are_alike_price_as_one_step(
     model: ModelSpec, layout: Layout, changes: dict[str, Any]
 ) -> None:
     asked, machine = options(**changes), h100(8)
-    whole = run_step(model, machine, layout, asked).price
-    found = run_layered(model, machine, layout, asked, [own(layout, asked)] * model.layers).price
+    one = run_step(model, machine, layout, asked)
+    own_layers = run_layered(model, machine, layout, asked, [own(layout, asked)] * model.layers)
+    whole, found = one.price, own_layers.price
+    over_time = [bytes_over_time(run.slowest, run.memory) for run in (one, own_layers)]
+    for expected, curve in zip(*over_time, strict=True):
+        assert curve.held == pytest.approx(expected.held, rel=1e-6)
     assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
     assert found.terms == pytest.approx(whole.terms)
     assert found.memory_bytes == pytest.approx(whole.memory_bytes, rel=1e-6)
