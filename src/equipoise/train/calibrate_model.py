@@ -51,12 +51,13 @@ def put_together(
         found: Samples of each rank, by way.
         link: Between two ranks.
     """
-    whole = document_points([each for way in found if way != "tensor" for each in found[way]])
-    shared = document_points(found["tensor"]) if "tensor" in found else whole
-    tables = [
-        way_table(way, plan, samples, shared if way == "tensor" else whole)
+    alone = [rank for way, samples in found.items() if way != "tensor" for rank in samples]
+    documents = {
+        way: document_points(samples if way == "tensor" else alone)
         for way, samples in found.items()
-    ]
+    }
+    tables = [way_table(way, plan, samples, documents[way]) for way, samples in found.items()]
+    whole = next((points for way, points in documents.items() if way != "tensor"), ())
     ranks = len(next(iter(found.values())))
     context = context_points(plan, ranks, list(found.values()), whole, link)
     return ModelParts(
