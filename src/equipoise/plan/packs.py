@@ -34,6 +34,11 @@ class Packs:
         self._packed: dict[tuple[int, ...], Documents] = {}
         self._bins: dict[tuple[int, ...], Bins] = {}
 
+    @property
+    def has_documents(self) -> bool:
+        """Whether micro-batches differ."""
+        return self._packer is not None
+
     def documents(self, choice: Choice) -> Documents:
         """Micro-batches of every data-parallel rank, those with most work first.
 

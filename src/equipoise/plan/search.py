@@ -37,6 +37,7 @@ from equipoise.plan.alike import group_alike
 from equipoise.plan.bound import Floats, least_seconds, needed_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
+from equipoise.plan.cores import Cores
 from equipoise.plan.family import Kernels, Passes, own_passes
 from equipoise.plan.fullest import Travels
 from equipoise.plan.kernels import bound_by_kernels
@@ -87,10 +88,12 @@ class Search:
     _travels: Travels = field(default_factory=dict)
     _packs: Packs = field(init=False)
     _least: Kernels = field(init=False)
+    cores: Cores = field(init=False)
 
     def __post_init__(self) -> None:
         self._packs = Packs(self.model, self.packer)
         self._least = Kernels(self.model, self.machine)
+        self.cores = Cores(self.model, self.machine, self._packs)
 
     def run(
         self, *, seconds: float = np.inf, watch: Callable[[Progress], None] | None = None
@@ -202,13 +205,21 @@ class Search:
         """Micro-batches of every data-parallel rank, those with most work first."""
         return self._packs.documents(choice)
 
-    def parts(self, choice: Choice) -> StepParts:
-        """What runs the same kernels over the same links shares what was priced."""
-        key = kernel_key(choice.layout, choice.options)
+    def parts(self, choice: Choice, *, in_windows: bool = False) -> StepParts:
+        """What runs the same kernels over the same links shares what was priced.
+
+        Args:
+            choice: Layout and options.
+            in_windows: Whether of full windows, whatever documents there are.
+        """
+        layout, options = choice.layout, choice.options
+        of_core, core = self.cores.find(choice, in_windows=in_windows)
+        key = *of_core, *kernel_key(layout, options)
         if key not in self._parts:
-            layout, options = choice.layout, choice.options
             kinds = self._least.kinds(layout)
-            self._parts[key] = StepParts(self.model, self.machine, layout, options, kinds=kinds)
+            self._parts[key] = StepParts(
+                self.model, self.machine, layout, options, core=core, kinds=kinds
+            )
         return self._parts[key]
 
     def _passes(self, choice: Choice, *, own: bool) -> Passes:
@@ -249,8 +260,9 @@ class Search:
         """With full windows, which are soon priced; infinite if it does not fit."""
         if row not in self._windows:
             choice = self.space.choice(row)
-            layout, options, parts = choice.layout, choice.options, self.parts(choice)
+            layout, options = choice.layout, choice.options
             try:
+                parts = self.parts(choice, in_windows=True)
                 price = price_step(self.model, self.machine, layout, options, parts=parts)
                 self._windows[row] = price.step_s if price.fits else np.inf
             except (LayoutError, SpecError):
