@@ -30,6 +30,7 @@ BENCHES = (
     "bubbles",
     "throughput_published",
     "memory_published",
+    "offload",
     "ranking",
     "peers_foresight",
     "planner",
