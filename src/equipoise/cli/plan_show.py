@@ -10,6 +10,8 @@ from equipoise.spec.keys import toml
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 
 _WHY = "where it goes; what others lose by"
+_LEAST_SHARE = 0.005
+"""Of a step, that is worth a word."""
 
 
 def print_plan(plan: Plan, *, is_quiet: bool) -> None:
@@ -41,7 +43,11 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     )
     usd = price["usd_per_million_tokens"]
     money = "no public price" if usd is None else f"${usd:,.2f} a million tokens"
-    console.print(f"{price['energy_j_per_token']:.3g} J a token, {money}.", soft_wrap=True)
+    console.print(
+        f"{price['energy_j_per_token']:.3g} J a token, {money}. TFLOP/s and MFU count masked "
+        f"pairs, too, as arXiv:2205.05198 does; without them the MFU is {price['useful_mfu']:.1%}.",
+        soft_wrap=True,
+    )
     every = (plan.best, *plan.runners_up)
     table = Table(box=None, pad_edge=False)
     for name in ("", "step", "slower by", "TFLOP/s", "MFU", "GiB", _WHY):
@@ -112,7 +118,8 @@ def print_sources(plan: Plan) -> None:
     console = make_console()
     if plan.best.price["extrapolated"]:
         said = ", ".join(plan.best.price["extrapolated"])
-        console.print(f"Read beyond measured sizes: {said}.", style="dim", soft_wrap=True)
+        line = f"Not measured on this device at these sizes: {said}."
+        console.print(line, style="dim", soft_wrap=True)
     for line in source_lines(plan.sources):
         console.print(line, style="dim", soft_wrap=True)
 
@@ -160,4 +167,5 @@ def why(candidate: Candidate) -> str:
 def _where(candidate: Candidate) -> str:
     step_s = float(candidate.price["step_s"])
     terms = sorted(candidate.price["terms"].items(), key=lambda each: -each[1])[:3]
-    return ", ".join(f"{name} {value / step_s:.0%}" for name, value in terms)
+    shares = ((name, value / step_s) for name, value in terms)
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= _LEAST_SHARE)

@@ -41,7 +41,7 @@ def test_a_lock_is_written_resumed_and_explained(
     asked = [*SMALL, "--layout", "cp=1,zero=1", "--out", str(tmp_path)]
     code, out, err = run(capsys, *asked)
     assert code == 0 and "search: done in" in err and "is left to gain" in out
-    assert " J a token, $" in out and "TFLOP/s" in out
+    assert " J a token, $" in out and "without them the MFU is " in out
     assert "  peaks, memory bytes per s, host bytes per s, power w: NVIDIA H100" in out
     best = [line for line in out.splitlines() if line.startswith("1  ")][-1]
     assert out.startswith(f"{best.removeprefix('1  ')}: ")

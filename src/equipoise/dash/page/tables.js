@@ -27,7 +27,7 @@ function runsTable() {
   const worst = (values) => { const known = values.filter(isKnown); return known.length ? Math.max(...known) : null; };
   // Of each row: its name, then what it shows of a run, one under the other.
   const rows = [
-    ["Step time", ["measured", (one) => formatSeconds(one.step_s)], ["predicted", (one) => formatSeconds(one.predicted_step_s)]],
+    ["Mean step time", ["measured", (one) => formatSeconds(one.step_s)], ["predicted", (one) => formatSeconds(one.predicted_step_s)]],
     ["Tokens per second", ["measured", (one) => formatCount(one.tokens_per_s)]],
     ["Model FLOP utilisation", ["measured", (one) => formatPercent(one.mfu)]],
     ["Fullest rank ÷ mean", ["measured", (one) => formatTimes(one.skew)], ["predicted", (one) => formatTimes(one.predicted_skew)], ["predicted, in order", (one) => formatTimes(one.in_order_skew)]],
