@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError(
             f"--trial-seconds {args.trial_seconds:g} is of --measure. Give both, or none."
         )
-    if args.seconds <= 0:
+    if not args.seconds > 0:
         raise SpecError(f"--seconds is {args.seconds:g}. Give a time above 0.")
     inputs = _read_inputs(args)
     search = inputs.search

@@ -107,7 +107,10 @@ def make_prices(
     ):
         wrong = table[~((table >= 0) & (table < 2**62))]
         if wrong.size:
-            raise LayoutError(f"A {name} price is {wrong[0]:g}. Prices are numbers of 0 or more.")
+            raise LayoutError(
+                f"A {name} price is {wrong[0]:g} ns. Prices are 0 or more, and less than 2**62 ns, "
+                f"which are 146 years."
+            )
     tables = [
         np.ascontiguousarray(np.broadcast_to(np.rint(each), shape)).astype(np.int64)
         for each in given

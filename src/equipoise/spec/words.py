@@ -51,7 +51,8 @@ MOST = 2**31 - 1
 """The largest size or degree; products of a few still fit what they are counted in."""
 _DIGITS = 40
 """Longer words are no numbers, whatever they hold."""
-_MOST_LAYERS = 100_000
+_MOST_LAYERS = 1024
+"""Splitting many more over many stages takes minutes."""
 LAYOUT_WORDS = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas", "virtual")
 
 

@@ -147,8 +147,10 @@ def test_prices_that_do_not_go_together() -> None:
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf")])
 def test_prices_that_are_none(wrong: float) -> None:
     assert refusal([[1, wrong]], 1, 1) == (
-        f"A forward price is {wrong:g}. Prices are numbers of 0 or more."
+        f"A forward price is {wrong:g} ns. Prices are 0 or more, and less than 2**62 ns, which are "
+        "146 years."
     )
     assert refusal([[1, 1]], 1, 1, hop_ns=wrong) == (
-        f"A hop price is {wrong:g}. Prices are numbers of 0 or more."
+        f"A hop price is {wrong:g} ns. Prices are 0 or more, and less than 2**62 ns, which are 146 "
+        "years."
     )

@@ -98,7 +98,7 @@ def test_a_layout_of_words() -> None:
         ),
         (
             "layers=99999999,hidden=8,heads=2,vocab=9",
-            "--model: 99,999,999 layers are more than are priced. Give 100,000 or less.",
+            "--model: 99,999,999 layers are more than are priced. Give 1,024 or less.",
         ),
         (
             "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=2,dense_layers=2",
