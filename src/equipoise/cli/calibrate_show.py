@@ -170,13 +170,13 @@ def print_comparison(found: Comparison, run: Path, file: Path, *, is_fitted: boo
     console.print(f"{run}: {found.steps} steps on {found.ranks} ranks, beside {file}")
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("of a step's slowest rank")
-    for heading in ("predicted", "measured", "measured / predicted", "95% interval"):
+    for heading in ("predicted", "measured", "ratio", "95% interval"):
         table.add_column(heading, justify="right")
     for each in found.curves:
         table.add_row(
-            f"  {each.name}",
+            f"  {each.name}, fitted",
             format_seconds(each.predicted_s),
-            format_seconds(each.predicted_s * each.factor) + " (fitted)",
+            format_seconds(each.predicted_s * each.factor),
             f"{each.factor:.2f}",
             f"{each.low:.2f} to {each.high:.2f}",
         )

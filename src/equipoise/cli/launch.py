@@ -26,6 +26,8 @@ examples:
   equipoise launch run.toml --form slurm --cluster h100-sxm:64 --python /opt/venv/bin/python \\
       --sbatch="--partition=gpu --time=04:00:00" > demo.sh
   equipoise launch runs/demo --form slurm --cluster h100-sxm:64 --submit
+  equipoise launch run.toml --plan plan.lock --form slurm
+                                                    as equipoise plan run.toml decided
   equipoise launch /data/runs/demo --form kubernetes --cluster h100-sxm:64 \\
       --image registry/equipoise:1 --claim data --mount /data | kubectl apply -f -
 
@@ -64,6 +66,12 @@ def add_asked_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", help="the run's name")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of a run.toml's run (default: runs/NAME)"
+    )
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="a run.toml's plan.lock, which the run obeys as under equipoise train",
     )
     parser.add_argument(
         "--cluster",
@@ -219,6 +227,10 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
     from equipoise.observe.machine import usable_cores
 
     resolved = run_from(args)
+    if args.plan is not None:
+        from equipoise.cli.plan_run import read_obeyed
+
+        _, resolved = read_obeyed(args.plan, resolved, is_quiet=True)
     layout = resolved.spec.layout
     if layout.dp == "cores" and cluster is not None:
         ranks = cluster.devices
@@ -230,6 +242,8 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
     if args.run_toml is not None:
         words.append(str(args.run_toml.resolve()))
     words += [f"--{key}={text}" for key, text in args.overrides if key != "layout.dp"]
+    if args.plan is not None:
+        words += ["--plan", str(args.plan.resolve())]
     if args.name is not None:
         words += ["--name", args.name]
     data_ranks = ranks // layout.sharing
@@ -241,7 +255,7 @@ def _prepared(args: argparse.Namespace) -> Asked:
     from equipoise.spec.resolved import read_resolved
 
     given = [f"--{key}" for key, _ in args.overrides]
-    given += [f"--{key}" for key in ("name", "out") if getattr(args, key) is not None]
+    given += [f"--{key}" for key in ("name", "out", "plan") if getattr(args, key) is not None]
     if given:
         raise SpecError(
             f"{args.run_toml} is prepared, and {', '.join(given)} would change it. Give its "

@@ -58,7 +58,7 @@ def test_what_was_measured_is_shown_with_its_intervals(capsys) -> None:
 def test_a_comparison_names_the_wrong_curve(capsys) -> None:
     print_comparison(COMPARISON, Path("runs/x"), Path("lab.json"), is_fitted=True)
     text = capsys.readouterr().out
-    assert re.search(r"attention +800\.0 ms +1\.20 s \(fitted\) +1\.50 +1\.40 to 1\.60", text)
+    assert re.search(r"attention, fitted +800\.0 ms +1\.20 s +1\.50 +1\.40 to 1\.60", text)
     assert re.search(r"forward and backward +2\.00 s +2\.60 s +1\.30", text)
     assert "foreseen to 22.5% on average" in text
     assert "Products and moves rise together" in text

@@ -63,6 +63,24 @@ def test_a_lock_is_written_beside_the_run(
     assert json.loads(capsys.readouterr().out) == json.loads(lock.read_text())
 
 
+def test_launch_and_doctor_obey_a_lock(capsys: pytest.CaptureFixture[str], run_toml: Path) -> None:
+    assert plan(capsys, run_toml, "--ranks", 1)[0] == 0
+    lock = run_toml.parent / "plan.lock"
+    assert main(["launch", str(run_toml), "--plan", str(lock)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("#!/bin/bash\n# run small, 1 rank on one node. Start it on the node.\n")
+    assert f" train {run_toml} --plan {lock} --layout.dp=1 --out " in out
+    assert main(["doctor", str(run_toml), "--plan", str(lock), "--json"]) in (0, 5)
+    capsys.readouterr()
+    other = "--train.recompute=none" if _recompute(lock) == "full" else "--train.recompute=full"
+    assert main(["launch", str(run_toml), "--plan", str(lock), other]) == 2
+    assert "contradicts the plan" in capsys.readouterr().err
+
+
+def _recompute(lock: Path) -> str:
+    return str(read_plan(lock).best.keys["train.recompute"])
+
+
 def test_what_was_timed_is_what_is_compared(
     capsys: pytest.CaptureFixture[str], run_toml: Path
 ) -> None:
