@@ -10,6 +10,8 @@ from equipoise.spec.keys import toml
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 
 _WHY = "where it goes; what others lose by"
+MEMORY_ERROR = 0.05
+"""Mean of 96 published rows (``bench/memory_published.py``, 2026-11-21)."""
 _LEAST_SHARE = 0.005
 """Of a step, that is worth a word."""
 
@@ -74,6 +76,8 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     if plan.nodes:
         order = " ".join(map(str, plan.nodes))
         console.print(f"Nodes in the order of their places: {order}.", soft_wrap=True)
+    if tight := tight_sentence(plan):
+        console.print(tight, soft_wrap=True)
     for wall in plan.wall[:1]:
         console.print(
             f"Nearest wall: {wall.grows} from {wall.before:,} to {wall.after:,} needs "
@@ -111,6 +115,32 @@ def _looked_at(plan: Plan) -> str:
         f"replayed. {_whose(plan)} can be faster than {format_seconds(plan.bound_s)}: at most "
         f"{plan.gap:.1%} is left to gain."
     )
+
+
+def tight_sentence(plan: Plan) -> str:
+    """What to say of a best that fills its device to within the forecast's own error.
+
+    >>> price = {"step_s": 10.0, "memory_gib_max": 78.5, "capacity_gib": 78.7}
+    >>> best, other = Candidate({}, price, {}), Candidate({}, price | {"memory_gib_max": 60.0}, {})
+    >>> plan = Plan({}, best, (other,), 0, 0, 1, 1, (), None, (), {}, {})
+    >>> tight_sentence(plan)
+    'Tight: 0.2 GiB stay free, and memory forecasts are 5% off in the mean; 2 leaves 18.7 GiB.'
+    """
+
+    def free(each: Candidate) -> float:
+        return float(each.price["capacity_gib"] - each.price["memory_gib_max"])
+
+    least = MEMORY_ERROR * float(plan.best.price["capacity_gib"])
+    if free(plan.best) >= least:
+        return ""
+    said = (
+        f"Tight: {free(plan.best):.1f} GiB stay free, and memory forecasts are "
+        f"{MEMORY_ERROR:.0%} off in the mean"
+    )
+    for place, each in enumerate(plan.runners_up, start=2):
+        if free(each) >= least:
+            return f"{said}; {place} leaves {free(each):.1f} GiB."
+    return f"{said}."
 
 
 def print_sources(plan: Plan) -> None:
