@@ -14,12 +14,14 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch
 from equipoise.plan.final import price_finalists
 from equipoise.plan.held import least_worst
+from equipoise.plan.offload import search_offloaded
 from equipoise.plan.outcome import Priced
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import ClusterSpec, node_class
 from equipoise.spec.link import find_link
+from equipoise.spec.offload import OFFLOADS
 from equipoise.spec.words import read_model
 
 MODEL = read_model("layers=6,hidden=2048,heads=16,kv_heads=4,vocab=32000")
@@ -151,3 +153,17 @@ def test_the_least_worst_of_all_ways_to_hold_layers(
             for held in range(layers + 1)
         ]
     assert least_worst(times, counts, layers) == best[layers]
+
+
+@pytest.mark.parametrize("gib", [2.5, 3.0])
+def test_what_fits_only_by_offloading_is_found(gib: float) -> None:
+    machine = Machine(mixed("a100-80", "h100-sxm", usable_gib=gib))
+    fixed = {"cp": 1, "pp": 2, "tp": 2, "micro_batch": 2, "schedule": "1f1b", "recompute": "none"}
+    search = ClassSearch(MODEL, machine, space(**fixed), gap=0.0)
+    found = search_offloaded(search, search.run())
+    places = range(len(OFFLOADS) * len(search.space))
+    every = [search.space.choice(place) for place in places]
+    steps = [run_sites(MODEL, machine, each.layout, each.options).price for each in every]
+    truth = min((price.step_s for price in steps if price.fits), default=np.inf)
+    assert found.progress.best_s == truth
+    assert every[found.fitting[0].row].options.offload == "optimizer"
