@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from equipoise.base.errors import SpecError
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from equipoise.spec.device import DeviceSpec, Dtype
     from equipoise.spec.layout import Layout
     from equipoise.spec.model import ModelSpec
+    from equipoise.spec.run import Policy
 
 
 _POLICY = "by-work"
@@ -242,7 +243,7 @@ def step_packer(
     def pack(layout: "Layout", options: "StepOptions") -> "Documents":
         options.count_micro_batches(layout)
         spec = PackSpec(
-            policy=options.policy,
+            policy=cast("Policy", options.policy),
             context_tokens=options.context_tokens * options.micro_batch,
             step_tokens=step_tokens,
         )
