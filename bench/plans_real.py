@@ -40,6 +40,7 @@ from bench.plans_real_parts import parts_of, time_once
 from bench.plans_real_price import foresee
 from bench.ranking import kendall_tau
 from bench.stamp import LoadStamp, environment, spread
+from equipoise.launch.agent import whole_environment
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import cores_cluster
 from equipoise.spec.device_file import read_device_file, write_device_file
@@ -280,6 +281,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--now", action="store_true")
     args = parser.parse_args()
+    os.environ.update(whole_environment())
     if args.fresh:
         shutil.rmtree(FOLDER, ignore_errors=True)
     state = work(args.seconds, now=args.now)

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,9 +68,12 @@ def run(args: argparse.Namespace) -> int:
     if args.compare is not None or args.fit is not None:
         return _compare(args, file)
     from equipoise.cli.calibrate_show import file_rows, print_file
+    from equipoise.launch.agent import whole_environment
     from equipoise.spec.device_file import write_device_file
     from equipoise.train.calibrate import measure_machine
 
+    # What is timed here has the variables of ranks that train.
+    os.environ.update(whole_environment())
     resolved = run_from(args)
     folder = file.absolute().parent
     _make(folder)

@@ -12,6 +12,8 @@ Kept true (tests/unit/launch/test_local.py, tests/unit/launch/test_forms.py)
     This machine's agent and those of all forms have these words, and their ranks these variables.
 """
 
+import os
+
 WORKER = ("-m", "equipoise.train.worker")
 """What each rank runs; the run's folder follows."""
 
@@ -28,6 +30,13 @@ _GRACE_S = 120
 def rank_environment() -> dict[str, str]:
     """Variables of every rank, whoever starts it."""
     return {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": ALLOCATOR, "PYTHONUNBUFFERED": "1"}
+
+
+def whole_environment() -> dict[str, str]:
+    """The reader's own, and over it that of ranks; glibc's tunables are both."""
+    ours, tunables = rank_environment(), "GLIBC_TUNABLES"
+    both = filter(None, (os.environ.get(tunables), ours[tunables]))
+    return {**os.environ, **ours, tunables: ":".join(both)}
 
 
 def agent_command(python: str, ranks: int, *where: str) -> list[str]:

@@ -14,7 +14,6 @@ Kept true (tests/multi/test_launch.py)
 import ctypes
 import fcntl
 import json
-import os
 import re
 import signal
 import socket
@@ -28,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
-from equipoise.launch.agent import WORKER, agent_command, rank_environment
+from equipoise.launch.agent import WORKER, agent_command, whole_environment
 
 LOCK = ".lock"
 """File of a run's folder that rank 0 holds locked while it runs."""
@@ -122,13 +121,6 @@ def _command(launch: Launch) -> list[str]:
     ]
 
 
-def _environment() -> dict[str, str]:
-    """The reader's own, and over it that of ranks; glibc's tunables are both."""
-    ours, tunables = rank_environment(), "GLIBC_TUNABLES"
-    both = filter(None, (os.environ.get(tunables), ours[tunables]))
-    return {**os.environ, **ours, tunables: ":".join(both)}
-
-
 def end_with_parent() -> None:
     """Runs in the agent before it starts: a killed parent ends it, and so its ranks."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -178,7 +170,7 @@ def run_local(launch: Launch) -> None:
         process = subprocess.Popen(
             _command(launch),
             stderr=log,
-            env=_environment(),
+            env=whole_environment(),
             start_new_session=True,
             preexec_fn=end_with_parent,
         )

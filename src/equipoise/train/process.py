@@ -4,6 +4,8 @@ import ctypes
 import os
 import signal
 import threading
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -79,12 +81,17 @@ def spare_small_chunks() -> None:
 
 
 def settle(local_rank: int, *, pin: bool) -> None:
-    """One thread a rank, reused memory and, when asked, a core of its own."""
+    """One thread a rank, reused memory and, when asked, a core of its own.
+
+    All threads of the process move there, also those that its process group began with.
+    """
     torch.set_num_threads(1)
     keep_freed_memory()
     if pin:
         cores = usable_cores()
-        os.sched_setaffinity(0, {cores[local_rank % len(cores)]})
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.sched_setaffinity(int(thread.name), {cores[local_rank % len(cores)]})
 
 
 def end_with_agent() -> None:

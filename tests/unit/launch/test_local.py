@@ -12,7 +12,7 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.launch import local
-from equipoise.launch.agent import WORKER
+from equipoise.launch.agent import WORKER, whole_environment
 from equipoise.launch.forms import Job, Nodes, agent_words
 from equipoise.launch.local import LOCK, Launch, require_free_folder, require_free_port
 from equipoise.observe.journal import Journal
@@ -73,7 +73,7 @@ def test_ranks_have_the_readers_environment_and_ours(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     monkeypatch.setenv("ASKED", "yes")
-    found = local._environment()
+    found = whole_environment()
     assert found["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.tcache_count=0"
     assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"], found["ASKED"]) == (
         "1",
@@ -81,7 +81,7 @@ def test_ranks_have_the_readers_environment_and_ours(monkeypatch: pytest.MonkeyP
         "yes",
     )
     monkeypatch.delenv("GLIBC_TUNABLES")
-    assert local._environment()["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=0"
+    assert whole_environment()["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=0"
 
 
 KILLED = """\

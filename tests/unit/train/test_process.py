@@ -1,10 +1,11 @@
-"""What a training process sets for itself: how its allocator uses freed memory again."""
+"""What a training process sets for itself: its cores, how its allocator uses freed memory."""
 
 import os
 import subprocess
 import sys
 
 from equipoise.launch.agent import ALLOCATOR
+from equipoise.observe.machine import usable_cores
 
 PLACES = """
 import ctypes
@@ -50,3 +51,32 @@ def places_used_again(spare: str) -> int:
 
 def test_small_objects_leave_the_places_of_tensors_whole() -> None:
     assert places_used_again("spare_small_chunks()") == 4
+
+
+def cores_of_a_thread_begun_before(pin: str) -> list[int]:
+    """Cores that a thread may use that was there before its process settled, as rank 1."""
+    script = f"""
+import os, threading
+from equipoise.train.process import settle
+
+begun, end = threading.Event(), threading.Event()
+def wait():
+    begun.set()
+    end.wait()
+thread = threading.Thread(target=wait)
+thread.start()
+begun.wait()
+settle(1, pin={pin})
+print(*sorted(os.sched_getaffinity(thread.native_id)))
+end.set()
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return [int(word) for word in found.stdout.split()]
+
+
+def test_threads_that_were_there_are_pinned_with_the_rest() -> None:
+    cores = usable_cores()
+    assert cores_of_a_thread_begun_before("True") == [cores[1 % len(cores)]]
+    assert cores_of_a_thread_begun_before("False") == cores
