@@ -222,7 +222,7 @@ def least_seconds(
 
     Cost: about 0.2 us a row.
     """
-    flops, _ = _flops(model, space.base, has_documents=has_documents)
+    flops = _flops(model, space.base, has_documents=has_documents)
     base = space.base
     devices = space["tp"] * space["cp"] * space["pp"] * space["dp"]
     rate = devices * machine.peak_flop_per_s(base.precision)
@@ -235,18 +235,8 @@ def least_seconds(
     return np.where(is_plain, whole * longer, whole)
 
 
-def repeated_s(
-    model: ModelSpec, machine: Machine, space: Space, *, has_documents: bool = False
-) -> Floats:
-    """Time of what each setting computes again, at least, float64 [RECOMPUTES] [s]."""
-    flops, plain = _flops(model, space.base, has_documents=has_documents)
-    layout = space.choice(0).layout
-    rate = layout.world * machine.peak_flop_per_s(space.base.precision)
-    return np.asarray(_ROUNDING * (flops - plain) / rate)
-
-
-def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> tuple[Floats, float]:
-    """FLOP of a step under each setting of recomputation, and under none."""
+def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> Floats:
+    """FLOP of a step under each setting of recomputation, float64 [RECOMPUTES]."""
     tokens = base.context_tokens * base.step_sequences
     pairs = 0 if has_documents else int(causal_pairs(np.array([base.context_tokens]))[0])
     pairs *= base.step_sequences
@@ -259,7 +249,7 @@ def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> tuple
         + attention_repeats(setting, layers) / layers * core
         for setting in RECOMPUTES
     ]
-    return plain + np.array(again), plain
+    return np.asarray(plain + np.array(again))
 
 
 def bubble(stages: npt.ArrayLike, micro_batches: npt.ArrayLike) -> Floats:

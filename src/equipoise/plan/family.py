@@ -49,6 +49,10 @@ class _GivenCore:
         return self.times[int(doc_tokens[0])]
 
 
+Splits = dict[tuple[int, str, str, tuple[float, ...]], StageSplit]
+"""By stages, the stack's way, recomputation, and what layers of each kind and both ends take."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Passes:
     """Seconds of forward, gradient of input, gradient of weights, of one rank's micro-batches."""
@@ -81,8 +85,8 @@ class Passes:
     where that is not known."""
     is_last_heavier: bool | None = None
     """Where both ends weigh less than a layer, whether the last does more; else None."""
-    splits: dict[tuple[str, int], StageSplit | None] = field(default_factory=dict)
-    """What was split before, by the stack's way and the number of stages."""
+    splits: Splits = field(default_factory=dict)
+    """What was split before, of these or of others."""
 
     @property
     def busy_s(self) -> float:
@@ -98,14 +102,14 @@ class Passes:
 
     def split(self, options: StepOptions, stages: int) -> StageSplit | None:
         """Layers to stages; None where that is not known."""
-        key = options.stack.split, stages
-        if key not in self.splits:
-            self.splits[key] = self._split(options, stages)
-        return self.splits[key]
-
-    def _split(self, options: StepOptions, stages: int) -> StageSplit | None:
         if self.typical is not None:
-            return split_layers(self.typical, options, stages)
+            kinds = {id(layer): layer for layer in self.typical.layers}.values()
+            parts = (*kinds, self.typical.first, self.typical.last)
+            weights = tuple(float(each.sum()) for each in parts)
+            key = stages, options.stack.split, options.recompute, weights
+            if key not in self.splits:
+                self.splits[key] = split_layers(self.typical, options, stages)
+            return self.splits[key]
         heavier = self.is_last_heavier
         if heavier is None or not is_even(options) or stages > self.layers.shape[1]:
             return None
@@ -122,6 +126,7 @@ class Kernels:
         self._parts: dict[Layout, tuple[StepParts, _GivenCore]] = {}
         self._kinds: dict[tuple[object, ...], LayerKinds] = {}
         self._shares: dict[tuple[bytes, int], int] = {}
+        self.splits: Splits = {}
 
     def kinds(self, layout: Layout) -> LayerKinds:
         """Layers that were priced for this layout's groups; ``StepParts`` adds to them."""
@@ -170,7 +175,8 @@ class Kernels:
         found = self._price(parts, core, layout, options, bins)
         if own is None:
             return self._weigh_ends(found, choice, bins)
-        return dataclasses.replace(found, typical=own.price(bins.typical.astype(np.float64)))
+        median = own.price(bins.typical.astype(np.float64))
+        return dataclasses.replace(found, typical=median, splits=self.splits)
 
     def _make(self, layout: Layout, options: StepOptions, core: _GivenCore) -> StepParts:
         kinds = self.kinds(layout)
@@ -242,8 +248,8 @@ class Kernels:
         return dataclasses.replace(passes, lacks=lacks, is_last_heavier=heavier)
 
 
-def own_passes(parts: StepParts, batches: Batches) -> Passes:
-    """The choice's own passes."""
+def own_passes(parts: StepParts, batches: Batches, splits: Splits | None = None) -> Passes:
+    """The choice's own passes; knows splits of others, and adds to them."""
     distinct: dict[tuple[int, ...], float] = {}
     for batch in batches:
         key = tuple(sorted(batch))
@@ -251,7 +257,8 @@ def own_passes(parts: StepParts, batches: Batches) -> Passes:
     priced = [parts.price(np.asarray(key)) for key in distinct]
     counts = list(distinct.values())
     median = parts.price(typical([batches]))
-    return _collect(priced, counts, median, is_exact=True, is_alike=len(distinct) == 1)
+    found = _collect(priced, counts, median, is_exact=True, is_alike=len(distinct) == 1)
+    return found if splits is None else dataclasses.replace(found, splits=splits)
 
 
 def _collect(

@@ -153,26 +153,58 @@ def fullest_rank_s(
     return np.asarray(found - _ROUNDED_S * (counts * virtual + 4 * pp))
 
 
+def mean_rank_s(model: ModelSpec, space: Space, rows: Ints, counts: Ints, passes: Passes) -> Floats:
+    """Time from a step's begin to its end of all ranks' mean, at least, float64 [rows] [s].
+
+    Args:
+        model: Sizes.
+        space: The choices.
+        rows: Of choices whose kernels these are, int64 [n].
+        counts: Micro-batches of each row, int64 [n].
+        passes: As of ``fullest_rank_s``.
+    """
+    pp, recompute = space["pp"][rows], space["recompute"][rows]
+    ends = (passes.first + passes.last).sum(axis=1)
+    each = (_forwards(passes) + _backwards(passes)).sum(axis=2) + ends
+    busy = (each @ passes.counts)[recompute] / passes.counts.sum() * counts / pp
+    is_known, full, lacking = _stages(model, space, rows, passes)
+    # Rank r follows r stages, of ``full r - lacking`` layers at least.
+    first = np.minimum(-(-lacking // full), pp)
+    before = (full * (first + pp - 1) / 2.0 - lacking) * (pp - first) / pp * is_known
+    below = passes.below.T[..., None]
+    forward = (passes.layers[..., 0] - below[0]).min()
+    backward = (_backwards(passes) - below[1]).min(axis=(1, 2))[recompute]
+    returns = np.isin(space["schedule"][rows], _WHOLE)
+    found = busy + before * (forward + returns * backward)
+    return np.asarray(found - _ROUNDED_S * (counts * space["virtual"][rows] + 4 * pp))
+
+
+def _stages(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[Flags, Ints, Ints]:
+    """Whether no stage has more than so many layers, and how many all lack together, [rows]."""
+    stages = space["pp"][rows] * space["virtual"][rows]
+    full = -(-model.layers // stages)
+    lacking = stages * full - model.layers
+    if passes.lacks is None or len(_kinds(model)) > 1 or space.base.stack.split != "exact":
+        return np.zeros(len(rows), dtype=bool), full, lacking
+    is_mixed = np.array(_EVERY)[space["recompute"][rows]] > 1
+    is_light = passes.is_last_heavier is not None
+    mixed_too = is_light & (lacking >= 2) & (space["offload"][rows] == 0)
+    return np.where(is_mixed, mixed_too, lacking + 3 > passes.lacks), full, lacking
+
+
 def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[Ints, Ints, Ints]:
     """Layers that some rank has at least, and layers of the stages before it, int64 [rows].
 
     And how many of them run again, where the lightest do not.
     """
-    pp, virtual, recompute = space["pp"][rows], space["virtual"][rows], space["recompute"][rows]
-    none = np.zeros(len(rows), dtype=np.int64)
-    least = -(-model.layers // pp)
-    is_exact = space.base.stack.split == "exact"
-    if passes.lacks is None or len(_kinds(model)) > 1 or not is_exact:
-        return least, none, none
-    layers, before = full_rank(model.layers, pp, virtual, passes.lacks)
-    each = -(-model.layers // (pp * virtual))
-    every = np.array(_EVERY)[recompute]
-    is_mixed = (every > 1) & (pp * virtual * each >= model.layers + 2)
-    is_mixed &= (passes.is_last_heavier is not None) & (space["offload"][rows] == 0)
-    known = ((every == 1) | is_mixed) & (layers > 0)
-    is_light = known & is_mixed & (layers <= model.layers - model.layers // every)
-    again = np.where(is_light, virtual * (each // every), 0)
-    return np.where(known, layers, least), np.where(known, before, 0), again
+    pp, virtual = space["pp"][rows], space["virtual"][rows]
+    known, full, _ = _stages(model, space, rows, passes)
+    layers, before = full_rank(model.layers, pp, virtual, passes.lacks or 0)
+    known &= layers > 0
+    every = np.array(_EVERY)[space["recompute"][rows]]
+    is_light = known & (every > 1) & (layers <= model.layers - model.layers // every)
+    again = np.where(is_light, virtual * (full // every), 0)
+    return np.where(known, layers, -(-model.layers // pp)), np.where(known, before, 0), again
 
 
 def full_rank(layers: int, ranks: Ints, virtual: Ints, lacks: int) -> tuple[Ints, Ints]:

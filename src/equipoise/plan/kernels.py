@@ -1,8 +1,8 @@
 """What choices that run the same kernels take at least, all at once.
 
 What it decides
-    The largest of three: all passes shared out evenly, for 1F1B with its bubble; one micro-batch
-    through all stages and back; and ``plan.fullest``.
+    The largest of four: all passes shared out evenly, for 1F1B with its bubble; one micro-batch
+    through all stages and back; and ``plan.fullest``'s of the mean and of the fullest rank.
 
 Kept true (tests/unit/plan/test_bound.py)
     The bound never exceeds ``sim.step.price_step``.
@@ -10,9 +10,9 @@ Kept true (tests/unit/plan/test_bound.py)
 
 import numpy as np
 
-from equipoise.plan.bound import Floats, bubble, repeated_s
+from equipoise.plan.bound import Floats, bubble
 from equipoise.plan.family import Passes
-from equipoise.plan.fullest import Travels, fullest_rank_s
+from equipoise.plan.fullest import Travels, fullest_rank_s, mean_rank_s
 from equipoise.plan.least import LESS
 from equipoise.plan.space import SCHEDULES, Ints, Space
 from equipoise.sim.machine import Machine
@@ -43,10 +43,10 @@ def bound_by_kernels(
     pp, count = space["pp"][rows], space.micro_batches[rows]
     if has_documents:  # of rows alike; a packer may need more than there are windows
         count = np.full(len(rows), passes.counts.sum())
-    again = repeated_s(model, machine, space, has_documents=has_documents)
-    even = passes.busy_s / passes.counts.sum() * count / pp + again[space["recompute"][rows]]
+    mean = mean_rank_s(model, space, rows, count, passes)
+    even = passes.busy_s / passes.counts.sum() * count / pp
     is_plain = space["schedule"][rows] == SCHEDULES.index("1f1b")
     longer = np.where(is_plain & (not has_documents), bubble(pp, count), 1.0)
-    least = np.maximum(even * longer, passes.once_s)
+    least = np.maximum(np.maximum(even * longer, mean), passes.once_s)
     least = np.maximum(least, fullest_rank_s(model, machine, space, rows, count, passes, known))
     return np.asarray(least * LESS / (1.0 - space.base.residuals.step_share))

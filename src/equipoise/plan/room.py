@@ -45,7 +45,7 @@ from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.schedule.pipeline_request import PipelineRequest
 from equipoise.schedule.pipeline_v import dualpipe_v, order_zb_v
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.recompute import LayerRecompute
+from equipoise.spec.run import Recompute
 
 _LESS = 1.0 - 1e-9
 """For sums in another order."""
@@ -53,7 +53,7 @@ _LESS = 1.0 - 1e-9
 _STATES = ("dp", "zero", "replicas", "recompute")
 """What, beside a group's kernels, says what a rank holds of a layer."""
 
-_BOTH: tuple[LayerRecompute, ...] = ("none", "full")
+_BOTH: tuple[Recompute, ...] = ("none", "full")
 """What layers do of which each k-th is computed again."""
 
 _IN_LOOP = ("1f1b", "interleaved", "zb-h1", "zb-h2", "interleaved-zb")
@@ -142,7 +142,7 @@ def fullest_bytes(
     rows: Ints,
     *,
     tokens: Ints | None,
-    is_last_heavier: bool,
+    is_last_heavier: bool | None,
 ) -> Floats:
     """Memory that the fullest rank of each row needs at least, float64 [rows] [bytes].
 
@@ -150,10 +150,10 @@ def fullest_bytes(
 
     Args:
         model: Sizes; its layers are alike.
-        space: The choices, whose layers are split exactly and whose ends weigh less than a layer.
+        space: The choices.
         rows: Of choices with the same tensor, context and expert ranks and micro-batch, int64 [n].
         tokens: Of a rank's micro-batches, in order, int64 [micro-batches]; full ones unless given.
-        is_last_heavier: Of ``even_layers``.
+        is_last_heavier: Of ``even_layers``; None where an end may weigh a layer or more.
 
     Cost: some 0.3 ms for each way to run a pipeline, and for each way to share states.
     """
@@ -161,9 +161,9 @@ def fullest_bytes(
     is_known = np.isin(space["schedule"][rows], _KNOWN) & (space["offload"][rows] == 0)
     is_known &= space["pp"][rows] * space["virtual"][rows] <= model.layers
     mine = np.flatnonzero(is_known)
-    if not len(mine):
+    if is_last_heavier is None or space.base.stack.split != "exact" or not len(mine):
         return found
-    at = rows[mine]
+    at, known = rows[mine], dict[tuple[object, ...], Floats]()
     pipelines = [space[name][at] for name in ("schedule", "pp", "virtual")]
     for alike in group_alike([*pipelines, space.micro_batches[at]]):
         row = int(at[alike[0]])
@@ -171,7 +171,7 @@ def fullest_bytes(
         if batches is None:
             size = space["micro_batch"][row] * space.base.context_tokens
             batches = np.full(int(space.micro_batches[row]), size)
-        ways = _Pipeline(model, space.choice(row), batches, is_last_heavier=is_last_heavier)
+        ways = _Pipeline(model, space.choice(row), batches, known, is_last_heavier=is_last_heavier)
         for same in group_alike([space[name][at[alike]] for name in _STATES]):
             found[mine[alike[same]]] = ways.bytes_of(space.choice(int(at[alike[same[0]]])))
     return found * _LESS
@@ -181,9 +181,15 @@ class _Pipeline:
     """Ranks of one schedule, and what its choices need on them."""
 
     def __init__(
-        self, model: ModelSpec, choice: Choice, tokens: Ints, *, is_last_heavier: bool
+        self,
+        model: ModelSpec,
+        choice: Choice,
+        tokens: Ints,
+        known: dict[tuple[object, ...], Floats],
+        *,
+        is_last_heavier: bool,
     ) -> None:
-        options, self._ranks = choice.options, choice.layout.pp
+        options, self._ranks, self._known = choice.options, choice.layout.pp, known
         self._model, self._tokens, self._schedule = model, tokens, options.schedule
         self._stages = self._ranks * options.virtual
         self._heavier = is_last_heavier
@@ -197,11 +203,16 @@ class _Pipeline:
             return self._mixed(choice)
         if self._table is None:
             self._table = self._even()
-        return float((_coefficients(self._model, choice, self._most) @ self._table).max())
+        return float((self._bytes(choice, choice.options.recompute) @ self._table).max())
 
-    @property
-    def _most(self) -> int:
-        return int(self._tokens.max())
+    def _bytes(self, choice: Choice, recompute: Recompute) -> Floats:
+        """Of one group, whose devices and tokens are the same."""
+        layout = choice.layout
+        key = layout.dp, layout.zero, layout.replicas, recompute
+        if key not in self._known:
+            most = int(self._tokens.max())
+            self._known[key] = _coefficients(self._model, choice, most, recompute)
+        return self._known[key]
 
     def _held(self, layers: Ints) -> Floats:
         return least_in_flight(self._schedule, self._ranks, layers, self._tokens)
@@ -233,7 +244,7 @@ class _Pipeline:
             chunks = [self._held((place == at).astype(np.int64)) for at in range(place[-1] + 1)]
             self._full = whole, np.max(chunks, axis=0)
         held, most_of_chunk = self._full
-        kept, again = (_coefficients(self._model, choice, self._most, how) for how in _BOTH)
+        kept, again = (self._bytes(choice, how) for how in _BOTH)
         repeated = -(-each // int(choice.options.recompute.removeprefix("every-"))) / each
         of_token = (1.0 - repeated) * kept[2] + repeated * again[2]
         layers = each * self._stages // ranks
@@ -245,12 +256,10 @@ class _Pipeline:
 
 
 def _coefficients(
-    model: ModelSpec, choice: Choice, most_tokens: int, recompute: LayerRecompute | None = None
+    model: ModelSpec, choice: Choice, most_tokens: int, recompute: Recompute
 ) -> Floats:
     """Bytes of one layer, of each more, of a layer's token in flight, of embedding, head, both."""
-    layout, options = choice.layout, choice.options
-    if recompute is not None:
-        options = dataclasses.replace(options, recompute=recompute)
+    layout, options = choice.layout, dataclasses.replace(choice.options, recompute=recompute)
 
     def whole(layers: int, kept: float, *, embeds: bool, head: bool) -> float:
         share = RankShare(

@@ -6,9 +6,10 @@ Why
 
 What it decides
     Choices wait in one queue by the least that they can take: first by ``plan.bound``, over all
-    rows; then by kernels that they share, then as a family, by ``plan.family``; then, of several
-    context ranks, with their own messages; last by ``sim.step``. ``plan.climb`` finds a good one to
-    begin with. What comes out of the queue and cannot
+    rows; then by kernels that they share, where many are found too large (``plan.room``), then as a
+    family, by ``plan.family``; then, of several context ranks, with their own messages; last by
+    ``sim.step``. ``plan.climb`` finds a good one to begin with, ``plan.dive`` a better one. What
+    comes out of the queue and cannot
     be ``gap`` faster than the best is never looked at again, nor is anything behind it.
 
     With documents, a choice is priced on the pipeline that has most work of one packed step; the
@@ -38,6 +39,7 @@ from equipoise.plan.bound import Floats, least_seconds, needed_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
 from equipoise.plan.cores import Cores
+from equipoise.plan.dive import Item, dive
 from equipoise.plan.family import Kernels, Passes, own_passes
 from equipoise.plan.fullest import Travels
 from equipoise.plan.kernels import bound_by_kernels
@@ -60,6 +62,9 @@ _HINTS = 6
 
 _HINT_SHARE = 0.5
 """Of the time, for full windows."""
+
+_DIVES = 24
+"""Families that are priced as soon as all are bounded by their kernels."""
 
 _WORTH_COMPILING = 50_000
 """Choices of which so many are replayed that the compiler is loaded for them."""
@@ -133,11 +138,19 @@ class Search:
                 tally.price(row, lowest)
         queue, kernels = self._kernels(rows, peak)
         members: list[Ints] = []
-        bounded, passed = 0, np.inf
+        bounded, passed, has_dived = 0, np.inf, False
         while queue:
             bound, stage, at = queue[0]
             if bound >= tally.best_s * (1 - self.gap) or time.monotonic() > until:
                 break
+            if stage > 0 and not has_dived:  # all groups are opened
+                limit = tally.best_s * (1 - self.gap)
+                bounded += dive(queue, members, self.space, self._family_s, limit, until)
+                for least, _, at in sorted(each for each in queue if each[1] == 2)[:_DIVES]:
+                    if least < tally.best_s * (1 - self.gap) and time.monotonic() < until:
+                        tally.price(int(members[at][0]), queue[0][0])
+                has_dived = True
+                continue
             heapq.heappop(queue)
             if stage == 0:
                 families, others = self._families(kernels[at], bound, tally.best_s * (1 - self.gap))
@@ -161,7 +174,7 @@ class Search:
             least_bytes=float(needs.min()),
         )
 
-    def _kernels(self, rows: Ints, peak: Floats) -> tuple[list[tuple[float, int, int]], list[Ints]]:
+    def _kernels(self, rows: Ints, peak: Floats) -> tuple[list[Item], list[Ints]]:
         """A queue of rows that run the same kernels, by the least bound of each group."""
         names = ["tp", "cp", "micro_batch", "ep", "etp"]
         names += ["dp"] if self.packer is not None else []
@@ -185,21 +198,13 @@ class Search:
         near = least < limit
         others = float(least[~near].min(initial=np.inf))
         rows, least = rows[near], least[near]
-        fits = self._room(choice, rows, passes) <= self.machine.capacity_bytes
+        tokens, heavier = self._packs.tokens(choice), passes.is_last_heavier
+        needs = fullest_bytes(self.model, space, rows, tokens=tokens, is_last_heavier=heavier)
+        fits = needs <= self.machine.capacity_bytes
         self.too_large.append(rows[~fits])
         rows, least = rows[fits], least[fits]
         groups = group_alike([space[name][rows] for name in COLUMNS if name != "context_strategy"])
         return [(float(least[group[0]]), rows[group]) for group in groups], others
-
-    def _room(self, choice: Choice, rows: Ints, passes: Passes) -> Floats:
-        """Memory that each row of a group needs at least; 0 where nothing more is known of it."""
-        is_last_heavier = passes.is_last_heavier
-        if is_last_heavier is None or self.space.base.stack.split != "exact":
-            return np.zeros(len(rows))
-        tokens = self._packs.tokens(choice)
-        return fullest_bytes(
-            self.model, self.space, rows, tokens=tokens, is_last_heavier=is_last_heavier
-        )
 
     def documents(self, choice: Choice) -> Documents:
         """Micro-batches of every data-parallel rank, those with most work first."""
@@ -228,7 +233,8 @@ class Search:
         key = own, kernel_key(layout, alike), layout.dp, options.micro_batch
         if key not in self._read:
             if own:
-                self._read[key] = own_passes(self.parts(choice), self.documents(choice)[0])
+                batches = self.documents(choice)[0]
+                self._read[key] = own_passes(self.parts(choice), batches, self._least.splits)
             else:
                 parts = self.parts(choice) if layout.cp == 1 else None
                 bins = self._packs.bins(choice)
