@@ -34,6 +34,7 @@ BENCHES = (
     "ranking",
     "peers_foresight",
     "planner",
+    "layered",
     "measured_search",
     "plans_published",
 )

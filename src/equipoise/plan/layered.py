@@ -52,6 +52,8 @@ from equipoise.sim.step import StepRun
 _BASES = 4
 _UNITS = 256
 """Of the memory that is left when every layer takes its least."""
+_PRICES = 8
+"""Doublings and halvings of a byte's price that a bound is looked for at."""
 _TRIES = 3
 """Of one base, each with as much less memory as the last one was over."""
 
@@ -189,17 +191,17 @@ class _Stages:
         passing = table.passing[mine].max(axis=0)
         enter, leave = self._between(table, mine)
         best: Assignment | None = None
-        # What only the layer that runs needs, at each size that would do for some strategies.
-        for most in np.unique(passing):
+        # What only the layer that runs needs, at each size that would do for some strategies; the
+        # most promising first, so that the rest need not be assigned.
+        sizes = []
+        for most in np.unique(passing).tolist():
             legal = np.flatnonzero(passing <= most)
-            found = _fill(
-                table.seconds[mine][:, legal],
-                needs[:, legal],
-                table.kinds[legal],
-                enter,
-                leave,
-                room - float(most),
-            )
+            seconds, left = table.seconds[mine][:, legal], room - most
+            sizes.append((least_s(seconds, needs[:, legal], left), most, seconds, legal))
+        for least, most, seconds, legal in sorted(sizes, key=lambda each: each[:2]):
+            if best is not None and least >= best.seconds:
+                break
+            found = _fill(seconds, needs[:, legal], table.kinds[legal], enter, leave, room - most)
             if found is not None and (best is None or found.seconds < best.seconds):
                 best = Assignment(legal[found.strategies], found.seconds)
         return best
@@ -211,6 +213,29 @@ class _Stages:
         enter = np.array([through if layer in self._begins else own for layer in mine])
         enter[0] = own
         return enter, own[:, 0]
+
+
+def least_s(seconds: Floats, needs: Floats, room: float) -> float:
+    """No strategies of all layers take less within so many bytes; infinite where none fit.
+
+    At any price of a byte, each layer's cheapest strategy takes its seconds and its bytes' price;
+    all of them, less the price of the room, are never more than the layers take.
+
+    Args:
+        seconds: Of each layer under each strategy, float64 [layers, strategies] [s].
+        needs: Likewise [bytes].
+        room: For all layers [bytes].
+
+    >>> float(least_s(np.array([[1.0, 3.0]] * 3), np.array([[2.0, 1.0]] * 3), 4.5))
+    6.0
+    """
+    if needs.min(axis=1).sum() > room:
+        return np.inf
+    span = float(np.ptp(needs))
+    each = float(np.ptp(seconds)) / span if span else 0.0
+    prices = each * np.array([0.0, *2.0 ** np.arange(-_PRICES, _PRICES, 0.5)])
+    cheapest = (seconds + prices[:, None, None] * needs).min(axis=2).sum(axis=1)
+    return float((cheapest - prices * room).max())
 
 
 def _fill(

@@ -5,10 +5,12 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import Choice
-from equipoise.plan.layered import plan_base, plan_layers
+from equipoise.plan.layered import least_s, plan_base, plan_layers
 from equipoise.plan.layered_table import list_strategies, price_strategies
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
@@ -135,3 +137,26 @@ def test_zero_2_is_listed_where_a_step_is_one_micro_batch() -> None:
         assert {each.recompute for each in strategies} == {
             *("none", "attention", "selective", "full")
         }
+
+
+@given(st.data())
+def test_no_assignment_takes_less_than_the_bound(data: st.DataObject) -> None:
+    layers, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    size = st.lists(st.floats(0.01, 10.0), min_size=layers * count, max_size=layers * count)
+    seconds, needs = (np.array(data.draw(size)).reshape(layers, count) for _ in range(2))
+    room, each = data.draw(st.floats(0.0, 40.0)), np.arange(layers)
+    fastest = min(
+        (
+            float(seconds[each, chosen].sum())
+            for chosen in itertools.product(range(count), repeat=layers)
+            if needs[each, chosen].sum() <= room
+        ),
+        default=np.inf,
+    )
+    assert least_s(seconds, needs, room) <= fastest * (1 + 1e-9)
+
+
+def test_where_memory_is_to_spare_the_bound_is_the_fastest() -> None:
+    seconds, needs = np.array([[2.0, 1.0], [5.0, 3.0]]), np.array([[1.0, 2.0], [1.0, 9.0]])
+    assert least_s(seconds, needs, 100.0) == 4.0
+    assert least_s(seconds, needs, 1.9) == np.inf
