@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
     _judge(args)
     model, words = read_model(args.model), read_layout(args.layout)
-    judge_idle(args, experts=model.experts)
+    judge_idle(args, experts=model.experts, cp=words.layout.cp)
     if args.order == "pp-dp":
         turned = dataclasses.replace(words.layout, order=("pp", "dp", "cp", "tp"))
         words = dataclasses.replace(words, layout=turned)

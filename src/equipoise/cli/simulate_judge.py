@@ -58,12 +58,13 @@ def judge_numbers(args: argparse.Namespace, device: "DeviceSpec") -> None:
         )
 
 
-def judge_idle(args: argparse.Namespace, *, experts: int) -> None:
+def judge_idle(args: argparse.Namespace, *, experts: int, cp: int) -> None:
     """Refuse flags that would change nothing.
 
     Args:
         args: The flags.
         experts: Of the model; 0 where it has none.
+        cp: Ranks that share the tokens of a micro-batch.
 
     Raises:
         SpecError: names the flag, and what it needs.
@@ -80,6 +81,11 @@ def judge_idle(args: argparse.Namespace, *, experts: int) -> None:
         raise SpecError(
             f"--policy {args.policy} packs documents, and there are none. Give --lengths too, or "
             f"leave --policy out."
+        )
+    if args.context_strategy != "needed-kv" and cp == 1:
+        raise SpecError(
+            f"--context-strategy {args.context_strategy} is of context ranks, and cp is 1. Give cp "
+            f"of 2 or more, or leave it out."
         )
     if args.expert_skew != 1 and not experts:
         raise SpecError(

@@ -156,6 +156,7 @@ def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -
         precision=args.precision,
         expert_skew=args.expert_skew,
         policy=args.policy or _POLICY,
+        context_strategy=args.context_strategy,
         seed=args.seed,
         residuals=residuals_of(device),
     )

@@ -77,6 +77,30 @@ def test_every_word_of_a_layout(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"experts", "expert traffic"} <= set(sparse["terms"])
 
 
+def test_every_flag_of_a_step_changes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that is parsed and not passed on answers another question."""
+    layout = "--layout=cp=4,pp=2,dp=2"
+    asked = ("--lengths=prolong", "--context-strategy=ring")
+    plain = answer(capsys, *SMALL, layout, *asked)
+    for flag in (
+        "--context-tokens=16384",
+        "--step-sequences=64",
+        "--micro-batch=2",
+        "--recompute=full",
+        "--offload=both",
+        "--precision=fp8",
+        "--schedule=zb-h1",
+        "--context-strategy=ulysses",
+        "--context-strategy=all-gather",
+        "--order=pp-dp",
+        "--lengths=wikipedia",
+        "--policy=in-order",
+        "--seed=1",
+    ):
+        found = answer(capsys, *SMALL, layout, *asked, flag)
+        assert (found["step_s"], found["memory_gib"]) != (plain["step_s"], plain["memory_gib"])
+
+
 def test_lengths_matter(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "lengths.txt"
     file.write_text("\n".join(["512"] * 64))

@@ -54,6 +54,11 @@ SMALL = (
             "or leave --checkpoint-steps out.",
         ),
         (
+            ("--context-strategy=ring",),
+            "--context-strategy ring is of context ranks, and cp is 1. Give cp of 2 or more, or "
+            "leave it out.",
+        ),
+        (
             ("--policy=by-work",),
             "--policy by-work packs documents, and there are none. Give --lengths too, or leave "
             "--policy out.",
