@@ -199,10 +199,12 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
     base.require()
     if args.offload is not None:
         require_host(machine.device, args.offload)
+    program = None if args.export is None else EXPORTS[args.export][0]
+    if program is not None:
+        stack = dataclasses.replace(base.stack, offloads_master=program.offloads_master)
+        base = dataclasses.replace(base, stack=stack)
     space = list_space(model, cluster.devices, base, fixed=fixed)
-    program = None
-    if args.export is not None:
-        program, _ = EXPORTS[args.export]
+    if program is not None:
         space = program.keep(model, space)
 
     pack = step_packer(args, base)

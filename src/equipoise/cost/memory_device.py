@@ -81,6 +81,17 @@ def weight_bytes(options: StepOptions) -> tuple[float, float, float]:
     return width, max(width, float(options.stack.grad_bytes)), _MOMENTS_BYTES + master
 
 
+def hosted_bytes(options: StepOptions) -> float:
+    """Of a weight, what an optimizer in host memory frees on the device.
+
+    >>> hosted_bytes(StepOptions(8192, 1)), hosted_bytes(StepOptions(8192, 1, offload="both"))
+    (0.0, 12.0)
+    """
+    if not offloads_optimizer(options.offload):
+        return 0.0
+    return weight_bytes(options)[2] if options.stack.offloads_master else _MOMENTS_BYTES
+
+
 def logit_bytes(options: StepOptions) -> float:
     """Held of each logit at once; the one in 16 bits is wider in fp32."""
     held = options.stack.logit_bytes
@@ -204,7 +215,7 @@ def rank_memory(
     return {
         "parameters": params,
         "gradients": gradients,
-        "optimizer": 0.0 if offloads_optimizer(options.offload) else of_optimizer * states,
+        "optimizer": (of_optimizer - hosted_bytes(options)) * states,
         "activations": activations,
         "logits": logits + streams,
         "working space": widest * share.tokens,
@@ -241,8 +252,9 @@ def host_memory(
     whole = rank_memory(model, layout, all_here, share)
     found = {"activations": whole["activations"] - here["activations"]}
     if offloads_optimizer(options.offload):
-        _, _, of_optimizer = each = weight_bytes(options)
-        found["optimizer"] = whole["optimizer"] * sum(each) / of_optimizer
+        of_param, of_grad, of_optimizer = weight_bytes(options)
+        states = whole["optimizer"] / of_optimizer
+        found["optimizer"] = states * (hosted_bytes(options) + of_grad + of_param)
     return found
 
 

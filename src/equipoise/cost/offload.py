@@ -15,7 +15,7 @@ What it decides
 
     This is a model: it is not fitted to training runs. ``bench/offload.py`` holds it beside those
     of Megatron that were published. There offloading adds up to twice these seconds, for its host's
-    update is not bound by memory, and frees 8 of the 12 bytes of a weight.
+    update is not bound by memory.
 
 Kept true (tests/unit/cost/test_offload.py, tests/unit/plan/test_offload.py)
     More weights and tokens take longer; what a pass is long enough to hide costs nothing; the host

@@ -97,6 +97,8 @@ class Stack:
     """Share of a node's network ports that parameters of ZeRO 3 travel over."""
     dropout: bool = False
     """Layers drop out, and keep the masks."""
+    offloads_master: bool = True
+    """An optimizer in host memory takes fp32 weights along; otherwise its moments alone."""
     logit_bytes: float = 6.0
     """Held of each logit at once: one in 16 bits and one in fp32; 0 where the loss is made in
     chunks."""

@@ -24,13 +24,19 @@ Sources
     Bounds before prices: Calculon (SC 2023) prices every choice whole, at 102 a second.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.cost.memory_device import kept_bytes, logit_bytes, weight_bytes
+from equipoise.cost.memory_device import (
+    hosted_bytes,
+    kept_bytes,
+    logit_bytes,
+    weight_bytes,
+)
 from equipoise.cost.step import StepOptions, element_bytes
 from equipoise.cost.work import causal_pairs, pair_flop
 from equipoise.plan.space import RECOMPUTES, SCHEDULES, TWO_STAGES, Space
@@ -67,7 +73,7 @@ def least_bytes(model: ModelSpec, space: Space) -> Floats:
     most = np.ceil(layers / pp) if is_alike else layers / pp
     weights = _Weights(model, space)
     tables = weights.tables
-    stays = ~_is_offloaded(space, offloads_optimizer)
+    hosted = np.where(_is_offloaded(space, offloads_optimizer), _hosted(base), 0.0)
     # Layers that hold activations of one micro-batch: no more are on the device at once.
     room = np.where(_is_offloaded(space, offloads_activations), float(KEPT_LAYERS), np.inf)
 
@@ -77,7 +83,7 @@ def least_bytes(model: ModelSpec, space: Space) -> Floats:
         params = np.where(zero < 3, mine + theirs, tables)
         grads = np.where(zero < 2, mine + theirs, scattered)
         grads = np.where((zero >= 2) & (space["replicas"] > 1), theirs / weights.alike, grads)
-        found: Floats = of_optimizer * stays * moments + of_param * params + of_grad * grads
+        found: Floats = (of_optimizer - hosted) * moments + of_param * params + of_grad * grads
         return found
 
     kept, widest = _token_bytes(model, space)
@@ -108,8 +114,13 @@ def needed_bytes(model: ModelSpec, machine: Machine, space: Space) -> Floats:
 def least_host_bytes(model: ModelSpec, space: Space) -> Floats:
     """Host memory that some rank needs at least, float64 [rows] [bytes]: of the optimizer."""
     _, _, moments = _Weights(model, space).of_layers(model.layers / space["pp"])
-    found = sum(weight_bytes(space.base)) * moments
+    of_param, of_grad, _ = weight_bytes(space.base)
+    found = (_hosted(space.base) + of_grad + of_param) * moments
     return np.where(_is_offloaded(space, offloads_optimizer), found, 0.0)
+
+
+def _hosted(base: StepOptions) -> float:
+    return hosted_bytes(dataclasses.replace(base, offload="optimizer"))
 
 
 def _is_offloaded(space: Space, what: Callable[[Offload], bool]) -> Flags:

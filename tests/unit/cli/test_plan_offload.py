@@ -80,7 +80,15 @@ def test_a_stale_lock_says_what_was_asked(
 
 
 def test_exports(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "plan", *ALONE, "--export", "megatron")
+    code, _, err = run(capsys, "plan", *ALONE, "--export", "megatron")
+    assert code == 3  # its master weights stay
+    assert err == (
+        "llama3-8b does not fit h100-sxm:1: of 24 layouts the smallest, with --offload both, needs "
+        "83.3 GiB on its fullest rank, which has 78.7. The smallest that would do, by doubling: "
+        "h100-sxm:2.\n"
+    )
+    two = ["--cluster", "h100-sxm:2", "--offload", "optimizer", "--layout", "zero=1"]
+    code, out, _ = run(capsys, "plan", *ALONE, *two, "--export", "megatron")
     assert code == 0
     assert out.splitlines()[-3:] == [
         "--optimizer-cpu-offload",

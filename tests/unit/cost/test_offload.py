@@ -68,6 +68,18 @@ def test_what_leaves_the_device_is_in_the_host(layout: Layout, offload: Offload)
         assert here["activations"] == pytest.approx(resident_layers(layout.pp) * each)
 
 
+def test_master_weights_that_stay() -> None:
+    layout, mine = Layout(dp=8, zero=1), share()
+    whole = rank_memory(MODEL, layout, asked("none"), mine)["optimizer"]
+    stack = dataclasses.replace(PLAIN, offloads_master=False)
+    left = asked("optimizer", stack=stack)
+    assert rank_memory(MODEL, layout, left, mine)["optimizer"] == pytest.approx(whole * 4 / 12)
+    there = host_memory(MODEL, layout, left, mine)["optimizer"]
+    assert there == pytest.approx(whole * (8 + 4 + 2) / 12)
+    wide = asked("optimizer", stack=stack, precision="fp32")  # whose weights are their masters
+    assert rank_memory(MODEL, layout, wide, mine)["optimizer"] == 0
+
+
 def test_few_layers_stay_whole() -> None:
     mine = share(layers=KEPT_LAYERS)
     options = asked("activations")

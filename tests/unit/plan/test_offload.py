@@ -33,7 +33,10 @@ MODELS = {
         "layers=6,hidden=512,heads=8,vocab=8000,experts=8,top_k=2,expert_ffn=512,dense_layers=1"
     ),
 }
-STACKS = {"ours": Stack(), "theirs": Stack(attention="unfused", split="equal", dropout=True)}
+STACKS = {
+    "ours": Stack(),
+    "theirs": Stack(attention="unfused", split="equal", dropout=True, offloads_master=False),
+}
 
 
 @functools.cache
