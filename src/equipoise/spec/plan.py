@@ -135,6 +135,11 @@ def read_plan(file: Path) -> Plan:
             f'"equipoise plan --out {file.parent}".'
         ) from None
     version = row.get("version") if isinstance(row, dict) else None
+    if version is None:
+        raise PlanError(
+            f"{file} says no version of plan.lock, so it is none. Write one: "
+            f'"equipoise plan --out {file.parent}".'
+        )
     if version != VERSION:
         raise PlanError(
             f"{file} is a plan of version {version}, and this equipoise reads version {VERSION}. "

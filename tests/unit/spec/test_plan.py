@@ -54,6 +54,13 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
         f"{file} is a plan of version 7, and this equipoise reads version 3. Plan again with the "
         "words that it has under asked."
     )
+    file.write_text('{"model": "llama3-8b"}')
+    with pytest.raises(PlanError) as caught:
+        read_plan(file)
+    assert str(caught.value) == (
+        f'{file} says no version of plan.lock, so it is none. Write one: "equipoise plan --out '
+        f'{tmp_path}".'
+    )
     row = PLAN.as_row()
     del row["best"]
     file.write_text(json.dumps(row))
