@@ -5,6 +5,7 @@ import functools
 
 import numpy as np
 import pytest
+from drawn_batches import batches_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Precision, Stack, StepOptions
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.bound import bubble, least_bytes, least_seconds
-from equipoise.plan.choice import Choice
 from equipoise.plan.family import Kernels, own_passes
 from equipoise.plan.kernels import bound_by_kernels
 from equipoise.plan.least import least_step_s
@@ -80,19 +80,6 @@ def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain
     passes = shared.family_passes(choice, bins, own=own if layout.cp == 1 else None)
     for each in (passes, own_passes(own, batches)):
         assert least_step_s(model, machine, choice, each, len(batches)) <= price.step_s
-
-
-def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:
-    options = choice.options
-    count = options.count_micro_batches(choice.layout)
-    if seed is None:
-        return [[options.context_tokens] * options.micro_batch] * count
-    draw = np.random.default_rng(seed)
-    whole = options.context_tokens * options.micro_batch
-    return [
-        [max(64, int(part)) for part in draw.dirichlet(np.ones(draw.integers(1, 6))) * whole]
-        for _ in range(count)
-    ]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -5,6 +5,7 @@ import functools
 
 import numpy as np
 import pytest
+from drawn_batches import batches_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,19 +45,6 @@ def setting(model: str, devices: int, stack: str, micro: int) -> tuple[Machine, 
     base = StepOptions(4096, micro * devices, stack=STACKS[stack])
     machine = Machine(find_cluster(f"h100-sxm:{devices}"))
     return machine, list_space(MODELS[model], devices, base)
-
-
-def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:
-    options = choice.options
-    count = options.count_micro_batches(choice.layout)
-    if seed is None:
-        return [[options.context_tokens] * options.micro_batch] * count
-    draw = np.random.default_rng(seed)
-    whole = options.context_tokens * options.micro_batch
-    return [
-        [max(64, int(part)) for part in draw.dirichlet(np.ones(draw.integers(1, 6))) * whole]
-        for _ in range(count)
-    ]
 
 
 @settings(deadline=None, max_examples=50)
