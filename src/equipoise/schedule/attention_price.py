@@ -150,8 +150,10 @@ def price_attention(
     for rank, at, each in schedule:
         share = (each.tiles[:, 7] - each.tiles[:, 6]) / schedule.heads
         whole = tile_pairs(each.tiles) / np.maximum(each.tiles[:, 7] - each.tiles[:, 6], 1)
-        is_full = each.tiles[:, 5] == TILE_KINDS.index("full")
-        tiles_ns = np.where(is_full, (full_ns or tile_ns)(whole), tile_ns(whole))
+        tiles_ns = tile_ns(whole)
+        if full_ns is not None:
+            is_full = each.tiles[:, 5] == TILE_KINDS.index("full")
+            tiles_ns = np.where(is_full, full_ns(whole), tiles_ns)
         compute[rank, at] = float((tiles_ns * share).sum())
     forward, backward = [], []
     for source, at, each in schedule:
