@@ -1,7 +1,8 @@
 """What ``equipoise simulate`` prints: a step's time, where it goes, memory, energy and money."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def print_step(
     money = "no public price" if usd is None else f"${usd:,.2f} a million tokens"
     console.print(
         f"{row['energy_j_per_token']:.3g} J a token, {money}. Layers of the stages: "
-        f"{' '.join(map(str, found.layers))}.",
+        f"{_in_runs(found.layers)}.",
         soft_wrap=True,
     )
     if found.sites:
@@ -172,6 +173,12 @@ def source_lines(sources: Mapping[str, str]) -> list[str]:
     for name, source in sources.items():
         of_source.setdefault(source, []).append(name.replace("_", " "))
     return ["Sources", *(f"  {', '.join(names)}: {each}" for each, names in of_source.items())]
+
+
+def _in_runs(layers: Sequence[int]) -> str:
+    """Stages that follow each other with as many layers are told once."""
+    runs = [(each, len(list(run))) for each, run in groupby(layers)]
+    return ", ".join(str(each) if count == 1 else f"{count} x {each}" for each, count in runs)
 
 
 def _noise_lines(noise: Mapping[str, Any]) -> list[str]:

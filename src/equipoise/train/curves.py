@@ -73,8 +73,9 @@ def doubt_curve(file: Path, measured_over_predicted: list[float]) -> str:
     if abs(off) <= _TRUSTED_ERROR or not file.exists():
         return ""
     file.unlink(missing_ok=True)
+    way = "more" if off > 0 else "less"
     return (
-        f"Computing took {off:+.0%} beside the price curve's prediction (median of "
+        f"Computing took {abs(off):.0%} {way} than the price curve foresaw (median of "
         f"{len(measured_over_predicted)} steps); the kept curve is dropped, and the next run "
         f"measures it anew."
     )

@@ -60,6 +60,11 @@ def test_a_straight_question(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"peaks", "link ib-ndr", "matrix products", "usd_per_hour"} <= set(found["sources"])
 
 
+def test_stages_with_as_many_layers_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED]) == 0
+    assert "Layers of the stages: 7, 14 x 8, 7." in capsys.readouterr().out
+
+
 def test_every_word_of_a_layout(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--layout=tp=2,pp=4,dp=2,virtual=2,zero=2"
     interleaved = answer(capsys, *SMALL, words, "--recompute=full", "--precision=fp8")
