@@ -43,7 +43,7 @@ demo: $(VENV)/.train
 
 test: $(VENV)/.dev
 	@mkdir -p .pytest_cache
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --junitxml=.pytest_cache/report.xml
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --junitxml=.pytest_cache/report.xml
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

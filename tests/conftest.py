@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from hypothesis import settings
 # Tests run beside each other, and ranks within them: a pool of threads for each would make small
 # operators ten times slower. Read by torch when it is imported, and by the processes it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests send Ctrl-C to what they start; of a job in the background that would be ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test asserts what is so, never how fast: a slow machine is no counterexample.
 settings.register_profile("unhurried", deadline=None)
