@@ -5,21 +5,20 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.base.errors import FitError, PlanError, SpecError
+from equipoise.base.errors import FitError, SpecError
 from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.simulate_setting import add_step_arguments
+from equipoise.cli.written import writing
 
 if TYPE_CHECKING:
     from equipoise.cli.plan_lock import Inputs
     from equipoise.plan.outcome import Outcome
     from equipoise.plan.search import Search
 
-SECONDS = 30.0
+_SECONDS = 30.0
 """Of a search, unless given."""
 
 HELP = "search the layout that trains a model fastest on a cluster; needs no torch"
@@ -86,7 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=SECONDS,
         metavar="S",
         help="the most to search; the answer says what may be left to gain (default: 30)",
     )
@@ -134,8 +132,9 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError(
             f"--trial-seconds {args.trial_seconds:g} is of --measure. Give both, or none."
         )
-    if not args.seconds > 0:
-        raise SpecError(f"--seconds is {args.seconds:g}. Give a time above 0.")
+    seconds = _SECONDS if args.seconds is None else args.seconds
+    if not seconds > 0:
+        raise SpecError(f"--seconds is {seconds:g}. Give a time above 0.")
     inputs = _read_inputs(args)
     search = inputs.search
     if args.out is not None:
@@ -146,16 +145,16 @@ def run(args: argparse.Namespace) -> int:
 
     def watch(_: object) -> None:
         nonlocal shown
-        share = min(99, int(100 * (time.monotonic() - begin) / args.seconds))
+        share = min(99, int(100 * (time.monotonic() - begin) / seconds))
         progress.advance(share - shown)
         shown = share
 
-    outcome = search.run(seconds=args.seconds, watch=watch)
-    left = max(0.0, begin + args.seconds - time.monotonic())
+    outcome = search.run(seconds=seconds, watch=watch)
+    left = max(0.0, begin + seconds - time.monotonic())
     outcome = inputs.go_on(outcome, seconds=left, watch=watch)
     progress.advance(100 - shown)
     progress.finish()
-    _require_some(args.seconds, inputs, outcome)
+    _require_some(seconds, inputs, outcome)
     finalists = inputs.finalists(outcome)
     if not finalists[0].run.price.fits:
         least = min(float(each.run.price.memory_bytes.max()) for each in finalists)
@@ -163,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     plan = decide(inputs, outcome, finalists)
     folder = args.out if args.run_toml is None else args.out or args.run_toml.parent
     if folder is not None:
-        with _writing(folder):
+        with writing("out", folder):
             plan.write(folder / LOCK)
     if args.export is not None:
         best = finalists[0]
@@ -216,7 +215,7 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
     from equipoise.plan.outcome import Priced
 
     file = folder / "search.jsonl"
-    with _writing(folder):
+    with writing("out", folder):
         folder.mkdir(parents=True, exist_ok=True)
         lines = file.read_text().splitlines() if file.exists() else []
     header = json.dumps({"digest": digest})
@@ -228,25 +227,14 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
                 continue
             search.known[priced.row] = priced
     known = "".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in search.known.values())
-    with _writing(folder):
+    with writing("out", folder):
         file.write_text(f"{header}\n{known}")
 
     def note(priced: Priced) -> None:
-        with _writing(folder), file.open("a") as opened:
+        with writing("out", folder), file.open("a") as opened:
             opened.write(json.dumps(dataclasses.asdict(priced)) + "\n")
 
     search.note = note
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Tell a folder that cannot be written in one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise PlanError(
-            f"{folder} cannot be written ({error.strerror}). Choose another folder with --out."
-        ) from None
 
 
 def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome") -> None:
@@ -269,16 +257,15 @@ def _too_large(inputs: "Inputs", listed: int, least_bytes: float) -> FitError:
     search = inputs.search
     cluster, capacity = search.machine.cluster, search.machine.capacity_bytes
     name = cluster.classes[0].name
-    devices = None
+    devices, resort = None, inputs.last_resort
     if cluster.name == f"{name}:{cluster.devices}" and len(cluster.classes) == 1:
-        base, offload = search.space.base, inputs.last_resort
-        devices = smallest_cluster(search.model, name, cluster.devices, base, offload=offload)
+        base = search.space.base
+        devices = smallest_cluster(search.model, name, cluster.devices, base, offload=resort)
     mend = (
         f"The smallest that would do, by doubling: {name}:{devices}."
         if devices
         else "Give more devices, shorter windows or a smaller model."
     )
-    resort = inputs.last_resort
     beside = "" if resort == "none" else f", with --offload {resort},"
     needs = f"needs {least_bytes / GIB:.1f} GiB on its fullest rank, which has {capacity / GIB:.1f}"
     if least_bytes == float("inf"):

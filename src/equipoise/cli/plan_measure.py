@@ -20,7 +20,6 @@ from equipoise.balance.pack import DIVIDES
 from equipoise.base.digest import digest
 from equipoise.base.errors import FaultError, LayoutError, SpecError
 from equipoise.cli.console import make_progress
-from equipoise.cli.plan import SECONDS
 from equipoise.cli.plan_measure_lock import measured_plan
 from equipoise.cli.plan_measure_show import as_row, command_of, print_search, say
 from equipoise.cli.plan_run import (
@@ -118,7 +117,7 @@ def read_measured(args: argparse.Namespace) -> MeasuredRun:
             "--measure trains a run.toml, and none is given. Write one: equipoise init; then "
             "equipoise plan run.toml --measure."
         )
-    if args.export is not None or args.seconds != SECONDS:
+    if args.export is not None or args.seconds is not None:
         flag = "--export" if args.export is not None else "--seconds"
         raise SpecError(
             f"{flag} is of a search by prices, and --measure times runs for train alone: it ends "

@@ -1,7 +1,9 @@
 """What is asked of a file that a verb is to write, before the verb computes anything for it.
 
-Kept true (tests/unit/cli/test_pack.py, test_explain.py, test_simulate.py, test_calibrate.py)
-    A name of another kind and a folder that is not there are refused first.
+Kept true (tests/unit/cli/test_pack.py, test_explain.py, test_simulate.py, test_calibrate.py,
+test_plan.py)
+    A name of another kind and a folder that is not there are refused first; what cannot be written
+    after all is told in one sentence.
 """
 
 from collections.abc import Iterator
@@ -47,8 +49,12 @@ def require_folder_of(flag: str, file: Path | None) -> None:
 
 
 @contextmanager
-def writing(flag: str, file: Path) -> Iterator[None]:
-    """Tell in one sentence that a file cannot be written.
+def writing(flag: str, place: Path) -> Iterator[None]:
+    """Tell in one sentence that a file or a folder cannot be written.
+
+    Args:
+        flag: Of the command line, without its dashes, that chooses another.
+        place: What is written.
 
     Raises:
         SpecError: with the system's words.
@@ -58,5 +64,5 @@ def writing(flag: str, file: Path) -> Iterator[None]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise SpecError(
-            f"--{flag} {file} cannot be written: {reason}. Give a file in a folder that can."
+            f"{place} cannot be written: {reason}. Choose another with --{flag}."
         ) from error

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.errors import PlanError
+from equipoise.base.errors import PlanError, SpecError
 from equipoise.plan.measured import Trial
 
 _LOST = 2
@@ -37,14 +37,15 @@ class TrialJournal:
             digest: Of everything that is searched and of what it runs on.
 
         Raises:
-            PlanError: the file is of another search, or cannot be written.
+            PlanError: the file is of another search.
+            SpecError: it cannot be written.
         """
         self.file = file
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             text = file.read_text() if file.exists() else ""
         except OSError as error:
-            raise PlanError(
+            raise SpecError(
                 f"{file} cannot be read or written ({error.strerror}). Choose another folder with "
                 f"--out."
             ) from None
@@ -99,7 +100,7 @@ class TrialJournal:
             with self.file.open("a") as opened:
                 opened.write(text)
         except OSError as error:
-            raise PlanError(
+            raise SpecError(
                 f"{self.file} cannot be written ({error.strerror}). Choose another folder with "
                 f"--out."
             ) from None

@@ -164,12 +164,12 @@ def test_a_folder_that_cannot_be_written(
     file = tmp_path / "file"
     file.write_text("")
     assert run(capsys, *SMALL, "--out", str(file)) == (
-        4,
+        2,
         "",
-        f"{file} cannot be written (File exists). Choose another folder with --out.\n",
+        f"{file} cannot be written: file exists. Choose another with --out.\n",
     )
     assert run(capsys, *SMALL, "--out", str(file / "under")) == (
-        4,
+        2,
         "",
-        f"{file}/under cannot be written (Not a directory). Choose another folder with --out.\n",
+        f"{file}/under cannot be written: not a directory. Choose another with --out.\n",
     )

@@ -197,7 +197,7 @@ def test_messages(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--export is of a search by prices, and --measure times runs for train alone: it ends "
             "after a quarter of all trials. Leave --export away.\n"
         ),
-        (run_toml, "--seconds", 9): (
+        (run_toml, "--seconds", 30): (
             "--seconds is of a search by prices, and --measure times runs for train alone: it ends "
             "after a quarter of all trials. Leave --seconds away.\n"
         ),

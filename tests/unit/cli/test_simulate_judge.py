@@ -81,8 +81,7 @@ def test_files_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_pa
     full.symlink_to("/dev/full")
     assert main([*SMALL, f"--trace={full}"]) == 2
     assert capsys.readouterr().err == (
-        f"--trace {full} cannot be written: no space left on device. Give a file in a folder that "
-        "can.\n"
+        f"{full} cannot be written: no space left on device. Choose another with --trace.\n"
     )
 
 

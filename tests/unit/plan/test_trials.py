@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.base.errors import PlanError
+from equipoise.base.errors import PlanError, SpecError
 from equipoise.plan.measured import Trial
 from equipoise.plan.trials import TrialJournal
 
@@ -61,7 +61,7 @@ def test_messages(tmp_path: Path) -> None:
         f"{file} holds trials of another run, machine or version of equipoise, whose seconds do "
         f"not compare. Choose another folder with --out, or remove this one."
     )
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(SpecError) as caught:
         TrialJournal(file / "deeper" / "trials.jsonl", "abc")
     assert str(caught.value) == (
         f"{file}/deeper/trials.jsonl cannot be read or written (Not a directory). Choose another "
@@ -70,7 +70,7 @@ def test_messages(tmp_path: Path) -> None:
     journal = TrialJournal(tmp_path / "gone" / "trials.jsonl", "abc")
     journal.file.unlink()
     journal.file.parent.rmdir()
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(SpecError) as caught:
         journal.begin(0)
     assert str(caught.value) == (
         f"{tmp_path}/gone/trials.jsonl cannot be written (No such file or directory). Choose "
