@@ -32,6 +32,8 @@ examples:
                                                      plan.lock of the fastest; needs torch
   equipoise plan --model llama3-405b --cluster h100-sxm:16384 \\
       --context-tokens 8192 --step-sequences 2048 --lengths pretrain-128k
+  equipoise plan --model llama3-8b --cluster h100-sxm:64 --context-tokens 8192 \\
+      --step-sequences 256 --lengths pretrain-128k --policy any
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
       --step-sequences 128 --layout tp=4 --recompute none --out plans/70b
   equipoise plan --model mixtral-8x7b --cluster h100-sxm:128 --context-tokens 4096 \\

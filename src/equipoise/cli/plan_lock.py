@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from equipoise import __version__
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
 from equipoise.base.units import GIB
+from equipoise.cli.simulate_judge import judge_idle
 from equipoise.cli.simulate_setting import (
     require_kernel_prices,
     require_no_offload,
@@ -30,6 +31,7 @@ from equipoise.plan.final import Finalist, price_choice, price_finalists, with_l
 from equipoise.plan.layer_words import say_layers
 from equipoise.plan.offload import search_offloaded
 from equipoise.plan.outcome import Outcome, Progress
+from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
@@ -38,6 +40,7 @@ from equipoise.spec.cluster_file import read_cluster
 from equipoise.spec.device_spec import THIS_CPU
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Candidate, Plan, Wall
+from equipoise.spec.run import Policy
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
 
@@ -121,6 +124,8 @@ class ClusterInputs:
 
     name: str
     lengths: str | None
+    policies: tuple[Policy, ...]
+    """Those that are searched; none where one is given, or nothing is packed."""
     by_layer: bool
     """Whether layers may have strategies of their own."""
     offload: str | None
@@ -156,9 +161,10 @@ class ClusterInputs:
         return with_layers(self.search, outcome, found) if self.by_layer else found
 
     def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
-        """Flags, and no keys."""
-        lengths = {} if self.lengths is None else {"lengths": self.lengths}
-        return choice.words() | lengths, {}
+        """Flags, the packing policy among them where it was searched, and no keys."""
+        packed = {} if self.lengths is None else {"lengths": self.lengths}
+        packed |= {"policy": choice.options.policy} if self.policies else {}
+        return choice.words() | packed, {}
 
     def walls(self, best: Finalist) -> tuple[Wall, ...]:
         """Of window, micro-batch and layers; of layers that differ, none."""
@@ -189,11 +195,14 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
     for name in ("micro_batch", "recompute", "offload", "schedule", "context_strategy", "order"):
         if getattr(args, name) not in (None, "any"):
             fixed[name] = getattr(args, name)
+    judge_idle(args, experts=model.experts, cp=cast("int | None", fixed.get("cp")))
+    policies = POLICIES if args.policy == "any" else ()
     whole = argparse.Namespace(**vars(args))
     whole.micro_batch = args.micro_batch or 1
     whole.recompute = args.recompute or "none"
     whole.offload = fixed.get("offload", "none")
     whole.context_strategy = args.context_strategy or "needed-kv"
+    whole.policy = None if policies else args.policy
     machine = Machine(cluster)
     base = step_options(whole, 1, machine.device)
     base.require()
@@ -203,11 +212,11 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
     if program is not None:
         stack = dataclasses.replace(base.stack, offloads_master=program.offloads_master)
         base = dataclasses.replace(base, stack=stack)
-    space = list_space(model, cluster.devices, base, fixed=fixed)
+    pack = step_packer(args, base)
+    space = list_space(model, cluster.devices, base, fixed=fixed, policies=policies)
     if program is not None:
         space = program.keep(model, space)
 
-    pack = step_packer(args, base)
     packer = None if pack is None else lambda choice: pack(choice.layout, choice.options)
     kind = Search if len(cluster.classes) == 1 else ClassSearch
     search = kind(model, machine, space, packer=packer)
@@ -218,7 +227,8 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
     }
     read = read_digests(args.model, args.cluster, args.lengths)
     return ClusterInputs(
-        args.model, args.lengths, by_layer, args.offload, program, asked, read, search
+        *(args.model, args.lengths, policies, by_layer, args.offload, program),
+        *(asked, read, search),
     )
 
 

@@ -55,12 +55,13 @@ _OF_CLUSTERS = (
     "context_strategy",
     "order",
     "lengths",
+    "policy",
     "layout",
     "layers",
 )
 """Flags that a run.toml has keys for, or that a run on this machine does not have."""
 
-_NOT_SAID = ("precision", "expert_skew", "policy", "seed")
+_NOT_SAID = ("precision", "expert_skew", "seed")
 """Likewise, with a default that is no answer."""
 
 _EVERY = -math.inf
@@ -265,7 +266,7 @@ def digest_asked(plan: Plan, *, is_quiet: bool) -> dict[str, str]:
 def require_own_flags(args: argparse.Namespace) -> None:
     """Refuse flags that only a described cluster needs."""
     wrong = [name for name in _OF_CLUSTERS if getattr(args, name) is not None]
-    plain = {"precision": "bf16", "expert_skew": 1.0, "policy": "by-work", "seed": 0}
+    plain = {"precision": "bf16", "expert_skew": 1.0, "seed": 0}
     wrong += [name for name in _NOT_SAID if getattr(args, name) != plain[name]]
     if wrong:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)

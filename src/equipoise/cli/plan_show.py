@@ -158,8 +158,8 @@ def say(candidate: Candidate) -> str:
     """A choice in one line."""
     words = candidate.words
     # A run's micro-batches are its packer's.
-    beside = words["policy"] if candidate.keys else f"micro-batch {words['micro-batch']}"
-    parts = [words["layout"], beside]
+    beside = [] if candidate.keys else [f"micro-batch {words['micro-batch']}"]
+    parts = [words["layout"], *beside, *([words["policy"]] if "policy" in words else [])]
     parts += [f"offload {words['offload']}"] if "offload" in words else []
     parts += [words[name] for name in ("order", "schedule", "context-strategy") if name in words]
     if "layers" in words:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from equipoise.base.units import GIB
-from equipoise.cli.simulate_judge import judge_idle
+from equipoise.cli.simulate_judge import judge_failures, judge_idle
 from equipoise.cli.simulate_setting import (
     add_step_arguments,
     require_kernel_prices,
@@ -174,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> None:
+    judge_failures(args)
     require_kind("plot", args.plot, "picture")
     require_kind("trace", args.trace, "trace")
     for flag in ("plot", "trace"):

@@ -4,8 +4,8 @@ Why
     A flag that changes nothing was meant to change something: whoever gave it reads an answer to
     another question.
 
-Kept true (tests/unit/cli/test_simulate_judge.py)
-    Each of them is refused in one sentence; what is given as its default is not.
+Kept true (tests/unit/cli/test_simulate_judge.py, test_plan.py)
+    Each of them is refused in one sentence, by both verbs; what is given as its default is not.
 """
 
 import argparse
@@ -58,31 +58,43 @@ def judge_numbers(args: argparse.Namespace, device: "DeviceSpec") -> None:
         )
 
 
-def judge_idle(args: argparse.Namespace, *, experts: int, cp: int) -> None:
-    """Refuse flags that would change nothing.
+def judge_failures(args: argparse.Namespace) -> None:
+    """Refuse flags of failures where nothing fails.
 
     Args:
-        args: The flags.
-        experts: Of the model; 0 where it has none.
-        cp: Ranks that share the tokens of a micro-batch.
+        args: The flags of ``simulate``.
 
     Raises:
         SpecError: names the flag, and what it needs.
     """
-    if args.mtbf_hours is None:
-        for name in ("checkpoint_s", "checkpoint_steps", "restart_s"):
-            if getattr(args, name) is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise SpecError(
-                    f"{flag} {getattr(args, name):g} is of a run that fails, and nothing does. "
-                    f"Give --mtbf-hours too, or leave {flag} out."
-                )
+    if args.mtbf_hours is not None:
+        return
+    for name in ("checkpoint_s", "checkpoint_steps", "restart_s"):
+        if getattr(args, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise SpecError(
+                f"{flag} {getattr(args, name):g} is of a run that fails, and nothing does. "
+                f"Give --mtbf-hours too, or leave {flag} out."
+            )
+
+
+def judge_idle(args: argparse.Namespace, *, experts: int, cp: int | None) -> None:
+    """Refuse flags of a step that would change nothing.
+
+    Args:
+        args: The flags that ``simulate`` and ``plan`` share; those that are searched are None.
+        experts: Of the model; 0 where it has none.
+        cp: Ranks that share the tokens of a micro-batch; None where that is searched.
+
+    Raises:
+        SpecError: names the flag, and what it needs.
+    """
     if args.lengths is None and args.policy is not None:
         raise SpecError(
             f"--policy {args.policy} packs documents, and there are none. Give --lengths too, or "
             f"leave --policy out."
         )
-    if args.context_strategy != "needed-kv" and cp == 1:
+    if args.context_strategy not in (None, "needed-kv") and cp == 1:
         raise SpecError(
             f"--context-strategy {args.context_strategy} is of context ranks, and cp is 1. Give cp "
             f"of 2 or more, or leave it out."

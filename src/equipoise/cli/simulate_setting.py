@@ -120,10 +120,10 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
     )
     parser.add_argument(
         "--policy",
-        default=_POLICY if is_searched else None,
         metavar="NAME",
-        help="pack.policy, which makes micro-batches of documents; with --lengths (default: "
-        "by-work)",
+        help="pack.policy, which makes micro-batches of documents; with --lengths"
+        + ("; any searches by-work and by-tokens" if is_searched else "")
+        + " (default: by-work)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the documents drawn (default: 0)"

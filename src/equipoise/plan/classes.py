@@ -54,8 +54,9 @@ from equipoise.spec.run import Recompute
 
 _SHARED = (
     *("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", "replicas", "offload"),
+    "policy",
 )
-"""What says who computes and who shares weights."""
+"""What says who computes what, and who shares weights."""
 
 _OWN = ("recompute", "context_strategy")
 

@@ -40,7 +40,7 @@ class Cores:
         shared = (tuple(layout.group_of(0, "cp")), options.context_strategy)
         alone = in_windows or not self._packs.has_documents
         key = (
-            *(options.micro_batch, 0 if alone else layout.dp),
+            *(options.micro_batch, () if alone else (layout.dp, options.policy)),
             *(layout.tp, shared if layout.cp > 1 else ()),
         )
         if key not in self._known:

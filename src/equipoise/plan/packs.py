@@ -31,8 +31,8 @@ class Packs:
 
     def __init__(self, model: ModelSpec, packer: Packer | None) -> None:
         self._model, self._packer = model, packer
-        self._packed: dict[tuple[int, ...], Documents] = {}
-        self._bins: dict[tuple[int, ...], Bins] = {}
+        self._packed: dict[tuple[int, int, str], Documents] = {}
+        self._bins: dict[tuple[int, int, str], Bins] = {}
 
     @property
     def has_documents(self) -> bool:
@@ -48,7 +48,7 @@ class Packs:
         if self._packer is None:
             batch = [options.context_tokens] * options.micro_batch
             return [[batch] * options.count_micro_batches(layout)]
-        key = layout.dp, options.micro_batch
+        key = layout.dp, options.micro_batch, options.policy
         if key not in self._packed:
             packed = self._packer(choice)
             self._packed[key] = [packed[at] for at in _by_work(self._model, packed)]
@@ -62,9 +62,9 @@ class Packs:
 
     def bins(self, choice: Choice) -> Bins:
         """Micro-batches of the rank that has most work, by their tokens."""
-        key = choice.layout.dp, choice.options.micro_batch
+        options = choice.options
+        key = choice.layout.dp, options.micro_batch, options.policy
         if key not in self._bins:
-            options = choice.options
             grain = max(1, options.micro_batch * options.context_tokens // _GRAINS)
             self._bins[key] = sort_batches(self.documents(choice)[0], grain)
         return self._bins[key]

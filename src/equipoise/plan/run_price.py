@@ -25,7 +25,7 @@ from equipoise.plan.outcome import Outcome
 from equipoise.plan.packs import Packer
 from equipoise.plan.run_steps import RunSteps
 from equipoise.plan.search import Search
-from equipoise.plan.space import Space
+from equipoise.plan.space import NAMED, Space
 from equipoise.schedule.pipeline import place_in_loop, place_in_v
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.schedule.pipeline_strategies import IN_V
@@ -70,8 +70,8 @@ def price_run(
     """
     found: list[Finalist] = []
     for policy in policies:
-        base = dataclasses.replace(search.space.base, policy=policy)
-        space = Space(search.space.columns, base)
+        space, place = search.space, NAMED["policy"].index(policy)
+        space = Space(space.columns | {"policy": np.full(len(space), place)}, space.base)
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
         for each in price_finalists(under, outcome, _PRICED):
             tokens = steps.most_tokens(policy, each.choice.layout.dp)

@@ -177,7 +177,7 @@ class Search:
     def _kernels(self, rows: Ints, peak: Floats) -> tuple[list[Item], list[Ints]]:
         """A queue of rows that run the same kernels, by the least bound of each group."""
         names = ["tp", "cp", "micro_batch", "ep", "etp"]
-        names += ["dp"] if self.packer is not None else []
+        names += ["dp", "policy"] if self.packer is not None else []
         groups = group_alike([self.space[name][rows] for name in names])
         queue = [(float(peak[group].min()), 0, at) for at, group in enumerate(groups)]
         heapq.heapify(queue)
@@ -230,7 +230,7 @@ class Search:
     def _passes(self, choice: Choice, *, own: bool) -> Passes:
         layout, options = choice.layout, choice.options
         alike = dataclasses.replace(options, context_strategy="") if not own else options
-        key = own, kernel_key(layout, alike), layout.dp, options.micro_batch
+        key = own, kernel_key(layout, alike), layout.dp, options.micro_batch, options.policy
         if key not in self._read:
             if own:
                 batches = self.documents(choice)[0]

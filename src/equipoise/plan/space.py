@@ -10,7 +10,8 @@ What it decides
     Axes that multiply::
 
         tp cp pp dp          every divisor of the devices; tp to 16, cp to 1,024 tokens a rank
-        micro_batch          every divisor of a rank's sequences, up to 16 or 65,536 tokens
+        micro_batch          every divisor of a rank's sequences, up to 16 or 65,536 tokens; of
+                             packed documents a cap of tokens, as below
         order                whether data-parallel ranks or stages are neighbours
         ep etp               of models with experts; etp is 1 or tp
         zero replicas        0, 1, 3; of 3 without stages every number of copies; 2 where a step
@@ -20,6 +21,12 @@ What it decides
         recompute            every setting
         offload              none, unless it is fixed: ``plan.offload`` lists where it may pay
         context_strategy     where cp > 1
+        policy               of packed documents: the given one, or those that are asked for
+
+    With documents a micro-batch of m windows is a token cap: documents, each cut to a window, are
+    packed as if m windows were one. ``by-work`` and ``by-tokens`` make as many micro-batches of a
+    rank as full windows would be, more only if that many do not hold them, and none has more than
+    1.25 m windows' tokens (``spec.run.PackSpec.most_tokens``); ``in-order`` and ``fixed`` cut at m.
 
 Kept true (tests/unit/plan/test_space.py)
     Every row is a legal layout of the model on the devices, and no row is there twice; rows of a
@@ -34,7 +41,7 @@ Sources
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -42,10 +49,11 @@ import numpy.typing as npt
 from equipoise.base.errors import SpecError
 from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import ORDERS, Choice
+from equipoise.plan.rows import Rows
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
-from equipoise.spec.run import Recompute
+from equipoise.spec.run import Policy, Recompute
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -82,6 +90,7 @@ NAMED = {
     "recompute": RECOMPUTES,
     "context_strategy": CONTEXT_STRATEGIES,
     "offload": OFFLOADS,
+    "policy": get_args(Policy),
 }
 """Columns whose numbers are places in a list of names."""
 
@@ -147,6 +156,7 @@ def list_space(
     base: StepOptions,
     *,
     fixed: Mapping[str, int | str] | None = None,
+    policies: Sequence[Policy] = (),
 ) -> Space:
     """Every choice for one step.
 
@@ -155,6 +165,7 @@ def list_space(
         devices: Of the cluster; every one is used.
         base: Window, sequences of the step, precision, stack: what is not to be chosen.
         fixed: Columns that have one value, by ``COLUMNS``.
+        policies: Of packed documents, those to choose from; that of the base unless given.
 
     Raises:
         SpecError: nothing is left; says what was fixed.
@@ -166,7 +177,7 @@ def list_space(
     >>> sorted({space.choice(row).layout.dp for row in range(len(space))})
     [1]
     """
-    rows = _Rows(fixed or {})
+    rows = Rows(fixed or {}, NAMED)
     degrees = _divisors(devices)
     rows.cross("tp", [each for each in degrees if each <= _MOST_TP and _carries(model, each)])
     rows.cross("pp", [each for each in degrees if each <= model.layers])
@@ -196,6 +207,7 @@ def list_space(
     rows.keep(~shared | _strategy_carries(rows, model))
     offload = OFFLOADS.index(cast(Offload, (fixed or {}).get("offload", "none")))
     rows.columns["offload"] = np.full(len(rows["tp"]), offload)
+    rows.cross("policy", [NAMED["policy"].index(each) for each in policies or (base.policy,)])
     rows.derive("micro_batches", base.step_sequences // (rows["dp"] * rows["micro_batch"]))
     if not len(rows["tp"]):
         said = ", ".join(f"{name} = {value}" for name, value in (fixed or {}).items())
@@ -209,47 +221,7 @@ def list_space(
     return Space(rows.columns, base)
 
 
-class _Rows:
-    """Columns that grow by crossing."""
-
-    def __init__(self, fixed: Mapping[str, int | str]) -> None:
-        self.columns: dict[str, Ints] = {}
-        self._fixed = dict(fixed)
-        for name, names in NAMED.items():
-            if name in self._fixed:
-                value = str(self._fixed[name])
-                self._fixed[name] = names.index(value) if value in names else -1
-
-    def __getitem__(self, name: str) -> Ints:
-        return self.columns[name]
-
-    def is_fixed(self, name: str) -> bool:
-        """Whether a column has one value."""
-        return name in self._fixed
-
-    def cross(self, name: str, values: Sequence[int], *, where: Flags | None = None) -> None:
-        """Each row with each value; where not, with the first alone."""
-        count = len(next(iter(self.columns.values()))) if self.columns else 1
-        every = np.asarray(list(values) or [0], dtype=np.int64)
-        wide = np.ones(count, dtype=bool) if where is None else where
-        times = np.where(wide, len(every) if len(values) else 0, 1)
-        at = np.repeat(np.arange(count), times)
-        self.columns = {key: column[at] for key, column in self.columns.items()}
-        place = np.arange(len(at)) - np.repeat(np.cumsum(times) - times, times)
-        self.derive(name, every[place])
-
-    def derive(self, name: str, column: Ints) -> None:
-        """A column that follows from others; or is fixed."""
-        self.columns[name] = column
-        if name in self._fixed:
-            self.keep(column == self._fixed[name])
-
-    def keep(self, rows: Flags) -> None:
-        """Drop the others."""
-        self.columns = {key: column[rows] for key, column in self.columns.items()}
-
-
-def _fold_experts(rows: _Rows, model: ModelSpec) -> None:
+def _fold_experts(rows: Rows, model: ModelSpec) -> None:
     """Experts over ep ranks in equal runs, their hidden units over etp."""
     sizes = _divisors(model.experts) if model.experts else [1]
     rows.cross("ep", sizes)
@@ -259,7 +231,7 @@ def _fold_experts(rows: _Rows, model: ModelSpec) -> None:
     rows.keep(stage % (rows["ep"] * rows["etp"]) == 0)
 
 
-def _schedules(rows: _Rows, model: ModelSpec, base: StepOptions) -> None:
+def _schedules(rows: Rows, model: ModelSpec, base: StepOptions) -> None:
     known = len(SCHEDULES) if rows.is_fixed("schedule") else _SEARCHED
     rows.cross("schedule", range(known), where=rows["pp"] > 1)
     many = _is(rows, MANY_STAGES)
@@ -278,11 +250,11 @@ def _schedules(rows: _Rows, model: ModelSpec, base: StepOptions) -> None:
     rows.keep(~_is(rows, ("dualpipe-v",)) | (batches >= 2 * rows["pp"]))
 
 
-def _is(rows: _Rows, names: Sequence[str]) -> Flags:
+def _is(rows: Rows, names: Sequence[str]) -> Flags:
     return np.isin(rows["schedule"], [SCHEDULES.index(each) for each in names])
 
 
-def _strategy_carries(rows: _Rows, model: ModelSpec) -> Flags:
+def _strategy_carries(rows: Rows, model: ModelSpec) -> Flags:
     """Heads divide over the ranks that exchange them."""
     heads = model.heads // rows["tp"]
     exchanges = rows["context_strategy"] == CONTEXT_STRATEGIES.index("ulysses")

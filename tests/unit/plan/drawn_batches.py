@@ -1,8 +1,18 @@
 """Micro-batches of a choice, for tests of the planner: whole windows, or documents drawn."""
 
+import dataclasses
+from typing import cast
+
 import numpy as np
 
+from equipoise.balance.pack import pack_step
+from equipoise.cost.curve import counted_curve
+from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import Choice
+from equipoise.plan.packs import Packer
+from equipoise.sim.step import Documents
+from equipoise.spec.model import ModelSpec
+from equipoise.spec.run import PackSpec, Policy
 
 
 def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:
@@ -16,3 +26,28 @@ def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:
         [max(64, int(part)) for part in draw.dirichlet(np.ones(draw.integers(1, 6))) * whole]
         for _ in range(count)
     ]
+
+
+def packer_of(model: ModelSpec, base: StepOptions, seed: int) -> Packer:
+    """Packs one step's documents, which are drawn, as the policy of each choice does."""
+    draw, whole = np.random.default_rng(seed), base.context_tokens * base.step_sequences
+    some = np.exp(draw.normal(6.5, 1.0, whole // 64)).astype(np.int64) + 64
+    some = np.minimum(some, base.context_tokens)
+    stops = np.minimum(np.cumsum(some), whole)
+    lengths = np.diff(stops, prepend=0)
+    lengths = lengths[lengths > 0]
+    pieces = np.stack([np.arange(len(lengths)), np.zeros_like(lengths), lengths], axis=1)
+    plain = PackSpec(context_tokens=base.context_tokens, step_tokens=whole)
+    curve = counted_curve(model)
+
+    def pack(choice: Choice) -> Documents:
+        options = choice.options
+        spec = dataclasses.replace(
+            plain,
+            policy=cast(Policy, options.policy),
+            context_tokens=options.context_tokens * options.micro_batch,
+        )
+        ranks = pack_step(pieces, spec, choice.layout.dp, curve).ranks
+        return [[batch.doc_tokens.tolist() for batch in rank] for rank in ranks]
+
+    return pack

@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 import pytest
-from drawn_batches import batches_of
+from drawn_batches import batches_of, packer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,9 +13,11 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Precision, Stack, StepOptions
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.bound import bubble, least_bytes, least_seconds
+from equipoise.plan.choice import Choice
 from equipoise.plan.family import Kernels, own_passes
 from equipoise.plan.kernels import bound_by_kernels
 from equipoise.plan.least import least_step_s
+from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
@@ -42,7 +44,7 @@ def setting(model: str, devices: int, stack: str, micro: int) -> tuple[Machine, 
     return machine, list_space(MODELS[model], devices, base)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=80)
 @given(
     st.sampled_from(sorted(MODELS)),
     st.sampled_from([4, 8, 16]),
@@ -51,14 +53,18 @@ def setting(model: str, devices: int, stack: str, micro: int) -> tuple[Machine, 
     st.integers(0, 2**31),
     st.one_of(st.none(), st.integers(0, 2**31)),
     st.sampled_from([1, 64, 1000]),
+    st.sampled_from(["drawn", *POLICIES]),
 )
-def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain) -> None:
+def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain, policy) -> None:
     model = MODELS[name]
     machine, space = setting(name, devices, stack, micro)
     row = at % len(space)
     choice = space.choice(row)
     layout, options = choice.layout, choice.options
     batches = batches_of(choice, seed)
+    if seed is not None and policy != "drawn":
+        asked = Choice(layout, dataclasses.replace(options, policy=policy))
+        batches = packer_of(model, space.base, seed)(asked)[at % layout.dp]
     try:
         own = StepParts(model, machine, layout, options)
         price = price_step(model, machine, layout, options, documents=[batches], parts=own)

@@ -16,6 +16,7 @@ from equipoise.plan.final import price_finalists
 from equipoise.plan.held import least_worst
 from equipoise.plan.offload import search_offloaded
 from equipoise.plan.outcome import Priced
+from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
@@ -123,6 +124,28 @@ def test_the_bound_holds_with_documents() -> None:
         bound = search.least_s(choice, virtual=choice.options.virtual)
         assert bound <= price.price.step_s
     assert search.run().progress.best_s == pytest.approx(least, rel=1e-12)
+
+
+def test_no_policy_is_bounded_by_documents_of_another() -> None:
+    """Of documents that policies have nothing to do with; a seed at which mixed groups are seen."""
+    machine = Machine(mixed("a100-80", "h100-sxm"))
+
+    def pack(choice: Choice) -> list[list[list[int]]]:
+        options, layout = choice.options, choice.layout
+        draw = np.random.default_rng(
+            [2, POLICIES.index(options.policy), layout.dp, options.micro_batch]
+        )
+        batch = [int(4096 * draw.uniform(1, 3))] * options.micro_batch
+        return [[batch] * options.count_micro_batches(layout)] * layout.dp
+
+    fixed: dict[str, int | str] = {"cp": 1, "recompute": "none", "zero": 1, "schedule": "1f1b"}
+    best = []
+    for policies in (*((policy,) for policy in POLICIES), POLICIES):
+        rows = list_space(MODEL, 8, BASE, fixed=fixed, policies=policies)
+        found = ClassSearch(MODEL, machine, rows, packer=pack, gap=0.0).run()
+        best.append(found.progress.best_s)
+    *alone, together = best
+    assert together == pytest.approx(min(alone), rel=1e-12) and together < max(alone)
 
 
 def test_a_stopped_search_goes_on() -> None:

@@ -26,6 +26,14 @@ def test_ranks_come_by_their_work() -> None:
     assert asked == [3]
 
 
+def test_policies_are_packed_apart() -> None:
+    packs = Packs(MODEL, lambda choice: [[[8 if choice.options.policy == "by-work" else 4]]])
+    by_work = Choice(Layout(), StepOptions(8, 6))
+    by_tokens = Choice(Layout(), StepOptions(8, 6, policy="by-tokens"))
+    assert packs.documents(by_work) == [[[8]]] and packs.documents(by_tokens) == [[[4]]]
+    assert packs.bins(by_work).tokens == (8,) and packs.bins(by_tokens).tokens == (4,)
+
+
 def test_without_a_packer_windows_are_full() -> None:
     choice = Choice(Layout(dp=2), StepOptions(8, 8, micro_batch=2))
     assert Packs(MODEL, None).documents(choice) == [[[8, 8], [8, 8]]]

@@ -4,16 +4,20 @@ import dataclasses
 
 import numpy as np
 import pytest
+from drawn_batches import packer_of
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import Choice
-from equipoise.plan.outcome import Outcome, Priced
+from equipoise.plan.outcome import Outcome, Priced, Progress
+from equipoise.plan.packs import Packer, Packs
+from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.search import Search
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.machine import Machine
-from equipoise.sim.step import price_step
+from equipoise.sim.step import Documents, price_step
 from equipoise.spec.cluster import ClusterSpec, find_cluster
+from equipoise.spec.run import Policy
 from equipoise.spec.words import read_model
 
 MODEL = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")
@@ -32,12 +36,13 @@ def space(**fixed: int | str) -> Space:
     return list_space(MODEL, 8, BASE, fixed=fixed)
 
 
-def brute(machine: Machine, rows: Space) -> float:
+def brute(machine: Machine, rows: Space, packer: Packer | None = None) -> float:
     best = np.inf
     for row in range(len(rows)):
         choice = rows.choice(row)
+        documents = Packs(MODEL, packer).documents(choice)[:1]
         try:
-            price = price_step(MODEL, machine, choice.layout, choice.options)
+            price = price_step(MODEL, machine, choice.layout, choice.options, documents=documents)
         except (LayoutError, SpecError):
             continue
         if price.fits:
@@ -67,6 +72,72 @@ def test_the_answer_is_that_of_pricing_every_row(gib: float, fixed: dict[str, in
     if found.fitting:
         assert found.fitting[0].step_s == truth
         assert found.progress.gap == 0
+
+
+@pytest.mark.parametrize(
+    ("fixed", "winner"),
+    [
+        ({"tp": 1, "cp": 1, "recompute": "none", "zero": 1, "micro_batch": 2}, "by-work"),
+        ({"tp": 2, "cp": 1, "recompute": "none", "zero": 1, "micro_batch": 1}, "by-tokens"),
+    ],
+)
+def test_any_policy_is_as_fast_as_the_faster_one(
+    fixed: dict[str, int | str], winner: Policy
+) -> None:
+    machine, pack = Machine(cluster(40.0)), packer_of(MODEL, BASE, 0)
+    best = {}
+    for policies in (POLICIES, *((policy,) for policy in POLICIES)):
+        rows = list_space(MODEL, 8, BASE, fixed=fixed, policies=policies)
+        found = Search(MODEL, machine, rows, packer=pack, gap=0.0).run()
+        assert found.progress.best_s == brute(machine, rows, pack)
+        assert rows.choice(found.fitting[0].row).options.policy in policies
+        best[policies] = found.progress.best_s
+    assert best[POLICIES] == best[winner,] == min(best.values()) < max(best.values())
+
+
+@pytest.mark.parametrize(
+    ("seed", "fixed"),
+    [
+        (1, {"cp": 1, "recompute": "none", "zero": 1}),
+        (141, {"cp": 1, "recompute": "none", "zero": 1}),
+        (111, {"cp": 2, "tp": 1, "recompute": "none", "zero": 1}),
+    ],
+)
+def test_no_policy_is_bounded_by_documents_of_another(
+    seed: int, fixed: dict[str, int | str]
+) -> None:
+    """Of documents that policies have nothing to do with; seeds at which a mixed cache is seen."""
+
+    def pack(choice: Choice) -> Documents:
+        options, layout = choice.options, choice.layout
+        place = POLICIES.index(options.policy), layout.dp, options.micro_batch
+        draw = np.random.default_rng([seed, *place])
+        count = options.count_micro_batches(layout)
+        windows = [[int(4096 * draw.uniform(1, 3))] * options.micro_batch for _ in range(count)]
+        return [windows] * layout.dp
+
+    machine, best, told = Machine(cluster(60.0)), [], list[Progress]()
+    for policies in (*((policy,) for policy in POLICIES), POLICIES):
+        rows = list_space(MODEL, 8, BASE, fixed=fixed, policies=policies)
+        told.clear()
+        found = Search(MODEL, machine, rows, packer=pack, gap=0.0).run(watch=told.append)
+        best.append(found.progress.best_s)
+    *alone, together = best
+    assert together == min(alone) < max(alone)
+    assert max(each.bound_s for each in told) <= together
+
+
+def test_a_search_of_policies_goes_on() -> None:
+    pack, told = packer_of(MODEL, BASE, 0), list[Priced]()
+    rows = list_space(MODEL, 8, BASE, fixed={"tp": 2, "cp": 1, "micro_batch": 1}, policies=POLICIES)
+    machine = Machine(cluster(40.0))
+    whole = Search(MODEL, machine, rows, packer=pack, gap=0.0, note=told.append).run()
+    assert {rows.choice(each.row).options.policy for each in told} == set(POLICIES)
+    again: list[Priced] = []
+    known = {each.row: each for each in told[: len(told) // 2]}
+    search = Search(MODEL, machine, rows, pack, 0.0, dict(known), again.append)
+    assert search.run().fitting == whole.fitting
+    assert {each.row for each in again} == {each.row for each in told} - set(known)
 
 
 def run(gib: float, **arguments: object) -> tuple[Outcome, Search]:
