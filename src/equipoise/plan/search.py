@@ -163,7 +163,9 @@ class Search:
                 heapq.heappush(queue, (max(bound, self._family_s(int(members[at][0]))), 2, at))
             elif stage == 2:
                 for row in members[at].tolist():
-                    heapq.heappush(queue, (max(bound, self._own_s(row)), 3, row))
+                    heapq.heappush(queue, (max(bound, self._split_s(row)), 3, row))
+            elif stage == 3:
+                heapq.heappush(queue, (max(bound, self._own_s(at)), 4, at))
             else:
                 tally.price(at, bound)
         return tally.outcome(
@@ -249,6 +251,20 @@ class Search:
     def _least_s(self, choice: Choice, passes: Passes) -> float:
         micro_batches = len(self.documents(choice)[0])
         return least_step_s(self.model, self.machine, choice, passes, micro_batches)
+
+    def _split_s(self, row: int) -> float:
+        """Of several context ranks, with layers on the stages where they will be."""
+        if self.space["cp"][row] == 1 or row in self.known:
+            return 0.0
+        choice = self.space.choice(row)
+        try:
+            parts = self.parts(choice)
+        except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
+            return float(np.inf)
+        median = parts.price(self._packs.bins(choice).typical.astype(np.float64))
+        passes = self._passes(choice, own=False)
+        passes = dataclasses.replace(passes, typical=median, splits=self._least.splits)
+        return self._least_s(choice, passes)
 
     def _own_s(self, row: int) -> float:
         """Of several context ranks, with what travels between them."""

@@ -60,9 +60,10 @@ def tiles_between(
     """
     if not len(queries) or not len(keys) or not blocks:
         return np.empty((0, TILE_COLUMNS), dtype=np.int64)
-    own, of_own = _own_tiles(queries, keys, reads)
-    shared, of_shared = _shared_tiles(queries, keys, reads)
-    tiles, query = np.concatenate((own, shared)), np.concatenate((of_own, of_shared))
+    tiles, query = _own_tiles(queries, keys, reads)
+    if len(reads.shared):
+        shared, of_shared = _shared_tiles(queries, keys, reads)
+        tiles, query = np.concatenate((tiles, shared)), np.concatenate((query, of_shared))
     kept = (tiles[:, 1] < tiles[:, 2]) & (tiles[:, 3] < tiles[:, 4])
     tiles, query = tiles[kept], query[kept]
     order = np.lexsort((tiles[:, 3], tiles[:, 1], tiles[:, 5] != CAUSAL_SQUARE, query))

@@ -129,7 +129,9 @@ class AttentionCore:
             backward[at] = 2 * products + _SCORE_BYTES[1] * moved
         return forward, backward
 
-    def _documents_s(self, lengths: Floats, *, backward: bool = False) -> Floats:
+    def _documents_s(
+        self, lengths: Floats, *, backward: bool = False, pack_tokens: Floats | None = None
+    ) -> Floats:
         """Whole causal documents, this rank's heads [s]."""
         model, tp = self._model, self._layout.tp
         slower = self._options.residuals.attention / self._options.stack.attention_rate
@@ -139,6 +141,7 @@ class AttentionCore:
             self._kv_heads,
             (model.score_width + model.head_width) // 2,
             backward=backward,
+            pack_tokens=pack_tokens,
         )
 
     def _shared(self, lengths: Ints) -> CoreTimes:
@@ -169,9 +172,11 @@ class AttentionCore:
             ranks_per_node=self._links.ranks_per_node,
         )
 
-        def tile_ns(pairs: Floats) -> Floats:
+        def tile_ns(pairs: Floats, rounds: Ints) -> Floats:
             # A tile of so many pairs at the rate of a causal document of as many.
-            return 1e9 * self._documents_s(np.sqrt(2.0 * np.maximum(pairs, 0.5)))
+            alike = np.sqrt(2.0 * np.maximum(pairs, 0.5))
+            together = np.bincount(rounds, alike)[rounds].astype(np.float64)
+            return 1e9 * self._documents_s(alike, pack_tokens=together)
 
         width = (model.score_width + model.head_width) // 2
         priced = price_attention(
