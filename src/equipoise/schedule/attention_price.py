@@ -181,7 +181,8 @@ def _computing(
         is_full = tiles[:, 5] == TILE_KINDS.index("full")
         tiles_ns = np.where(is_full, full_ns(whole, of_round), tiles_ns)
     shares = tiles_ns * (heads / schedule.heads)
-    return np.bincount(of_round, shares, schedule.ranks * longest).reshape(schedule.ranks, longest)
+    found = np.bincount(of_round, shares, schedule.ranks * longest).astype(np.float64)
+    return found.reshape(schedule.ranks, longest)
 
 
 @dataclass(frozen=True, slots=True)

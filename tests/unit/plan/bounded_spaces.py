@@ -1,6 +1,10 @@
 """Spaces of choices whose bounds are held against their prices."""
 
 import functools
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
 
 from equipoise.cost.step import Stack, StepOptions
 from equipoise.plan.space import Space, list_space
@@ -22,3 +26,15 @@ def setting(model: str, devices: int, stack: Stack, micro: int) -> tuple[Machine
     base = StepOptions(4096, micro * devices, stack=stack)
     machine = Machine(find_cluster(f"h100-sxm:{devices}"))
     return machine, list_space(MODELS[model], devices, base)
+
+
+def draws(stacks: Mapping[str, Stack]) -> tuple[st.SearchStrategy[Any], ...]:
+    """Model, devices, stack, windows a device, row and, where documents are packed, their seed."""
+    return (
+        st.sampled_from(sorted(MODELS)),
+        st.sampled_from([4, 8, 16]),
+        st.sampled_from(sorted(stacks)),
+        st.sampled_from([1, 3, 8]),
+        st.integers(0, 2**31),
+        st.one_of(st.none(), st.integers(0, 2**31)),
+    )

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from bounded_spaces import MODELS, setting
+from bounded_spaces import MODELS, draws, setting
 from drawn_batches import batches_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,15 +35,7 @@ STACKS = {
 
 
 @settings(deadline=None, max_examples=50)
-@given(
-    st.sampled_from(sorted(MODELS)),
-    st.sampled_from([4, 8, 16]),
-    st.sampled_from(sorted(STACKS)),
-    st.sampled_from([1, 3, 8]),
-    st.integers(0, 2**31),
-    st.one_of(st.none(), st.integers(0, 2**31)),
-    st.sampled_from(OFFLOADS[1:]),
-)
+@given(*draws(STACKS), st.sampled_from(OFFLOADS[1:]))
 def test_no_choice_is_faster_with_offloading_and_no_bound_exceeds_it(
     name, devices, stack, micro, at, seed, offload
 ) -> None:
