@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from equipoise.base.durable import sync
 from equipoise.base.errors import ModelError
 from equipoise.base.units import GIB
 from equipoise.nn.hf import CONFIG, INDEX, WEIGHTS, check_weights, their_names, weight_shapes
@@ -79,9 +80,9 @@ def write_hf(
         _write_json(partial / CONFIG, config)
         _write_weights(partial, model, state, max_shard_bytes)
         for path in (*partial.iterdir(), partial):
-            _sync(path)
+            sync(path)
         partial.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except (OSError, SafetensorError) as error:
         words = getattr(error, "strerror", None) or error
         raise ModelError(
@@ -154,11 +155,3 @@ def _write_weights(
         total_bytes = sum(weight.nbytes for weight in state.values())
         metadata = {"total_size": total_bytes}
         _write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
