@@ -70,10 +70,10 @@ _LARGE = 50_000
 _LOOKS = {GROUP: "open_group", FAMILY: "family_s", ROW: "split_s", SPLIT: "own_s", OWN: "price"}
 """What is asked next of what waits in the queue."""
 
-_WEIGHTS = {GROUP: 1, FAMILY: 1, BOUNDED: 0, ROW: 1, SPLIT: 4, OWN: 16}
+_WEIGHTS = {GROUP: 8, FAMILY: 1, BOUNDED: 0, ROW: 1, SPLIT: 4, OWN: 64}
 """How long that takes, about."""
 
-_AT_ONCE = 64
+_AT_ONCE = 512
 """Weight of the looks that are taken together, before the queue is looked at again."""
 
 

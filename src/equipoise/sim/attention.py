@@ -66,6 +66,10 @@ class ContextLinks:
     """Of the group; with ``far``."""
 
 
+Splits = dict[bytes, ContextSplit]
+"""By documents' lengths, int64."""
+
+
 class AttentionCore:
     """Prices micro-batches, each distinct one once."""
 
@@ -76,9 +80,22 @@ class AttentionCore:
         options: StepOptions,
         rates: Rates,
         links: ContextLinks,
+        *,
+        splits: Splits | None = None,
     ) -> None:
+        """What a setting's cores are priced by.
+
+        Args:
+            model: Sizes.
+            layout: Degrees.
+            options: Everything else.
+            rates: Of kernels.
+            links: Between context ranks.
+            splits: Micro-batches that were shared out before, over as many ranks; is added to.
+        """
         self._model, self._layout, self._options = model, layout, options
         self._rates, self._links = rates, links
+        self._splits = {} if splits is None else splits
         self._known: dict[bytes, CoreTimes] = {}
         self._replayed: list[tuple[float, CoreTimes]] = []
 
@@ -145,7 +162,10 @@ class AttentionCore:
         )
 
     def _shared(self, lengths: Ints) -> CoreTimes:
-        split = split_context(lengths, self._layout.cp, self._options.sharding)
+        key = lengths.tobytes()
+        if key not in self._splits:
+            self._splits[key] = split_context(lengths, self._layout.cp, self._options.sharding)
+        split = self._splits[key]
         # What the rank with most pairs computes, at the rate of whole documents.
         counted = float(self._documents_s(lengths.astype(np.float64)).sum())
         counted *= split.pair_skew / self._layout.cp
