@@ -83,10 +83,10 @@ def _predict(lengths: list[int], combo: Combo, report: RankReport) -> float:
     curve, full_pair_ns = _curve(report), _full_pair_ns(_curve(report))
     price = price_attention(
         plan.schedule,
-        lambda pairs: curve.attention_ns(pairs) / (1 + BACKWARD_OVER_FORWARD),
+        lambda pairs, _: curve.attention_ns(pairs) / (1 + BACKWARD_OVER_FORWARD),
         report.link,
         Wire(WIDTH, element_bytes=4),
-        full_ns=lambda pairs: pairs * full_pair_ns / (1 + BACKWARD_OVER_FORWARD),
+        full_ns=lambda pairs, _: pairs * full_pair_ns / (1 + BACKWARD_OVER_FORWARD),
     )
     return 1e-9 * price.total_ns
 

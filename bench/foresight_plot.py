@@ -12,10 +12,10 @@ from typing import Any
 
 RESULTS = Path(__file__).with_name("results")
 
-_INK, _PALE, _BLUE = "#1d2733", "#dfe6ec", "#2f6690"
+INK, PALE, BLUE, RED = "#1d2733", "#dfe6ec", "#2f6690", "#c8553d"
 _OPS = {
-    "all_gather": "#2f6690",
-    "all_reduce": "#c8553d",
+    "all_gather": BLUE,
+    "all_reduce": RED,
     "all_to_all": "#6a994e",
     "reduce_scatter": "#8d6a9f",
 }
@@ -23,6 +23,16 @@ _WIDTH = 5.4
 """Inches."""
 _ROOM = 0.6
 """Of a line of dots, in the place of one."""
+_SOURCES = {
+    "dgxc": "NVIDIA's recipes",
+    "SC21 table 1": "Megatron-LM 2021, table 1",
+    "SC21 table 2": "Megatron-LM 2021, table 2",
+    "Megatron January 2021": "Megatron-LM, January 2021",
+    "Megatron 2020": "Megatron-LM 2020",
+    "Korthikanti table 5": "arXiv:2205.05198 table 5",
+    "zero bubble table 4": "arXiv:2401.10241 table 4",
+}
+"""What a reader of the page calls them; others by their own names."""
 
 
 def read(name: str) -> Any:
@@ -34,13 +44,13 @@ def _dots(
     axis: Any, groups: Mapping[str, Sequence[float]], *, band: float, limit: float, said: str
 ) -> None:
     """A line of dots for each group, first at the top, with its mean error beside it."""
-    axis.axvspan(-band, band, color=_PALE, linewidth=0)
-    axis.axvline(0, color=_INK, linewidth=0.8)
+    axis.axvspan(-band, band, color=PALE, linewidth=0)
+    axis.axvline(0, color=INK, linewidth=0.8)
     for at, errors in enumerate(groups.values()):
         count = len(errors)
         places = [at - _ROOM / 2 + _ROOM * (i + 0.5) / count for i in range(count)]
         shown = [max(-limit, min(limit, error)) for error in errors]
-        axis.plot(shown, places, "o", markersize=3, color=_BLUE, alpha=0.6, clip_on=False)
+        axis.plot(shown, places, "o", markersize=3, color=BLUE, alpha=0.6, clip_on=False)
         mean = sum(abs(error) for error in errors) / count
         axis.text(1.02, at, f"{mean:.1%}", transform=axis.get_yaxis_transform(), va="center")
     axis.set_yticks(range(len(groups)), [f"{name} ({len(e)})" for name, e in groups.items()])
@@ -50,7 +60,14 @@ def _dots(
     axis.set_xlabel(said)
 
 
-def _figure(lines: float, panels: int = 1, **arguments: Any) -> tuple[Any, Any]:
+def make_figure(lines: float, panels: int = 1, **arguments: Any) -> tuple[Any, Any]:
+    """A figure with so many lines of dots, and its panel or panels."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update(
+        {"svg.hashsalt": "equipoise", "font.size": 9, "text.color": INK, "axes.labelcolor": INK}
+    )
     from matplotlib import pyplot
 
     size = (_WIDTH, 0.9 * panels + 0.27 * lines)
@@ -73,7 +90,7 @@ def pipelines() -> Any:
     speeds: dict[str, list[float]] = {}
     for row in table["rows"]:
         speeds.setdefault(row["row"].split()[1], []).append(row["error"])
-    figure, axes = _figure(
+    figure, axes = make_figure(
         len(rates) + len(speeds), 2, height_ratios=(len(rates) + 1, len(speeds) + 1)
     )
     _dots(axes[0], rates, band=0.0001, limit=0.08, said="bubble rate, replayed less published")
@@ -88,7 +105,7 @@ def memory() -> Any:
         source = row["source"]
         name = f"arXiv:2205.05198 {source}" if source.startswith("figure") else source
         groups.setdefault(name, []).append(row["error"])
-    figure, axis = _figure(len(groups) + 1)
+    figure, axis = make_figure(len(groups) + 1)
     _dots(axis, groups, band=0.08, limit=0.55, said="bytes, predicted over published − 1")
     return figure
 
@@ -96,8 +113,11 @@ def memory() -> Any:
 def steps() -> Any:
     """G4: seconds of a step, each source left out of the fit."""
     found = read("throughput_published")["left-out sources"]["rows"]
-    groups = {name: [row["error"] for row in lines] for name, lines in found.items()}
-    figure, axis = _figure(len(groups) + 1)
+    groups = {
+        _SOURCES.get(name, name.replace("_", " ")): [row["error"] for row in lines]
+        for name, lines in found.items()
+    }
+    figure, axis = make_figure(len(groups) + 1)
     _dots(axis, groups, band=0.08, limit=0.32, said="seconds, predicted over published − 1")
     return figure
 
@@ -105,11 +125,11 @@ def steps() -> Any:
 def order() -> Any:
     """G5: Kendall's tau of each sweep."""
     sweeps = read("ranking")["sweeps by tokens per second"]
-    figure, axis = _figure(len(sweeps) + 1)
-    axis.axvspan(0.8, 1.0, color=_PALE, linewidth=0)
+    figure, axis = make_figure(len(sweeps) + 1)
+    axis.axvspan(0.8, 1.0, color=PALE, linewidth=0)
     for at, sweep in enumerate(sweeps.values()):
-        axis.plot([0, sweep["tau"]], [at, at], color=_BLUE, linewidth=1, alpha=0.4)
-        axis.plot(sweep["tau"], at, "o", markersize=5, color=_BLUE, clip_on=False)
+        axis.plot([0, sweep["tau"]], [at, at], color=BLUE, linewidth=1, alpha=0.4)
+        axis.plot(sweep["tau"], at, "o", markersize=5, color=BLUE, clip_on=False)
         lost = f"{sweep['top-1 regret']:.1%}" if sweep["top-1 regret"] else "best"
         axis.text(1.04, at, lost, transform=axis.get_yaxis_transform(), va="center")
     labels = [
@@ -126,9 +146,9 @@ def collectives() -> Any:
     """G6: held-out points by size."""
     head, *lines = read("collectives")["halves of the H100's NCCL points"]["rows"]
     names = head.split(",")
-    figure, axis = _figure(8)
-    axis.axhspan(-0.08, 0.08, color=_PALE, linewidth=0)
-    axis.axhline(0, color=_INK, linewidth=0.8)
+    figure, axis = make_figure(8)
+    axis.axhspan(-0.08, 0.08, color=PALE, linewidth=0)
+    axis.axhline(0, color=INK, linewidth=0.8)
     rows = [dict(zip(names, line.split(",", len(names) - 1), strict=True)) for line in lines]
     for operation, color in _OPS.items():
         mine = [row for row in rows if row["op"] == operation and row["extrapolated"] == "False"]
@@ -154,19 +174,16 @@ FIGURES: dict[str, Callable[[], Any]] = {
 }
 
 
+def save(figure: Any, file: Path) -> None:
+    """Write it, the same bytes on every day, and say so."""
+    figure.savefig(file, metadata={"Date": None}, bbox_inches="tight", facecolor="white")
+    print(file)
+
+
 def main() -> None:
     """Write all of them into a folder."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update(
-        {"svg.hashsalt": "equipoise", "font.size": 9, "text.color": _INK, "axes.labelcolor": _INK}
-    )
     for name, draw in FIGURES.items():
-        figure = draw()
-        file = Path(sys.argv[1]) / f"foresight-{name}.svg"
-        figure.savefig(file, metadata={"Date": None}, bbox_inches="tight", facecolor="white")
-        print(file)
+        save(draw(), Path(sys.argv[1]) / f"foresight-{name}.svg")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,13 @@ def _goals() -> tuple[Line, list[Line]]:
     steps, order = read("throughput_published"), read("ranking")
     table_4 = steps["table 4 of arXiv:2401.10241 from its profiled times"]["all"]
     left = steps["left-out sources"]
-    worst, name = left["worst source"]
+    name = left["worst source"][1]
+    worst = [
+        abs(row["error"])
+        for source, rows in left["rows"].items()
+        if source.startswith(name)  # llm-foundry has a line for each device
+        for row in rows
+    ]
     halves = read("collectives")["halves of the H100's NCCL points"]
     exact = max(bubbles["largest absolute error"][name] for name in ("1F1B", "ZB-H1"))
     loops = str(len(bubbles["interleaved rows"]))
@@ -84,8 +90,8 @@ def _goals() -> tuple[Line, list[Line]]:
         ),
         (
             f"G4: the worst source, {name}",
-            str(left["sources"][name]["rows"]),
-            percent(worst),
+            str(len(worst)),
+            percent(sum(worst) / len(worst)),  # stored means are rounded already
             "12%",
         ),
         ("G5: order within a sweep, Kendall's tau", ranked, f"{taus['tau']:.2f}", "0.8"),

@@ -18,7 +18,7 @@ from equipoise.checkpoint.manifest import newest_good, read_manifest, write_mani
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.hf import write_hf
+from equipoise.nn.hf_write import write_hf
 
 
 def run(folder: Path, resolved, **script) -> Ended:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balance.stage_runs import Floats, Runs, longest_run
 from equipoise.base.errors import FitError, LayoutError
 from equipoise.base.units import format_bytes
 from equipoise.cost.curve import LoadCurve
@@ -38,8 +39,6 @@ from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.recompute import attention_repeats, linear_repeats
 from equipoise.spec.run import Recompute
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +99,9 @@ def split_stages(
         LayoutError: fewer layers than stages that need one, or numbers that are none.
         FitError: no split fits; says what the best one needs.
 
-    Cost: O(stages x layers^2), in NumPy: 0.1 s for 126 layers in 32 stages; O(layers x log stages)
-    where all layers are alike and nothing bounds them.
+    Cost: O(stages x layers x longest run), in NumPy: 0.7 ms for 126 layers of two kinds in 32
+    stages, 11 ms where memory bounds them; O(layers x log stages) where all layers are alike and
+    nothing bounds them.
 
     >>> split_stages([1] * 8, 4, last_load=1.5).layers.tolist()
     [2, 2, 3, 1]
@@ -117,21 +117,23 @@ def split_stages(
     ends[0, -1] += last_load
     ends[1, 0] += first_bytes
     ends[1, -1] += last_bytes
-    times = _runs(np.broadcast_to(loads, (stages, len(loads))), ends[0]) / pace[:, None, None]
-    legal = _legal_runs(stages, len(loads), empty_ends=empty_ends)
-    times = np.where(legal, times, np.inf)
+    is_free = stage_bytes is None and not empty_ends
+    longest = longest_run(loads, pace, ends[0]) if is_free else len(loads)
+    runs = Runs(stages, len(loads), longest)
+    legal = runs.legal(empty_ends=empty_ends)
+    times = runs.sums(np.broadcast_to(loads, (stages, len(loads))), ends[0])
+    times = np.where(legal, times / pace[:, None, None], np.inf)
     if stage_bytes is not None:
         table = np.broadcast_to(np.asarray(layer_bytes, np.float64), (stages, len(loads)))
         allowed = np.broadcast_to(np.asarray(stage_bytes, np.float64), (stages,))
-        needs = _runs(table, ends[1])
+        needs = runs.sums(table, ends[1])
         fits = needs <= allowed[:, None, None]
-        _require_fit(np.where(legal, needs, np.inf), allowed, fits)
+        _require_fit(runs, np.where(legal, needs, np.inf), allowed, fits)
         times = np.where(fits, times, np.inf)
-    slowest = _least_edges(times, np.maximum)[1]
+    slowest = runs.least_edges(times, np.maximum)[1]
     smooth = np.where(times <= slowest, times**2, np.inf)
-    edges = _least_edges(smooth, np.add)[0]
-    chosen = times[np.arange(stages), edges[:-1], edges[1:]]
-    return StageSplit(edges, chosen)
+    edges = runs.least_edges(smooth, np.add)[0]
+    return StageSplit(edges, runs.chosen(times, edges))
 
 
 def _split_alike(loads: Floats, stages: int, first_load: float, last_load: float) -> StageSplit:
@@ -176,52 +178,17 @@ def _require(
         )
 
 
-def _runs(table: Floats, ends: Floats) -> Floats:
-    """Sum of each run of layers on each stage, float64 [stages, layers + 1, layers + 1]."""
-    sums = np.concatenate((np.zeros((len(table), 1)), np.cumsum(table, axis=1)), axis=1)
-    runs: Floats = sums[:, None, :] - sums[:, :, None] + ends[:, None, None]
-    return runs
-
-
-def _legal_runs(stages: int, layers: int, *, empty_ends: bool) -> npt.NDArray[np.bool_]:
-    """Whether stage s may have layers i to j, bool [stages, layers + 1, layers + 1]."""
-    at = np.arange(layers + 1)
-    least = np.ones((stages, 1, 1))
-    if empty_ends:
-        least[[0, -1]] = 0
-    legal: npt.NDArray[np.bool_] = at[None, None, :] - at[None, :, None] >= least
-    return legal
-
-
-def _least_edges(costs: Floats, join: np.ufunc) -> tuple[Ints, float]:
-    """The split with the least sum or maximum of its stages' costs; infinite ones are barred."""
-    stages, edges = costs.shape[:2]
-    best = np.full(edges, np.inf)
-    best[0] = 0.0
-    begins = np.zeros((stages, edges), dtype=np.int64)
-    for stage in range(stages):
-        joined = join(best[:, None], costs[stage])
-        begins[stage] = joined.argmin(axis=0)
-        best = joined.min(axis=0)
-    found = np.zeros(stages + 1, dtype=np.int64)
-    found[-1] = edges - 1
-    for stage in range(stages - 1, -1, -1):
-        found[stage] = begins[stage, found[stage + 1]]
-    return found, float(best[-1])
-
-
-def _require_fit(needs: Floats, allowed: Floats, fits: npt.NDArray[np.bool_]) -> None:
+def _require_fit(runs: Runs, needs: Floats, allowed: Floats, fits: npt.NDArray[np.bool_]) -> None:
     """Refuse if no split fits, with the numbers of the one that comes nearest."""
     barred = np.where(fits, 0.0, np.inf)
-    if np.isfinite(_least_edges(np.where(np.isfinite(needs), barred, np.inf), np.maximum)[1]):
+    if np.isfinite(runs.least_edges(np.where(np.isfinite(needs), barred, np.inf), np.maximum)[1]):
         return
     excess = needs / np.maximum(allowed, 1.0)[:, None, None]
-    edges = _least_edges(excess, np.maximum)[0]
-    stages = np.arange(len(allowed))
-    nearest = needs[stages, edges[:-1], edges[1:]]
+    edges = runs.least_edges(excess, np.maximum)[0]
+    nearest = runs.chosen(needs, edges)
     worst = int((nearest / np.maximum(allowed, 1.0)).argmax())
     raise FitError(
-        f"No split of {len(needs[0]) - 1} layers into {len(allowed)} stages fits: the nearest has "
+        f"No split of {edges[-1]} layers into {len(allowed)} stages fits: the nearest has "
         f"{edges[worst + 1] - edges[worst]} layers on stage {worst}, which need "
         f"{format_bytes(nearest[worst])} of {format_bytes(allowed[worst])}. Take more stages, a "
         f"schedule that holds less, or recomputation."

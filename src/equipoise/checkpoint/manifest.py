@@ -12,7 +12,6 @@ Kept true (tests/unit/checkpoint/test_manifest.py)
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.digest import digest, digest_file
+from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
 from equipoise.spec.model import ModelSpec
 
@@ -56,11 +56,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest and hand every file of the folder to the disk."""
     (folder / MANIFEST).write_text(_render(manifest))
     for each in (*folder.iterdir(), folder):
-        handle = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(each)
 
 
 def _render(manifest: Manifest) -> str:

@@ -18,7 +18,6 @@ Kept true (tests/multi/test_checkpoint.py)
 """
 
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +38,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import (
@@ -134,7 +134,7 @@ def save(
                 write_manifest(partial, Manifest(**whole))
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
-                _sync_folder(root)
+                sync(root)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
             fault = _root_cause(error)  # whatever stopped the write, the run goes on without it
         fault = _agree(ranks, fault)
@@ -165,14 +165,6 @@ def _explain(root: Path, step: int, fault: str, module: nn.Module) -> str:
 
 def _agree(ranks: Ranks, fault: str) -> str:
     return next((each for each in ranks.gather_objects(fault) if each), "")
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     read = _reader(args.source)  # before torch is loaded: a wrong path is told at once
     import torch
 
-    from equipoise.nn.hf import write_hf
+    from equipoise.nn.hf_write import write_hf
 
     silent = args.quiet or args.json
     progress = make_progress(silent)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.errors import CheckpointError, DataError, SpecError
-from equipoise.base.units import format_bytes, format_count
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
-from equipoise.cli.console import make_console, make_progress
+from equipoise.cli.console import make_progress
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.names import RESOLVED
 
@@ -55,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.quiet:
         sys.stdout.write(f"{facts['kind']}\n")
     else:
-        _print(facts)
+        from equipoise.cli.inspect_show import print_facts
+
+        print_facts(facts)
     checked = [facts, *facts.get("checkpoints", [])]
     is_torn = any(each["kind"] == "checkpoint" and each["state"] != _OK for each in checked)
     return CheckpointError.exit_code if is_torn else 0
@@ -271,59 +272,3 @@ def _tokenizer(file: Path, _silent: bool) -> Facts:
         "digest": tokenizer.digest,
         "size_bytes": file.stat().st_size,
     }
-
-
-def _print(facts: Facts) -> None:
-    from rich.table import Table
-
-    console = make_console(False)
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for key, value in facts.items():
-        if key != "checkpoints":
-            table.add_row(_label(key), _shown(key, value))
-    console.print(table)
-    if checkpoints := facts.get("checkpoints"):
-        rows = Table()
-        for name in ("checkpoint", "step", "ranks", "size", "state"):
-            rows.add_column(name, justify="left" if name in ("checkpoint", "state") else "right")
-        for each in checkpoints:
-            rows.add_row(
-                Path(each["path"]).name,
-                _shown("step", each.get("step")),
-                _shown("ranks", each.get("ranks")),
-                format_bytes(each["size_bytes"]),
-                each["state"],
-            )
-        console.print(rows)
-
-
-def _label(key: str) -> str:
-    return key.removesuffix("_bytes").replace("_", " ")
-
-
-def _shown(key: str, value: Any) -> str:
-    if value is None or value in ([], {}):
-        return "-"
-    if key.endswith("_bytes"):
-        return format_bytes(value)
-    if key == "params":
-        return f"{format_count(value)} ({value:,})"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value.is_integer() else f"{value:.4g}"
-    if isinstance(value, dict):
-        inner = (
-            f"{name} ({_shown(name, each)})"
-            if isinstance(each, dict)
-            else f"{name} {_shown(name, each)}"
-            for name, each in value.items()
-        )
-        return ", ".join(inner)
-    if isinstance(value, list):
-        return "\n".join(str(each) for each in value)
-    return str(value)

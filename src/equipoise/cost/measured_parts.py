@@ -117,26 +117,25 @@ def part_curves(
         layout: Degrees.
     """
     way = way_of(layout)
-    if way is None or device.curve_file is None or model.experts:
-        return None
-    name = parts_name(model)
-    for parts in model_parts(device.curve_file):
-        if (parts.model, parts.dtype, parts.ranks) != (name, dtype, layout.world):
-            continue
+    for parts in _timed(device, model, dtype, layout.world):
         for each in parts.ways:
             if each.way == way:
-                curves = document_curves(each.documents)
-                return PartCurves(parts, each, *curves)
+                return PartCurves(parts, each, *document_curves(each.documents))
     return None
 
 
 def is_timed(device: DeviceSpec, model: ModelSpec, dtype: Dtype, ranks: int) -> bool:
     """Whether parts of a model's step were timed on so many ranks, in any way of sharing it."""
+    return bool(_timed(device, model, dtype, ranks))
+
+
+def _timed(device: DeviceSpec, model: ModelSpec, dtype: Dtype, ranks: int) -> list[ModelParts]:
+    """What was timed of a model's step on so many ranks."""
     if device.curve_file is None or model.experts:
-        return False
+        return []
     asked = parts_name(model), dtype, ranks
     found = model_parts(device.curve_file)
-    return any((each.model, each.dtype, each.ranks) == asked for each in found)
+    return [each for each in found if (each.model, each.dtype, each.ranks) == asked]
 
 
 def document_curves(points: tuple[DocPoint, ...]) -> tuple[LoadCurve, LoadCurve]:

@@ -45,9 +45,16 @@ class Rates(Protocol):
         """One matrix product [s]."""
 
     def attention_s(
-        self, doc_tokens: Floats, heads: int, kv_heads: int, head_width: int, *, backward: bool
+        self,
+        doc_tokens: Floats,
+        heads: int,
+        kv_heads: int,
+        head_width: int,
+        *,
+        backward: bool,
+        pack_tokens: Floats | None = None,
     ) -> Floats:
-        """Causal attention over whole documents, each [s]."""
+        """Causal attention over whole documents, each [s]; of one pack, or of packs so large."""
 
     @property
     def bytes_per_s(self) -> float:

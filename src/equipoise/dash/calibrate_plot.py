@@ -11,7 +11,7 @@ _INK, _PALE = "#1d2733", "#e7ebef"
 
 
 def plot_device_file(file: Path, found: DeviceFile) -> None:
-    """Draw products, attention, memory and collectives.
+    """Draw products, attention, memory and collectives, narrow enough for a phone.
 
     Args:
         file: Where to; the ending says whether PNG, SVG or PDF.
@@ -22,34 +22,31 @@ def plot_device_file(file: Path, found: DeviceFile) -> None:
     mpl.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(10, 6.8))
-    _products(axes[0][0], found)
-    _attention(axes[0][1], found)
-    _memory(axes[1][0], found)
-    _collectives(axes[1][1], found)
-    for axis in axes.flat:
+    figure, axes = pyplot.subplots(4, 1, figsize=(5.4, 11), layout="constrained")
+    for axis, draw in zip(axes, (_products, _attention, _memory, _collectives), strict=True):
+        draw(axis, found)
         axis.grid(color=_PALE)
         axis.set_axisbelow(True)
-        axis.tick_params(length=0, labelsize=8, colors=_INK)
+        axis.tick_params(which="both", length=0, labelsize=9, colors=_INK)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
     figure.suptitle(
-        f"{found.machine}, {found.date}: one rank a core, all at once; "
-        f"{found.other_load_cores:.1f} cores of other load",
-        fontsize=11,
+        f"{found.machine}, {found.date}\n"
+        f"one rank a core, all at once; {found.other_load_cores:.1f} cores of other load",
+        fontsize=10,
         x=0.01,
         ha="left",
         color=_INK,
     )
-    figure.tight_layout(rect=(0, 0, 1, 0.97))
+    figure.align_ylabels(axes)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
 
 
 def _title(axis: Any, title: str, x: str, y: str) -> None:
     axis.set_title(title, fontsize=10, loc="left", color=_INK)
-    axis.set_xlabel(x, fontsize=8, color=_INK)
-    axis.set_ylabel(y, fontsize=8, color=_INK)
+    axis.set_xlabel(x, fontsize=9, color=_INK)
+    axis.set_ylabel(y, fontsize=9, color=_INK)
 
 
 def _bars(axis: Any, x: list[float], rates: list[Measured], label: str, color: str) -> None:
@@ -74,7 +71,7 @@ def _products(axis: Any, found: DeviceFile) -> None:
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)
     _title(axis, "products", "FLOP of one", "GFLOP/s")
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=9)
 
 
 def _attention(axis: Any, found: DeviceFile) -> None:
@@ -86,7 +83,7 @@ def _attention(axis: Any, found: DeviceFile) -> None:
     axis.set_xscale("log", base=2)
     axis.set_ylim(bottom=0)
     _title(axis, "attention, forward", "tokens of a document", "GFLOP/s")
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=9)
 
 
 def _memory(axis: Any, found: DeviceFile) -> None:
@@ -118,4 +115,4 @@ def _collectives(axis: Any, found: DeviceFile) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     _title(axis, f"collectives on {ranks} ranks", "bytes of the whole tensor", "GB/s")
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=9)

@@ -122,15 +122,6 @@ def _sweep(cache: Path) -> None:
             os.close(handle)
 
 
-def sync(path: Path) -> None:
-    """Hand a file or a folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 @contextmanager
 def clean_if_full(source: Source, target: Path) -> Iterator[None]:
     """Remove what a build has left when the disk is full, and say what it takes.

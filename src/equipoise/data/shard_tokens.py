@@ -13,8 +13,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.base.durable import sync
 from equipoise.base.errors import DataError
-from equipoise.data.once import building_path, sync
+from equipoise.data.once import building_path
 from equipoise.data.shard import Shard
 from equipoise.data.source import Source
 from equipoise.data.tokenizer import Tokenizer

@@ -6,32 +6,27 @@ Why
     corpus is known to be the one of yesterday.
 
 What it decides
-    Which files belong to a corpus and in which order; where a large file is divided; what
-    the corpus' identity is. ``data.shard`` reads them.
+    In which order files are read; where a large one is divided; what the corpus' identity is.
+    ``data.corpus_files`` finds the files, ``data.shard`` reads them.
 
 Kept true (tests/unit/data/test_source.py)
     Every document is in exactly one shard, in the order of the files; a shard reads the
     same after pickling; two openings of an untouched corpus have one digest, and a file
     that changes its name, size or time of change has another. A file rewritten with the
     same size and the same time of change is not noticed: contents are not read for it.
-
-Sources
-    save_to_disk folders: datasets 2.x/3.x, arrow_dataset.py (state.json, ``_data_files``).
 """
 
-import json
-import os
 import platform
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
 from equipoise.data.columns import ArrowFile, check_column, open_parquet
+from equipoise.data.corpus_files import FoundFile, find_datasets, find_files
 from equipoise.data.shard import Part, Shard
 from equipoise.spec.run import DataSpec
 
@@ -43,14 +38,6 @@ _SHARDS_WANTED = 512
 # What a tokenizer is trained on is read from this many shards, this much from each.
 _SAMPLE_SHARDS = 64
 _SAMPLE_SHARD_CHARS = 2 << 20
-_SUFFIX = {
-    "python-stdlib": ".py",
-    "text": "",
-    "jsonl": ".jsonl",
-    "parquet": ".parquet",
-    "datasets": ".arrow",
-}
-_NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
 @dataclass(frozen=True)
@@ -120,12 +107,6 @@ class Source:
                     break
 
 
-class _Found(NamedTuple):
-    name: str
-    size_bytes: int
-    changed_ns: int
-
-
 def open_source(spec: DataSpec, base: Path) -> Source:
     """Find the corpus that run.toml names; reads names, sizes and times, no contents.
 
@@ -164,13 +145,13 @@ def open_source(spec: DataSpec, base: Path) -> Source:
             f"one starts at {base}."
         )
     if spec.source == "datasets":
-        found = _find_datasets(root)
+        found = find_datasets(root)
     elif root.is_file():
         state = root.stat()
-        found = [_Found(root.name, state.st_size, state.st_mtime_ns)]
+        found = [FoundFile(root.name, state.st_size, state.st_mtime_ns)]
         root = root.parent
     else:
-        found = _find(root, spec.source)
+        found = find_files(root, spec.source)
     found.sort()
     column = "" if spec.source in ("python-stdlib", "text") else spec.field
     return Source(
@@ -182,71 +163,6 @@ def open_source(spec: DataSpec, base: Path) -> Source:
         names=tuple(file.name for file in found),
         sizes_bytes=tuple(file.size_bytes for file in found),
     )
-
-
-def _find(root: Path, kind: str) -> list[_Found]:
-    suffix = _SUFFIX[kind]
-    found = []
-    others = 0
-    folders = [("", root)]
-    while folders:
-        prefix, folder = folders.pop()
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name in _NOT_STDLIB if kind == "python-stdlib" else entry.name[0] == ".":
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append((f"{prefix}{entry.name}/", Path(entry.path)))
-                elif entry.is_file() and entry.name.endswith(suffix):
-                    state = entry.stat()
-                    found.append(
-                        _Found(prefix + entry.name, state.st_size, state.st_mtime_ns),
-                    )
-                else:
-                    others += 1
-    if not found:
-        wanted = f"*{suffix} file" if suffix else "file that is not hidden"
-        raise DataError(
-            f"data.path {root} holds no {wanted} (other files: {others:,}). Set data.path to "
-            f'where the corpus is, or data.source to its kind; it is "{kind}" now.'
-        )
-    return found
-
-
-def _find_datasets(root: Path) -> list[_Found]:
-    if (root / "dataset_dict.json").is_file():
-        splits = json.loads((root / "dataset_dict.json").read_text())["splits"]
-        raise DataError(
-            f"data.path {root} holds {len(splits)} datasets ({', '.join(splits)}), and a corpus "
-            f"is one. Set data.path to {root / splits[0]}, for example."
-        )
-    if (root / "state.json").is_file():
-        state = json.loads((root / "state.json").read_text())
-        names = [str(file["filename"]) for file in state["_data_files"]]
-        if state.get("_indices_data_files"):
-            raise DataError(
-                f"data.path {root} keeps its order of rows in "
-                f"{len(state['_indices_data_files'])} files of indices, which are not read. "
-                "Call flatten_indices() on the dataset and save it again."
-            )
-    elif (root / "dataset_info.json").is_file():
-        # A folder of the datasets cache has the same files and no state.json.
-        names = [path.name for path in root.glob("*.arrow")]
-    else:
-        raise DataError(
-            f"data.path {root} is no save_to_disk folder: it has neither state.json nor "
-            "dataset_info.json. Set data.path to the folder that save_to_disk wrote."
-        )
-    missing = [name for name in names if not (root / name).is_file()]
-    if missing or not names:
-        raise DataError(
-            f"data.path {root} has {len(names) - len(missing)} of the {len(names)} arrow files "
-            "that it should have"
-            + (f"; the first that is missing is {missing[0]}" if missing else "")
-            + ". Save the dataset again with save_to_disk."
-        )
-    states = [(name, (root / name).stat()) for name in names]
-    return [_Found(name, state.st_size, state.st_mtime_ns) for name, state in states]
 
 
 def _split_nowhere(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:  # noqa: ARG001

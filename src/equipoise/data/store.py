@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.base.digest import digest, digest_file
+from equipoise.base.durable import sync
 from equipoise.base.errors import DataError
 from equipoise.data.once import (
     building_path,
@@ -41,7 +42,6 @@ from equipoise.data.once import (
     make_once,
     parts_folder,
     remove,
-    sync,
 )
 from equipoise.data.progress import Progress
 from equipoise.data.shard_tokens import FORMAT, assemble, shard_sizes, token_dtype, tokenize_shard

@@ -1,8 +1,7 @@
-"""Weights of a Hugging Face folder, in and out.
+"""Weights of a Hugging Face folder, read by our names.
 
 Why
-    A run may start from a published model, and what it trained must be read by every other
-    program of this field. Both are the folder of config.json and safetensors files.
+    A run may start from a published model: a folder of config.json and safetensors files.
 
 What it decides
     The names are those of ``hf_names``. Nothing is renamed by guesswork and nothing is skipped
@@ -12,25 +11,19 @@ What it decides
     Our rotary pairs are half-split, as theirs are, so no row is permuted.
 
 Kept true (tests/oracle/test_transformers.py, tests/unit/nn/test_hf.py)
-    ``transformers`` reads what is written here and we read what it writes, with equal logits;
-    a folder is whole or not there at all.
+    What ``transformers`` and ``nn.hf_write`` write is read with equal logits.
 """
 
 import dataclasses
 import json
-import os
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.base.units import GIB
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf_names import hf_names
 from equipoise.spec.hf_config import hf_config, model_from_hf_config
@@ -43,7 +36,6 @@ INDEX = "model.safetensors.index.json"
 # Written by transformers before 4.32: a table that is computed from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
 _TIED_HEAD = "lm_head.weight"
-_COUNTS = ".balance.state_X"
 _OF_TRAINING = ("balance", "balance_rate", "capacity_factor")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NAMES_SHOWN = 3
@@ -56,7 +48,7 @@ def weight_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in decoder.named_parameters()}
 
 
-def _their_names(model: ModelSpec) -> dict[str, list[str]]:
+def their_names(model: ModelSpec) -> dict[str, list[str]]:
     """The Hugging Face names of every weight, by ours."""
     model_type = str(hf_config(model)["model_type"])
     return {
@@ -93,7 +85,7 @@ def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
                 f"{folder}: config.json ties the head to the embedding, and {_TIED_HEAD} differs "
                 f"from {table}. Set tie_word_embeddings to false to keep it."
             )
-    theirs, expected = _their_names(model), dict[str, tuple[int, ...]]()
+    theirs, expected = their_names(model), dict[str, tuple[int, ...]]()
     for name, shape in weight_shapes(model).items():
         alone = shape if len(theirs[name]) == 1 else shape[1:]
         expected |= dict.fromkeys(theirs[name], alone)
@@ -128,64 +120,6 @@ def load_hf(decoder: Decoder, folder: Path) -> None:
     with torch.no_grad():
         for name, weight in decoder.named_parameters():
             weight.copy_(state.pop(name))
-
-
-def write_hf(
-    folder: Path,
-    model: ModelSpec,
-    state: Mapping[str, Tensor],
-    *,
-    max_shard_bytes: int = 5 * GIB,
-    tokenizer_file: Path | None = None,
-    tokenizer_config: Mapping[str, Any] | None = None,
-    context_tokens: int | None = None,
-) -> None:
-    """Write a folder that ``transformers`` loads, whole or not at all.
-
-    Args:
-        folder: To be made; must not exist.
-        model: Sizes of the weights.
-        state: Every weight by our names, all of one dtype; a decoder's ``state_dict()``, of which
-            the counts of routers are left out.
-        max_shard_bytes: Weights beyond this are written as several files and an index.
-        tokenizer_file: A tokenizer.json to go with the model.
-        tokenizer_config: What tokenizer_config.json says beside it: ``eos_token``,
-            ``bos_token``, ``chat_template``. The ids of its tokens go into config.json.
-        context_tokens: ``max_position_embeddings``; transformers has its own default.
-
-    Raises:
-        ModelError: the folder exists, cannot be written, or the weights are not the model's.
-    """
-    if folder.exists():
-        raise ModelError(f"{folder} exists already. Give the name of a new folder, or delete it.")
-    state = {name: weight for name, weight in state.items() if not name.endswith(_COUNTS)}
-    check_weights("The state", state, weight_shapes(model), described_by="the model")
-    dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in state.values()})
-    if len(dtypes) > 1:
-        raise ModelError(f"The weights are of {' and '.join(dtypes)}. Convert them to one dtype.")
-    config = hf_config(model) | {"dtype": dtypes[0], "torch_dtype": dtypes[0]}
-    # Written even where unknown: LlamaConfig takes ids 1 and 2 where config.json has none.
-    config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    if context_tokens is not None:
-        config.setdefault("max_position_embeddings", context_tokens)
-    partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        if tokenizer_file is not None:
-            config |= _write_tokenizer(partial, tokenizer_file, tokenizer_config or {})
-        _write_json(partial / CONFIG, config)
-        _write_weights(partial, model, state, max_shard_bytes)
-        for path in (*partial.iterdir(), partial):
-            _sync(path)
-        partial.rename(folder)
-        _sync(folder.parent)
-    except (OSError, SafetensorError) as error:
-        words = getattr(error, "strerror", None) or error
-        raise ModelError(
-            f"{folder} could not be written ({words}). Free some space, or choose another folder."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_weights(
@@ -279,76 +213,3 @@ def _read_tensors(file: Path, names: list[str] | None) -> dict[str, Tensor]:
             }
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read ({error}). Download it again.") from None
-
-
-def _write_json(file: Path, value: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def _write_tokenizer(
-    folder: Path, tokenizer_file: Path, settings: Mapping[str, Any]
-) -> dict[str, int]:
-    """Copy the tokenizer, write its settings, and return the ids for config.json."""
-    import tokenizers
-
-    try:
-        core = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{tokenizer_file} is no tokenizer.json: {error}.") from None
-    shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            **settings,
-        },
-    )
-    ids: dict[str, int] = {}
-    for kind in ("bos", "eos", "pad"):
-        token = settings.get(f"{kind}_token")
-        if token is not None and (number := core.token_to_id(token)) is not None:
-            ids[f"{kind}_token_id"] = number
-    return ids
-
-
-def _shards(state: Mapping[str, Tensor], names: Iterable[str], max_bytes: int) -> list[list[str]]:
-    """Names in order, in runs of at most so many bytes; a weight is never cut."""
-    shards: list[list[str]] = [[]]
-    size_bytes = 0
-    for name in names:
-        if shards[-1] and size_bytes + state[name].nbytes > max_bytes:
-            shards.append([])
-            size_bytes = 0
-        shards[-1].append(name)
-        size_bytes += state[name].nbytes
-    return shards
-
-
-def _write_weights(
-    folder: Path, model: ModelSpec, state: Mapping[str, Tensor], max_shard_bytes: int
-) -> None:
-    shards = _shards(state, weight_shapes(model), max_shard_bytes)
-    weight_map: dict[str, str] = {}
-    theirs = _their_names(model)
-    for number, names in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        file = WEIGHTS if len(shards) == 1 else file
-        shard: dict[str, Tensor] = {}
-        for name in names:
-            whole = state[name].detach().cpu().contiguous()
-            shard |= zip(theirs[name], [whole] if len(theirs[name]) == 1 else whole, strict=True)
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file)
-    if len(shards) > 1:
-        total_bytes = sum(weight.nbytes for weight in state.values())
-        metadata = {"total_size": total_bytes}
-        _write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,12 +1,10 @@
 """Read a run's journals into arrays: what the report, and whoever comes after it, looks at.
 
 Why
-    A journal is one JSON object a line, appended by processes that may be killed between
-    two bytes. Everything that looks at a run wants columns instead: this step's loss, that
-    rank's busy seconds. Only this module knows how the lines become columns.
+    A journal is events. Everything that looks at a run wants columns instead: this step's loss,
+    that rank's busy seconds. Only this module knows how ``observe.journal_lines`` become columns.
 
 How lines become columns
-    - A line that is no JSON object was torn by a kill. It is skipped and counted.
     - A step that appears twice was trained twice (the run resumed): the later line wins.
       Spans have no such key, so they are told apart by the last ``start`` before them.
     - NaN marks what the journal does not hold: a null, a rank that is behind, a field of
@@ -16,20 +14,15 @@ Kept true (tests/unit/observe/test_reader.py)
     Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from equipoise.base.errors import DataError, SpecError
+from equipoise.base.errors import DataError
+from equipoise.observe.journal_lines import Event, Journal, read_journals
 from equipoise.observe.run_record import Fault, Floats, Memory, RunRecord, Spans, Start, Stop
-
-NEWEST_SCHEMA = 1
-
-Event = dict[str, Any]
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -47,9 +40,8 @@ def read_run(folder: Path) -> RunRecord:
 
     Cost: O(bytes); about 10 s for a million lines.
     """
-    files = _journal_files(folder)
-    journals = {rank: _read_journal(path) for rank, path in files.items()}
-    zero = journals.get(0, _Journal())
+    journals = read_journals(folder)
+    zero = journals.get(0, Journal())
     if not zero.starts:
         raise DataError(
             f"{folder} has a journal but no start event, so its run ended before its first "
@@ -57,7 +49,7 @@ def read_run(folder: Path) -> RunRecord:
         )
     starts = [_start(event) for event in zero.starts]
     start = starts[-1]
-    ranks = max(start.world, 1 + max(files))
+    ranks = max(start.world, 1 + max(journals))
     step = np.array(sorted(zero.steps), dtype=np.int64)
     ordered = [zero.steps[number] for number in step.tolist()]
     packs = [zero.packs.get(number, {}) for number in step.tolist()]
@@ -125,7 +117,7 @@ def read_run(folder: Path) -> RunRecord:
         plan_s=of_pack("plan_s"),
         skew=of_pack("skew"),
         in_order_skew=of_pack("in_order_skew"),
-        spans=tuple(_spans(journals.get(rank, _Journal()).spans, start_t) for rank in range(ranks)),
+        spans=tuple(_spans(journals.get(rank, Journal()).spans, start_t) for rank in range(ranks)),
         memory=_memory(zero.memory),
         stop=_stop(zero.stop, start),
         faults=tuple(
@@ -133,91 +125,6 @@ def read_run(folder: Path) -> RunRecord:
         ),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
     )
-
-
-@dataclass(slots=True)
-class _Journal:
-    """One rank's lines, sorted by what they are; a step's later line replaces its earlier."""
-
-    starts: list[Event] = field(default_factory=list)
-    steps: dict[int, Event] = field(default_factory=dict)
-    packs: dict[int, Event] = field(default_factory=dict)
-    spans: list[Event] = field(default_factory=list)
-    faults: list[Event] = field(default_factory=list)
-    memory: Event | None = None
-    stop: Event | None = None
-    torn_lines: int = 0
-
-    def add(self, event: Event) -> None:
-        """Keep an event; one of a kind or a name that this version does not know is dropped."""
-        match event.get("kind"), event.get("name"), event.get("step"):
-            case "span", _, _:
-                self.spans.append(event)
-            case "scalar", "step", int(step):
-                self.steps[step] = event
-            case "decision", "pack", int(step):
-                self.packs[step] = event
-            case "decision", "memory", _:
-                self.memory = event
-            case "instant", "start", _:
-                self.starts.append(event)
-            case "instant", "stop", _:
-                self.stop = event
-            case "fault", _, _:
-                self.faults.append(event)
-
-
-def _journal_files(folder: Path) -> dict[int, Path]:
-    if not folder.exists():
-        raise SpecError(
-            f"There is no {folder}. Give the folder of a run: the one that `equipoise train` "
-            "wrote, with journal/ inside it."
-        )
-    files: dict[int, Path] = {}
-    for path in sorted((folder / "journal").glob("rank-*.jsonl")):
-        rank = path.stem.removeprefix("rank-")
-        if rank.isdecimal():
-            files[int(rank)] = path
-    if not files:
-        inside = sorted(path.parent.parent for path in folder.glob("*/journal/rank-00000.jsonl"))
-        near = ", ".join(str(path) for path in inside[:4])
-        fix = (
-            f"Runs inside it: {near}." if near else "Give the folder that `equipoise train` wrote."
-        )
-        raise DataError(f"{folder} is no run: it has no journal/rank-00000.jsonl. {fix}")
-    return files
-
-
-def _read_journal(path: Path) -> _Journal:
-    journal = _Journal()
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            event = _event(line)
-            if event is None:
-                journal.torn_lines += 1
-                continue
-            if event["v"] > NEWEST_SCHEMA:
-                raise DataError(
-                    f"{path}:{number} is of journal schema {event['v']}; this equipoise reads "
-                    f"schemas up to {NEWEST_SCHEMA}. Report with the equipoise that trained the "
-                    "run, or a newer one."
-                )
-            journal.add(event)
-    return journal
-
-
-def _event(line: bytes) -> Event | None:
-    """The event of a line; of a torn line with another appended to it, the other; else None."""
-    for text in (line, line[line.rfind(b'{"v"') :]):
-        try:
-            event = json.loads(text)
-        except ValueError:  # of bad JSON and of bad UTF-8
-            continue
-        if isinstance(event, dict) and isinstance(event.get("v"), int):
-            return event
-    return None
 
 
 def _number(value: object) -> float:

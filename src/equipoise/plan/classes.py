@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Floats, StepPrice
+from equipoise.cost.step import Floats
 from equipoise.plan.alike import group_alike
 from equipoise.plan.bins import Batches
 from equipoise.plan.bound import least_seconds, needed_bytes, stages_ahead
@@ -43,7 +43,7 @@ from equipoise.plan.climb import climb
 from equipoise.plan.fullest import least_travel
 from equipoise.plan.held import hiding_s, layer_passes, least_worst, lightest_s
 from equipoise.plan.least import LESS, rounding_s
-from equipoise.plan.outcome import Outcome, Progress
+from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.search import Search
 from equipoise.plan.space import SCHEDULES, TWO_STAGES, Ints
 from equipoise.plan.tally import Tally
@@ -117,7 +117,7 @@ class ClassSearch(Search):
             rows,
             needs[rows] / capacity,
             guess,
-            lambda row: tally.price(row, lowest),
+            lambda rows: [tally.price(row, lowest) for row in rows],
             lambda: is_over(_CLIMB_SHARE),
         )
         about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
@@ -147,12 +147,17 @@ class ClassSearch(Search):
             least_bytes=float(needs.min()),
         )
 
-    def _step(self, choice: Choice) -> StepPrice:
-        rows = self.documents(choice)[:1]
+    def _replay(self, row: int) -> Priced | None:
+        choice = self.space.choice(row)
         layout, options = choice.layout, choice.options
-        return run_sites(
-            self.model, self.machine, layout, options, documents=rows, prices=self.prices
-        ).price
+        try:
+            rows = self.documents(choice)[:1]
+            run = run_sites(
+                self.model, self.machine, layout, options, documents=rows, prices=self.prices
+            )
+        except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
+            return None
+        return Priced(row, run.price.step_s, run.price.needs_bytes)
 
     @property
     def prices(self) -> SiteParts:

@@ -49,6 +49,8 @@ _TRIES = 4
 _ROUNDS = 4
 _BEAM = 3
 """Choices of other degrees that are moved from at once."""
+_AT_ONCE = 12
+"""Choices that are priced before the clock is looked at."""
 _ROOMY = 0.7
 """Share of the memory below which a bound leaves room."""
 _CLOSE = 0.9
@@ -60,7 +62,7 @@ def climb(
     rows: Ints,
     memory: Floats,
     peak: Floats,
-    price: Callable[[int], float],
+    price: Callable[[list[int]], Sequence[float]],
     is_over: Callable[[], bool],
 ) -> None:
     """Price likely rows.
@@ -70,7 +72,7 @@ def climb(
         rows: Those that may fit, int64 [n].
         memory: Their memory bound over what a device has, float64 [n].
         peak: Their time bound, float64 [n] [s].
-        price: Seconds of a row; infinite of one that does not fit.
+        price: Seconds of some rows; infinite of one that does not fit.
         is_over: Whether to stop.
     """
     if not len(rows):
@@ -80,29 +82,29 @@ def climb(
     order = np.argsort(guess, kind="stable")
     tried: dict[int, float] = {}
 
-    def attempt(at: int) -> float:
-        if at not in tried:
-            tried[at] = np.inf if is_over() else price(int(rows[at]))
-        return tried[at]
+    def attempt(places: list[int]) -> None:
+        new = [at for at in dict.fromkeys(places) if at not in tried]
+        for these in (new[at : at + _AT_ONCE] for at in range(0, len(new), _AT_ONCE)):
+            found = [np.inf] * len(these) if is_over() else price(rows[these].tolist())
+            tried.update(zip(these, found, strict=True))
 
-    for at in _starts(space, rows, order) + _starts(space, rows, order[memory[order] < _ROOMY]):
-        attempt(at)
+    attempt(_starts(space, rows, order) + _starts(space, rows, order[memory[order] < _ROOMY]))
     moved: set[int] = set()
     for _ in range(_ROUNDS):
         if not np.isfinite(min(tried.values())):  # nothing fits yet: what needs least
-            attempt(int(np.argmin(memory)))
+            attempt([int(np.argmin(memory))])
         ranked = sorted(tried, key=lambda at: (tried[at], at))
         beam = _apart(space, rows, ranked, _BEAM)
         for best in beam:
             if best in moved:
                 continue
             moved.add(best)
-            differs = _differing(kept, best)
+            differs, places = _differing(kept, best), list[int]()
             for move in _MOVES:
                 fixed = sum(1 << at for at, name in enumerate(COLUMNS) if name not in move)
                 near = np.flatnonzero(differs & fixed == 0)
-                for at in near[np.argsort(guess[near], kind="stable")][:_TRIES].tolist():
-                    attempt(at)
+                places += near[np.argsort(guess[near], kind="stable")][:_TRIES].tolist()
+            attempt(places)
         ranked = sorted(tried, key=lambda at: (tried[at], at))
         if is_over() or set(_apart(space, rows, ranked, _BEAM)) <= moved:
             return

@@ -16,7 +16,7 @@ Kept true (tests/unit/plan/test_cores.py)
 
 from equipoise.plan.choice import Choice
 from equipoise.plan.packs import Packs
-from equipoise.sim.attention import AttentionCore
+from equipoise.sim.attention import AttentionCore, Splits
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import typical, uniform_documents
 from equipoise.spec.model import ModelSpec
@@ -28,6 +28,7 @@ class Cores:
     def __init__(self, model: ModelSpec, machine: Machine, packs: Packs) -> None:
         self._model, self._machine, self._packs = model, machine, packs
         self._known: dict[tuple[object, ...], AttentionCore] = {}
+        self._splits: dict[int, Splits] = {}
 
     def find(self, choice: Choice, *, in_windows: bool) -> tuple[tuple[object, ...], AttentionCore]:
         """The core of a choice, and what makes it another than that of others.
@@ -46,7 +47,8 @@ class Cores:
         if key not in self._known:
             machine = self._machine.at(options.precision)
             links = machine.context_links(layout)
-            core = AttentionCore(self._model, layout, options, machine, links)
+            splits = self._splits.setdefault(layout.cp, {})
+            core = AttentionCore(self._model, layout, options, machine, links, splits=splits)
             rows = uniform_documents(layout, options)
             core.price(typical(rows if alone else self._packs.documents(choice)[:1]))
             self._known[key] = core

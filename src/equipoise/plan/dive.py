@@ -14,20 +14,21 @@ Kept true (tests/unit/plan/test_dive.py)
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from equipoise.plan.room import is_even
 from equipoise.plan.space import Ints, Space
+from equipoise.plan.stage import BOUNDED, FAMILY, Item
 
-Item = tuple[float, int, int]
-"""Bound [s]; stage: 0 of a group, 1 and 2 of a family before and after this, 3 of a row; place."""
+_AT_ONCE = 64
+"""Families that are looked at together."""
 
 
 def dive(
     queue: list[Item],
     members: list[Ints],
     space: Space,
-    family_s: Callable[[int], float],
+    look: Callable[[Sequence[Item]], Sequence[float]],
     limit: float,
     until: float,
 ) -> int:
@@ -37,23 +38,26 @@ def dive(
         queue: Heap of what waits; is changed in place.
         members: Rows of each family.
         space: The choices.
-        family_s: The bound of a row's family.
+        look: Bounds of some families [s].
         limit: Of bounds [s].
         until: When to stop, by ``time.monotonic`` [s].
 
     Returns:
         How many were bounded.
     """
+    places = [
+        place
+        for place, (bound, stage, at) in enumerate(queue)
+        if stage == FAMILY and bound < limit and is_even(space.choice(int(members[at][0])).options)
+    ]
     count = 0
-    for place, (bound, stage, at) in enumerate(queue):
-        if stage != 1 or bound >= limit:
-            continue
-        row = int(members[at][0])
-        if not is_even(space.choice(row).options):
-            continue
+    for first in range(0, len(places), _AT_ONCE):
         if time.monotonic() > until:
             break
-        queue[place] = max(bound, family_s(row)), 2, at
-        count += 1
+        these = places[first : first + _AT_ONCE]
+        for place, tighter in zip(these, look([queue[place] for place in these]), strict=True):
+            bound, _, at = queue[place]
+            queue[place] = max(bound, tighter), BOUNDED, at
+        count += len(these)
     heapq.heapify(queue)
     return count

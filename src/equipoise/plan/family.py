@@ -269,10 +269,12 @@ def _collect(
     is_exact: bool,
     is_alike: bool,
 ) -> Passes:
-    kinds = {id(layer): layer for each in priced for layer in each.layers}
-    place = {key: at for at, key in enumerate(kinds)}
-    index = np.array([[place[id(layer)] for layer in each.layers] for each in priced])
-    every = np.stack(list(kinds.values()))
+    layers = [layer for each in priced for layer in each.layers]
+    _, first, kind_of = np.unique(
+        np.fromiter(map(id, layers), np.int64, len(layers)), return_index=True, return_inverse=True
+    )
+    index = kind_of.reshape(len(priced), -1)
+    every = np.stack([layers[at] for at in first])
     return Passes(
         every.sum(axis=2)[index],
         every[:, 0, TERMS.index("attention")][index],

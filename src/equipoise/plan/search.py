@@ -6,11 +6,12 @@ Why
 
 What it decides
     Choices wait in one queue by the least that they can take: first by ``plan.bound``, over all
-    rows; then by kernels that they share, where many are found too large (``plan.room``), then as a
-    family, by ``plan.family``; then, of several context ranks, with their own messages; last by
-    ``sim.step``. ``plan.climb`` finds a good one to begin with, ``plan.dive`` a better one. What
-    comes out of the queue and cannot
-    be ``gap`` faster than the best is never looked at again, nor is anything behind it.
+    rows; then by the looks of ``plan.estimate``, closer and closer. ``plan.climb`` finds a good one
+    to begin with, ``plan.dive`` a better one. What comes out of the queue and cannot be ``gap``
+    faster than the best is never looked at again, nor is anything behind it.
+
+    A few that are first in the queue are looked at together, by all cores (``plan.team``). Which
+    ones does not depend on how many cores there are, so neither does the answer.
 
     With documents, a choice is priced on the pipeline that has most work of one packed step; the
     best four then on the four that have most.
@@ -24,37 +25,31 @@ Sources
     in place of formulas, penalties for what does not fit: the Frontier study, arXiv:2312.12705.
 """
 
-import dataclasses
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import StepPrice
 from equipoise.plan.alike import group_alike
 from equipoise.plan.bound import Floats, least_seconds, needed_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
-from equipoise.plan.cores import Cores
-from equipoise.plan.dive import Item, dive
-from equipoise.plan.family import Kernels, Passes, own_passes
-from equipoise.plan.fullest import Travels
-from equipoise.plan.kernels import bound_by_kernels
-from equipoise.plan.least import least_step_s
+from equipoise.plan.dive import dive
+from equipoise.plan.estimate import Estimates, Opened
 from equipoise.plan.outcome import Outcome, Priced, Progress
-from equipoise.plan.packs import Packer, Packs
-from equipoise.plan.room import fullest_bytes
-from equipoise.plan.space import COLUMNS, Ints, Space
+from equipoise.plan.packs import Packer
+from equipoise.plan.space import Ints, Space
+from equipoise.plan.stage import BOUNDED, FAMILY, GROUP, OWN, ROW, SPLIT, Item
 from equipoise.plan.tally import Tally
+from equipoise.plan.team import Home, Team, spare_cores
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline_sweep import fill, sweep
-from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
-from equipoise.sim.step import Documents, price_step
+from equipoise.sim.step import Documents
 from equipoise.spec.model import ModelSpec
 
 _HINTS = 6
@@ -66,8 +61,20 @@ _HINT_SHARE = 0.5
 _DIVES = 24
 """Families that are priced as soon as all are bounded by their kernels."""
 
-_WORTH_COMPILING = 50_000
-"""Choices of which so many are replayed that the compiler is loaded for them."""
+_KERNELS = ("tp", "cp", "micro_batch", "ep", "etp")
+"""What says which kernels run."""
+
+_LARGE = 50_000
+"""Choices of which so many are replayed that the compiler is loaded for them, and cores shared."""
+
+_LOOKS = {GROUP: "open_group", FAMILY: "family_s", ROW: "split_s", SPLIT: "own_s", OWN: "price"}
+"""What is asked next of what waits in the queue."""
+
+_WEIGHTS = {GROUP: 8, FAMILY: 1, BOUNDED: 0, ROW: 1, SPLIT: 4, OWN: 64}
+"""How long that takes, about."""
+
+_AT_ONCE = 512
+"""Weight of the looks that are taken together, before the queue is looked at again."""
 
 
 @dataclass(slots=True)
@@ -87,18 +94,12 @@ class Search:
     """A price from elsewhere: what is not ``gap`` faster is not looked for."""
     too_large: list[Ints] = field(default_factory=list)
     """Rows that do not fit, though a bound of all rows left them."""
-    _windows: dict[int, float] = field(default_factory=dict)
-    _parts: dict[tuple[object, ...], StepParts] = field(default_factory=dict)
-    _read: dict[tuple[object, ...], Passes] = field(default_factory=dict)
-    _travels: Travels = field(default_factory=dict)
-    _packs: Packs = field(init=False)
-    _least: Kernels = field(init=False)
-    cores: Cores = field(init=False)
+    estimates: Estimates = field(init=False)
+    _members: list[Ints] = field(default_factory=list)
+    """Rows of each group, then of each family."""
 
     def __post_init__(self) -> None:
-        self._packs = Packs(self.model, self.packer)
-        self._least = Kernels(self.model, self.machine)
-        self.cores = Cores(self.model, self.machine, self._packs)
+        self.estimates = Estimates(self.model, self.machine, self.space, self.packer)
 
     def run(
         self, *, seconds: float = np.inf, watch: Callable[[Progress], None] | None = None
@@ -109,63 +110,23 @@ class Search:
             seconds: The most to take; what is found by then is the answer.
             watch: Told how far the search is after each price.
         """
-        begin = time.monotonic()
+        until = time.monotonic() + seconds
         self.too_large.clear()
-        if len(self.space) >= _WORTH_COMPILING:
+        is_large = len(self.space) >= _LARGE
+        if is_large:
             for loop in (sweep, fill):
                 compile_loop(loop)
-        until = begin + seconds
-        hints_until = begin + seconds * (1.0 if self.packer is None else _HINT_SHARE)
         needs = needed_bytes(self.model, self.machine, self.space)
         capacity = self.machine.capacity_bytes
         rows = np.flatnonzero(needs <= capacity)
         peak = least_seconds(
             self.model, self.machine, self.space, has_documents=self.packer is not None
         )[rows]
-        lowest = float(peak.min(initial=np.inf))
-
         tally = Tally(self.known, self._price, capacity, watch, self.beats_s)
-        climb(
-            self.space,
-            rows,
-            needs[rows] / capacity,
-            peak,
-            lambda row: tally.price(row, lowest) if self.packer is None else self._window_s(row),
-            lambda: time.monotonic() > hints_until,
-        )
-        for row in sorted(self._windows, key=lambda row: (self._windows[row], row))[:_HINTS]:
-            if np.isfinite(self._windows[row]) and (time.monotonic() < until or not tally.fitting):
-                tally.price(row, lowest)
-        queue, kernels = self._kernels(rows, peak)
-        members: list[Ints] = []
-        bounded, passed, has_dived = 0, np.inf, False
-        while queue:
-            bound, stage, at = queue[0]
-            if bound >= tally.best_s * (1 - self.gap) or time.monotonic() > until:
-                break
-            if stage > 0 and not has_dived:  # all groups are opened
-                limit = tally.best_s * (1 - self.gap)
-                bounded += dive(queue, members, self.space, self._family_s, limit, until)
-                for least, _, at in sorted(each for each in queue if each[1] == 2)[:_DIVES]:
-                    if least < tally.best_s * (1 - self.gap) and time.monotonic() < until:
-                        tally.price(int(members[at][0]), queue[0][0])
-                has_dived = True
-                continue
-            heapq.heappop(queue)
-            if stage == 0:
-                families, others = self._families(kernels[at], bound, tally.best_s * (1 - self.gap))
-                passed = min(passed, others)
-                for tighter, family in families:
-                    heapq.heappush(queue, (tighter, 1, len(members)))
-                    members.append(family)
-            elif stage == 1:
-                bounded += 1
-                heapq.heappush(queue, (max(bound, self._family_s(int(members[at][0]))), 2, at))
-            elif stage == 2:
-                for row in members[at].tolist():
-                    heapq.heappush(queue, (max(bound, self._own_s(row)), 3, row))
-            else:
-                tally.price(at, bound)
+        queue = self._groups(rows, peak)
+        with Team(self.estimates.answer, spare_cores() if is_large else 0) as team:
+            self._begin(tally, team, rows, needs[rows] / capacity, peak, until)
+            bounded, passed = self._best_first(queue, tally, team, until)
         return tally.outcome(
             min(queue[0][0] if queue else np.inf, passed),
             listed=len(self.space),
@@ -174,126 +135,168 @@ class Search:
             least_bytes=float(needs.min()),
         )
 
-    def _kernels(self, rows: Ints, peak: Floats) -> tuple[list[Item], list[Ints]]:
-        """A queue of rows that run the same kernels, by the least bound of each group."""
-        names = ["tp", "cp", "micro_batch", "ep", "etp"]
-        names += ["dp", "policy"] if self.packer is not None else []
-        groups = group_alike([self.space[name][rows] for name in names])
-        queue = [(float(peak[group].min()), 0, at) for at, group in enumerate(groups)]
-        heapq.heapify(queue)
-        return queue, [rows[group] for group in groups]
-
-    def _families(
-        self, rows: Ints, bound: float, limit: float
-    ) -> tuple[list[tuple[float, Ints]], float]:
-        """Rows of one group by family, and what each takes at least by the group's kernels.
-
-        Those that take ``limit`` or more are left out; second the least of them.
-        """
-        space, packs = self.space, self.packer is not None
-        choice = space.choice(int(rows[0]))
-        passes = self._least.group_passes(choice, self._packs.bins(choice))
-        of_rows = self.model, self.machine, space, rows, passes, self._travels
-        least = np.maximum(bound_by_kernels(*of_rows, has_documents=packs), bound)
-        near = least < limit
-        others = float(least[~near].min(initial=np.inf))
-        rows, least = rows[near], least[near]
-        tokens, heavier = self._packs.tokens(choice), passes.is_last_heavier
-        needs = fullest_bytes(self.model, space, rows, tokens=tokens, is_last_heavier=heavier)
-        fits = needs <= self.machine.capacity_bytes
-        self.too_large.append(rows[~fits])
-        rows, least = rows[fits], least[fits]
-        groups = group_alike([space[name][rows] for name in COLUMNS if name != "context_strategy"])
-        return [(float(least[group[0]]), rows[group]) for group in groups], others
-
     def documents(self, choice: Choice) -> Documents:
         """Micro-batches of every data-parallel rank, those with most work first."""
-        return self._packs.documents(choice)
+        return self.estimates.packs.documents(choice)
 
-    def parts(self, choice: Choice, *, in_windows: bool = False) -> StepParts:
-        """What runs the same kernels over the same links shares what was priced.
+    def parts(self, choice: Choice) -> StepParts:
+        """Prices of its micro-batches."""
+        return self.estimates.parts(choice)
 
-        Args:
-            choice: Layout and options.
-            in_windows: Whether of full windows, whatever documents there are.
+    def _begin(
+        self, tally: Tally, team: Team, rows: Ints, memory: Floats, peak: Floats, until: float
+    ) -> None:
+        """Find a good choice: with documents, what is good with full windows, which soon is."""
+        lowest = float(peak.min(initial=np.inf))
+        windows: dict[int, float] = {}
+        hints_until = until
+        if self.packer is not None:
+            hints_until -= (until - time.monotonic()) * (1 - _HINT_SHARE)
+
+        def price(some: list[int]) -> list[float]:
+            self._look(team, tally, [(lowest, OWN, row) for row in some])
+            return [tally.fitting_s(row) for row in some]
+
+        def price_windows(some: list[int]) -> list[float]:
+            homes = [tuple(int(self.space[name][row]) for name in _KERNELS) for row in some]
+            asked = [("window_s", row) for row in some]
+            found = team.ask(asked, [(home,) for home in homes], [1.0] * len(some))
+            windows.update(zip(some, found, strict=True))
+            return found
+
+        climb(
+            self.space,
+            rows,
+            memory,
+            peak,
+            price if self.packer is None else price_windows,
+            lambda: time.monotonic() > hints_until,
+        )
+        hints = [row for row in windows if np.isfinite(windows[row])]
+        hints = sorted(hints, key=lambda row: (windows[row], row))[:_HINTS]
+        self._look(team, tally, [(lowest, OWN, row) for row in hints])
+
+    def _groups(self, rows: Ints, peak: Floats) -> list[Item]:
+        """A queue of rows that run the same kernels, by the least bound of each group."""
+        names = (*_KERNELS, *(["dp", "policy"] if self.packer is not None else []))
+        groups = group_alike([self.space[name][rows] for name in names])
+        self._members = [rows[group] for group in groups]
+        queue = [(float(peak[group].min()), GROUP, at) for at, group in enumerate(groups)]
+        heapq.heapify(queue)
+        return queue
+
+    def _best_first(
+        self, queue: list[Item], tally: Tally, team: Team, until: float
+    ) -> tuple[int, float]:
+        """Look closer at what is first, until the best cannot be beaten by ``gap``.
+
+        Returns:
+            How many families were looked at, and the least bound of what was left out.
         """
-        layout, options = choice.layout, choice.options
-        of_core, core = self.cores.find(choice, in_windows=in_windows)
-        key = *of_core, *kernel_key(layout, options)
-        if key not in self._parts:
-            kinds = self._least.kinds(layout)
-            self._parts[key] = StepParts(
-                self.model, self.machine, layout, options, core=core, kinds=kinds
-            )
-        return self._parts[key]
+        bounded, passed, has_dived = 0, np.inf, False
+        while queue:
+            limit = tally.best_s * (1 - self.gap)
+            if queue[0][0] >= limit or time.monotonic() > until:
+                break
+            if queue[0][1] != GROUP and not has_dived:  # no group is before all families
+                bounded += self._dive(queue, tally, team, until)
+                has_dived = True
+                continue
+            items = self._first(queue, limit, only_groups=not has_dived)
+            bounded += sum(stage == FAMILY for _, stage, _ in items)
+            for item, answer in zip(items, self._look(team, tally, items), strict=True):
+                passed = min(passed, self._queue(queue, item, answer))
+        return bounded, passed
 
-    def _passes(self, choice: Choice, *, own: bool) -> Passes:
-        layout, options = choice.layout, choice.options
-        alike = dataclasses.replace(options, context_strategy="") if not own else options
-        key = own, kernel_key(layout, alike), layout.dp, options.micro_batch, options.policy
-        if key not in self._read:
-            if own:
-                batches = self.documents(choice)[0]
-                self._read[key] = own_passes(self.parts(choice), batches, self._least.splits)
+    def _first(self, queue: list[Item], limit: float, *, only_groups: bool) -> list[Item]:
+        """What is looked at next, together; families that were bounded become rows."""
+        items: list[Item] = []
+        weight = 0
+        while queue and queue[0][0] < limit and weight < _AT_ONCE:
+            if only_groups and queue[0][1] != GROUP:
+                break
+            bound, stage, at = heapq.heappop(queue)
+            if stage == BOUNDED:
+                for row in self._members[at].tolist():
+                    heapq.heappush(queue, (bound, ROW, row))
             else:
-                parts = self.parts(choice) if layout.cp == 1 else None
-                bins = self._packs.bins(choice)
-                self._read[key] = self._least.family_passes(choice, bins, own=parts)
-        return self._read[key]
+                items.append((bound, stage, at))
+            weight += _WEIGHTS[stage]
+        return items
 
-    def _family_s(self, row: int) -> float:
-        choice = self.space.choice(row)
-        passes = self._passes(choice, own=False)
-        return self._least_s(choice, passes)
+    def _dive(self, queue: list[Item], tally: Tally, team: Team, until: float) -> int:
+        """Bound all families that are known best, and price the best of them."""
+        limit = tally.best_s * (1 - self.gap)
 
-    def _least_s(self, choice: Choice, passes: Passes) -> float:
-        micro_batches = len(self.documents(choice)[0])
-        return least_step_s(self.model, self.machine, choice, passes, micro_batches)
+        def look(items: Sequence[Item]) -> list[float]:
+            return self._look(team, tally, items)
 
-    def _own_s(self, row: int) -> float:
-        """Of several context ranks, with what travels between them."""
-        is_alone = self.space["cp"][row] == 1 and self.packer is None
-        if is_alone or row in self.known:
-            return 0.0
-        choice = self.space.choice(row)
-        try:
-            passes = self._passes(choice, own=True)
-        except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
-            return float(np.inf)
-        return self._least_s(choice, passes)
+        count = dive(queue, self._members, self.space, look, limit, until)
+        best = sorted(each for each in queue if each[1] == BOUNDED)[:_DIVES]
+        rows = [(least, OWN, int(self._members[at][0])) for least, _, at in best]
+        size = _AT_ONCE // _WEIGHTS[OWN]
+        for these in (rows[at : at + size] for at in range(0, len(rows), size)):
+            limit = tally.best_s * (1 - self.gap)
+            if time.monotonic() < until:
+                self._look(team, tally, [item for item in these if item[0] < limit])
+        return count
 
-    def _window_s(self, row: int) -> float:
-        """With full windows, which are soon priced; infinite if it does not fit."""
-        if row not in self._windows:
-            choice = self.space.choice(row)
-            layout, options = choice.layout, choice.options
-            try:
-                parts = self.parts(choice, in_windows=True)
-                price = price_step(self.model, self.machine, layout, options, parts=parts)
-                self._windows[row] = price.step_s if price.fits else np.inf
-            except (LayoutError, SpecError):
-                self._windows[row] = np.inf
-        return self._windows[row]
+    def _look(self, team: Team, tally: Tally, items: Sequence[Item]) -> list[Any]:
+        """One look at each item; those that are priced are counted."""
+        limit = tally.best_s * (1 - self.gap)
+        answers: list[Any] = [0.0] * len(items)
+        asked, homes, weights, places = [], [], [], []
+        for place, (bound, stage, at) in enumerate(items):
+            row = at if stage > BOUNDED else int(self._members[at][0])
+            if stage > BOUNDED and row in self.known:
+                continue
+            subject = (self._members[at], bound, limit) if stage == GROUP else (row,)
+            asked.append((_LOOKS[stage], *subject))
+            homes.append(self._home(row, is_opened=stage != GROUP))
+            weights.append(_WEIGHTS[stage])
+            places.append(place)
+        for place, answer in zip(places, team.ask(asked, homes, weights), strict=True):
+            answers[place] = answer
+            if isinstance(answer, Priced):
+                self._remember(answer)
+        for bound, stage, at in items:
+            if stage == OWN and at in self.known:
+                tally.price(at, bound)
+        return answers
+
+    def _home(self, row: int, *, is_opened: bool) -> Home:
+        """Who packs the same documents; and shares the same layers out over context ranks."""
+        packed, shared = (
+            tuple(int(self.space[name][row]) for name in names)
+            for names in (("dp", "micro_batch", "policy"), ("tp", "cp", "context_strategy"))
+        )
+        return (packed, shared) if is_opened else (packed,)
+
+    def _queue(self, queue: list[Item], item: Item, answer: Any) -> float:
+        """Queue what was looked at, for its next look; the least bound of what is left out."""
+        bound, stage, at = item
+        if isinstance(answer, Opened):
+            self.too_large.append(answer.too_large)
+            for tighter, family in answer.families:
+                heapq.heappush(queue, (tighter, FAMILY, len(self._members)))
+                self._members.append(family)
+            return answer.others_s
+        if stage < OWN:
+            heapq.heappush(queue, (max(bound, answer), stage + 1, at))
+        return float(np.inf)
 
     def _price(self, row: int) -> Priced | None:
-        if row in self.known:
-            return self.known[row]
-        try:
-            price = self._step(self.space.choice(row))
-        except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
-            return None
-        priced = Priced(row, price.step_s, price.needs_bytes)
-        self.known[row] = priced
+        if row not in self.known:
+            priced = self._replay(row)
+            if priced is None:
+                return None
+            self._remember(priced)
+        return self.known[row]
+
+    def _replay(self, row: int) -> Priced | None:
+        return self.estimates.price(row)
+
+    def _remember(self, priced: Priced) -> None:
+        self.known[priced.row] = priced
         if self.note is not None:
             self.note(priced)
-        return priced
-
-    def _step(self, choice: Choice) -> StepPrice:
-        return price_step(
-            self.model,
-            self.machine,
-            choice.layout,
-            choice.options,
-            documents=self.documents(choice)[:1],
-            parts=self.parts(choice),
-        )

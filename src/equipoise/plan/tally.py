@@ -37,6 +37,10 @@ class Tally:
             self.watch(Progress(len(self.known), self.best_s, min(bound_s, self.best_s)))
         return found
 
+    def fitting_s(self, row: int) -> float:
+        """Step time of a row that was priced, infinite if it does not fit or was not."""
+        return self.known[row].step_s if row in self.fitting else float(np.inf)
+
     def outcome(
         self, left_s: float, *, listed: int, ruled_out: int, bounded: int, least_bytes: float
     ) -> Outcome:

@@ -29,19 +29,19 @@ Sources
 
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_request import AttentionRequest
-from equipoise.schedule.attention_runs import join_runs
+from equipoise.schedule.attention_runs import cut_runs, join_runs
 from equipoise.schedule.attention_write import Writer
 
 
 def _exchange(request: AttentionRequest, *, is_needed_only: bool) -> Writer:
     writer = Writer(request.ranks)
     for target, queries in enumerate(request.home):
-        received = []
+        received, read = [], request.runs_read(queries)
         for distance in range(1, request.ranks):  # not all from rank 0 first
             source = (target - distance) % request.ranks
             keys = request.home[source]
             if is_needed_only:
-                keys = request.keys_read(queries, keys)
+                keys = cut_runs(keys, read)
             writer.send(0, source, target, "kv", keys, request.all_kv_heads)
             received.append(keys)
         writer.attend(0, target, request.tiles(queries, queries))

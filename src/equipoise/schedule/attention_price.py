@@ -27,15 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.attention import TILE_KINDS, AttentionSchedule, Carries
+from equipoise.schedule.attention import TILE_COLUMNS, TILE_KINDS, AttentionSchedule, Carries
 from equipoise.schedule.attention_count import Wire, tile_pairs
 
 BACKWARD_OVER_FORWARD = 2.5
 """Five matrix products a tile for two: it computes the scores again. FlashAttention-2,
 arXiv:2307.08691."""
 
-TileTime = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
-"""From the pairs of tiles, all heads counted as one, to their forward time [ns]."""
+TileTime = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.NDArray[np.float64]]
+"""From the pairs of tiles, all heads counted as one, and the number of the round that each is in,
+to their forward time [ns]; what one rank computes in one round may be one kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +133,8 @@ def price_attention(
 
     Args:
         schedule: What is priced; right, as ``check_attention`` says.
-        tile_ns: Forward time of tiles by their pairs in all heads; of a measured ``LoadCurve``
-            a part of its ``attention_ns``.
+        tile_ns: Forward time of tiles by their pairs in all heads, asked once for all; of a
+            measured ``LoadCurve`` a part of its ``attention_ns``.
         link: Of two ranks.
         wire: Sizes of what travels.
         full_ns: The same of full tiles, if that is another: kernels compute whole blocks, and
@@ -146,15 +147,7 @@ def price_attention(
     per_node = max(1, schedule.ranks if node_link is None else ranks_per_node or schedule.ranks)
     links = _Links(link, node_link or link, per_node)
     longest = max(map(len, schedule.rounds), default=0)
-    compute = np.zeros((schedule.ranks, longest))
-    for rank, at, each in schedule:
-        share = (each.tiles[:, 7] - each.tiles[:, 6]) / schedule.heads
-        whole = tile_pairs(each.tiles) / np.maximum(each.tiles[:, 7] - each.tiles[:, 6], 1)
-        tiles_ns = tile_ns(whole)
-        if full_ns is not None:
-            is_full = each.tiles[:, 5] == TILE_KINDS.index("full")
-            tiles_ns = np.where(is_full, full_ns(whole), tiles_ns)
-        compute[rank, at] = float((tiles_ns * share).sum())
+    compute = _computing(schedule, longest, tile_ns, full_ns)
     forward, backward = [], []
     for source, at, each in schedule:
         for message in each.sends:
@@ -170,6 +163,26 @@ def price_attention(
         _replay(BACKWARD_OVER_FORWARD * compute[:, ::-1], backward, links),
         total,
     )
+
+
+def _computing(
+    schedule: AttentionSchedule, longest: int, tile_ns: TileTime, full_ns: TileTime | None
+) -> npt.NDArray[np.float64]:
+    """What the tiles of each round take, all of them priced at once, float64 [ranks, rounds]."""
+    places = [(rank, at, len(each.tiles)) for rank, at, each in schedule]
+    none = np.zeros((0, TILE_COLUMNS), np.int64)
+    tiles = np.concatenate([none, *(each.tiles for *_, each in schedule)])
+    heads = tiles[:, 7] - tiles[:, 6]
+    whole = tile_pairs(tiles) / np.maximum(heads, 1)
+    rank, at, count = np.array(places, dtype=np.int64).reshape(-1, 3).T
+    of_round = np.repeat(rank * longest + at, count)
+    tiles_ns = tile_ns(whole, of_round)
+    if full_ns is not None:
+        is_full = tiles[:, 5] == TILE_KINDS.index("full")
+        tiles_ns = np.where(is_full, full_ns(whole, of_round), tiles_ns)
+    shares = tiles_ns * (heads / schedule.heads)
+    found = np.bincount(of_round, shares, schedule.ranks * longest).astype(np.float64)
+    return found.reshape(schedule.ranks, longest)
 
 
 @dataclass(frozen=True, slots=True)

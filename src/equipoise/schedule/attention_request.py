@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from equipoise.schedule.attention import AttentionSchedule, Tiles
 from equipoise.schedule.attention_mask import Reads, masks_of, reads_of
-from equipoise.schedule.attention_tiles import keys_read, tiles_between
+from equipoise.schedule.attention_tiles import runs_read, tiles_between
 from equipoise.schedule.attention_write import Writer, head_blocks
 from equipoise.spec.mask import Mask
 from equipoise.spec.pack import Pieces
@@ -51,9 +51,9 @@ class AttentionRequest:
         blocks = head_blocks(first, stop, self.heads, self.kv_heads)
         return tiles_between(queries, keys, blocks, self.reads)
 
-    def keys_read(self, queries: Pieces, keys: Pieces) -> Pieces:
-        """The part of some key runs that some of these queries read."""
-        return keys_read(queries, keys, self.reads)
+    def runs_read(self, queries: Pieces) -> Pieces:
+        """Keys that some of these queries read, whoever has them."""
+        return runs_read(queries, self.reads)
 
     def finish(self, strategy: str, writer: Writer) -> AttentionSchedule:
         """What was written, as a schedule."""

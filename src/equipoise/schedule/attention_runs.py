@@ -56,3 +56,20 @@ def meet_runs(runs: Pieces, others: Pieces) -> tuple[Pieces, Pieces]:
     one = np.repeat(np.arange(len(runs)), count)
     other = np.arange(len(one)) - np.repeat(np.cumsum(count) - count - low, count)
     return one, other
+
+
+def cut_runs(runs: Pieces, others: Pieces) -> Pieces:
+    """The part of some runs that lies in others, in the order of ``runs``.
+
+    Args:
+        runs: int64 [n, 3], none empty.
+        others: int64 [m, 3], none empty, apart, in order of (document, start).
+
+    >>> cut_runs(np.array([[0, 5, 9], [1, 0, 9]]), np.array([[0, 0, 6], [1, 3, 6]])).tolist()
+    [[0, 5, 6], [1, 3, 6]]
+    """
+    if not len(runs) or not len(others):
+        return NO_RUNS
+    one, other = meet_runs(runs, others)
+    low = np.maximum(runs[one, 1], others[other, 1])
+    return np.stack((runs[one, 0], low, np.minimum(runs[one, 2], others[other, 2])), axis=1)

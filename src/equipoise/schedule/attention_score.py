@@ -116,7 +116,9 @@ def score_attention(
     """
     head_flop = 4 * wire.head_width  # QK and PV, 2 each
 
-    def tile_ns(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def tile_ns(
+        pairs: npt.NDArray[np.float64], _: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
         return pairs * (1e9 * head_flop * schedule.heads / machine.flop_per_s)
 
     near = machine.link if machine.link_in_node is None else machine.link_in_node

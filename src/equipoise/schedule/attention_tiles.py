@@ -60,9 +60,10 @@ def tiles_between(
     """
     if not len(queries) or not len(keys) or not blocks:
         return np.empty((0, TILE_COLUMNS), dtype=np.int64)
-    own, of_own = _own_tiles(queries, keys, reads)
-    shared, of_shared = _shared_tiles(queries, keys, reads)
-    tiles, query = np.concatenate((own, shared)), np.concatenate((of_own, of_shared))
+    tiles, query = _own_tiles(queries, keys, reads)
+    if len(reads.shared):
+        shared, of_shared = _shared_tiles(queries, keys, reads)
+        tiles, query = np.concatenate((tiles, shared)), np.concatenate((query, of_shared))
     kept = (tiles[:, 1] < tiles[:, 2]) & (tiles[:, 3] < tiles[:, 4])
     tiles, query = tiles[kept], query[kept]
     order = np.lexsort((tiles[:, 3], tiles[:, 1], tiles[:, 5] != CAUSAL_SQUARE, query))
@@ -74,13 +75,15 @@ def _own_tiles(queries: Pieces, keys: Pieces, reads: Reads) -> tuple[Pieces, Pie
     """Tiles without heads, some of them empty, and the query run of each."""
     query, row = meet_runs(queries, reads.own)
     document, start, stop, window = reads.own[row].T
-    first, end = np.maximum(queries[query, 1], start), np.minimum(queries[query, 2], stop)
-    pieces = -(-(end - first) // window)
-    of = np.repeat(np.arange(len(query)), pieces)
-    turn = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    query, document, start, window = query[of], document[of], start[of], window[of]
-    q0 = first[of] + turn * window
-    q1 = np.minimum(q0 + window, end[of])
+    q0, q1 = np.maximum(queries[query, 1], start), np.minimum(queries[query, 2], stop)
+    is_cut = (window <= stop - start).any()
+    if is_cut:  # pieces of a window each
+        first, end, pieces = q0, q1, -(-(q1 - q0) // window)
+        of = np.repeat(np.arange(len(query)), pieces)
+        turn = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        query, document, start, window = query[of], document[of], start[of], window[of]
+        q0 = first[of] + turn * window
+        q1 = np.minimum(q0 + window, end[of])
 
     oldest = np.maximum(start, q0 - window + 1)
     piece, key = meet_runs(np.stack((document, oldest, q1), axis=1), keys)
@@ -88,24 +91,29 @@ def _own_tiles(queries: Pieces, keys: Pieces, reads: Reads) -> tuple[Pieces, Pie
     q0, q1 = q0[piece], q1[piece]
     low, high = np.maximum(keys[key, 1], oldest[piece]), np.minimum(keys[key, 2], q1)
 
-    # Keys before the queries, low:edge. Query i reads them from i - window + 1 on.
-    edge = np.minimum(high, q0)
-    late, last = (np.clip(at + window - 1, q0, q1) for at in (low, edge))
-    since, until = late - window + 1, last - window + 1
-    is_before = low < edge
-    # Keys among the queries, inner:high.
-    inner = np.maximum(low, q0)
+    # Keys before the queries, low:edge; and among the queries, inner:high.
+    edge, inner = np.minimum(high, q0), np.maximum(low, q0)
     full, square, anti = (
         np.full_like(q0, each) for each in (FULL, CAUSAL_SQUARE, ANTICAUSAL_SQUARE)
     )
-    parts = (
-        (document, q0, np.where(is_before, late, q0), low, edge, full),
-        (document, late, np.where(is_before, last, late), since, until, anti),
-        (document, late, np.where(is_before, last, late), until, edge, full),
+    parts = [
         (document, inner, high, inner, high, square),
         (document, np.maximum(high, q0), q1, inner, high, full),
-    )
-    return np.concatenate([np.stack(part, axis=1) for part in parts]), np.tile(query, len(parts))
+    ]
+    if is_cut:  # query i reads keys from i - window + 1 on
+        late, last = (np.clip(at + window - 1, q0, q1) for at in (low, edge))
+        since, until = late - window + 1, last - window + 1
+        is_before = low < edge
+        parts += [
+            (document, q0, np.where(is_before, late, q0), low, edge, full),
+            (document, late, np.where(is_before, last, late), since, until, anti),
+            (document, late, np.where(is_before, last, late), until, edge, full),
+        ]
+    else:
+        parts += [(document, q0, q1, low, edge, full)]
+    columns = zip(*parts, strict=True)
+    rows = np.stack([np.concatenate(column) for column in columns], axis=1)
+    return rows, np.tile(query, len(parts))
 
 
 def _shared_tiles(queries: Pieces, keys: Pieces, reads: Reads) -> tuple[Pieces, Pieces]:
@@ -119,25 +127,23 @@ def _shared_tiles(queries: Pieces, keys: Pieces, reads: Reads) -> tuple[Pieces, 
     return np.stack(part, axis=1), query[piece]
 
 
-def keys_read(queries: Pieces, keys: Pieces, reads: Reads) -> Pieces:
-    """The part of some key runs that some query of ``queries`` reads.
+def runs_read(queries: Pieces, reads: Reads) -> Pieces:
+    """Keys that some query of ``queries`` reads, whoever has them: runs apart, in order.
 
     >>> from equipoise.schedule.attention_mask import reads_of
     >>> from equipoise.spec.mask import Mask
     >>> reads = reads_of([Mask(), Mask("window", 2)], np.array([9, 9]))
-    >>> queries, keys = np.array([[0, 4, 6], [1, 4, 6]]), np.array([[0, 5, 9], [1, 0, 9]])
-    >>> keys_read(queries, keys, reads).tolist()
-    [[0, 5, 6], [1, 3, 6]]
+    >>> runs_read(np.array([[0, 4, 6], [1, 4, 6]]), reads).tolist()
+    [[0, 0, 6], [1, 3, 6]]
     """
-    if not len(queries) or not len(keys):
+    if not len(queries):
         return NO_RUNS
     query, row = meet_runs(queries, reads.own)
     document, start, stop, window = reads.own[row].T
     first, end = np.maximum(queries[query, 1], start), np.minimum(queries[query, 2], stop)
     own = np.stack((document, np.maximum(start, first - window + 1), end), axis=1)
+    if not len(reads.shared):
+        return join_runs(own)
     _, row = meet_runs(queries, reads.shared)
     document, _, _, shared = reads.shared[row].T
-    read = join_runs(own, np.stack((document, 0 * shared, shared), axis=1))
-    key, part = meet_runs(keys, read)
-    low, high = np.maximum(keys[key, 1], read[part, 1]), np.minimum(keys[key, 2], read[part, 2])
-    return np.stack((keys[key, 0], low, high), axis=1)
+    return join_runs(own, np.stack((document, 0 * shared, shared), axis=1))

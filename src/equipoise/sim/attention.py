@@ -66,6 +66,10 @@ class ContextLinks:
     """Of the group; with ``far``."""
 
 
+Splits = dict[bytes, ContextSplit]
+"""By documents' lengths, int64."""
+
+
 class AttentionCore:
     """Prices micro-batches, each distinct one once."""
 
@@ -76,9 +80,22 @@ class AttentionCore:
         options: StepOptions,
         rates: Rates,
         links: ContextLinks,
+        *,
+        splits: Splits | None = None,
     ) -> None:
+        """What a setting's cores are priced by.
+
+        Args:
+            model: Sizes.
+            layout: Degrees.
+            options: Everything else.
+            rates: Of kernels.
+            links: Between context ranks.
+            splits: Micro-batches that were shared out before, over as many ranks; is added to.
+        """
         self._model, self._layout, self._options = model, layout, options
         self._rates, self._links = rates, links
+        self._splits = {} if splits is None else splits
         self._known: dict[bytes, CoreTimes] = {}
         self._replayed: list[tuple[float, CoreTimes]] = []
 
@@ -129,7 +146,9 @@ class AttentionCore:
             backward[at] = 2 * products + _SCORE_BYTES[1] * moved
         return forward, backward
 
-    def _documents_s(self, lengths: Floats, *, backward: bool = False) -> Floats:
+    def _documents_s(
+        self, lengths: Floats, *, backward: bool = False, pack_tokens: Floats | None = None
+    ) -> Floats:
         """Whole causal documents, this rank's heads [s]."""
         model, tp = self._model, self._layout.tp
         slower = self._options.residuals.attention / self._options.stack.attention_rate
@@ -139,10 +158,14 @@ class AttentionCore:
             self._kv_heads,
             (model.score_width + model.head_width) // 2,
             backward=backward,
+            pack_tokens=pack_tokens,
         )
 
     def _shared(self, lengths: Ints) -> CoreTimes:
-        split = split_context(lengths, self._layout.cp, self._options.sharding)
+        key = lengths.tobytes()
+        if key not in self._splits:
+            self._splits[key] = split_context(lengths, self._layout.cp, self._options.sharding)
+        split = self._splits[key]
         # What the rank with most pairs computes, at the rate of whole documents.
         counted = float(self._documents_s(lengths.astype(np.float64)).sum())
         counted *= split.pair_skew / self._layout.cp
@@ -169,9 +192,11 @@ class AttentionCore:
             ranks_per_node=self._links.ranks_per_node,
         )
 
-        def tile_ns(pairs: Floats) -> Floats:
+        def tile_ns(pairs: Floats, rounds: Ints) -> Floats:
             # A tile of so many pairs at the rate of a causal document of as many.
-            return 1e9 * self._documents_s(np.sqrt(2.0 * np.maximum(pairs, 0.5)))
+            alike = np.sqrt(2.0 * np.maximum(pairs, 0.5))
+            together = np.bincount(rounds, alike)[rounds].astype(np.float64)
+            return 1e9 * self._documents_s(alike, pack_tokens=together)
 
         width = (model.score_width + model.head_width) // 2
         priced = price_attention(

@@ -217,7 +217,9 @@ def replay_core(
         # A replay's backward is a fixed multiple of its tiles; these were timed themselves.
         scale = 1.0 if row == 0 else 1.0 / BACKWARD_OVER_FORWARD
 
-        def tile_ns(pairs: Floats, curve: LoadCurve = curve, scale: float = scale) -> Floats:
+        def tile_ns(
+            pairs: Floats, _: Ints, curve: LoadCurve = curve, scale: float = scale
+        ) -> Floats:
             return scale * curve.attention_ns(pairs)
 
         priced = price_attention(schedule, tile_ns, link, wire)

@@ -31,7 +31,6 @@ import math
 from dataclasses import dataclass
 
 from equipoise.base.errors import LayoutError
-from equipoise.cost.memory_device import RankShare, kept_bytes, rank_memory
 from equipoise.cost.step import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
@@ -56,64 +55,6 @@ class LayerStrategy:
             recompute=self.recompute,
             context_strategy=self.context_strategy,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LayerMemory:
-    """What one layer adds to its rank, by term [bytes]."""
-
-    stays: dict[str, float]
-    """Weights, gradients and moments."""
-    kept: float
-    """Of one micro-batch in flight."""
-    passing: dict[str, float]
-    """While it runs; of all layers only the most of them counts."""
-
-
-def layer_memory(
-    model: ModelSpec, options: StepOptions, strategy: LayerStrategy, layer: int, tokens: float
-) -> LayerMemory:
-    """Memory of one layer on one rank.
-
-    Args:
-        model: Sizes.
-        options: Of a step in which every layer is like this one.
-        strategy: The layer's.
-        layer: Its number.
-        tokens: Of the largest micro-batch, on this rank [tokens].
-    """
-    layout, sparse = strategy.layout, model.is_sparse(layer)
-    window, skew = float(options.context_tokens), options.expert_skew
-    share = RankShare((layer,), False, False, 0.0, tokens, window, skew)
-    terms = rank_memory(model, layout, options, share)
-    passing = {name: terms[name] for name in ("working space", "communication", "allocator")}
-    stays = {name: terms[name] for name in ("gradients", "optimizer")}
-    # What ZeRO 3 gathers is let go of when the next layer runs.
-    (passing if layout.zero == 3 else stays)["parameters"] = terms["parameters"]
-    kept = kept_bytes(
-        model,
-        layout,
-        options,
-        sparse=sparse,
-        recompute=strategy.recompute,
-        doc_tokens=window,
-        received_rows=skew,
-    )
-    return LayerMemory(stays, kept * tokens, passing)
-
-
-def ends_memory(
-    model: ModelSpec,
-    layout: Layout,
-    options: StepOptions,
-    *,
-    embeds: bool,
-    has_head: bool,
-    tokens: float,
-) -> dict[str, float]:
-    """Of a rank without its layers: tables, logits, and a place for every term [bytes]."""
-    window = float(options.context_tokens)
-    return rank_memory(model, layout, options, RankShare((), embeds, has_head, 0.0, tokens, window))
 
 
 def redistribute_s(

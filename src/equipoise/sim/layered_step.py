@@ -3,9 +3,9 @@
 What it decides
     Nothing of its own: each layer is priced by ``sim.parts`` as if all were like it, what moves
     between neighbours is added where it arrives, and the pipeline is written and replayed as that
-    of any step. Stages are cut as the base's are. Memory is counted layer by layer. On a cluster of
-    several classes each stage is priced on its own site (``sim.sites``), a hop between stages as
-    the slowest of them.
+    of any step. Stages are cut as the base's are. Memory is ``sim.layered_memory``'s. On a cluster
+    of several classes each stage is priced on its own site (``sim.sites``), a hop between stages
+    as the slowest of them.
 
 Kept true (tests/unit/sim/test_layered.py)
     Layers that are all like the base price as ``sim.step`` does, in seconds and bytes.
@@ -18,20 +18,12 @@ import numpy as np
 
 from equipoise.balance.stage import StageSplit
 from equipoise.base.errors import LayoutError
-from equipoise.cost.memory_device import resident_bytes
 from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import add
-from equipoise.schedule.pipeline_replay import count_in_flight
-from equipoise.sim.layered import (
-    LayerStrategy,
-    ends_memory,
-    layer_memory,
-    redistribute_s,
-    require_strategy,
-)
+from equipoise.sim.layered import LayerStrategy, redistribute_s, require_strategy
+from equipoise.sim.layered_memory import layered_memory
 from equipoise.sim.machine import Machine
-from equipoise.sim.memory import StageMemory, host_of_ranks
 from equipoise.sim.parameters import (
     Held,
     between_s,
@@ -141,7 +133,7 @@ def run_layered(
         runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     held = layers_of_ranks(split, layout, options)
-    memory = _memory(step, held, split, runs)
+    memory = layered_memory(model, layout, options, layers, split, runs)
     ends = _ends(step, slowest, held)
     replayed = Replayed(rows, slowest, memory, ends, tuple(split.layers.tolist()))
     run = add_up(model, machine, layout, options, replayed)
@@ -223,49 +215,6 @@ class _Step:
     def _moved(self, site: Machine, before: Layout, after: Layout, tokens: float) -> float:
         slow = self.options.residuals.traffic
         return slow * redistribute_s(site, before, after, tokens, self.model.hidden)
-
-
-def _memory(
-    step: _Step, held: list[list[int]], split: StageSplit, runs: Sequence[PipelineRun]
-) -> StageMemory:
-    """Peaks of every pipeline rank."""
-    model, layout, options = step.model, step.layout, step.options
-    most = max(max(run.tokens) for run in runs)
-    each = []
-    for layer, strategy in enumerate(step.layers):
-        tokens = most * layout.dp / (strategy.layout.dp * strategy.layout.cp)
-        each.append(layer_memory(model, step.own[strategy], strategy, layer, tokens))
-    kept = np.add.reduceat([*(one.kept for one in each), 0.0], split.edges[:-1])
-    kept[split.layers == 0] = 0.0
-    peaks = [
-        count_in_flight(
-            run.schedule,
-            np.round(kept[:, None] * np.array(run.tokens)[None, :] / most).astype(np.int64),
-        ).peak
-        for run in runs
-    ]
-    in_flight = np.max(peaks, axis=0)
-    found, batches, flight = list[dict[str, float]](), list[float](), list[float]()
-    for rank, mine in enumerate(held):
-        has_head, tokens = model.layers - 1 in mine, most / layout.cp
-        terms = ends_memory(
-            model, layout, options, embeds=rank == 0, has_head=has_head, tokens=tokens
-        )
-        sizes = [each[layer].kept for layer in mine]
-        here = resident_bytes(layout, options, float(in_flight[rank]), max(sizes, default=0.0))
-        batches.append(float(in_flight[rank]) / max(1.0, sum(sizes)))
-        terms["activations"] += here
-        terms["allocator"] += options.stack.slack_share * here
-        flight.append((1 + options.stack.slack_share) * here)
-        passing = max((each[layer].passing for layer in mine), key=lambda one: sum(one.values()))
-        for more in (passing, *(each[layer].stays for layer in mine)):
-            for name, value in more.items():
-                terms[name] += value
-        found.append(terms)
-    totals = np.array([sum(terms.values()) for terms in found])
-    host = host_of_ranks(model, layout, options, held, most, batches)
-    units, fullest = in_flight.astype(np.float64), found[int(totals.argmax())]
-    return StageMemory(totals, fullest, host, np.array(flight), units, kept / most)
 
 
 def _ends(step: _Step, run: PipelineRun, held: list[list[int]]) -> Ends:

@@ -83,9 +83,16 @@ class Machine:
         return self._products[key]
 
     def attention_s(
-        self, doc_tokens: Floats, heads: int, kv_heads: int, head_width: int, *, backward: bool
+        self,
+        doc_tokens: Floats,
+        heads: int,
+        kv_heads: int,
+        head_width: int,
+        *,
+        backward: bool,
+        pack_tokens: Floats | None = None,
     ) -> Floats:
-        """Causal attention over whole documents, each [s]."""
+        """Causal attention over whole documents, each [s]; of one pack, or of packs so large."""
         timing = attention_s(
             self.device,
             doc_tokens,
@@ -94,6 +101,7 @@ class Machine:
             head_width=head_width,
             dtype=self._dtype,
             backward=backward,
+            pack_tokens=pack_tokens,
         )
         self._note("attention", bool(timing.extrapolated.any()))
         return timing.s

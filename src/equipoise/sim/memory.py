@@ -54,41 +54,17 @@ def stage_memory(
     most = max(max(run.tokens) for run in runs)
     in_flight = np.max([_in_flight(run, split) for run in runs], axis=0)
     kept = [float(in_flight[rank]) / max(1, len(mine) * most) for rank, mine in enumerate(held)]
-    shares = _shares(model, layout, options, held, most, kept)
+    shares = share_of_ranks(model, layout, options, held, most, kept)
     terms = [rank_memory(model, layout, options, share) for share in shares]
     peaks = np.array([sum(found.values()) for found in terms])
-    host = host_of_ranks(model, layout, options, held, most, kept)
+    host = host_of_ranks(model, layout, options, shares)
     flight = np.array([found["activations"] for found in terms]) * (1 + options.stack.slack_share)
     left = split.layers.astype(np.float64)
     fullest = terms[int(peaks.argmax())]
     return StageMemory(peaks, fullest, host, flight, in_flight.astype(np.float64), left)
 
 
-def host_of_ranks(
-    model: ModelSpec,
-    layout: Layout,
-    options: StepOptions,
-    held: Sequence[Sequence[int]],
-    most: int,
-    kept: Sequence[float],
-) -> Floats:
-    """What each pipeline rank has in host memory, float64 [pp] [bytes].
-
-    Args:
-        model: Sizes.
-        layout: Degrees.
-        options: What is offloaded.
-        held: Numbers of the layers of each rank.
-        most: Tokens of the largest micro-batch.
-        kept: Micro-batches in flight of each rank, of that size.
-    """
-    if options.offload == "none":
-        return np.zeros(layout.pp)
-    shares = _shares(model, layout, options, held, most, kept)
-    return np.array([sum(host_memory(model, layout, options, one).values(), 0.0) for one in shares])
-
-
-def _shares(
+def share_of_ranks(
     model: ModelSpec,
     layout: Layout,
     options: StepOptions,
@@ -96,6 +72,16 @@ def _shares(
     most: int,
     kept: Sequence[float],
 ) -> list[RankShare]:
+    """What each pipeline rank of the fullest data-parallel rank holds.
+
+    Args:
+        model: Sizes.
+        layout: Degrees.
+        options: Of the step.
+        held: Numbers of the layers of each rank.
+        most: Tokens of the largest micro-batch.
+        kept: Micro-batches in flight of each rank, of that size.
+    """
     return [
         RankShare(
             tuple(mine),
@@ -108,6 +94,15 @@ def _shares(
         )
         for rank, mine in enumerate(held)
     ]
+
+
+def host_of_ranks(
+    model: ModelSpec, layout: Layout, options: StepOptions, shares: Sequence[RankShare]
+) -> Floats:
+    """What each pipeline rank has in host memory, float64 [pp] [bytes]."""
+    if options.offload == "none":
+        return np.zeros(layout.pp)
+    return np.array([sum(host_memory(model, layout, options, one).values(), 0.0) for one in shares])
 
 
 def _in_flight(run: PipelineRun, split: StageSplit) -> Ints:

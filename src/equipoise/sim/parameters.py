@@ -203,7 +203,7 @@ def travel_of(
     rows: dict[tuple[int, int, int], tuple[float, float, float]] = {}
     found = []
     for rank, mine in enumerate(layers):
-        sparse = sum(model.is_sparse(layer) for layer in mine)
+        sparse = sum(map(model.is_sparse, mine)) if model.experts else 0
         tables = (rank == 0) + (rank == layout.pp - 1) - (model.tied and layout.pp == 1)
         key = len(mine) - sparse, sparse, tables
         if key not in rows:

@@ -96,6 +96,10 @@ class StepParts:
         self._core = core
         self._known: dict[bytes, BatchParts] = {}
         self._kinds = {} if kinds is None else kinds
+        every = range(model.layers)
+        of_layer = [(model.is_sparse(at), layer_recompute(options.recompute, at)) for at in every]
+        self._distinct = list(dict.fromkeys(of_layer))
+        self._kind_of = [self._distinct.index(kind) for kind in of_layer]
         ranks = tuple(layout.group_of(0, "tp"))
         experts = tuple(layout.group_of(0, "ep"))
         self._traffic = LayerTraffic(
@@ -115,18 +119,13 @@ class StepParts:
     def _make(self, doc_tokens: Floats) -> BatchParts:
         model, layout = self._model, self._layout
         core = self._core.price(doc_tokens)
-        layers = []
-        made: dict[tuple[bool, LayerRecompute], Floats] = {}
-        for layer in range(model.layers):
-            kind = model.is_sparse(layer), layer_recompute(self._options.recompute, layer)
-            if kind not in made:
-                made[kind] = self._layer(core, kind[0], kind[1])
-            layers.append(made[kind])
+        made = [self._layer(core, sparse, recompute) for sparse, recompute in self._distinct]
         beside = layout.tp if self._options.stack.sequence_parallel else 1
         size = core.tokens * model.hidden * self._width / beside
         hop = self._machine.hop_s(0, self._next, size) if layout.pp > 1 else 0.0
         hop *= self._options.residuals.traffic
-        return BatchParts(tuple(layers), self._first(core), self._last(core), hop)
+        layers = tuple(made[kind] for kind in self._kind_of)
+        return BatchParts(layers, self._first(core), self._last(core), hop)
 
     def _layer(self, core: CoreTimes, sparse: bool, recompute: LayerRecompute) -> Floats:
         known = core.tokens, sparse

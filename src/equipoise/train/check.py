@@ -5,8 +5,7 @@ What it decides
     this process, with the code that real ranks run and messages that are copied. Every rank
     compares what it holds itself: copies of a gradient that ZeRO 0 keeps may differ.
 
-    The error of a parameter is ``max |g - reference| / max |reference|`` over its elements, that
-    of the logits over the largest logit of the sample.
+    What a case expects, and how errors are measured, is ``train.check_setup``'s.
 
 Kept true (tests/multi/test_check.py)
     A gradient that is wrong on one rank alone, or in one parameter alone, fails the case and
@@ -15,130 +14,29 @@ Kept true (tests/multi/test_check.py)
 
 import dataclasses
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.balance.pack import pack_step, skew
-from equipoise.balance.turns import TOGETHER, align_turns
+from equipoise.balance.turns import TOGETHER
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Ledger
-from equipoise.cost.curve import counted_curve
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder, set_recompute
-from equipoise.parallel.context.plan import ContextPlan
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.model import ModelSpec
-from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.recompute import attention_repeats
-from equipoise.spec.run import LayoutSpec, PackSpec
+from equipoise.spec.run import LayoutSpec
 from equipoise.train import check_pipeline
 from equipoise.train.check_case import Case, Verdict
 from equipoise.train.check_progress import growing_file, tell
-from equipoise.train.check_sample import (
-    Reference,
-    References,
-    held_error,
-    make_decoder,
-    relative_error,
-)
-from equipoise.train.context import ContextGroup, Share, play_share
+from equipoise.train.check_sample import References, make_decoder
+from equipoise.train.check_setup import Setup
+from equipoise.train.context import ContextGroup, play_share
 from equipoise.train.shares import ContextPlanner
-from equipoise.train.together import Partners, plan_turn
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Setup:
-    """What follows from a case before anything is computed."""
-
-    case: Case
-    planner: ContextPlanner
-    packed: PackedStep
-    labels: int
-    expected: Reference
-
-    @classmethod
-    def of(cls, case: Case, references: References) -> "_Setup":
-        model, sample = references.model, references.sample
-        pack = PackSpec(policy=case.policy, context_tokens=case.context_tokens)
-        data_ranks = case.ranks // (case.layout.sharing * case.pipeline)
-        packed = pack_step(sample.pieces, pack, data_ranks, counted_curve(model))
-        if case.policy in TOGETHER:
-            packed = align_turns(packed)
-        planner = ContextPlanner(model, case.layout)
-        return cls(case, planner, packed, sample.count_labels(packed), references.of(packed))
-
-    def plans(self) -> list[ContextPlan]:
-        """Of the attention of every micro-batch, or of every turn of all ranks."""
-        if self.case.policy in TOGETHER:
-            turns = range(self.packed.micro_batches)
-            return [plan_turn(self.packed, turn, self.planner.model) for turn in turns]
-        if self.case.context == 1:
-            return []
-        return [
-            self.planner.plan(batch.doc_tokens.tolist(), tensor_rank=rank)
-            for batch in self.packed
-            for rank in range(self.case.tensor)
-        ]
-
-    def scheduled(self) -> tuple[int, int]:
-        """Bytes and messages of all attention layers of the step."""
-        model = self.planner.model
-        forwards = model.layers + attention_repeats(self.case.recompute, model.layers)
-        width = 8 if model.experts else 4  # see ``check_sample``
-        sent_bytes = messages = 0
-        for plan in self.plans():
-            counts = count_attention(plan.schedule, Wire(model.head_width, width, width))
-            sent_bytes += forwards * int(counts.forward_bytes.sum())
-            sent_bytes += model.layers * int(counts.backward_bytes.sum())
-            messages += (forwards + model.layers) * int(counts.messages.sum())
-        stages = (0, 0)
-        if self.case.pipeline > 1:
-            stages = check_pipeline.scheduled(self.case, model, self.packed)
-        return sent_bytes + stages[0], messages + stages[1]
-
-    def logits_error(self, logits: Tensor, share: Share, batch: MicroBatch) -> float:
-        """Of this rank's rows, over the largest logit."""
-        expected = self.expected.logits_of(batch)[share.rows]
-        return relative_error(logits, expected, self.expected.largest_logit)
-
-    def gradient_error(self, decoder: Decoder) -> tuple[float, str]:
-        """Of the worst parameter, and its name."""
-        errors = {
-            name: held_error(parameter.grad, self.expected.gradients[name])
-            for name, parameter in decoder.named_parameters()
-        }
-        worst = max(errors, key=lambda name: errors[name])
-        return errors[worst], worst
-
-    def verdict(
-        self,
-        loss: float,
-        forward_error: float,
-        gradient: tuple[float, str],
-        sent_bytes: int,
-        sent_messages: int,
-    ) -> Verdict:
-        scheduled_bytes, scheduled_messages = self.scheduled()
-        loads = self.planner.loads(self.packed, counted_curve(self.planner.model))
-        return Verdict(
-            case=self.case,
-            micro_batches=self.packed.micro_batches,
-            loss_error=relative_error(torch.tensor([loss]), torch.tensor([self.expected.loss])),
-            forward_error=forward_error,
-            gradient_error=gradient[0],
-            worst_parameter=gradient[1],
-            bytes=sent_bytes,
-            messages=sent_messages,
-            scheduled_bytes=scheduled_bytes,
-            scheduled_messages=scheduled_messages,
-            skew=skew(loads.predicted_s),
-        )
+from equipoise.train.together import Partners
 
 
 class _Logits:
@@ -160,7 +58,7 @@ class _Logits:
 
 def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextGroup) -> Verdict:
     """One rank's part of a case; the verdict is of the rank that is furthest off."""
-    setup, sample = _Setup.of(case, references), references.sample
+    setup, sample = Setup.of(case, references), references.sample
     sharing: ContextGroup | Partners
     if case.policy in TOGETHER:
         ledger = Ledger(ranks.world)
@@ -194,7 +92,7 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
 
 def _run_pipeline(ranks: Ranks, case: Case, references: References) -> Verdict:
     """Likewise, of a case whose ranks share the layers."""
-    setup, sample = _Setup.of(case, references), references.sample
+    setup, sample = Setup.of(case, references), references.sample
     decoder = make_decoder(references.model, setup.labels)
     done = check_pipeline.compute(
         ranks, case, decoder, setup.packed, setup.labels, sample.batch, setup.logits_error
@@ -206,7 +104,7 @@ def _run_pipeline(ranks: Ranks, case: Case, references: References) -> Verdict:
 
 
 def _join_verdict(
-    ranks: Ranks, setup: _Setup, mine: tuple[float, str, float, float, int, int]
+    ranks: Ranks, setup: Setup, mine: tuple[float, str, float, float, int, int]
 ) -> Verdict:
     """Of what every rank found: gradient error and its parameter, logits, loss, bytes, messages."""
     errors, worst, forward_errors, losses, sent_bytes, messages = zip(
@@ -258,7 +156,7 @@ def check_cases(
 
 def play_case(case: Case, references: References) -> Verdict:
     """Run a case with all its ranks in this process."""
-    setup, sample = _Setup.of(case, references), references.sample
+    setup, sample = Setup.of(case, references), references.sample
     decoder = make_decoder(references.model, setup.labels)
     set_recompute(decoder, case.recompute)
     logits = _Logits(decoder)

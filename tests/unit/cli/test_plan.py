@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from verbs import plan
 
 from equipoise.cli.main import main
 
@@ -12,26 +13,20 @@ STEP = ["--context-tokens", "4096", "--step-sequences", "16"]
 SMALL = ["--model", "layers=4,hidden=1024,heads=8,vocab=8000", "--cluster", "h100-sxm:4", *STEP]
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(["plan", *argv])
-    caught = capsys.readouterr()
-    return code, caught.out, caught.err
-
-
 def test_the_best_has_the_price_that_simulate_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *SMALL, "--json", "--layout", "zero=1", "--recompute", "none")
+    code, out, _ = plan(capsys, *SMALL, "--json", "--layout", "zero=1", "--recompute", "none")
     assert code == 0
-    plan = json.loads(out)
-    best = plan["best"]
+    lock = json.loads(out)
+    best = lock["best"]
     flags = [part for flag, value in best["words"].items() for part in (f"--{flag}", value)]
     assert main(["simulate", *SMALL, *flags, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
-    assert row.pop("sources") == plan["sources"]
+    assert row.pop("sources") == lock["sources"]
     assert row == best["price"]
-    assert set(plan["runners_up"][0]["price"]) == set(best["price"])
-    steps = [each["price"]["step_s"] for each in (best, *plan["runners_up"])]
+    assert set(lock["runners_up"][0]["price"]) == set(best["price"])
+    steps = [each["price"]["step_s"] for each in (best, *lock["runners_up"])]
     assert len(steps) == 4 and steps == sorted(steps)
-    assert plan["bound_s"] <= best["price"]["step_s"] and plan["gap"] <= 0.01
+    assert lock["bound_s"] <= best["price"]["step_s"] and lock["gap"] <= 0.01
     assert best["words"]["recompute"] == "none" and "zero=1" in best["words"]["layout"]
 
 
@@ -39,7 +34,7 @@ def test_a_lock_is_written_resumed_and_explained(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked = [*SMALL, "--layout", "cp=1,zero=1", "--out", str(tmp_path)]
-    code, out, err = run(capsys, *asked)
+    code, out, err = plan(capsys, *asked)
     assert code == 0 and "search: done in" in err and "is left to gain" in out
     assert " J a token, $" in out and "without them the MFU is " in out
     assert "  peaks, memory bytes per s, host bytes per s, power w: NVIDIA H100" in out
@@ -50,7 +45,7 @@ def test_a_lock_is_written_resumed_and_explained(
     assert len(state.splitlines()) == json.loads(lock)["priced"] + 1
     with (tmp_path / "search.jsonl").open("a") as file:
         file.write('{"row": 1, "st')  # killed while it wrote
-    assert run(capsys, *asked, "--quiet")[0] == 0
+    assert plan(capsys, *asked, "--quiet")[0] == 0
     assert (tmp_path / "plan.lock").read_text() == lock
     assert (tmp_path / "search.jsonl").read_text() == state
     file = str(tmp_path / "plan.lock")
@@ -67,7 +62,7 @@ def test_a_stale_lock(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("tokens\n" + "1000\n3000\n" * 50)
     asked = [*SMALL, "--layout", "tp=1,cp=1,pp=1", "--lengths", str(lengths)]
-    assert run(capsys, *asked, "--out", str(tmp_path), "--quiet")[0] == 0
+    assert plan(capsys, *asked, "--out", str(tmp_path), "--quiet")[0] == 0
     lengths.write_text("tokens\n" + "2000\n2000\n" * 50)
     assert main(["explain", "--plan", str(tmp_path / "plan.lock")]) == 4
     assert capsys.readouterr().err == (
@@ -86,7 +81,7 @@ def test_documents_are_planned_as_they_are(
     for text in ("512\n", "4096\n"):
         lengths = tmp_path / "lengths.txt"
         lengths.write_text(text * 4096)
-        code, out, _ = run(capsys, *SMALL, *fixed, "--lengths", str(lengths))
+        code, out, _ = plan(capsys, *SMALL, *fixed, "--lengths", str(lengths))
         assert code == 0
         steps.append(json.loads(out)["best"]["price"])
     assert steps[0]["step_s"] < steps[1]["step_s"]
@@ -95,7 +90,7 @@ def test_documents_are_planned_as_they_are(
 
 def test_an_export_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     fixed = ["--layout", "tp=2,cp=1,pp=1,zero=1", "--recompute", "none", "--micro-batch", "2"]
-    code, out, err = run(capsys, *SMALL, *fixed, "--export", "megatron")
+    code, out, err = plan(capsys, *SMALL, *fixed, "--export", "megatron")
     assert code == 0 and err == ""
     at = out.splitlines().index("--micro-batch-size 2")
     assert out.splitlines()[at : at + 4] == [
@@ -143,7 +138,7 @@ def test_an_export_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) ->
 def test_what_cannot_be_planned(
     capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
 ) -> None:
-    found, out, err = run(capsys, *argv, "--json")
+    found, out, err = plan(capsys, *argv, "--json")
     assert (found, out) == (code, "")
     assert err == message
 
@@ -153,7 +148,7 @@ def test_a_length_file_with_negative_lengths(
 ) -> None:
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("100\n-3\n")
-    code, _, err = run(capsys, *SMALL, "--lengths", str(lengths))
+    code, _, err = plan(capsys, *SMALL, "--lengths", str(lengths))
     assert code == 2
     assert "-3" in err and "lengths.txt" in err and err.count("\n") == 1
 
@@ -163,12 +158,12 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert run(capsys, *SMALL, "--out", str(file)) == (
+    assert plan(capsys, *SMALL, "--out", str(file)) == (
         2,
         "",
         f"{file} cannot be written: file exists. Choose another with --out.\n",
     )
-    assert run(capsys, *SMALL, "--out", str(file / "under")) == (
+    assert plan(capsys, *SMALL, "--out", str(file / "under")) == (
         2,
         "",
         f"{file}/under cannot be written: not a directory. Choose another with --out.\n",

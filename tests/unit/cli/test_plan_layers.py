@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from equipoise.cli.main import main
+from verbs import run
 
 STEP = ["--context-tokens", "8192", "--step-sequences", "64"]
 MODEL = ["--model", "layers=24,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=32000"]
@@ -25,12 +24,6 @@ device = "h100-sxm"
 nodes = 1
 nic = "ib-ndr"
 """
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(list(argv))
-    caught = capsys.readouterr()
-    return code, caught.out, caught.err
 
 
 def test_layers_of_their_own_are_faster_and_simulate_alike(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from verbs import plan
 
 from equipoise.cli import plan_measure
 from equipoise.cli.main import main
@@ -56,12 +57,6 @@ class Trials:
         return self.ends[len(self.asked) - 1]
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    code = main(["plan", *map(str, words)])
-    caught = capsys.readouterr()
-    return code, caught.out, caught.err
-
-
 def test_failures_are_told_beside_measured_seconds(
     run_toml: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +70,7 @@ def test_failures_are_told_beside_measured_seconds(
     monkeypatch.setattr(plan_measure, "run_trial", trials)
     folder = run_toml.parent / "out"
     asked = [run_toml, "--measure", "--out", folder, "--trial-seconds", 30]
-    code, out, err = run(capsys, *asked)
+    code, out, err = plan(capsys, *asked)
     assert code == 0
     assert "This machine was never measured" in err
     assert err.count("done in") >= 3 and "trial 3 of 3, " in err
@@ -93,21 +88,21 @@ def test_failures_are_told_beside_measured_seconds(
     assert out.splitlines()[-1] == (
         f"Wrote {lock}. Train by it: equipoise train {run_toml} --plan {lock}"
     )
-    code, out, _ = run(capsys, *asked, "--json")
+    code, out, _ = plan(capsys, *asked, "--json")
     found = json.loads(out)
     assert code == 0 and len(trials.asked) == 3  # nothing was left to try
     assert [each["step_s"] for each in found["trials"]] == [None, 0.5, 0.4]
     assert found["best"]["step_s"] == 0.4 and found["best"]["predicted_s"] > 0
     assert (found["tried"], found["exhaustive"]) == (3, 12)
     assert found["lock"] == str(lock)
-    plan = read_plan(lock)
+    written = read_plan(lock)
     timed = [each for each in found["trials"] if each["step_s"]]
-    for candidate, trial in zip((plan.best, *plan.runners_up), timed[::-1], strict=True):
+    for candidate, trial in zip((written.best, *written.runners_up), timed[::-1], strict=True):
         assert candidate.price["measured_s"] == trial["step_s"]
         assert sum(candidate.price["terms"].values()) == pytest.approx(trial["predicted_s"])
         assert {name: str(candidate.keys[name]) for name in trial["keys"]} == trial["keys"]
-    assert (plan.listed, plan.priced, plan.bound_s, plan.flip) == (12, 3, 0.0, None)
-    code, out, err = run(capsys, *asked, "--quiet")
+    assert (written.listed, written.priced, written.bound_s, written.flip) == (12, 3, 0.0, None)
+    code, out, err = plan(capsys, *asked, "--quiet")
     assert err == "" and len(out.splitlines()) == 2
 
 
@@ -117,7 +112,7 @@ def test_train_obeys_the_lock_and_explain_tells_it(
     """It lies where any plan of the run.toml lies; keys of the command line are said again."""
     monkeypatch.setattr(plan_measure, "run_trial", Trials([TrialEnd(0.5, "", "", 9.0)] * 3))
     monkeypatch.chdir(run_toml.parent)
-    code, out, _ = run(capsys, run_toml, "--measure", "--train.seed", 7)
+    code, out, _ = plan(capsys, run_toml, "--measure", "--train.seed", 7)
     lock = run_toml.parent / "plan.lock"
     command = f"equipoise train {run_toml} --train.seed 7 --plan {lock}"
     assert (code, out.splitlines()[-1]) == (0, f"Wrote {lock}. Train by it: {command}")
@@ -145,13 +140,13 @@ def test_what_no_price_knows_has_no_lock(
 ) -> None:
     monkeypatch.setattr(plan_measure, "run_trial", Trials([TrialEnd(0.5, "", "", 9.0)] * 3))
     asked = [run_toml, "--measure", "--out", run_toml.parent / "out", "--pack.policy", "divided"]
-    code, out, _ = run(capsys, *asked)
+    code, out, _ = plan(capsys, *asked)
     assert code == 0 and not (run_toml.parent / "out" / "plan.lock").exists()
     assert out.splitlines()[-1].startswith(
         f"No price knows it, so there is no plan.lock. Train it: equipoise train {run_toml} "
         f"--pack.policy divided --layout.dp 2 "
     )
-    code, out, _ = run(capsys, *asked, "--json")
+    code, out, _ = plan(capsys, *asked, "--json")
     assert code == 0 and json.loads(out)["lock"] is None
 
 
@@ -163,7 +158,7 @@ def test_a_stop_is_not_a_failure(
 
     monkeypatch.setattr(plan_measure, "run_trial", stop)
     folder = run_toml.parent / "out"
-    code, _, err = run(capsys, run_toml, "--measure", "--out", folder)
+    code, _, err = plan(capsys, run_toml, "--measure", "--out", folder)
     assert code == 130 and "stopped at 0% after" in err
     rows = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
     assert [set(row) for row in rows] == [{"digest"}, {"begin"}, {"stopped"}]
@@ -175,7 +170,7 @@ def test_all_trials_fail(
     end = TrialEnd(None, "killed", "Rank 1 of 2 (pid 7) was ended by SIGKILL.", 1.0)
     monkeypatch.setattr(plan_measure, "run_trial", Trials([end] * 3))
     folder = run_toml.parent / "out"
-    code, _, err = run(capsys, run_toml, "--measure", "--out", folder, "--quiet")
+    code, _, err = plan(capsys, run_toml, "--measure", "--out", folder, "--quiet")
     assert code == 6
     first = json.loads((folder / "trials.jsonl").read_text().splitlines()[1])["begin"]
     assert isinstance(first, int)
@@ -212,8 +207,8 @@ def test_messages(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
     }
     for words, text in told.items():
-        assert run(capsys, *words, "--measure") == (2, "", text)
-    assert run(capsys, run_toml, "--trial-seconds", 9) == (
+        assert plan(capsys, *words, "--measure") == (2, "", text)
+    assert plan(capsys, run_toml, "--trial-seconds", 9) == (
         2,
         "",
         "--trial-seconds 9 is of --measure. Give both, or none.\n",

@@ -4,19 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-
-from equipoise.cli.main import main
+from verbs import run
 
 ALONE = ["--model", "llama3-8b", "--context-tokens", "8192", "--step-sequences", "8"]
 ALONE += ["--cluster", "h100-sxm:1"]
 SMALL = ["--model", "layers=4,hidden=1024,heads=8,vocab=8000", "--cluster", "h100-sxm:4"]
 SMALL += ["--context-tokens", "4096", "--step-sequences", "16"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(list(argv))
-    caught = capsys.readouterr()
-    return code, caught.out, caught.err
 
 
 def test_a_model_that_fits_only_with_offloading_is_planned_with_both_prices(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verbs import run
 
-from equipoise.cli.main import main
 from equipoise.cli.simulate_setting import step_packer
 from equipoise.cost.step import StepOptions
 from equipoise.plan.run_steps import POLICIES
@@ -16,12 +16,6 @@ from equipoise.spec.layout import Layout
 SMALL = ["--model", "layers=4,hidden=1024,heads=8,vocab=8000", "--cluster", "h100-sxm:4"]
 SMALL += ["--context-tokens", "4096", "--step-sequences", "16"]
 FIXED = ["--layout", "cp=1,pp=1,zero=1", "--recompute", "none", "--micro-batch", "1"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(list(argv))
-    caught = capsys.readouterr()
-    return code, caught.out, caught.err
 
 
 @pytest.fixture

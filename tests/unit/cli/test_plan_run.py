@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from verbs import plan, run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "spec"))
 from device_files import A_FILE
@@ -34,12 +35,6 @@ def run_toml(texts: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.Monke
         f"vocab = 320\nhead_width = 16\n[pack]\ncontext_tokens = 256\nstep_tokens = 1024\n"
     )
     return file
-
-
-def plan(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
-    code = main(["plan", *map(str, argv)])
-    caught = capsys.readouterr()
-    return code, caught.out, caught.err
 
 
 def test_a_lock_is_written_beside_the_run(
@@ -179,10 +174,11 @@ def test_train_obeys_no_plan_of_a_cluster(
     words = ["--model", "layers=2,hidden=64,heads=2,vocab=100", "--cluster", "h100-sxm:1"]
     words += ["--context-tokens", "512", "--step-sequences", "1", "--recompute", "none"]
     assert plan(capsys, *words, "--out", tmp_path, "--quiet")[0] == 0
-    assert main(["train", str(run_toml), "--plan", str(tmp_path / "plan.lock")]) == 4
-    assert capsys.readouterr().err == (
+    assert run(capsys, "train", run_toml, "--plan", tmp_path / "plan.lock") == (
+        4,
+        "",
         f"{tmp_path}/plan.lock plans layers=2,hidden=64,heads=2,vocab=100 on h100-sxm:1, and train "
-        "obeys plans of a run.toml on this machine. Make one: equipoise plan run.toml.\n"
+        "obeys plans of a run.toml on this machine. Make one: equipoise plan run.toml.\n",
     )
 
 
@@ -195,10 +191,11 @@ def test_train_obeys_no_layers_of_their_own(
     runs = "1:dp=1,zero=1:full 1:dp=1,zero=1:none"
     best = dataclasses.replace(found.best, words=found.best.words | {"layers": runs})
     dataclasses.replace(found, best=best).write(lock)
-    assert main(["train", str(run_toml), "--plan", str(lock)]) == 4
-    assert capsys.readouterr().err == (
+    assert run(capsys, "train", run_toml, "--plan", lock) == (
+        4,
+        "",
         f"{lock} gives layers strategies of their own ({runs}), and train runs one for all. Plan "
-        "without --layers own: equipoise plan run.toml.\n"
+        "without --layers own: equipoise plan run.toml.\n",
     )
 
 

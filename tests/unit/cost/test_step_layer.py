@@ -24,7 +24,14 @@ class Flat:
         return 2 * rows * columns * inner / (2e15 if fp8 else 1e15)
 
     def attention_s(
-        self, doc_tokens: Floats, heads: int, kv_heads: int, head_width: int, *, backward: bool
+        self,
+        doc_tokens: Floats,
+        heads: int,
+        kv_heads: int,
+        head_width: int,
+        *,
+        backward: bool,
+        pack_tokens: Floats | None = None,
     ) -> Floats:
         return np.asarray(doc_tokens, np.float64)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.hf import load_hf, read_hf, weight_shapes, write_hf
+from equipoise.nn.hf import load_hf, read_hf, weight_shapes
+from equipoise.nn.hf_write import write_hf
 from equipoise.spec.model import ModelSpec, RopeScaling
 
 MODEL = ModelSpec(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=31, head_width=4)
@@ -228,7 +229,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("equipoise.nn.hf.save_file", full)
+    monkeypatch.setattr("equipoise.nn.hf_write.save_file", full)
     folder = tmp_path / "hf"
     assert refused(lambda: write_hf(folder, MODEL, state_of(MODEL))) == (
         f"{folder} could not be written (No space left on device). Free some space, or choose "

@@ -1,16 +1,16 @@
 """Bounds never exceed prices: of memory, of the device's peak, of kernels, of families."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
+from bounded_spaces import MODELS, draws, setting
 from drawn_batches import batches_of, packer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Precision, Stack, StepOptions
+from equipoise.cost.step import Precision, Stack
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.bound import bubble, least_bytes, least_seconds
 from equipoise.plan.choice import Choice
@@ -18,46 +18,21 @@ from equipoise.plan.family import Kernels, own_passes
 from equipoise.plan.kernels import bound_by_kernels
 from equipoise.plan.least import least_step_s
 from equipoise.plan.run_steps import POLICIES
-from equipoise.plan.space import Space, list_space
-from equipoise.sim.machine import Machine
+from equipoise.plan.space import Space
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.words import read_model
 
-MODELS = {
-    "dense": read_model("layers=13,hidden=1024,heads=16,kv_heads=8,vocab=32000"),
-    "sparse": read_model(
-        "layers=6,hidden=512,heads=8,vocab=8000,experts=8,top_k=2,expert_ffn=512,dense_layers=1"
-    ),
-}
 STACKS = {
     "ours": Stack(),
     "theirs": Stack(attention="unfused", sequence_parallel=False, split="equal", dropout=True),
 }
 
 
-@functools.cache
-def setting(model: str, devices: int, stack: str, micro: int) -> tuple[Machine, Space]:
-    base = StepOptions(4096, micro * devices, stack=STACKS[stack])
-    machine = Machine(find_cluster(f"h100-sxm:{devices}"))
-    return machine, list_space(MODELS[model], devices, base)
-
-
 @settings(deadline=None, max_examples=80)
-@given(
-    st.sampled_from(sorted(MODELS)),
-    st.sampled_from([4, 8, 16]),
-    st.sampled_from(sorted(STACKS)),
-    st.sampled_from([1, 3, 8]),
-    st.integers(0, 2**31),
-    st.one_of(st.none(), st.integers(0, 2**31)),
-    st.sampled_from([1, 64, 1000]),
-    st.sampled_from(["drawn", *POLICIES]),
-)
+@given(*draws(STACKS), st.sampled_from([1, 64, 1000]), st.sampled_from(["drawn", *POLICIES]))
 def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain, policy) -> None:
     model = MODELS[name]
-    machine, space = setting(name, devices, stack, micro)
+    machine, space = setting(name, devices, STACKS[stack], micro)
     row = at % len(space)
     choice = space.choice(row)
     layout, options = choice.layout, choice.options
@@ -84,13 +59,15 @@ def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain
     )
     assert together[0] <= price.step_s
     passes = shared.family_passes(choice, bins, own=own if layout.cp == 1 else None)
-    for each in (passes, own_passes(own, batches)):
+    median = own.price(bins.typical.astype(np.float64))
+    split = dataclasses.replace(passes, typical=median, splits={})
+    for each in (passes, split, own_passes(own, batches)):
         assert least_step_s(model, machine, choice, each, len(batches)) <= price.step_s
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_row_that_fits_is_never_ruled_out(precision: Precision) -> None:
-    machine, listed = setting("dense", 8, "ours", 8)
+    machine, listed = setting("dense", 8, STACKS["ours"], 8)
     space = Space(listed.columns, dataclasses.replace(listed.base, precision=precision))
     needs = least_bytes(MODELS["dense"], space)
     small = np.argsort(needs)[:: len(needs) // 40]

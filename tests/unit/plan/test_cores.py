@@ -45,8 +45,8 @@ def test_one_core_serves_what_differs_in_stages_and_recomputation() -> None:
     search = Search(MODEL, MACHINE, space, packer=pack)
     is_one = (space["micro_batch"] == 1) & (space["context_strategy"] == 0) & (space["order"] == 0)
     choices = [space.choice(row) for row in np.flatnonzero(is_one).tolist()]
-    cores = {id(search.cores.find(choice, in_windows=False)[1]) for choice in choices}
+    cores = {id(search.estimates.cores.find(choice, in_windows=False)[1]) for choice in choices}
     assert len({choice.options.recompute for choice in choices}) == 7
     assert len(cores) == 1
-    windows = search.cores.find(choices[0], in_windows=True)[1]
+    windows = search.estimates.cores.find(choices[0], in_windows=True)[1]
     assert id(windows) not in cores

@@ -5,8 +5,9 @@ import heapq
 import numpy as np
 
 from equipoise.cost.step import StepOptions
-from equipoise.plan.dive import Item, dive
+from equipoise.plan.dive import dive
 from equipoise.plan.space import list_space
+from equipoise.plan.stage import Item
 from equipoise.spec.words import read_model
 
 MODEL = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")
@@ -19,7 +20,7 @@ def test_bounds_rise_where_layers_are_alike() -> None:
     draw = np.random.default_rng(0).uniform(1.0, 3.0, len(rows)).tolist()
     queue: list[Item] = [(bound, 1, at) for at, bound in enumerate(draw)]
     heapq.heapify(queue)
-    count = dive(queue, members, space, lambda row: 2.0, limit=2.5, until=np.inf)
+    count = dive(queue, members, space, lambda items: [2.0] * len(items), limit=2.5, until=np.inf)
     is_even = np.isin(space["recompute"][rows], [0, 1, 2, 6])
     assert count == sum(even and bound < 2.5 for even, bound in zip(is_even, draw, strict=True))
     assert 0 < count < len(rows)
@@ -32,5 +33,8 @@ def test_bounds_rise_where_layers_are_alike() -> None:
 def test_without_time_nothing_is_bounded() -> None:
     space = list_space(MODEL, 8, StepOptions(4096, 16), fixed={"recompute": "none"})
     queue: list[Item] = [(1.0, 1, 0)]
-    assert dive(queue, [np.array([0])], space, lambda row: 2.0, limit=9.0, until=0.0) == 0
+    assert (
+        dive(queue, [np.array([0])], space, lambda items: [2.0] * len(items), limit=9.0, until=0.0)
+        == 0
+    )
     assert queue == [(1.0, 1, 0)]

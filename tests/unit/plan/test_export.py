@@ -15,6 +15,14 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model import PLANNED
 
 _PP_DP = ("pp", "dp", "cp", "tp")
+LLAMA_FAMILY = (
+    "--untie-embeddings-and-output-weights\n"
+    "--swiglu\n"
+    "--disable-bias-linear\n"
+    "--normalization RMSNorm\n"
+    "--norm-epsilon 1e-05\n"
+    "--position-embedding-type rope\n"
+)
 
 
 def test_torchtitan() -> None:
@@ -80,12 +88,7 @@ def test_megatron() -> None:
         "--vocab-size 128256\n"
         "--seq-length 8192\n"
         "--max-position-embeddings 8192\n"
-        "--untie-embeddings-and-output-weights\n"
-        "--swiglu\n"
-        "--disable-bias-linear\n"
-        "--normalization RMSNorm\n"
-        "--norm-epsilon 1e-05\n"
-        "--position-embedding-type rope\n"
+        f"{LLAMA_FAMILY}"
         "--rotary-base 500000\n"
         "--use-rope-scaling\n"
         "--rope-scaling-factor 8\n"
@@ -121,12 +124,7 @@ def test_megatron_of_experts() -> None:
         "--vocab-size 32000\n"
         "--seq-length 4096\n"
         "--max-position-embeddings 4096\n"
-        "--untie-embeddings-and-output-weights\n"
-        "--swiglu\n"
-        "--disable-bias-linear\n"
-        "--normalization RMSNorm\n"
-        "--norm-epsilon 1e-05\n"
-        "--position-embedding-type rope\n"
+        f"{LLAMA_FAMILY}"
         "--rotary-base 1000000\n"
         "--group-query-attention\n"
         "--num-query-groups 8\n"

@@ -1,10 +1,10 @@
 """Choices that offload: never faster, bounded from below, and found where nothing else fits."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
+from bounded_spaces import MODELS, draws, setting
 from drawn_batches import batches_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,40 +28,19 @@ from equipoise.spec.cluster import ClusterSpec, find_cluster
 from equipoise.spec.offload import OFFLOADS
 from equipoise.spec.words import read_model
 
-MODELS = {
-    "dense": read_model("layers=13,hidden=1024,heads=16,kv_heads=8,vocab=32000"),
-    "sparse": read_model(
-        "layers=6,hidden=512,heads=8,vocab=8000,experts=8,top_k=2,expert_ffn=512,dense_layers=1"
-    ),
-}
 STACKS = {
     "ours": Stack(),
     "theirs": Stack(attention="unfused", split="equal", dropout=True, offloads_master=False),
 }
 
 
-@functools.cache
-def setting(model: str, devices: int, stack: str, micro: int) -> tuple[Machine, Space]:
-    base = StepOptions(4096, micro * devices, stack=STACKS[stack])
-    machine = Machine(find_cluster(f"h100-sxm:{devices}"))
-    return machine, list_space(MODELS[model], devices, base)
-
-
 @settings(deadline=None, max_examples=50)
-@given(
-    st.sampled_from(sorted(MODELS)),
-    st.sampled_from([4, 8, 16]),
-    st.sampled_from(sorted(STACKS)),
-    st.sampled_from([1, 3, 8]),
-    st.integers(0, 2**31),
-    st.one_of(st.none(), st.integers(0, 2**31)),
-    st.sampled_from(OFFLOADS[1:]),
-)
+@given(*draws(STACKS), st.sampled_from(OFFLOADS[1:]))
 def test_no_choice_is_faster_with_offloading_and_no_bound_exceeds_it(
     name, devices, stack, micro, at, seed, offload
 ) -> None:
     model = MODELS[name]
-    machine, space = setting(name, devices, stack, micro)
+    machine, space = setting(name, devices, STACKS[stack], micro)
     row = at % len(space)
     plain = space.choice(row)
     choice = space.choice(OFFLOADS.index(offload) * len(space) + row)

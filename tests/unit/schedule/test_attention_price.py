@@ -16,7 +16,7 @@ WIRE = Wire(head_width=8, element_bytes=2)
 FREE = LinkPrice(0.0, float("inf"))
 
 
-def by_pairs(pairs):
+def by_pairs(pairs, rounds):
     return pairs * 10.0
 
 
@@ -80,7 +80,7 @@ def test_overlap_hides_a_ring_where_tiles_take_longer_than_messages() -> None:
 def test_an_all_to_all_fills_every_port() -> None:
     home = split_context([4096], 4, "head-tail").pieces
     schedule = write_attention("ulysses", home, [4096], heads=4, kv_heads=4)
-    price = price_attention(schedule, lambda pairs: pairs * 0.0, LinkPrice(0.0, 1e9), WIRE)
+    price = price_attention(schedule, lambda pairs, _: pairs * 0.0, LinkPrice(0.0, 1e9), WIRE)
     # Of 1,024 tokens, 3 of 4 heads leave: a query, a key and a value of 16 bytes; then an output.
     assert price.forward_ns.tolist() == [3 * 1024 * 64.0] * 4
 
@@ -88,7 +88,7 @@ def test_an_all_to_all_fills_every_port() -> None:
 def test_full_tiles_may_have_a_price_of_their_own() -> None:
     halves = [np.array([[0, 0, 4]]), np.array([[0, 4, 8]])]
     schedule = write_attention("all-gather", halves, [8], heads=2, kv_heads=1)
-    price = price_attention(schedule, by_pairs, FREE, WIRE, full_ns=lambda pairs: pairs * 5.0)
+    price = price_attention(schedule, by_pairs, FREE, WIRE, full_ns=lambda pairs, _: pairs * 5.0)
     # Both ranks have 10 pairs under the mask, the second one 16 in a full tile as well.
     assert price.compute_ns.tolist() == [3.5 * 10 * 10, 3.5 * (10 * 10 + 16 * 5)]
 
@@ -98,7 +98,7 @@ def test_a_message_between_nodes_holds_up_none_within() -> None:
     schedule = write_attention("double-ring", home, [4096], heads=2, kv_heads=1, ranks_per_node=2)
     near, far = LinkPrice(0.0, 1e9), LinkPrice(0.0, 0.5e9)
     price = price_attention(
-        schedule, lambda pairs: pairs * 0.0, near, WIRE, node_link=far, ranks_per_node=2
+        schedule, lambda pairs, _: pairs * 0.0, near, WIRE, node_link=far, ranks_per_node=2
     )
     # 32,768 bytes of keys: 65.5 us between nodes, while 32.8 us within; then within once more.
     assert price.forward_ns.tolist() == [32_768 * 3.0] * 4

@@ -1,0 +1,94 @@
+"""Every run of layers that a stage may have, as tables; and the best of all splits into runs.
+
+Why
+    Of 126 layers there are 8,000 runs, and for each of 64 stages most are far too long. Tables by
+    where runs end, as wide as the longest that is worth a look, are a tenth of that.
+
+What it decides
+    A dynamic programme over stages: the least cost up to each layer. Where two splits cost as much,
+    the one whose last stages have most layers.
+
+Kept true (tests/unit/balance/test_stage.py, by Hypothesis)
+    Equal to the best of all splits tried one by one.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.cost.work import Ints
+
+Floats = npt.NDArray[np.float64]
+
+_ROUNDING = 1.0 + 1e-9
+"""Of sums in another order."""
+
+
+def longest_run(loads: Floats, pace: Floats, ends: Floats) -> int:
+    """Layers of the longest run that a best split may have: longer ones take more than equal runs.
+
+    Args:
+        loads: Of each layer, float64 [layers], as many as stages or more.
+        pace: Speed of each stage, float64 [stages].
+        ends: What stages have beside layers, float64 [stages].
+
+    >>> longest_run(np.ones(8), np.ones(4), np.array([0, 0, 0, 1.5]))
+    3
+    """
+    layers, stages = len(loads), len(pace)
+    edges = np.linspace(0, layers, stages + 1).astype(np.int64)
+    sums = np.concatenate(([0.0], np.cumsum(loads)))
+    slowest = float(((np.diff(sums[edges]) + ends) / pace).max()) * _ROUNDING
+    longest = -(-layers // stages)
+    while longest < layers and (
+        float((sums[longest + 1 :] - sums[: -longest - 1]).min()) <= slowest * pace.max()
+    ):
+        longest += 1
+    return longest
+
+
+class Runs:
+    """Tables of runs of layers on each stage: by where they end, and by how long, longest first."""
+
+    def __init__(self, stages: int, layers: int, longest: int) -> None:
+        self._stages, self._longest = stages, longest
+        self._begins = np.arange(layers + 1)[:, None] - np.arange(longest, -1, -1)
+        self._is_run = self._begins >= 0
+        self._from = np.maximum(self._begins, 0)
+
+    def sums(self, table: Floats, ends: Floats) -> Floats:
+        """Sum of each run, float64 [stages, layers + 1, longest + 1]."""
+        sums = np.concatenate((np.zeros((len(table), 1)), np.cumsum(table, axis=1)), axis=1)
+        runs: Floats = sums[:, :, None] - sums[:, self._from] + ends[:, None, None]
+        return runs
+
+    def legal(self, *, empty_ends: bool) -> npt.NDArray[np.bool_]:
+        """Whether a stage may have a run, bool [stages, layers + 1, longest + 1]."""
+        least = np.ones((self._stages, 1, 1))
+        if empty_ends:
+            least[[0, -1]] = 0
+        legal: npt.NDArray[np.bool_] = np.arange(self._longest, -1, -1) >= least
+        return legal & self._is_run
+
+    def least_edges(self, costs: Floats, join: np.ufunc) -> tuple[Ints, float]:
+        """The split with the least sum or maximum of its runs' costs; infinite ones are barred."""
+        edges = len(self._begins)
+        best = np.full(edges, np.inf)
+        best[0] = 0.0
+        begins = np.zeros((self._stages, edges), dtype=np.int64)
+        at = np.arange(edges)
+        for stage in range(self._stages):
+            joined = join(best[self._from], costs[stage])
+            found = joined.argmin(axis=1)
+            begins[stage] = self._from[at, found]
+            best = joined[at, found]
+        chosen = np.zeros(self._stages + 1, dtype=np.int64)
+        chosen[-1] = edges - 1
+        for stage in range(self._stages - 1, -1, -1):
+            chosen[stage] = begins[stage, chosen[stage + 1]]
+        return chosen, float(best[-1])
+
+    def chosen(self, costs: Floats, edges: Ints) -> Floats:
+        """Of a split's own runs, float64 [stages]."""
+        places = self._longest - np.diff(edges)
+        found: Floats = costs[np.arange(self._stages), edges[1:], places]
+        return found

@@ -1,0 +1,112 @@
+"""Find the files of a corpus: below a folder, or as ``save_to_disk`` lists them.
+
+What it decides
+    Which files of a folder belong to a corpus of a kind. Names, sizes and times of change are
+    read, contents are not.
+
+Kept true (tests/unit/data/test_source.py)
+    Files that are hidden or of another kind are left out; a folder without any is refused.
+
+Sources
+    save_to_disk folders: datasets 2.x/3.x, arrow_dataset.py (state.json, ``_data_files``).
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from equipoise.base.errors import DataError
+
+_SUFFIX = {
+    "python-stdlib": ".py",
+    "text": "",
+    "jsonl": ".jsonl",
+    "parquet": ".parquet",
+    "datasets": ".arrow",
+}
+_NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
+
+
+class FoundFile(NamedTuple):
+    """A file of a corpus, before it is read."""
+
+    name: str
+    """Its path relative to the corpus's root."""
+    size_bytes: int
+    changed_ns: int
+
+
+def find_files(root: Path, kind: str) -> list[FoundFile]:
+    """The files of a kind below a folder, in no order; links to folders are not followed.
+
+    Raises:
+        DataError: there are none.
+    """
+    suffix = _SUFFIX[kind]
+    found = []
+    others = 0
+    folders = [("", root)]
+    while folders:
+        prefix, folder = folders.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name in _NOT_STDLIB if kind == "python-stdlib" else entry.name[0] == ".":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((f"{prefix}{entry.name}/", Path(entry.path)))
+                elif entry.is_file() and entry.name.endswith(suffix):
+                    state = entry.stat()
+                    found.append(
+                        FoundFile(prefix + entry.name, state.st_size, state.st_mtime_ns),
+                    )
+                else:
+                    others += 1
+    if not found:
+        wanted = f"*{suffix} file" if suffix else "file that is not hidden"
+        raise DataError(
+            f"data.path {root} holds no {wanted} (other files: {others:,}). Set data.path to "
+            f'where the corpus is, or data.source to its kind; it is "{kind}" now.'
+        )
+    return found
+
+
+def find_datasets(root: Path) -> list[FoundFile]:
+    """The arrow files of a folder that ``save_to_disk`` wrote.
+
+    Raises:
+        DataError: it is no such folder, holds several datasets, or lacks files.
+    """
+    if (root / "dataset_dict.json").is_file():
+        splits = json.loads((root / "dataset_dict.json").read_text())["splits"]
+        raise DataError(
+            f"data.path {root} holds {len(splits)} datasets ({', '.join(splits)}), and a corpus "
+            f"is one. Set data.path to {root / splits[0]}, for example."
+        )
+    if (root / "state.json").is_file():
+        state = json.loads((root / "state.json").read_text())
+        names = [str(file["filename"]) for file in state["_data_files"]]
+        if state.get("_indices_data_files"):
+            raise DataError(
+                f"data.path {root} keeps its order of rows in "
+                f"{len(state['_indices_data_files'])} files of indices, which are not read. "
+                "Call flatten_indices() on the dataset and save it again."
+            )
+    elif (root / "dataset_info.json").is_file():
+        # A folder of the datasets cache has the same files and no state.json.
+        names = [path.name for path in root.glob("*.arrow")]
+    else:
+        raise DataError(
+            f"data.path {root} is no save_to_disk folder: it has neither state.json nor "
+            "dataset_info.json. Set data.path to the folder that save_to_disk wrote."
+        )
+    missing = [name for name in names if not (root / name).is_file()]
+    if missing or not names:
+        raise DataError(
+            f"data.path {root} has {len(names) - len(missing)} of the {len(names)} arrow files "
+            "that it should have"
+            + (f"; the first that is missing is {missing[0]}" if missing else "")
+            + ". Save the dataset again with save_to_disk."
+        )
+    states = [(name, (root / name).stat()) for name in names]
+    return [FoundFile(name, state.st_size, state.st_mtime_ns) for name, state in states]

@@ -1,0 +1,119 @@
+"""Read the lines of a run's journals: one JSON object each, told apart by what they are.
+
+Why
+    Journals are appended by processes that may be killed between two bytes, and a run that
+    resumed says some steps twice.
+
+What it decides
+    A line that is no JSON object was torn by a kill: it is skipped and counted. Of a step that
+    appears twice the later line is kept.
+
+Kept true (tests/unit/observe/test_reader.py)
+    Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.base.errors import DataError, SpecError
+
+NEWEST_SCHEMA = 1
+
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Journal:
+    """One rank's lines, sorted by what they are; a step's later line replaces its earlier."""
+
+    starts: list[Event] = field(default_factory=list)
+    steps: dict[int, Event] = field(default_factory=dict)
+    packs: dict[int, Event] = field(default_factory=dict)
+    spans: list[Event] = field(default_factory=list)
+    faults: list[Event] = field(default_factory=list)
+    memory: Event | None = None
+    stop: Event | None = None
+    torn_lines: int = 0
+
+    def add(self, event: Event) -> None:
+        """Keep an event; one of a kind or a name that this version does not know is dropped."""
+        match event.get("kind"), event.get("name"), event.get("step"):
+            case "span", _, _:
+                self.spans.append(event)
+            case "scalar", "step", int(step):
+                self.steps[step] = event
+            case "decision", "pack", int(step):
+                self.packs[step] = event
+            case "decision", "memory", _:
+                self.memory = event
+            case "instant", "start", _:
+                self.starts.append(event)
+            case "instant", "stop", _:
+                self.stop = event
+            case "fault", _, _:
+                self.faults.append(event)
+
+
+def read_journals(folder: Path) -> dict[int, Journal]:
+    """Every rank's journal of a run folder.
+
+    Raises:
+        SpecError: no such folder.
+        DataError: the folder is no run, or a newer equipoise wrote it.
+    """
+    return {rank: _read_journal(path) for rank, path in _journal_files(folder).items()}
+
+
+def _journal_files(folder: Path) -> dict[int, Path]:
+    if not folder.exists():
+        raise SpecError(
+            f"There is no {folder}. Give the folder of a run: the one that `equipoise train` "
+            "wrote, with journal/ inside it."
+        )
+    files: dict[int, Path] = {}
+    for path in sorted((folder / "journal").glob("rank-*.jsonl")):
+        rank = path.stem.removeprefix("rank-")
+        if rank.isdecimal():
+            files[int(rank)] = path
+    if not files:
+        inside = sorted(path.parent.parent for path in folder.glob("*/journal/rank-00000.jsonl"))
+        near = ", ".join(str(path) for path in inside[:4])
+        fix = (
+            f"Runs inside it: {near}." if near else "Give the folder that `equipoise train` wrote."
+        )
+        raise DataError(f"{folder} is no run: it has no journal/rank-00000.jsonl. {fix}")
+    return files
+
+
+def _read_journal(path: Path) -> Journal:
+    journal = Journal()
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            event = _event(line)
+            if event is None:
+                journal.torn_lines += 1
+                continue
+            if event["v"] > NEWEST_SCHEMA:
+                raise DataError(
+                    f"{path}:{number} is of journal schema {event['v']}; this equipoise reads "
+                    f"schemas up to {NEWEST_SCHEMA}. Report with the equipoise that trained the "
+                    "run, or a newer one."
+                )
+            journal.add(event)
+    return journal
+
+
+def _event(line: bytes) -> Event | None:
+    """The event of a line; of a torn line with another appended to it, the other; else None."""
+    for text in (line, line[line.rfind(b'{"v"') :]):
+        try:
+            event = json.loads(text)
+        except ValueError:  # of bad JSON and of bad UTF-8
+            continue
+        if isinstance(event, dict) and isinstance(event.get("v"), int):
+            return event
+    return None
