@@ -32,7 +32,7 @@ Sources
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -115,6 +115,12 @@ class Space:
     def keep(self, rows: Ints | Flags) -> "Space":
         """Some of the rows."""
         return Space({name: values[rows] for name, values in self.columns.items()}, self.base)
+
+    def runs(self, most: int) -> Iterator["Space"]:
+        """All rows, at most so many at a time, on the same memory."""
+        for first in range(0, len(self), most):
+            some = {name: values[first : first + most] for name, values in self.columns.items()}
+            yield Space(some, self.base)
 
     def choice(self, row: int) -> Choice:
         """One row as layout and options; from ``len`` on, offloading what the quotient says."""
@@ -233,9 +239,8 @@ class _Rows:
         every = np.asarray(list(values) or [0], dtype=np.int64)
         wide = np.ones(count, dtype=bool) if where is None else where
         times = np.where(wide, len(every) if len(values) else 0, 1)
-        at = np.repeat(np.arange(count), times)
-        self.columns = {key: column[at] for key, column in self.columns.items()}
-        place = np.arange(len(at)) - np.repeat(np.cumsum(times) - times, times)
+        self.columns = {key: np.repeat(column, times) for key, column in self.columns.items()}
+        place = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
         self.derive(name, every[place])
 
     def derive(self, name: str, column: Ints) -> None:
@@ -246,6 +251,8 @@ class _Rows:
 
     def keep(self, rows: Flags) -> None:
         """Drop the others."""
+        if rows.all():
+            return
         self.columns = {key: column[rows] for key, column in self.columns.items()}
 
 
