@@ -59,11 +59,20 @@ _ROUNDING = 0.999
 """A measured kernel may beat its device's peak by rounding."""
 
 
+_AT_ONCE = 32_768
+"""Rows whose columns stay in a core's cache while they are judged."""
+
+
 def least_bytes(model: ModelSpec, space: Space) -> Floats:
     """Memory that the fullest rank needs at least, float64 [rows] [bytes].
 
-    Cost: about 0.5 us a row.
+    Cost: about 0.15 us a row.
     """
+    parts = (_least_bytes(model, some) for some in space.runs(_AT_ONCE))
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _least_bytes(model: ModelSpec, space: Space) -> Floats:
     stack, base = space.base.stack, space.base
     tp, pp, zero = space["tp"], space["pp"], space["zero"]
     of_param, of_grad, of_optimizer = weight_bytes(base)

@@ -53,9 +53,8 @@ class Rows:
             return
         wide = np.ones(count, dtype=bool) if where is None else where
         times = np.where(wide, len(every) if len(values) else 0, 1)
-        at = np.repeat(np.arange(count), times)
-        self.columns = {key: column[at] for key, column in self.columns.items()}
-        place = np.arange(len(at)) - np.repeat(np.cumsum(times) - times, times)
+        self.columns = {key: np.repeat(column, times) for key, column in self.columns.items()}
+        place = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
         self.derive(name, every[place])
 
     def derive(self, name: str, column: Ints) -> None:
@@ -66,4 +65,6 @@ class Rows:
 
     def keep(self, rows: Flags) -> None:
         """Drop the others."""
+        if rows.all():
+            return
         self.columns = {key: column[rows] for key, column in self.columns.items()}

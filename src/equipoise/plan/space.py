@@ -39,7 +39,7 @@ Sources
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -124,6 +124,12 @@ class Space:
     def keep(self, rows: Ints | Flags) -> "Space":
         """Some of the rows."""
         return Space({name: values[rows] for name, values in self.columns.items()}, self.base)
+
+    def runs(self, most: int) -> Iterator["Space"]:
+        """All rows, at most so many at a time, on the same memory."""
+        for first in range(0, len(self), most):
+            some = {name: values[first : first + most] for name, values in self.columns.items()}
+            yield Space(some, self.base)
 
     def choice(self, row: int) -> Choice:
         """One row as layout and options; from ``len`` on, offloading what the quotient says."""
