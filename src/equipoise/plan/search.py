@@ -25,6 +25,7 @@ Sources
     in place of formulas, penalties for what does not fit: the Frontier study, arXiv:2312.12705.
 """
 
+import functools
 import heapq
 import time
 from collections.abc import Callable, Sequence
@@ -226,11 +227,8 @@ class Search:
 
     def _dive(self, queue: list[Item], tally: Tally, team: Team, until: float) -> int:
         """Bound all families that are known best, and price the best of them."""
+        look = functools.partial(self._look, team, tally)
         limit = tally.best_s * (1 - self.gap)
-
-        def look(items: Sequence[Item]) -> list[float]:
-            return self._look(team, tally, items)
-
         count = dive(queue, self._members, self.space, look, limit, until)
         best = sorted(each for each in queue if each[1] == BOUNDED)[:_DIVES]
         rows = [(least, OWN, int(self._members[at][0])) for least, _, at in best]
