@@ -7,9 +7,9 @@ Why
 What it decides
     Nothing that it cannot prove. *Memory*: weights, gradients and moments of the mean stage, or
     of one of ``ceil(layers / pp)`` layers; activations of one micro-batch there, or of as many as
-    the first stage of 1F1B has in flight; of what is offloaded, what stays. *Time*: all useful
-    FLOP and what is computed again, at the device's peak; for 1F1B times its bubble, which no split
-    of layers can shorten::
+    the first stage of 1F1B has in flight, of full windows; of what is offloaded, what stays.
+    *Time*: all useful FLOP and what is computed again, at the device's peak; for 1F1B times its
+    bubble, which no split of layers can shorten::
 
         c   load of the slowest stage, at least T / p and at most T / p + a layer and the ends
         m c + 2 T - (p + 1) c        its work, and its waits for all others
@@ -63,16 +63,23 @@ _AT_ONCE = 32_768
 """Rows whose columns stay in a core's cache while they are judged."""
 
 
-def least_bytes(model: ModelSpec, space: Space) -> Floats:
+def least_bytes(model: ModelSpec, space: Space, *, has_documents: bool = False) -> Floats:
     """Memory that the fullest rank needs at least, float64 [rows] [bytes].
+
+    Args:
+        model: Sizes.
+        space: The choices.
+        has_documents: Whether windows are packed documents, so that the rank that is priced may
+            have fewer tokens than others: then activations are left out.
 
     Cost: about 0.15 us a row.
     """
-    parts = (_least_bytes(model, some) for some in space.runs(_AT_ONCE))
+    full = 0.0 if has_documents else 1.0
+    parts = (_least_bytes(model, some, full) for some in space.runs(_AT_ONCE))
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _least_bytes(model: ModelSpec, space: Space) -> Floats:
+def _least_bytes(model: ModelSpec, space: Space, full: float) -> Floats:
     stack, base = space.base.stack, space.base
     tp, pp, zero = space["tp"], space["pp"], space["zero"]
     of_param, of_grad, of_optimizer = weight_bytes(base)
@@ -96,7 +103,7 @@ def _least_bytes(model: ModelSpec, space: Space) -> Floats:
         return found
 
     kept, widest = _token_bytes(model, space)
-    tokens = space["micro_batch"] * base.context_tokens / space["cp"]
+    tokens = full * space["micro_batch"] * base.context_tokens / space["cp"]
     slack = 1.0 + stack.slack_share
     words = np.where(one, model.vocab / tp, 0.0)
     logits = tokens * (logit_bytes(base) * words + 2.0 * width * model.hidden * one)
@@ -111,9 +118,11 @@ def _least_bytes(model: ModelSpec, space: Space) -> Floats:
     return np.asarray(np.maximum(fullest, first))
 
 
-def needed_bytes(model: ModelSpec, machine: Machine, space: Space) -> Floats:
+def needed_bytes(
+    model: ModelSpec, machine: Machine, space: Space, *, has_documents: bool = False
+) -> Floats:
     """As ``least_bytes``; infinite where the host has no room for the optimizer."""
-    needs = least_bytes(model, space)
+    needs = least_bytes(model, space, has_documents=has_documents)
     if not space["offload"].any():
         return needs
     is_full = least_host_bytes(model, space) > machine.host_capacity_bytes

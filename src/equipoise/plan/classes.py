@@ -88,7 +88,8 @@ class ClassSearch(Search):
         """
         begin = time.monotonic()
         capacity = self.machine.capacity_bytes
-        needs = needed_bytes(self.model, self.machine, self.space)
+        of_all = self.model, self.machine, self.space
+        needs = needed_bytes(*of_all, has_documents=self.packer is not None)
         rows = np.flatnonzero(needs <= capacity)
         least, guess = self._peak_s(rows)
         lowest = float(least.min(initial=np.inf))

@@ -93,20 +93,21 @@ def _list_offloaded(
     """Numbers of choices that may pay, int64 [n], those choices, and the least of all needs."""
     model, machine, space = search.model, search.machine, search.space
     capacity = machine.capacity_bytes
-    is_large = least_bytes(model, space) > capacity
+    packs = search.packer is not None
+    is_large = least_bytes(model, space, has_documents=packs) > capacity
     tried = [each.row for each in search.known.values() if each.memory_bytes > capacity]
     is_large[[row for row in tried if row < len(space)]] = True
     for rows in search.too_large:
         is_large[rows] = True
     rows = np.flatnonzero(is_large)
     large = space.keep(rows)
-    soonest = least_seconds(model, machine, large, has_documents=search.packer is not None)
+    soonest = least_seconds(model, machine, large, has_documents=packs)
     is_near = soonest < outcome.progress.best_s * (1 - search.gap)
     rows, large = rows[is_near], large.keep(is_near)
     places, kinds, least = [], [], np.inf
     for kind in range(1, len(OFFLOADS)):
         those = Space(large.columns | {"offload": np.full(len(rows), kind)}, space.base)
-        needs = needed_bytes(model, machine, those)
+        needs = needed_bytes(model, machine, those, has_documents=packs)
         if may is not None:
             needs[~may(those)] = np.inf
         least = min(least, float(needs.min(initial=np.inf)))

@@ -117,16 +117,16 @@ class Search:
         if is_large:
             for loop in (sweep, fill):
                 compile_loop(loop)
-        needs = needed_bytes(self.model, self.machine, self.space)
+        of_all, packs = (self.model, self.machine, self.space), self.packer is not None
+        needs = needed_bytes(*of_all, has_documents=packs)
         capacity = self.machine.capacity_bytes
         rows = np.flatnonzero(needs <= capacity)
-        peak = least_seconds(
-            self.model, self.machine, self.space, has_documents=self.packer is not None
-        )[rows]
+        about = needed_bytes(*of_all)[rows] if packs else needs[rows]
+        peak = least_seconds(*of_all, has_documents=packs)[rows]
         tally = Tally(self.known, self._price, capacity, watch, self.beats_s)
         queue = self._groups(rows, peak)
         with Team(self.estimates.answer, spare_cores() if is_large else 0) as team:
-            self._begin(tally, team, rows, needs[rows] / capacity, peak, until)
+            self._begin(tally, team, rows, about / capacity, peak, until)
             bounded, passed = self._best_first(queue, tally, team, until)
         return tally.outcome(
             min(queue[0][0] if queue else np.inf, passed),

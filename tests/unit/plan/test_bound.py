@@ -46,14 +46,14 @@ def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain
     except (LayoutError, SpecError):
         return
     one = space.keep(np.array([row]))
-    if seed is None:
-        assert least_bytes(model, one)[0] <= price.memory_bytes.max() * (1 + 1e-9)
-    assert least_seconds(model, machine, one, has_documents=seed is not None)[0] <= price.step_s
+    has_documents = seed is not None
+    needs = least_bytes(model, one, has_documents=has_documents)[0]
+    assert needs <= price.memory_bytes.max() * (1 + 1e-9)
+    assert least_seconds(model, machine, one, has_documents=has_documents)[0] <= price.step_s
     shared, bins = Kernels(model, machine), sort_batches(batches, grain)
     kernels = shared.group_passes(choice, bins)
     assert kernels.busy_s / layout.pp <= price.step_s * (1 + 1e-9)
     assert kernels.once_s <= price.step_s * (1 + 1e-9)
-    has_documents = seed is not None
     together = bound_by_kernels(
         model, machine, space, np.array([row]), kernels, {}, has_documents=has_documents
     )
