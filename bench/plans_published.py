@@ -3,7 +3,7 @@
 Of each source, model, window and precision (of llm-foundry's sweeps, each source and model) the
 published step of most tokens a device is taken; the planner searches the same step, on the same
 cluster, stack and precision. The residuals are the same for both. It searches twice, for seconds
-of the core each: told nothing, and as somebody asks who knows the degrees that were run
+of its core each, and of a second one where there are many choices: told nothing, and as somebody asks who knows the degrees that were run
 (``equipoise plan --layout tp=8,pp=16``), with micro-batch, ZeRO, schedule, recomputation and the
 rest left to it. Its answer is the faster one; or the published choice itself, where that is in the
 lattice, fits, and neither search had the time to meet it.
@@ -34,7 +34,7 @@ from equipoise.sim.step import price_step
 from equipoise.spec.cluster import find_cluster
 
 _SECONDS = 2.0
-"""Of the core, for each of the two searches."""
+"""Of this process, for each of the two searches."""
 _SAME = 1.0 + 1e-9
 
 
@@ -216,7 +216,7 @@ def main() -> None:
         "what": "step of the planner's choice over that of the published one, by the same price",
         "tag": "simulated",
         "goal": "ratio at most 1 on every row",
-        "core_seconds_each_search": _SECONDS,
+        "seconds_each_search": _SECONDS,
         **summary(found),
         "rows": found,
         "other_load_cores": stamp.other_load(),
