@@ -3,10 +3,10 @@
 Of each source, model, window and precision (of llm-foundry's sweeps, each source and model) the
 published step of most tokens a device is taken; the planner searches the same step, on the same
 cluster, stack and precision. The residuals are the same for both. It searches twice, for seconds
-of its core each, and of a second one where there are many choices: told nothing, and as somebody asks who knows the degrees that were run
-(``equipoise plan --layout tp=8,pp=16``), with micro-batch, ZeRO, schedule, recomputation and the
-rest left to it. Its answer is the faster one; or the published choice itself, where that is in the
-lattice, fits, and neither search had the time to meet it.
+of its core each, and of a second one where there are many choices: told nothing, and as somebody
+asks who knows the degrees that were run (``equipoise plan --layout tp=8,pp=16``), with micro-batch,
+ZeRO, schedule, recomputation and the rest left to it. Its answer is the faster one; or the
+published choice itself, where that is in the lattice, fits, and neither search met it in time.
 
 The published setting is looked up in the lattice with nothing but its meaning changed: on one
 data-parallel rank all of ZeRO 0 to 2 are one, and so are all orders of ranks without stages.
