@@ -18,7 +18,7 @@ from bench.pipeline import published_table
 from bench.published_rows import read
 from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
-from equipoise.schedule.pipeline_replay import needed_places, replay_pipeline, run_order
+from equipoise.schedule.pipeline_replay import needed_places, replay_pipeline
 from equipoise.schedule.pipeline_strategies import write_pipeline
 
 GOAL = {"1F1B and ZB-H1, absolute": 1e-4, "interleaved, relative": 0.03}
@@ -35,15 +35,20 @@ def second_sweep(
     takes = prices.of_ops()[table[:, 0], table[:, 1], table[:, 2]].tolist()
     starts = [0, *np.cumsum([len(each) for each in schedule.orders]).tolist()]
     ranks = np.repeat(np.arange(schedule.ranks), np.diff(starts)).tolist()
-    order, _ = run_order(starts, needs.tolist())
-    begin, end, first = [0] * len(table), [0] * len(table), set(starts)
-    hop = int(prices.hop_ns[0])
-    for at in order:
-        time, need = 0 if at in first else end[at - 1], int(needs[at])
-        if need >= 0:
-            charged = travels[at] and hops(ranks[need], ranks[at])
-            time = max(time, end[need] + hop * int(charged))
-        begin[at], end[at] = time, time + takes[at]
+    begin, end = [0] * len(table), [-1] * len(table)
+    now, hop = starts[:-1], int(prices.hop_ns[0])
+    while now != starts[1:]:
+        for rank, stop in enumerate(starts[1:]):
+            while now[rank] < stop:
+                at, need = now[rank], int(needs[now[rank]])
+                if need >= 0 and end[need] < 0:
+                    break
+                time = end[at - 1] if at > starts[rank] else 0
+                if need >= 0:
+                    charged = travels[at] and hops(ranks[need], ranks[at])
+                    time = max(time, end[need] + hop * int(charged))
+                begin[at], end[at] = time, time + takes[at]
+                now[rank] += 1
     spans = [end[stop - 1] - begin[start] for start, stop in itertools.pairwise(starts)]
     return 1.0 - sum(takes) / schedule.ranks / max(spans)
 
