@@ -35,7 +35,7 @@ def longest_run(loads: Floats, pace: Floats, ends: Floats) -> int:
     3
     """
     layers, stages = len(loads), len(pace)
-    edges = np.linspace(0, layers, stages + 1).astype(np.int64)
+    edges = np.arange(stages + 1) * layers // stages
     sums = np.concatenate(([0.0], np.cumsum(loads)))
     slowest = float(((np.diff(sums[edges]) + ends) / pace).max()) * _ROUNDING
     longest = -(-layers // stages)

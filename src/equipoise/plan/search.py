@@ -150,9 +150,8 @@ class Search:
         """Find a good choice: with documents, what is good with full windows, which soon is."""
         lowest = float(peak.min(initial=np.inf))
         windows: dict[int, float] = {}
-        hints_until = until
-        if self.packer is not None:
-            hints_until -= (until - time.monotonic()) * (1 - _HINT_SHARE)
+        begin, share = time.monotonic(), 1.0 if self.packer is None else _HINT_SHARE
+        climb_until = begin + (until - begin) * share
 
         def price(some: list[int]) -> list[float]:
             self._look(team, tally, [(lowest, OWN, row) for row in some])
@@ -171,7 +170,7 @@ class Search:
             memory,
             peak,
             price if self.packer is None else price_windows,
-            lambda: time.monotonic() > hints_until,
+            lambda: time.monotonic() > climb_until,
         )
         hints = [row for row in windows if np.isfinite(windows[row])]
         hints = sorted(hints, key=lambda row: (windows[row], row))[:_HINTS]

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -225,15 +227,30 @@ def test_an_existing_folder_is_left_alone(folder: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    monkeypatch.setattr("equipoise.nn.hf_write.save_file", full)
+
+@pytest.mark.parametrize(
+    ("most_bytes", "reason"),
+    [
+        (100, "File too large"),
+        (2000, "Error while serializing: I/O error: File too large (os error 27)"),
+    ],
+)
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, most_bytes: int, reason: str) -> None:
+    """Of config.json, which Python writes, and of the weights, which safetensors does."""
     folder = tmp_path / "hf"
-    assert refused(lambda: write_hf(folder, MODEL, state_of(MODEL))) == (
-        f"{folder} could not be written (No space left on device). Free some space, or choose "
-        "another folder."
+    with files_of_at_most(most_bytes):
+        said = refused(lambda: write_hf(folder, MODEL, state_of(MODEL)))
+    assert said == (
+        f"{folder} could not be written ({reason}). Free some space, or choose another folder."
     )
     assert list(tmp_path.iterdir()) == []
 
