@@ -9,11 +9,12 @@ What it decides
     Which operator runs: on CPU the flash operator of aten, document by document; on CUDA
     the variable-length operator over all documents at once. Callers see one name. A decoder
     takes a ``PackAttention``: whoever has put only some of a pack's tokens on this rank says
-    where they stand and how they attend.
+    where they stand and how they attend. Under ``torch.autocast`` inputs are cast as torch's own
+    attention casts them.
 
-Kept true (tests/unit/nn/test_attention.py)
-    Equal to a masked softmax in float64, forward and backward; no document sees another;
-    packs and documents of zero tokens are legal.
+Kept true (tests/unit/nn/test_attention.py, tests/unit/nn/test_attention_inputs.py)
+    Equal to a masked softmax in float64, forward and backward, whatever the strides; no
+    document sees another; packs and documents of zero tokens are legal.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from equipoise.base.errors import LayoutError
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -42,8 +45,56 @@ class PackAttention:
     """Called once in the forward pass of each layer, and once more where it is recomputed."""
 
 
-def _documents(x_THE: Tensor, start: int, stop: int) -> Tensor:
-    return x_THE[start:stop].transpose(0, 1).unsqueeze(0)  # [t, H, E] -> [1, H, t, E]
+def require_alike(q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> None:
+    """Refuse queries, keys and values that no attention reads together.
+
+    Raises:
+        LayoutError: their dimensions, tokens, heads, widths, dtypes or devices do not match.
+    """
+    q, k, v = q_tHE, k_tGE, v_tGE
+    if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape:
+        raise LayoutError(
+            f"Queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not go "
+            f"together. Give [tokens, heads, width] each, keys and values of one shape."
+        )
+    if (len(q), q.shape[2]) != (len(k), k.shape[2]):
+        raise LayoutError(
+            f"Queries of {len(q)} tokens and width {q.shape[2]} do not go with keys of {len(k)} "
+            f"tokens and width {k.shape[2]}. Give them the same tokens and width."
+        )
+    if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
+        raise LayoutError(
+            f"Queries are {q.dtype} on {q.device}, keys {k.dtype} on {k.device} and values "
+            f"{v.dtype} on {v.device}. Give all three one dtype and one device."
+        )
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise LayoutError(
+            f"{k.shape[1]} key/value heads do not divide {q.shape[1]} query heads. Give each "
+            f"key/value head the same number of query heads."
+        )
+
+
+def cast_as_autocast(*given: Tensor) -> tuple[Tensor, ...]:
+    """Tensors as ``torch.autocast`` hands them to torch's own attention; float64 stays."""
+    return tuple(
+        x.to(torch.get_autocast_dtype(x.device.type))
+        if torch.is_autocast_enabled(x.device.type)
+        and x.is_floating_point()
+        and x.dtype != torch.float64
+        else x
+        for x in given
+    )
+
+
+def lead_heads(x_tHE: Tensor) -> Tensor:
+    """A view as aten's operators want it, [1, H, t, E]; a copy unless the width's stride is 1.
+
+    The flash operators on CPU take strides of heads and tokens, and read the width as if its
+    stride were 1, whatever it is.
+    """
+    if x_tHE.shape[-1] > 1 and x_tHE.stride(-1) != 1:
+        x_tHE = x_tHE.contiguous()
+    return x_tHE.transpose(0, 1).unsqueeze(0)
 
 
 def _spans(bounds: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -62,9 +113,9 @@ class _AttendOnCpu(torch.autograd.Function):
             lse_TH = lse_TH.double()
         for start, stop in _spans(bounds):
             out, lse = _forward_cpu(
-                _documents(q_THE, start, stop),
-                _documents(k_TGE, start, stop),
-                _documents(v_TGE, start, stop),
+                lead_heads(q_THE[start:stop]),
+                lead_heads(k_TGE[start:stop]),
+                lead_heads(v_TGE[start:stop]),
                 0.0,
                 True,
             )
@@ -81,11 +132,11 @@ class _AttendOnCpu(torch.autograd.Function):
         grad_q, grad_k, grad_v = map(torch.empty_like, (q_THE, k_TGE, v_TGE))
         for start, stop in _spans(ctx.bounds):
             parts = _backward_cpu(
-                _documents(grad_o_THE, start, stop),
-                _documents(q_THE, start, stop),
-                _documents(k_TGE, start, stop),
-                _documents(v_TGE, start, stop),
-                _documents(o_THE, start, stop),
+                lead_heads(grad_o_THE[start:stop]),
+                lead_heads(q_THE[start:stop]),
+                lead_heads(k_TGE[start:stop]),
+                lead_heads(v_TGE[start:stop]),
+                lead_heads(o_THE[start:stop]),
                 lse_TH[start:stop].transpose(0, 1).unsqueeze(0),
                 0.0,
                 True,
@@ -103,9 +154,9 @@ def _attend_on_cuda(
     bounds = torch.tensor([0, *doc_tokens], device=q_THE.device).cumsum(0).to(torch.int32)
     longest = max(doc_tokens, default=0)
     out = varlen_attn(
-        q_THE,
-        k_TGE,
-        v_TGE,
+        q_THE.contiguous(),
+        k_TGE.contiguous(),
+        v_TGE.contiguous(),
         bounds,
         bounds,
         longest,
@@ -123,7 +174,7 @@ def attend_documents(
     """Causal softmax attention inside each document of a pack.
 
     Args:
-        q_THE: Queries [packed tokens, query heads, head width], contiguous.
+        q_THE: Queries [packed tokens, query heads, head width], of any strides.
         k_TGE: Keys; the number of key/value heads divides the number of query heads.
         v_TGE: Values, shaped as the keys.
         doc_tokens: Length of each document, in pack order [tokens]; sums to T.
@@ -132,8 +183,13 @@ def attend_documents(
         ``o_THE``, differentiable in all three inputs.
 
     Raises:
-        ValueError: the lengths do not sum to T.
+        LayoutError: the tensors do not go together.
+        ValueError: the lengths do not sum to T, or one is negative.
     """
+    q_THE, k_TGE, v_TGE = cast_as_autocast(q_THE, k_TGE, v_TGE)
+    require_alike(q_THE, k_TGE, v_TGE)
+    if min(doc_tokens, default=0) < 0:
+        raise ValueError(f"A document has {min(doc_tokens)} tokens: lengths are 0 or more.")
     bounds = [0]
     for tokens in doc_tokens:
         bounds.append(bounds[-1] + tokens)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
+from equipoise.nn.attention import lead_heads
 from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
 from equipoise.schedule.attention import TileKind
 
@@ -35,10 +36,6 @@ _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which outputs and gradients are summed, and log-sum-exp is kept."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _lead(x_THE: Tensor) -> Tensor:
-    return x_THE.transpose(0, 1).unsqueeze(0)  # [t, H, E] -> [1, H, t, E]
 
 
 def _order(x_t: Tensor, kind: TileKind) -> Tensor:
@@ -78,7 +75,7 @@ def attend_tile(
     if q.is_cuda:
         o_tHE, lse_tH = forward_cuda(q, k, v, kind != "full")
         return _order(o_tHE, kind), _order(lse_tH, kind)
-    out, lse = _forward_cpu(_lead(q), _lead(k), _lead(v), 0.0, kind != "full")
+    out, lse = _forward_cpu(lead_heads(q), lead_heads(k), lead_heads(v), 0.0, kind != "full")
     o_tHE, lse_tH = (x.squeeze(0).transpose(0, 1) for x in (out, lse))
     return _order(o_tHE, kind), _order(lse_tH, kind)
 
@@ -114,11 +111,11 @@ def attend_tile_backward(
         grad_q, grad_k, grad_v = (_order(each, kind) for each in found)
         return grad_q, grad_k, grad_v
     parts = _backward_cpu(
-        _lead(grad_o),
-        _lead(q),
-        _lead(k),
-        _lead(v),
-        _lead(o),
+        lead_heads(grad_o),
+        lead_heads(q),
+        lead_heads(k),
+        lead_heads(v),
+        lead_heads(o),
         lse.transpose(0, 1).unsqueeze(0),
         0.0,
         kind != "full",

@@ -115,8 +115,8 @@ def test_tensors_that_do_not_go_together() -> None:
         "heads, width] each, keys and values of one shape."
     )
     assert refusal([4, 2, 8], [3, 1, 8], [3, 1, 8]) == (
-        "Queries of 4 tokens, width 8 and torch.float32 do not go with keys of 3 tokens, width 8 "
-        "and torch.float32. Give them the same tokens, width and dtype."
+        "Queries of 4 tokens and width 8 do not go with keys of 3 tokens and width 8. Give them "
+        "the same tokens and width."
     )
     assert refusal([5, 2, 8], [5, 1, 8], [5, 1, 8]) == (
         "The plan is of 4 tokens, 2 query heads and 1 key/value heads, the tensors are of 5, 2 "

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from equipoise.base.errors import CheckError, LayoutError
 from equipoise.comm.mail import Ledger, Mail, Parcel
+from equipoise.nn.attention import cast_as_autocast, require_alike
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
 from equipoise.parallel.context.plan import ContextPlan, plan_context, share_tokens
 from equipoise.parallel.context.steps import allocate, pack, unpack
@@ -64,7 +65,8 @@ def context_attention(
         LayoutError: the tensors do not go together, or not with this rank's share.
         SpecError: no strategy or sharding has that name, or masks do not go with documents.
     """
-    _check_shapes(q_tHE, k_tGE, v_tGE)
+    q_tHE, k_tGE, v_tGE = cast_as_autocast(q_tHE, k_tGE, v_tGE)
+    require_alike(q_tHE, k_tGE, v_tGE)
     plan = plan_context(
         doc_tokens,
         dist.get_world_size(group),
@@ -103,7 +105,8 @@ def attend_by_plan(
     Raises:
         LayoutError: the tensors do not go together, or not with this rank's part of the plan.
     """
-    _check_shapes(q_tHE, k_tGE, v_tGE)
+    q_tHE, k_tGE, v_tGE = cast_as_autocast(q_tHE, k_tGE, v_tGE)
+    require_alike(q_tHE, k_tGE, v_tGE)
     mail, schedule = Mail(group, ledger), plan.schedule
     if mail.ranks != schedule.ranks:
         raise LayoutError(
@@ -245,7 +248,8 @@ def attend_in_one_process(
     Raises:
         LayoutError: the tensors do not go together, or not with the plan.
     """
-    _check_shapes(q_THE, k_TGE, v_TGE)
+    q_THE, k_TGE, v_TGE = cast_as_autocast(q_THE, k_TGE, v_TGE)
+    require_alike(q_THE, k_TGE, v_TGE)
     schedule = plan.schedule
     found = (len(q_THE), q_THE.shape[1], k_TGE.shape[1])
     if found != (schedule.tokens, schedule.heads, schedule.kv_heads):
@@ -279,17 +283,3 @@ def check_ranks_agree(plan: ContextPlan, group: dist.ProcessGroup | None = None)
                 f"Rank {rank} has planned schedule {digest[:8]} and rank 0 {digests[0][:8]}. Give "
                 f"all ranks the same lengths, masks, strategy and sharding."
             )
-
-
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape:
-        raise LayoutError(
-            f"Queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not go "
-            f"together. Give [tokens, heads, width] each, keys and values of one shape."
-        )
-    if (len(q), q.shape[2]) != (len(k), k.shape[2]) or not q.dtype == k.dtype == v.dtype:
-        raise LayoutError(
-            f"Queries of {len(q)} tokens, width {q.shape[2]} and {q.dtype} do not go with keys of "
-            f"{len(k)} tokens, width {k.shape[2]} and {k.dtype}. Give them the same tokens, width "
-            f"and dtype."
-        )
