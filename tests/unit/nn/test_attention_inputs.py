@@ -23,7 +23,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @st.composite
 def laid_out(draw: st.DrawFn, x_THE: Tensor) -> Tensor:
-    """The same numbers: any order of dimensions in memory, steps over NaN, or numbers read twice."""
+    """The same numbers: dimensions in any order in memory, steps over NaN, or repeated numbers."""
     order = draw(st.permutations(range(3)))
     steps = draw(st.tuples(*[st.sampled_from([1, 1, 2, 3])] * 3))
     sizes = [x_THE.shape[dim] * steps[dim] for dim in order]
