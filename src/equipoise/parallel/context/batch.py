@@ -18,7 +18,7 @@ Sources
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equipoise.base.digest import digest_bytes
 from equipoise.base.errors import LayoutError
+from equipoise.parallel.context.agree import require_one_pack
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import plan_context, share_tokens
 from equipoise.spec.mask import Mask
@@ -48,6 +50,30 @@ class ContextPack:
     ranks_per_node: int | None = None
     group: dist.ProcessGroup | None = None
     """The ranks that share the pack; all ranks unless given."""
+    contents: str = field(default="", compare=False)
+    """Digest of the pack's tokens and labels."""
+    _asking: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def reach_tokens(self) -> int:
+        """One more than the last position of the pack, on whichever rank that lies."""
+        return max(self.doc_tokens, default=0)
+
+    def agree(self, layer: object, device: torch.device) -> None:
+        """Compare packs over the group, once in each forward pass: when its first layer attends.
+
+        Args:
+            layer: The attention layer that asks.
+            device: Where the group's collectives run.
+
+        Raises:
+            CheckError: ranks of the group were given different packs.
+        """
+        if not self._asking:
+            self._asking.append(id(layer))
+        if self._asking[0] == id(layer):
+            settings = (self.strategy, self.sharding, self.ranks_per_node)
+            require_one_pack(self.doc_tokens, self.contents, settings, self.group, device)
 
     def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, mask: Mask) -> Tensor:
         """One layer's attention. Plans are kept, so planning in each layer is cheap."""
@@ -176,6 +202,10 @@ def _shard(
     input_ids_T: Tensor, shifted_T: Tensor, pack: ContextPack, step_labels: int | None
 ) -> dict[str, Any]:
     group, device = pack.group, input_ids_T.device
+    if step_labels is None:
+        step_labels = int((shifted_T != IGNORED).sum())
+    numbers = torch.cat([input_ids_T, shifted_T, shifted_T.new_tensor([step_labels])]).long()
+    pack = replace(pack, contents=digest_bytes(numbers.cpu().numpy().data))
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     shares = share_tokens(pack.doc_tokens, ranks, pack.sharding, ranks_per_node=pack.ranks_per_node)
     rows = torch.from_numpy(shares.rows[rank]).to(device)
@@ -186,8 +216,6 @@ def _shard(
             x.new_full((1,), fill)
             for x, fill in ((ids_t, 0), (shifted_t, IGNORED), (positions_t, 0))
         )
-    if step_labels is None:
-        step_labels = int((shifted_T != IGNORED).sum())
     return {
         "input_ids": ids_t.unsqueeze(0),
         "labels": torch.full_like(shifted_t, IGNORED).unsqueeze(0),

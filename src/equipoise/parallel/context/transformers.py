@@ -150,6 +150,7 @@ def attend_pack(
         )
     _refuse(layer, getattr(module, "is_causal", True), dropout, options)
     mask = _mask(layer, attention_mask, options.get("sliding_window"), context_pack)
+    context_pack.agree(module, query.device)
     q_tHE, k_tGE, v_tGE = (x[0].transpose(0, 1) for x in (query, key, value))
     width, value_width = q_tHE.shape[2], v_tGE.shape[2]
     if scaling is not None and scaling != 1 / math.sqrt(width):

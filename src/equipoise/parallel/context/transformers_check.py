@@ -34,6 +34,9 @@ _SHARDING = "head-tail-document"
 class _PlayedPack(ContextPack):
     """A pack whose ranks are all in this process, their tokens one after another."""
 
+    def agree(self, layer: object, device: torch.device) -> None:
+        """All ranks are this process."""
+
     def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, mask: Mask) -> Tensor:
         plan = plan_context(
             self.doc_tokens,
