@@ -33,6 +33,9 @@ from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import plan_context, share_tokens
 from equipoise.spec.mask import Mask
 
+REGISTERED = "equipoise"
+"""Name of attention over ranks in the registries of ``transformers``."""
+
 IGNORED = -100
 """Label of a token that has nothing to predict, as ``torch.nn.functional.cross_entropy`` has it."""
 

@@ -31,11 +31,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from equipoise.base.errors import LayoutError, ModelError
-from equipoise.parallel.context.batch import ContextPack
+from equipoise.parallel.context.batch import REGISTERED, ContextPack
+from equipoise.parallel.context.transformers_models import require_exact
+from equipoise.parallel.context.transformers_rope import show_pack_length
 from equipoise.spec.mask import CAUSAL, Mask
-
-NAME = "equipoise"
-"""Of this attention in the registry."""
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -95,14 +94,21 @@ def use_context_parallelism(model: PreTrainedModel) -> None:
             f"{name} adds a loss of its experts' balance, which is not a sum over tokens. Set "
             f"config.output_router_logits = False."
         )
-    AttentionInterface.register(NAME, attend_pack)
-    AttentionMaskInterface.register(NAME, limit_keys)
-    model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
+    AttentionInterface.register(REGISTERED, attend_pack)
+    AttentionMaskInterface.register(REGISTERED, limit_keys)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(REGISTERED)
+    if model.config._attn_implementation != REGISTERED:
         raise ModelError(
             f"{name} does not take its attention from the registry of transformers. Call "
             f"context_attention in its code, or choose a model that uses the registry."
         )
+    try:
+        show_pack_length(model, config)
+        require_exact(model)
+    except ModelError:
+        model.set_attn_implementation(before)
+        raise
 
 
 def attend_pack(
