@@ -122,6 +122,31 @@ def gradients(model: Any) -> list[Tensor]:
     return [weight.grad.clone() for weight in model.parameters()]
 
 
+def under_autocast(ranks: Ranks, dtype: str) -> tuple[float, float]:
+    """How far the loss and the gradients are from fp32 under autocast: over ranks, and alone."""
+    lengths = (1, 40, 7, 97, 2)
+    ids, labels = draw(lengths)
+    model = build("qwen3", torch.float32)
+    _, _, *exact = one_by_one(model, ids, labels, lengths)
+    with torch.autocast("cpu", getattr(torch, dtype)):
+        _, _, *alone = one_by_one(model, ids, labels, lengths)
+    use_context_parallelism(model)
+    batch = shard_batch(ids, lengths, labels_T=labels, sharding="head-tail-document")
+    model.zero_grad()
+    with torch.autocast("cpu", getattr(torch, dtype)):
+        loss = model(**batch).loss
+    loss.backward()
+    found = gradients(model)
+    for each in found:
+        dist.all_reduce(each)
+
+    def distance(some: list[Tensor]) -> float:
+        off = sum(float((a - b).square().sum()) for a, b in zip(some, exact, strict=True))
+        return (off / sum(float(x.square().sum()) for x in exact)) ** 0.5
+
+    return distance(found), distance(alone)
+
+
 def share_of_loss(logits: Tensor, batch: dict[str, Any]) -> Tensor:
     """What transformers computes in float32, in the dtype of the logits."""
     sums = cross_entropy(logits[0], batch["shift_labels"][0], reduction="sum")
@@ -365,7 +390,7 @@ TRAINER_LENGTHS = [50, 1, 97, 33, 8, 8, 120, 64, 5, 18, 2, 41, 77, 30, 1, 90]
 
 
 def train_with_trainer(
-    ranks: Ranks, folder: str, code: str, is_over_ranks: bool
+    ranks: Ranks, folder: str, code: str, is_over_ranks: bool, is_bf16: bool = False
 ) -> tuple[list[float], list[Tensor]]:
     """Losses, and weights after three steps, of the Trainer whose class ``code`` defines."""
     os.environ |= {
@@ -404,6 +429,7 @@ def train_with_trainer(
         logging_steps=1,
         disable_tqdm=True,
         dataloader_pin_memory=False,
+        bf16=is_bf16,
     )
     trainer = names["ContextTrainer"](model, arguments, train_dataset=documents)
     trainer.train()

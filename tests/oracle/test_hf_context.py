@@ -100,7 +100,8 @@ def test_losses_of_training_are_those_of_one_rank() -> None:
         assert losses == pytest.approx(wanted, rel=1e-5)
 
 
-def test_trainer_over_ranks_equals_trainer_on_one(tmp_path: Path) -> None:
+def trainers() -> tuple[str, str]:
+    """The class that docs/transformers.md shows, over ranks, and as one rank packs."""
     pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
     page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
     (code,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
@@ -110,6 +111,11 @@ def test_trainer_over_ranks_equals_trainer_on_one(tmp_path: Path) -> None:
     packed = code.replace(last, "collate_for_transformers").replace(
         "import PackedLoader", "import PackedLoader, collate_for_transformers"
     )
+    return apart, packed
+
+
+def test_trainer_over_ranks_equals_trainer_on_one(tmp_path: Path) -> None:
+    apart, packed = trainers()
     folder, run = str(tmp_path), hf_context_ranks.train_with_trainer
     ((wanted, wanted_weights),) = run_ranks(1, run, folder, packed, False)
     assert len(wanted) == 3
@@ -117,6 +123,31 @@ def test_trainer_over_ranks_equals_trainer_on_one(tmp_path: Path) -> None:
         assert losses == pytest.approx(wanted, rel=1e-5)
         for found, weight in zip(weights, wanted_weights, strict=True):
             torch.testing.assert_close(found, weight, rtol=0, atol=1e-6)
+
+
+def test_trainer_in_bf16_over_ranks_equals_trainer_on_one(tmp_path: Path) -> None:
+    apart, packed = trainers()
+    folder, run = str(tmp_path), hf_context_ranks.train_with_trainer
+    ((exact, exact_weights),) = run_ranks(1, run, folder, packed, False)
+    ((wanted, wanted_weights),) = run_ranks(1, run, folder, packed, False, True)
+    assert max(abs(a / b - 1) for a, b in zip(wanted, exact, strict=True)) > 1e-6  # it is in bf16
+
+    def distance(weights: list[torch.Tensor], others: list[torch.Tensor]) -> float:
+        pairs = zip(weights, others, strict=True)
+        return sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
+
+    noise = distance(wanted_weights, exact_weights)
+    for losses, weights in run_ranks(2, run, folder, apart, True, True):
+        assert losses == pytest.approx(exact, rel=2e-3)
+        assert losses == pytest.approx(wanted, rel=2e-3)
+        assert distance(weights, exact_weights) <= 1.5 * noise
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_autocast_over_ranks_is_as_near_to_fp32_as_on_one_rank(dtype: str) -> None:
+    for apart, alone in run_ranks(2, hf_context_ranks.under_autocast, dtype):
+        assert 1e-5 < alone < 0.05
+        assert apart <= 1.2 * alone
 
 
 @pytest.fixture(scope="module")
@@ -317,14 +348,24 @@ def test_what_models_ask_of_attention_and_is_not_computed(alone: None) -> None:
         "over ranks does not. Build the model with attention_dropout=0."
     )
     gemma2 = transformers.Gemma2Config(**SIZES, head_dim=8)
-    assert run_refused(transformers.Gemma2ForCausalLM(gemma2)) == (
-        "LayoutError: Gemma2Attention caps its scores (softcap), which attention over ranks does "
-        "not. Train this model with another attention."
+    assert refusal(use_context_parallelism, transformers.Gemma2ForCausalLM(gemma2)) == (
+        "ModelError: Gemma2ForCausalLM would not be exact over ranks: Gemma2Attention caps its "
+        "scores (softcap), which attention over ranks does not. Train it without context "
+        "parallelism."
     )
+    gemma2.attn_logit_softcapping = None
+    assert check_context_parallelism(transformers.Gemma2ForCausalLM(gemma2)) <= 1e-5
     sinks = transformers.GptOssConfig(**SIZES, head_dim=8, num_local_experts=2)
-    assert run_refused(transformers.GptOssForCausalLM(sinks)) == (
-        "LayoutError: GptOssAttention has attention sinks (s_aux), which attention over ranks does "
-        "not. Train this model with another attention."
+    assert refusal(use_context_parallelism, transformers.GptOssForCausalLM(sinks)) == (
+        "ModelError: GptOssForCausalLM would not be exact over ranks: GptOssAttention has "
+        "attention sinks (s_aux), which attention over ranks does not. Train it without context "
+        "parallelism."
+    )
+    x, pack = torch.zeros(1, 2, 3, 4), ContextPack((3,))
+    capped = {"context_pack": pack, "softcap": 50.0}
+    assert refusal(attend_pack, nn.Identity(), x, x, x, None, **capped) == (
+        "LayoutError: Identity caps its scores (softcap), which attention over ranks does not. "
+        "Train this model with another attention."
     )
 
 

@@ -140,11 +140,13 @@ def packs_to_try(config: Any, doc_tokens: tuple[int, ...]) -> list[TriedPack]:
     """Documents as given; one across each length at which RoPE may switch; and as given again.
 
     The last quarter of that document lies far beyond the switch and the rest before it: rank 0
-    holds its first and its last quarter, so rank 1 sees no position beyond.
+    holds its first and its last quarter, so rank 1 sees no position beyond. No document is longer
+    than a chunk of attention, for longer ones are refused.
     """
-    given, crossing = TriedPack(doc_tokens), []
+    chunk = getattr(config, "attention_chunk_size", None) or sum(doc_tokens)
+    given, crossing = TriedPack(tuple(min(tokens, chunk) for tokens in doc_tokens)), []
     for switch in switch_lengths(config):
-        quarter = max(min(8, switch // 3), 1)
+        quarter = max(min(8, switch // 3, chunk // 4), 1)
         first, far = max(switch - 4 * quarter, 0), 4 * switch
         near = range(first, first + 3 * quarter)
         crossing.append(TriedPack((4 * quarter,), (*near, *range(far, far + quarter))))
@@ -285,9 +287,14 @@ def _differences(
         for x in (mine, right)
     )
     norms = [float(x.double().norm()) for x in right_grads]
-    floor = 1e-3 * max(norms)
+    # Queries and keys have small gradients, and they alone see RoPE; that of a key's bias is zero
+    # but for rounding.
+    is_half = mine.dtype.itemsize < 4
+    floors = [(1e-3 if is_half or x.dim() < 2 else 1e-5) * max(norms) for x in parameters]
     gradients = [
         (float((a.double() - b.double()).norm()) / max(norm, floor), f"gradient of {name}")
-        for a, b, norm, (name, _) in zip(mine_grads, right_grads, norms, named, strict=True)
+        for a, b, norm, floor, (name, _) in zip(
+            mine_grads, right_grads, norms, floors, named, strict=True
+        )
     ]
     return [*errors, max(gradients)]
