@@ -1,4 +1,4 @@
-"""A value of a user's file or flag, short enough for one sentence."""
+"""A value of a user's file or flag, short enough for one sentence and on one line."""
 
 import json
 
@@ -31,6 +31,15 @@ def shorten(text: str) -> str:
     size = len(text)
     if size > _LONGEST:
         text = f"{text[:_KEPT]}...{text[-_KEPT:]} ({size:,} characters)"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    r"""A text on one line: line breaks and what no terminal shows are escaped.
+
+    >>> printable("a\nb\x1b[2J")
+    'a\\nb\\x1b[2J'
+    """
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )

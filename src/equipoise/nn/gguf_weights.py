@@ -237,7 +237,9 @@ def _header(file: Path, reader: Any) -> GgufHeader:
                 "model's Hugging Face folder instead."
             )
     if (said_eps := say("attention.layer_norm_rms_epsilon")) is None:
-        raise ModelError(f"{file}: no {prefix}attention.layer_norm_rms_epsilon; the file is damaged.")
+        raise ModelError(
+            f"{file}: no {prefix}attention.layer_norm_rms_epsilon; the file is damaged."
+        )
     # Stored as fp32; the shortest decimal that reads back as it is the number that was meant.
     eps = float(str(np.float32(said_eps)))
     theta = float(str(np.float32(say("rope.freq_base", _ROPE_THETA))))
