@@ -22,14 +22,14 @@ def shown(value: object) -> str:
         return f"(a {type(value).__name__})"
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, longest: int = _LONGEST) -> str:
     r"""A text on one line, with its middle left out where it is long.
 
     >>> shorten("short"), shorten("x" * 80), shorten("a\nb")
     ('short', 'xxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxx (80 characters)', 'a\\nb')
     """
     size = len(text)
-    if size > _LONGEST:
+    if size > longest:
         text = f"{text[:_KEPT]}...{text[-_KEPT:]} ({size:,} characters)"
     return printable(text)
 

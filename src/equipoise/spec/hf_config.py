@@ -58,6 +58,8 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
     Raises:
         ModelError: a key is unknown, or has a value that this decoder does not compute.
     """
+    if not isinstance(config, Mapping):
+        raise ModelError(f"config.json holds {shown(config)} and no table of sizes.")
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         hint = f" Nearest: {nearest(kind, MODEL_TYPES)}." if isinstance(kind, str) else ""
@@ -104,17 +106,16 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
 def hf_config(model: ModelSpec) -> dict[str, Any]:
     """The config.json of a model, as ``transformers`` 4.48 and later read it.
 
-        The length for which the model was trained and the ids of special tokens are no sizes of
-        the model: whoever writes a folder adds ``max_position_embeddings`` and ``*_token_id``.
+    The length for which the model was trained and the ids of special tokens are no sizes of
+    the model: whoever writes a folder adds ``max_position_embeddings`` and ``*_token_id``.
 
     Raises:
-            ModelError: no published model type has this combination.
+        ModelError: no published model type has this combination.
 
-        >>> from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS, MOST_SIZE
-    from equipoise.spec.model import preset
-        >>> config = hf_config(preset("qwen3-8b"))
-        >>> config["architectures"], config["num_key_value_heads"], config["head_dim"]
-        (['Qwen3ForCausalLM'], 8, 128)
+    >>> from equipoise.spec.model import preset
+    >>> config = hf_config(preset("qwen3-8b"))
+    >>> config["architectures"], config["num_key_value_heads"], config["head_dim"]
+    (['Qwen3ForCausalLM'], 8, 128)
     """
     if model.qkv_bias and model.qk_norm:
         raise ModelError(

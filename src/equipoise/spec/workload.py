@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import parse_json
 
 Lengths = npt.NDArray[np.int64]
 
@@ -216,7 +217,7 @@ def _json_values(file: Path, text: str) -> Iterator[tuple[int, str | int]]:
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:
             yield number, line.strip()
             continue
