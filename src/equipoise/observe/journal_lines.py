@@ -97,9 +97,9 @@ def _read_journal(path: Path) -> Journal:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            event = _event(line)
+            event, is_torn = _event(line)
+            journal.torn_lines += is_torn
             if event is None:
-                journal.torn_lines += 1
                 continue
             if event["v"] > NEWEST_SCHEMA:
                 raise DataError(
@@ -111,8 +111,11 @@ def _read_journal(path: Path) -> Journal:
     return journal
 
 
-def _event(line: bytes) -> Event | None:
-    """The event of a line; of a torn line with another appended to it, the other; else None."""
+def _event(line: bytes) -> tuple[Event | None, bool]:
+    """The event of a line, and whether something of it was lost.
+
+    Of a torn line with another appended to it the event is the other's.
+    """
     for data in (line, line[line.rfind(b'{"v"') :]):
         try:
             text = data.decode()
@@ -120,5 +123,5 @@ def _event(line: bytes) -> Event | None:
         except ValueError:  # of bad JSON and of bad UTF-8
             continue
         if isinstance(event, dict) and isinstance(event.get("v"), int) and is_whole(text):
-            return event
-    return None
+            return event, data is not line
+    return None, True
