@@ -26,11 +26,11 @@ _DIGITS = re.compile(r"\d{20}")
 _DESCRIPTORS = ("/dev/fd/", "/proc/", "/dev/stdin")
 
 
-def read_bytes(path: Path) -> bytes:
-    """The bytes of a file.
+def require_file(path: Path) -> None:
+    """Refuse what is there and holds no bytes, or has no end of them.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or a device and not a file; with a reason.
+        OSError: it is missing, or a pipe or a device and not a file; with a reason.
     """
     try:
         mode = path.stat().st_mode
@@ -38,9 +38,18 @@ def read_bytes(path: Path) -> bytes:
         is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
         if not is_file and not str(path).startswith(_DESCRIPTORS):
             raise OSError(errno.EINVAL, "It is a pipe, a socket or a device, and no file")
-        return path.read_bytes()
     except ValueError:  # of a NUL or a lone surrogate in the name
         raise OSError(errno.EINVAL, "The name has a character that no file name can have") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        OSError: as ``require_file``, or it cannot be read.
+    """
+    require_file(path)
+    return path.read_bytes()
 
 
 def read_text(path: Path) -> str:

@@ -25,7 +25,7 @@ from typing import NoReturn
 from equipoise import __version__
 from equipoise.base.errors import EquipoiseError, SpecError
 from equipoise.base.nearest import nearest
-from equipoise.base.shown import shorten
+from equipoise.base.shown import shorten, shown
 from equipoise.cli.run_arguments import nearest_run_flag, split_overrides
 
 VERBS = {
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except EquipoiseError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{_brief(str(error))}\n")
         return error.exit_code
     except RecursionError:
         sys.stderr.write("A file is nested deeper than can be read. Flatten it.\n")
@@ -110,6 +110,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(_no_memory(str(error)))
         return 1
     return code
+
+
+_LONG = re.compile(r'\S{301,}|"[^"\n]{301,}"')
+"""A word or a quotation longer than any name or path that somebody means."""
+
+
+def _brief(message: str) -> str:
+    return _LONG.sub(lambda long: shorten(long[0]), message)
+
+
+def _require_names(argv: Sequence[str]) -> None:
+    """Refuse words that no file and no program can be handed."""
+    for word in argv:
+        try:
+            is_name = b"\0" not in os.fsencode(word)
+        except UnicodeEncodeError:
+            is_name = False
+        if not is_name:
+            raise SpecError(
+                f"equipoise: the argument {shown(word)} has a character that no file name can "
+                f"have. Type it again."
+            )
 
 
 _NO_ROOM = (
@@ -161,6 +183,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _run(argv: list[str]) -> int:
+    _require_names(argv)
     verb = argv[0] if argv else ""
     if verb in VERBS:
         module = importlib.import_module(f"equipoise.cli.{verb}")

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
-from equipoise.base.read import parse_json
+from equipoise.base.read import parse_json, require_file
 
 Lengths = npt.NDArray[np.int64]
 
@@ -109,6 +109,7 @@ def read_lengths(file: Path) -> Lengths:
     columns, and half a minute as JSON objects.
     """
     try:
+        require_file(file)
         with file.open("rb") as opened:
             data = opened.read(4)
             data += b"" if data == b"PAR1" else opened.read()
