@@ -61,9 +61,9 @@ _EXTRAS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code.
 
-    0 done, 1 a fault of the installation, 2 usage or run.toml, 3 does not fit, 4 a checkpoint
-    or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130 interrupted, 141
-    nobody reads the output any more.
+    0 done, 1 a fault of the installation or the machine, 2 usage or run.toml, 3 does not fit, 4 a
+    checkpoint or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130
+    interrupted, 141 nobody reads the output any more.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name that an ASCII terminal cannot show is no reason to die.
@@ -98,13 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f'Install it: pip install "equipoise[{_EXTRAS[error.name]}]"\n'
         )
         return 1
-    except ImportError as error:
-        # A library that the address space has no room for.
-        if not any(words in str(error) for words in _NO_ROOM):
-            raise
-        sys.stderr.write(_no_memory(str(error)))
-        return 1
-    except RuntimeError as error:
+    except (ImportError, RuntimeError) as error:  # of a loader, of a thread, of torch's allocator
         if not any(words in str(error) for words in _NO_ROOM):
             raise
         sys.stderr.write(_no_memory(str(error)))

@@ -120,8 +120,8 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
         ) from None
     except ValueError as error:
         raise DataError(
-            f"{path}:{_line_number(path, offset)} cannot be read: {error}. Mend the line or remove "
-            "it."
+            f"{path}:{_line_number(path, offset)} cannot be read: {error}. Correct the line or "
+            "remove it."
         ) from None
     if not isinstance(row, dict):
         raise DataError(
