@@ -21,6 +21,7 @@ from typing import Any
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
+from equipoise.base.read import parse_json, read_text
 from equipoise.spec.model import ModelSpec
 
 FORMAT = 1
@@ -73,8 +74,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        text = path.read_text()
-        data = json.loads(text)
+        text = read_text(path)
+        data = parse_json(text)
         if data["format"] > FORMAT:
             raise NewerCheckpointError(
                 f"{folder} has checkpoint format {data['format']}, written by equipoise "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import LayoutError
+from equipoise.cli.counts import MOST_SHARING
 from equipoise.cli.launch import add_asked_arguments, asked_from, cluster_from
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ def _judge(args: argparse.Namespace) -> None:
     if args.ranks is not None and args.ranks < 2:
         raise LayoutError(
             f"--ranks {args.ranks}: links are between two ranks or more. Give --ranks 2."
+        )
+    if args.ranks is not None and args.ranks > MOST_SHARING:
+        raise LayoutError(
+            f"--ranks {args.ranks:,} is more than {MOST_SHARING:,} processes of one machine. Give "
+            f"{MOST_SHARING:,} or less."
         )
     if args.port is not None and not 0 < args.port < 65_536:
         raise LayoutError(f"--port {args.port} is no port. Choose one from 1 to 65535.")

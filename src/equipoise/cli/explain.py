@@ -4,9 +4,11 @@ import argparse
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
+from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, require_counts
 from equipoise.cli.explain_setting import BYTES, EXAMPLE_MODEL, EXAMPLE_RANKS, EXAMPLE_TOKENS
 from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.written import require_folder_of, require_kind
+from equipoise.spec.limits import MOST_SIZE
 
 HELP = "show who computes or sends what: attention, pipelines, tensors; needs no torch"
 
@@ -282,10 +284,16 @@ def _judge(args: argparse.Namespace, asked: str) -> None:
                     flag, f"--{flag.replace('_', '-')}"
                 )
                 raise SpecError(f"{name} goes with {other}, not with {asked}. Leave it out.")
-    for flag in ("ranks", "ranks_per_node", "context_tokens", "chunks", "micro_batches"):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            raise SpecError(f"--{flag.replace('_', '-')} {value} is below 1. Give 1 or more.")
+    require_counts(
+        args,
+        {
+            "ranks": MOST_SHARING,
+            "ranks_per_node": MOST_SHARING,
+            "context_tokens": MOST_SIZE,
+            "chunks": MOST_SHARING,
+            "micro_batches": MOST_MICRO_BATCHES,
+        },
+    )
     for flag, what in (("plot", "picture"), ("trace", "trace")):
         require_kind(flag, getattr(args, flag), what)
         require_folder_of(flag, getattr(args, flag))

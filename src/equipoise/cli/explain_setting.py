@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from equipoise.base.errors import SpecError
 from equipoise.cli.pack import document_lengths
 from equipoise.cli.run_arguments import run_from
+from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
     from equipoise.schedule.attention_price import LinkPrice
@@ -173,6 +174,7 @@ def listed_lengths(text: str) -> tuple[int, ...] | None:
         return None
     words = [word.strip() for word in text.rstrip(",").split(",")]
     wrong = [word for word in words if not re.fullmatch(r"\d+(_\d+)*", word)]
+    wrong = wrong or [word for word in words if len(word) > 20 or int(word) > MOST_SIZE]
     if not wrong:
         return tuple(int(word) for word in words)
     if Path(text).is_file():

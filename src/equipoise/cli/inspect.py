@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.errors import CheckpointError, DataError, SpecError
+from equipoise.base.read import read_json
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_progress
 from equipoise.spec.model import ModelSpec
@@ -179,8 +180,8 @@ def _hugging_face(folder: Path, _silent: bool) -> Facts:
     from equipoise.spec.hf_config import model_from_hf_config
 
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError) as error:
         raise SpecError(f"{folder / 'config.json'} is no JSON: {error}.") from None
     model = model_from_hf_config(config)
     params, tensors, state = 0, 0, _OK
@@ -261,7 +262,7 @@ def _tokenizer(file: Path, _silent: bool) -> Facts:
     from equipoise.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(file)
-    kind = json.loads(file.read_text())["model"].get("type", "unknown")
+    kind = read_json(file)["model"].get("type", "unknown")
     return {
         "kind": "tokenizer",
         "path": str(file),

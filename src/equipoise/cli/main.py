@@ -10,10 +10,12 @@ Kept true (tests/unit/cli/test_main.py)
 """
 
 import argparse
+import errno
 import importlib
 import io
 import os
 import re
+import resource
 import select
 import sys
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ from typing import NoReturn
 from equipoise import __version__
 from equipoise.base.errors import EquipoiseError, SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shorten, shown
 from equipoise.cli.run_arguments import nearest_run_flag, split_overrides
 
 VERBS = {
@@ -58,9 +61,9 @@ _EXTRAS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code.
 
-    0 done, 1 a fault of the installation, 2 usage or run.toml, 3 does not fit, 4 a checkpoint
-    or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130 interrupted, 141
-    nobody reads the output any more.
+    0 done, 1 a fault of the installation or the machine, 2 usage or run.toml, 3 does not fit, 4 a
+    checkpoint or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130
+    interrupted, 141 nobody reads the output any more.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name that an ASCII terminal cannot show is no reason to die.
@@ -69,8 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except EquipoiseError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{_brief(str(error))}\n")
         return error.exit_code
+    except RecursionError:
+        sys.stderr.write("A file is nested deeper than can be read. Flatten it.\n")
+        return 2
+    except MemoryError as error:
+        sys.stderr.write(_no_memory(str(error)))
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
         return 130
@@ -78,6 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _is_stdout_broken():
             raise
         return 141
+    except OSError as error:
+        sys.stderr.write(_refusal(error))
+        return 1
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
@@ -86,7 +98,64 @@ def main(argv: Sequence[str] | None = None) -> int:
             f'Install it: pip install "equipoise[{_EXTRAS[error.name]}]"\n'
         )
         return 1
+    except (ImportError, RuntimeError) as error:  # of a loader, of a thread, of torch's allocator
+        if not any(words in str(error) for words in _NO_ROOM):
+            raise
+        sys.stderr.write(_no_memory(str(error)))
+        return 1
     return code
+
+
+_LONG = re.compile(r'\S{301,}|"[^"\n]{301,}"')
+"""A word or a quotation longer than any name or path that somebody means."""
+
+
+def _brief(message: str) -> str:
+    return _LONG.sub(lambda long: shorten(long[0]), message)
+
+
+def _require_names(argv: Sequence[str]) -> None:
+    """Refuse words that no file and no program can be handed."""
+    for word in argv:
+        try:
+            is_name = b"\0" not in os.fsencode(word)
+        except UnicodeEncodeError:
+            is_name = False
+        if not is_name:
+            raise SpecError(
+                f"equipoise: the argument {shown(word)} has a character that no file name can "
+                f"have. Type it again."
+            )
+
+
+_NO_ROOM = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "Cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+)
+
+
+def _no_memory(said: str) -> str:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    least = "The machine has too little memory left"
+    if limit != resource.RLIM_INFINITY:
+        least = f'"ulimit -v" leaves {limit / 2**30:.1f} GiB of address space, which is too little'
+    reason = f" ({shorten(said)})" if said else ""
+    return f'{least}{reason}. Free some, choose a smaller size, or raise "ulimit -v".\n'
+
+
+def _refusal(error: OSError) -> str:
+    """What the operating system refused, and what to do about it."""
+    words = error.strerror or str(error)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f'{words}: this process may hold {limit:,}. Raise the limit: "ulimit -n 65536".\n'
+    if error.errno == errno.ENOMEM or any(each in words for each in _NO_ROOM):
+        return _no_memory(words)
+    where = "" if error.filename is None else f"{shorten(str(error.filename), 200)}: "
+    return f"{where}{words}. Check the file, its folder and who may read and write them.\n"
 
 
 class Parser(argparse.ArgumentParser):
@@ -103,10 +172,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a SpecError where argparse would print its usage and leave."""
+        message = re.sub(r"\S{61,}", lambda word: shorten(word[0]), message)
         raise SpecError(f'{self.prog}: {message}. See "{self.prog} --help".')
 
 
 def _run(argv: list[str]) -> int:
+    _require_names(argv)
     verb = argv[0] if argv else ""
     if verb in VERBS:
         module = importlib.import_module(f"equipoise.cli.{verb}")

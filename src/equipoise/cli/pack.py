@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cli.console import make_progress
+from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, require_counts
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 
@@ -158,10 +159,10 @@ def _policies(wanted: str) -> "list[Policy]":
 
 
 def _judge(args: argparse.Namespace) -> None:
-    for flag in ("ranks", "steps", "micro_batches"):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            raise SpecError(f"--{flag.replace('_', '-')} {value} is below 1. Give 1 or more.")
+    require_counts(
+        args,
+        {"ranks": MOST_SHARING, "steps": MOST_STEPS, "micro_batches": MOST_MICRO_BATCHES},
+    )
     require_kind("plot", args.plot, "picture")
     for flag in ("plot", "out"):
         require_folder_of(flag, getattr(args, flag))

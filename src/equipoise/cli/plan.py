@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import FitError, SpecError
+from equipoise.base.read import parse_json
 from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.simulate_setting import add_step_arguments
 from equipoise.cli.written import writing
@@ -224,7 +225,7 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
     if lines and lines[0] == header:
         for line in lines[1:]:
             try:
-                priced = Priced(**json.loads(line))
+                priced = Priced(**parse_json(line))
             except (ValueError, TypeError):  # the last line of a search that was killed
                 continue
             search.known[priced.row] = priced

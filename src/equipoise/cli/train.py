@@ -15,6 +15,7 @@ from equipoise.launch.local import (
     require_free_port,
     run_local,
 )
+from equipoise.launch.room import require_room
 from equipoise.observe.machine import usable_cores
 from equipoise.spec.plan import LOCK
 
@@ -125,6 +126,8 @@ def run(args: argparse.Namespace) -> int:
         plan, resolved = read_obeyed(args.plan, resolved, is_quiet=args.quiet or args.json)
     folder: Path = (args.out or Path("runs") / resolved.spec.name).resolve()
     require_free_folder(folder)
+    if not args.prepare:
+        require_room(resolved.spec.layout.count_ranks(len(usable_cores())))
     if args.port:
         require_free_port(args.port)
     settled = prepare_run(resolved, folder, quiet=args.quiet or args.json)

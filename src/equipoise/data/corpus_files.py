@@ -11,12 +11,12 @@ Sources
     save_to_disk folders: datasets 2.x/3.x, arrow_dataset.py (state.json, ``_data_files``).
 """
 
-import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from equipoise.base.errors import DataError
+from equipoise.base.read import read_json
 
 _SUFFIX = {
     "python-stdlib": ".py",
@@ -71,6 +71,18 @@ def find_files(root: Path, kind: str) -> list[FoundFile]:
     return found
 
 
+def _items_of(file: Path, key: str) -> list[Any]:
+    """The list that a file of ``save_to_disk`` holds under a key; none where it has no such."""
+    try:
+        items = read_json(file).get(key) or []
+    except (OSError, ValueError, AttributeError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{file} cannot be read ({words}). Save the dataset again with save_to_disk."
+        ) from None
+    return items if isinstance(items, list) else []
+
+
 def find_datasets(root: Path) -> list[FoundFile]:
     """The arrow files of a folder that ``save_to_disk`` wrote.
 
@@ -78,19 +90,18 @@ def find_datasets(root: Path) -> list[FoundFile]:
         DataError: it is no such folder, holds several datasets, or lacks files.
     """
     if (root / "dataset_dict.json").is_file():
-        splits = json.loads((root / "dataset_dict.json").read_text())["splits"]
+        splits = _items_of(root / "dataset_dict.json", "splits")
         raise DataError(
             f"data.path {root} holds {len(splits)} datasets ({', '.join(splits)}), and a corpus "
             f"is one. Set data.path to {root / splits[0]}, for example."
         )
     if (root / "state.json").is_file():
-        state = json.loads((root / "state.json").read_text())
-        names = [str(file["filename"]) for file in state["_data_files"]]
-        if state.get("_indices_data_files"):
+        files = _items_of(root / "state.json", "_data_files")
+        names = [str(each.get("filename")) for each in files if isinstance(each, dict)]
+        if indices := _items_of(root / "state.json", "_indices_data_files"):
             raise DataError(
-                f"data.path {root} keeps its order of rows in "
-                f"{len(state['_indices_data_files'])} files of indices, which are not read. "
-                "Call flatten_indices() on the dataset and save it again."
+                f"data.path {root} keeps its order of rows in {len(indices)} files of indices, "
+                "which are not read. Call flatten_indices() on the dataset and save it again."
             )
     elif (root / "dataset_info.json").is_file():
         # A folder of the datasets cache has the same files and no state.json.

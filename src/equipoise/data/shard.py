@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import parse_json
 from equipoise.data.columns import ArrowFile, open_parquet
 
 
@@ -109,13 +110,18 @@ def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
 
 def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
     try:
-        row = json.loads(line.decode())
+        row = parse_json(line.decode())
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error, offset) from None
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{_line_number(path, offset)} is not JSON: {error.msg} (column "
             f"{error.colno}). Mend the line or remove it."
+        ) from None
+    except ValueError as error:
+        raise DataError(
+            f"{path}:{_line_number(path, offset)} cannot be read: {error}. Correct the line or "
+            "remove it."
         ) from None
     if not isinstance(row, dict):
         raise DataError(

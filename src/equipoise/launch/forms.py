@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
+from equipoise.base.shown import printable
 from equipoise.launch.agent import agent_command, rank_environment
 from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.device import THIS_CPU
@@ -148,6 +149,15 @@ def summary(job: Job) -> str:
     count = job.nodes.count
     where = f"{count} nodes of {job.nodes.ranks}" if count > 1 else "one node"
     return f"run {job.name}, {job.ranks} rank{'s' if job.ranks > 1 else ''} on {where}"
+
+
+def comment(text: str) -> str:
+    r"""A comment of bash or YAML, which no name within it can end.
+
+    >>> comment("they meet at a\nrm -rf b")
+    '# they meet at a\\nrm -rf b'
+    """
+    return f"# {printable(text)}"
 
 
 def wrap(words: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from equipoise.launch.agent import WORKER
 from equipoise.launch.forms import (
     Job,
     agent_words,
+    comment,
     environment,
     require_prepared,
     summary,
@@ -89,7 +90,7 @@ def write_kube(job: Job, pods: PodSpec, *, used: Iterable[Path] = ()) -> str:
                 f"{mount}, or give another --mount."
             )
     name = kube_name(job.name)
-    return f"# {summary(job)}.\n{_service(name)}---\n{_job(name, job, pods, mount)}"
+    return f"{comment(f'{summary(job)}.')}\n{_service(name)}---\n{_job(name, job, pods, mount)}"
 
 
 def _service(name: str) -> str:

@@ -18,8 +18,9 @@ Sources
 import shlex
 
 from equipoise.base.errors import SpecError
+from equipoise.base.shown import printable, shown
 from equipoise.launch.agent import WORKER
-from equipoise.launch.forms import Job, agent_words, shell_head, summary, wrap
+from equipoise.launch.forms import Job, agent_words, comment, shell_head, summary, wrap
 
 _NOTICE_S = 180
 
@@ -49,7 +50,7 @@ def write_slurm(job: Job, *, more: str = "") -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# {summary(job)}.",
+            comment(f"{summary(job)}."),
             *(f"#SBATCH {option}" for option in [*_options(job), *_more(more)]),
             *shell_head(job),
             "trap 'touch -- \"$run/stop\"; again=1' TERM",
@@ -74,7 +75,7 @@ def _options(job: Job) -> list[str]:
         else f"--gpus-per-node={nodes.ranks}"
     )
     return [
-        f"--job-name={job.name}",
+        f"--job-name={shlex.quote(printable(job.name))}",
         f"--nodes={nodes.count}",
         "--ntasks-per-node=1",
         devices,
@@ -86,6 +87,12 @@ def _options(job: Job) -> list[str]:
 
 def _more(text: str) -> list[str]:
     """One directive an option: ``--partition=gpu --time 4:00:00`` is two."""
+    # A directive is a comment to bash: a line break would end it, and what follows would run.
+    if not text.isprintable():
+        raise SpecError(
+            f"--sbatch {shown(text)} has a character that no directive can hold, a line break or "
+            f"another that is not printed. Give the options on one line."
+        )
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -4,20 +4,26 @@ Kept true (tests/unit/launch/test_forms.py, tests/multi/test_launch_forms.py)
     Two of it, with one host, train a run to its end.
 """
 
+import re
 import shlex
 import shutil
 import subprocess
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
+from equipoise.base.shown import shown
 from equipoise.launch.agent import WORKER
 from equipoise.launch.forms import (
     Job,
     agent_words,
+    comment,
     require_prepared,
     shell_head,
     summary,
     wrap,
 )
+
+_HOST = re.compile(r"[A-Za-z0-9._:%\[\]-]+")
+"""A name, or an address of IPv4 or IPv6."""
 
 
 def write_torchrun(job: Job, *, host: str = "") -> str:
@@ -28,7 +34,7 @@ def write_torchrun(job: Job, *, host: str = "") -> str:
         host: The first node, as all nodes name it; needed where there are several.
 
     Raises:
-        LayoutError: several nodes, and no host or no prepared folder.
+        LayoutError: several nodes, and no host that could be one or no prepared folder.
     """
     words = agent_words(job)
     if job.nodes.count == 1:
@@ -41,6 +47,11 @@ def write_torchrun(job: Job, *, host: str = "") -> str:
                 f"{job.nodes.count} nodes must know where to meet. Give the name or address of "
                 f"one of them: --host NAME."
             )
+        if not _HOST.fullmatch(host):
+            raise LayoutError(
+                f"--host {shown(host)} is no name or address of a node. Give one as every node "
+                f"resolves it: --host node-0."
+            )
         where = f"Start it on each node; they meet at {host}."
         words += [
             "--rdzv-backend=c10d",
@@ -50,7 +61,7 @@ def write_torchrun(job: Job, *, host: str = "") -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# {summary(job)}. {where}",
+            comment(f"{summary(job)}. {where}"),
             *shell_head(job),
             "",
             f"exec {wrap(words)} \\",

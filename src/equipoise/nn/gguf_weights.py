@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
+from equipoise.base.shown import shown
 from equipoise.nn.hf import check_weights, weight_shapes
 from equipoise.spec.model import ModelSpec
 
@@ -59,6 +60,25 @@ _INNER = {
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _PERMUTED = re.compile(r".+\.attention\.(query|key)\.weight")
 _ROPE_THETA = 10_000.0  # llama.cpp's default of rope.freq_base
+# Keys of the architecture that are read, or that change no number.
+_KEYS = frozenset(
+    (
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "expert_count",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.type",
+        "vocab_size",
+    )
+)
 
 # tokenizer.ggml.pre, and whether digits are split from all else, and from each other, before
 # GPT-2's own expression splits the rest.
@@ -191,6 +211,13 @@ def _header(file: Path, reader: Any) -> GgufHeader:
             )
         return value
 
+    prefix = f"{ARCHITECTURE}."
+    named = {key.removeprefix(prefix) for key in reader.fields if key.startswith(prefix)}
+    if unknown := sorted(named - _KEYS):
+        raise ModelError(
+            f"{file}: {prefix}{unknown[0]} is {shown(say(unknown[0]))}, and this decoder has no "
+            "such setting. Convert the model's Hugging Face folder instead."
+        )
     shapes = {str(tensor.name): tensor.shape for tensor in reader.tensors}
     if "token_embd.weight" not in shapes:
         raise ModelError(f"{file} has no token_embd.weight: it holds no language model.")
@@ -209,8 +236,12 @@ def _header(file: Path, reader: Any) -> GgufHeader:
                 f"{file}: {name} is {found}; this decoder computes {only} alone. Convert the "
                 "model's Hugging Face folder instead."
             )
+    if (said_eps := say("attention.layer_norm_rms_epsilon")) is None:
+        raise ModelError(
+            f"{file}: no {prefix}attention.layer_norm_rms_epsilon; the file is damaged."
+        )
     # Stored as fp32; the shortest decimal that reads back as it is the number that was meant.
-    eps = float(str(np.float32(say("attention.layer_norm_rms_epsilon", 1e-5))))
+    eps = float(str(np.float32(said_eps)))
     theta = float(str(np.float32(say("rope.freq_base", _ROPE_THETA))))
     model = ModelSpec(
         layers=size("block_count"),

@@ -15,7 +15,6 @@ Kept true (tests/oracle/test_transformers.py, tests/unit/nn/test_hf.py)
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
+from equipoise.base.read import read_json
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf_names import hf_names
 from equipoise.spec.hf_config import hf_config, model_from_hf_config
@@ -166,7 +166,7 @@ def _some(names: list[str]) -> str:
 
 def _read_config(folder: Path) -> ModelSpec:
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} is no Hugging Face folder: its {CONFIG} cannot be read "
@@ -186,14 +186,14 @@ def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
             f"{folder} has neither {WEIGHTS} nor {INDEX}.{hint} Save the model as safetensors."
         )
     try:
-        weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+        weight_map = read_json(folder / INDEX)["weight_map"]
         files: dict[Path, list[str] | None] = {}
         for name, file in weight_map.items():
             # A shard's name is a name: no path of an index leads out of its folder.
             names = files.setdefault(folder / Path(file).name, [])
             assert names is not None  # noqa: S101 - only lists are put in
             names.append(name)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder / INDEX} is damaged: it has no readable weight_map.") from error
     return files
 

@@ -2,15 +2,39 @@
 
 A journal is one file a rank, ``journal/rank-00000.jsonl``, one JSON object a line, appended
 and never rewritten. Each event has ``v`` (schema version), ``kind``, ``name``, ``t`` (unix
-seconds; a span's start) and ``rank``. A number that is not finite is written as null. A run
-that resumes appends; a step that was computed twice appears twice, and the later one counts.
+seconds; a span's start) and ``rank``, and last ``crc``, a checksum of the line before it. A
+number that is not finite is written as null. A run that resumes appends; a step that was computed
+twice appears twice, and the later one counts.
 """
 
+import zlib
 from typing import Literal
 
 SCHEMA_VERSION = 1
 
 Kind = Literal["span", "scalar", "instant", "decision", "fault"]
+
+
+def seal(line: str) -> str:
+    """A line with its checksum, so that a byte that changes later is noticed.
+
+    Args:
+        line: A JSON object.
+
+    >>> seal('{"v":1}')
+    '{"v":1,"crc":"6acc9348"}'
+    """
+    return f'{line[:-1]},"crc":"{zlib.crc32(line[:-1].encode()):08x}"}}'
+
+
+def is_whole(line: str) -> bool:
+    """Whether a line is as it was sealed; one without a checksum, of an older writer, is.
+
+    >>> is_whole(seal('{"v":1}')), is_whole(seal('{"v":1}').replace("1", "0", 1))
+    (True, False)
+    """
+    body, mark, crc = line.rstrip().rpartition(',"crc":"')
+    return not mark or crc == f'{zlib.crc32(body.encode()):08x}"}}'
 
 
 def journal_name(rank: int) -> str:

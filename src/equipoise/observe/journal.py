@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from equipoise.base.errors import FaultError
-from equipoise.observe.event import SCHEMA_VERSION, Kind, journal_name
+from equipoise.observe.event import SCHEMA_VERSION, Kind, journal_name, seal
 
 
 def _finite(value: Any) -> Any:
@@ -65,7 +65,7 @@ class Journal:
             "rank": self.rank,
             **fields,
         }
-        self._file.write(json.dumps(_finite(event), separators=(",", ":")) + "\n")
+        self._file.write(seal(json.dumps(_finite(event), separators=(",", ":"))) + "\n")
 
     @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[None]:

@@ -5,21 +5,25 @@ Why
     resumed says some steps twice.
 
 What it decides
-    A line that is no JSON object was torn by a kill: it is skipped and counted. Of a step that
-    appears twice the later line is kept.
+    A line that is no JSON object was torn by a kill, and one that its checksum does not fit was
+    changed after it was written: each is skipped and counted. Of a step that appears twice the
+    later line is kept.
 
 Kept true (tests/unit/observe/test_reader.py)
     Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from equipoise.base.errors import DataError, SpecError
+from equipoise.base.read import parse_json
+from equipoise.observe.event import is_whole
 
 NEWEST_SCHEMA = 1
+MOST_RANKS = 1 << 20
+"""A journal that speaks of more is damaged."""
 
 Event = dict[str, Any]
 
@@ -75,7 +79,7 @@ def _journal_files(folder: Path) -> dict[int, Path]:
     files: dict[int, Path] = {}
     for path in sorted((folder / "journal").glob("rank-*.jsonl")):
         rank = path.stem.removeprefix("rank-")
-        if rank.isdecimal():
+        if rank.isdecimal() and int(rank) < MOST_RANKS and path.is_file():
             files[int(rank)] = path
     if not files:
         inside = sorted(path.parent.parent for path in folder.glob("*/journal/rank-00000.jsonl"))
@@ -93,9 +97,9 @@ def _read_journal(path: Path) -> Journal:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            event = _event(line)
+            event, is_torn = _event(line)
+            journal.torn_lines += is_torn
             if event is None:
-                journal.torn_lines += 1
                 continue
             if event["v"] > NEWEST_SCHEMA:
                 raise DataError(
@@ -107,13 +111,17 @@ def _read_journal(path: Path) -> Journal:
     return journal
 
 
-def _event(line: bytes) -> Event | None:
-    """The event of a line; of a torn line with another appended to it, the other; else None."""
-    for text in (line, line[line.rfind(b'{"v"') :]):
+def _event(line: bytes) -> tuple[Event | None, bool]:
+    """The event of a line, and whether something of it was lost.
+
+    Of a torn line with another appended to it the event is the other's.
+    """
+    for data in (line, line[line.rfind(b'{"v"') :]):
         try:
-            event = json.loads(text)
+            text = data.decode()
+            event = parse_json(text)
         except ValueError:  # of bad JSON and of bad UTF-8
             continue
-        if isinstance(event, dict) and isinstance(event.get("v"), int):
-            return event
-    return None
+        if isinstance(event, dict) and isinstance(event.get("v"), int) and is_whole(text):
+            return event, data is not line
+    return None, True

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.base.errors import DataError
-from equipoise.observe.journal_lines import Event, Journal, read_journals
+from equipoise.observe.journal_lines import MOST_RANKS, Event, Journal, read_journals
 from equipoise.observe.run_record import Fault, Floats, Memory, RunRecord, Spans, Start, Stop
 
 
@@ -42,6 +42,12 @@ def read_run(folder: Path) -> RunRecord:
     """
     journals = read_journals(folder)
     zero = journals.get(0, Journal())
+    if not zero.starts and zero.torn_lines:
+        raise DataError(
+            f"{folder} has a journal whose start event cannot be read: {zero.torn_lines:,} of its "
+            "lines are damaged. Copy journal/rank-00000.jsonl again, or start the run again with "
+            "`equipoise train`."
+        )
     if not zero.starts:
         raise DataError(
             f"{folder} has a journal but no start event, so its run ended before its first "
@@ -131,6 +137,10 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
+def _whole(value: object, default: int) -> int:
+    return value if isinstance(value, int) and 0 <= value <= MOST_RANKS else default
+
+
 def _column(events: Iterable[Mapping[str, Any]], key: str) -> Floats:
     return np.array([_number(event.get(key)) for event in events], dtype=np.float64)
 
@@ -143,8 +153,8 @@ def _start(event: Event) -> Start:
     return Start(
         t=_number(event.get("t")),
         version=str(event.get("version", "unknown")),
-        world=int(event.get("world") or 1),
-        resumed_step=int(event.get("resumed_step") or 0),
+        world=_whole(event.get("world"), 1),
+        resumed_step=_whole(event.get("resumed_step"), 0),
         spec=table("spec"),
         origins={key: str(value) for key, value in table("origins").items()},
         model=table("model"),
@@ -186,7 +196,8 @@ def _spans(events: Sequence[Event], start_t: Sequence[float]) -> Spans:
 def _memory(event: Event | None) -> Memory | None:
     if event is None:
         return None
-    terms = event.get("terms") or {}
+    terms = event.get("terms")
+    terms = terms if isinstance(terms, dict) else {}
     return Memory(
         forecast_bytes=_number(event.get("forecast_bytes")),
         terms={str(key): _number(value) for key, value in terms.items()},

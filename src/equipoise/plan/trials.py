@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.errors import PlanError, SpecError
+from equipoise.base.read import parse_json, read_text
 from equipoise.plan.measured import Trial
 
 _LOST = 2
@@ -43,11 +44,11 @@ class TrialJournal:
         self.file = file
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            text = file.read_text() if file.exists() else ""
-        except OSError as error:
+            text = read_text(file) if file.exists() else ""
+        except (OSError, ValueError) as error:
             raise SpecError(
-                f"{file} cannot be read or written ({error.strerror}). Choose another folder with "
-                f"--out."
+                f"{file} cannot be read or written ({getattr(error, 'strerror', error)}). Choose "
+                f"another folder with --out."
             ) from None
         self._rows = [row for row in map(_row, text.splitlines()) if row is not None]
         first = self._rows[0] if self._rows else {"digest": digest}
@@ -108,7 +109,7 @@ class TrialJournal:
 
 def _row(line: str) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:  # the last line of a search that was killed
         return None
     return row if isinstance(row, dict) else None

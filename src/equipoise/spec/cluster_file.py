@@ -41,6 +41,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import read_bytes
+from equipoise.base.shown import shorten
 from equipoise.spec.cluster import (
     MOST_DEVICES,
     ClusterSpec,
@@ -124,7 +126,7 @@ def read_cluster_file(path: Path) -> ClusterSpec:
         SpecError: no such file, or every fault of it, a line each.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise SpecError(
@@ -161,7 +163,7 @@ def _explain(path: TomlPath, fault: dict[str, Any]) -> str:
     wanted = {"string_type": str, "int_type": int, "float_type": float}.get(kind)
     if wanted is None and kind in ("list_type", "dict_type", "model_type"):
         shape = "a list" if kind == "list_type" else "a table"
-        return f"needs {shape}, got {value!r}."
+        return f"needs {shape}, got {shorten(repr(value))}."
     return explain_fault([wanted], value, kind, fault.get("ctx", {}))
 
 

@@ -12,7 +12,6 @@ Kept true (tests/unit/spec/test_device_file.py)
     What is written reads back equal; every fault of a file is named in one sentence.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from equipoise.base.errors import SpecError
+from equipoise.base.read import read_json
 from equipoise.spec.device_parts import Measured, ModelParts
 from equipoise.spec.device_spec import Dtype
 
@@ -113,7 +113,7 @@ def read_device_file(path: Path) -> DeviceFile:
     """
     again = 'Measure anew: "equipoise calibrate".'
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        data: Any = read_json(path)
     except FileNotFoundError:
         raise SpecError(f"There is no device file {path}. {again}") from None
     except (OSError, ValueError):

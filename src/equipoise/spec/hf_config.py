@@ -5,27 +5,41 @@ Why
     refused by name: a window or a bias that is silently dropped gives logits that are wrong and
     a run that looks right.
 
-Kept true (tests/unit/spec/test_hf_config.py)
+Kept true (tests/unit/spec/test_hf_config.py, tests/oracle/test_hf_keys.py)
     Every preset survives the round trip; ``transformers`` loads what is written here, and a
     model built from it has ``ModelSpec.params`` weights.
 
 Sources
-    transformers 5.23, ``models/{llama,mistral,mixtral,qwen2,qwen2_moe,qwen3}/configuration_*.py``
-    for the defaults of absent fields, ``modeling_rope_utils.py`` for the two spellings of rotary
-    settings: ``rope_theta`` beside ``rope_scaling`` (4.x), and ``rope_parameters`` with both (5.x).
+    transformers 5.23, ``modeling_rope_utils.py`` for the two spellings of rotary settings:
+    ``rope_theta`` beside ``rope_scaling`` (4.x), and ``rope_parameters`` with both (5.x).
+    ``spec.hf_keys`` has every key.
 """
 
-import json
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from equipoise.base.errors import ModelError
 from equipoise.base.nearest import nearest
+from equipoise.base.shown import shorten, shown
+from equipoise.spec.hf_keys import READ, known_keys, unsupported
+from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS, MOST_SIZE
 from equipoise.spec.model import ModelSpec, RopeScaling
 
-MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3")
-_ROPE_TYPES = ("default", "llama3")
+MODEL_TYPES = tuple(READ)
+_ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_LLAMA3_KEYS = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
+_MOST = {
+    "num_hidden_layers": MOST_LAYERS,
+    "num_local_experts": MOST_EXPERTS,
+    "num_experts": MOST_EXPERTS,
+}
+_ROPE_TYPES = {"default": _ROPE_KEYS, "llama3": (*_ROPE_KEYS, *_LLAMA3_KEYS)}
 _ARCHITECTURE = {
     "llama": "LlamaForCausalLM",
     "mixtral": "MixtralForCausalLM",
@@ -33,72 +47,59 @@ _ARCHITECTURE = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# Fields that change the arithmetic, with the one value that this decoder computes.
-_ONLY: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "router_jitter_noise": 0.0,
-    "quantization_config": None,
-}
-_QWEN3_HEAD_WIDTH = 128  # Qwen3Config.head_dim, when config.json leaves it out
-_ROPE_THETA = 10_000.0  # RotaryEmbeddingConfigMixin.default_theta
-_NORM_EPS = 1e-6  # rms_norm_eps of all four configurations
 
 
 def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The sizes that a config.json describes.
+    """The sizes that a config.json describes; absent keys are as transformers has them.
 
     Args:
         config: The parsed config.json of a model of one of ``MODEL_TYPES``.
 
     Raises:
-        ModelError: a field is missing, or has a value that this decoder does not compute.
+        ModelError: a key is unknown, or has a value that this decoder does not compute.
     """
+    if not isinstance(config, Mapping):
+        raise ModelError(f"config.json holds {shown(config)} and no table of sizes.")
     kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
         hint = f" Nearest: {nearest(kind, MODEL_TYPES)}." if isinstance(kind, str) else ""
         raise ModelError(
-            f"config.json: model_type {_show(kind)} is not one of {', '.join(MODEL_TYPES)}.{hint}"
+            f"config.json: model_type {shown(kind)} is not one of {', '.join(MODEL_TYPES)}.{hint}"
         )
-    for name, only in _ONLY.items():
-        value = config.get(name, only)
-        if value != only and not (only is False and value is None):
-            raise _unsupported(name, value, only)
-    _refuse_windows(kind, config)
-
-    hidden = _size(config, "hidden_size")
-    heads = _size(config, "num_attention_heads")
-    head_width = config.get("head_dim")
-    if head_width is None:
-        head_width = _QWEN3_HEAD_WIDTH if kind == "qwen3" else _divide(hidden, heads)
-    # llama alone documents that an absent count means one key/value head for each query head.
-    kv_heads = (
-        heads
-        if kind == "llama" and config.get("num_key_value_heads") is None
-        else _size(config, "num_key_value_heads")
-    )
+    said = known_keys(kind, config)
+    _refuse_windows(kind, said)
+    hidden = _size(said, "hidden_size")
+    heads = _size(said, "num_attention_heads")
+    if said["num_key_value_heads"] is None and kind != "qwen2_moe":
+        said["num_key_value_heads"] = heads
+    if said["head_dim"] is None and kind != "qwen3":
+        said["head_dim"] = _divide(hidden, heads)
+    kv_heads, head_width = _size(said, "num_key_value_heads"), _size(said, "head_dim")
     if heads % kv_heads:
         raise ModelError(
             f"config.json: num_attention_heads {heads} cannot share num_key_value_heads "
             f"{kv_heads}: it must be a multiple of it."
         )
-    theta, scaling = _rope(config)
+    if head_width % 2:
+        raise ModelError(
+            f"config.json: head_dim {head_width} is odd, and rotary positions turn pairs."
+        )
+    theta, scaling = _rope(said)
     return ModelSpec(
-        layers=_size(config, "num_hidden_layers"),
+        layers=_size(said, "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        ffn=_size(config, "intermediate_size"),
-        vocab=_size(config, "vocab_size"),
-        head_width=_size({"head_dim": head_width}, "head_dim"),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        ffn=_size(said, "intermediate_size"),
+        vocab=_size(said, "vocab_size"),
+        head_width=head_width,
+        tied=_flag(said, "tie_word_embeddings"),
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=_number(config, "rms_norm_eps", _NORM_EPS),
-        qkv_bias=kind in ("qwen2", "qwen2_moe"),
+        norm_eps=_number(said, "rms_norm_eps"),
+        qkv_bias=kind == "qwen2" or (kind == "qwen2_moe" and _flag(said, "qkv_bias")),
         qk_norm=kind == "qwen3",
-        **_read_experts(kind, config),
+        **_read_experts(kind, said),
     )
 
 
@@ -168,7 +169,7 @@ def _kind_of_experts(model: ModelSpec) -> str:
     every_layer = model.sparse_layers == model.layers
     is_gated = model.shared_ffn > 0 and model.shared_gate
     if model.balance != "bias" and not model.qk_norm:
-        if is_gated and model.qkv_bias:
+        if is_gated:
             return "qwen2_moe"
         alike = (model.shared_ffn, model.qkv_bias, model.norm_top_k, model.expert_ffn)
         if every_layer and alike == (0, False, True, model.ffn):
@@ -176,8 +177,8 @@ def _kind_of_experts(model: ModelSpec) -> str:
     raise ModelError(
         "No Hugging Face model type has these experts. mixtral has them in every layer, with "
         "weights that sum to one, and no shared expert, bias or norm of queries; qwen2_moe has a "
-        "shared expert with a gate, and biases of queries, keys and values; and neither adds a "
-        "bias to a router's scores. Train with one of them to export."
+        "shared expert with a gate; and neither adds a bias to a router's scores. Train with one "
+        "of them to export."
     )
 
 
@@ -194,6 +195,7 @@ def _write_experts(kind: str, model: ModelSpec) -> dict[str, Any]:
         "norm_topk_prob": model.norm_top_k,
         "decoder_sparse_step": model.expert_every,
         "mlp_only_layers": list(range(model.dense_layers)),
+        "qkv_bias": model.qkv_bias,
     }
 
 
@@ -208,74 +210,88 @@ def _read_experts(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "mixtral":
         expert_ffn = _size(config, "intermediate_size")
         return {"experts": experts, "top_k": top_k, "expert_ffn": expert_ffn}
-    dense = config.get("mlp_only_layers") or []
+    dense = config["mlp_only_layers"] or []
     if not isinstance(dense, list) or {type(each) for each in dense} - {int}:
-        raise ModelError(f"config.json: mlp_only_layers {_show(dense)} is no list of layers.")
+        raise ModelError(f"config.json: mlp_only_layers {shown(dense)} is no list of layers.")
     if sorted(dense) != list(range(len(dense))):
-        raise _unsupported("mlp_only_layers", dense, list(range(len(dense))))
+        raise unsupported("mlp_only_layers", dense, list(range(len(dense))))
     return {
         "experts": experts,
         "top_k": top_k,
         "expert_ffn": _size(config, "moe_intermediate_size"),
         "shared_ffn": _size(config, "shared_expert_intermediate_size"),
         "shared_gate": True,
-        "norm_top_k": bool(config.get("norm_topk_prob", False)),
+        "norm_top_k": _flag(config, "norm_topk_prob"),
         "dense_layers": len(dense),
-        "expert_every": _size({"decoder_sparse_step": 1, **config}, "decoder_sparse_step"),
+        "expert_every": _size(config, "decoder_sparse_step"),
     }
 
 
 def _refuse_windows(kind: str, config: Mapping[str, Any]) -> None:
-    # qwen writes a sliding_window that use_sliding_window = false turns off; mistral's counts.
-    if kind == "mistral":
-        # MistralConfig.sliding_window is 4096 when config.json leaves it out.
-        window = config.get("sliding_window", 4096)
-        if window is not None:
-            raise _unsupported("sliding_window", window, None)
-    elif config.get("use_sliding_window", False):
-        raise _unsupported("use_sliding_window", True, False)
-    layer_types = config.get("layer_types") or []
+    if config["use_sliding_window"] not in (False, None):
+        raise unsupported("use_sliding_window", config["use_sliding_window"], False)
+    # qwen writes a sliding_window that use_sliding_window = false turns off; others' counts.
+    if not kind.startswith("qwen") and config["sliding_window"] is not None:
+        raise unsupported("sliding_window", config["sliding_window"], None)
+    layer_types = config["layer_types"] or []
     for layer_type in layer_types if isinstance(layer_types, list) else [layer_types]:
         if layer_type != "full_attention":
-            raise _unsupported("layer_types", layer_type, "full_attention")
+            raise unsupported("layer_types", layer_type, "full_attention")
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    rope = config.get(field) or {}
+    # Where both spellings are given, transformers reads the older one alone.
+    field = "rope_scaling" if config["rope_scaling"] else "rope_parameters"
+    rope = config[field] or {}
     if not isinstance(rope, dict):
-        raise ModelError(f"config.json: {field} {_show(rope)} is not a table.")
+        raise ModelError(f"config.json: {field} {shown(rope)} is not a table.")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _ROPE_TYPES:
-        raise _unsupported(f"{field} of type", kind, *_ROPE_TYPES)
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if not isinstance(kind, str) or kind not in _ROPE_TYPES:
+        raise unsupported(f"{field} of type", kind, *_ROPE_TYPES)
+    for name, value in rope.items():
+        if value is not None and name not in _ROPE_TYPES[kind]:
+            raise ModelError(
+                f"config.json: {field} of type {kind} has no key {shorten(name)} (here "
+                f"{shown(value)}). Keys: {', '.join(_ROPE_TYPES[kind])}."
+            )
+    partial = rope.get("partial_rotary_factor", config["partial_rotary_factor"])
     if partial not in (None, 1, 1.0):
-        raise _unsupported("partial_rotary_factor", partial, 1.0)
-    named = rope if "rope_theta" in rope else config
-    theta = _number(named, "rope_theta", _ROPE_THETA)
+        raise unsupported("partial_rotary_factor", partial, 1.0)
+    theta = _number(rope if "rope_theta" in rope else config, "rope_theta")
     if kind == "default":
         return theta, None
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if absent := [name for name in names if name not in rope]:
+    if absent := [name for name in _LLAMA3_KEYS if name not in rope]:
         raise ModelError(f"config.json: {field} of type llama3 has no {', '.join(absent)}.")
-    factor, low, high = (_number(rope, name) for name in names[:3])
-    return theta, RopeScaling(factor, low, high, _size(rope, names[3]))
+    factor, low, high = (_number(rope, name) for name in _LLAMA3_KEYS[:3])
+    if low >= high:
+        raise ModelError(
+            f"config.json: {field} of type llama3 has low_freq_factor {low:g}, which is not below "
+            f"its high_freq_factor {high:g}."
+        )
+    return theta, RopeScaling(factor, low, high, _size(rope, _LLAMA3_KEYS[3]))
 
 
-def _number(config: Mapping[str, Any], name: str, default: float = 0.0) -> float:
-    value = config.get(name, default)
+def _flag(config: Mapping[str, Any], name: str) -> bool:
+    value = config[name]
+    if not isinstance(value, bool):
+        raise ModelError(f"config.json: {name} {shown(value)} is not true or false.")
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str) -> float:
+    value = config[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        raise ModelError(f"config.json: {name} {_show(value)} is not a number above 0.")
+    if not is_number or not 0 < value <= sys.float_info.max:
+        raise ModelError(f"config.json: {name} {shown(value)} is not a number above 0.")
     return float(value)
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if value is None:
-        raise ModelError(f"config.json: no {name}.")
+    value = config[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json: {name} {_show(value)} is not a whole number above 0.")
+        raise ModelError(f"config.json: {name} {shown(value)} is not a whole number above 0.")
+    if value > (most := _MOST.get(name, MOST_SIZE)):
+        raise ModelError(f"config.json: {name} {shown(value)} is more than {most:,}.")
     return value
 
 
@@ -286,12 +302,3 @@ def _divide(hidden: int, heads: int) -> int:
             "and there is no head_dim."
         )
     return hidden // heads
-
-
-def _unsupported(name: str, value: object, *only: object) -> ModelError:
-    allowed = " or ".join(_show(each) for each in only)
-    return ModelError(f"config.json: {name} {_show(value)} is not supported; only {allowed} is.")
-
-
-def _show(value: object) -> str:
-    return "(a table)" if isinstance(value, dict) else json.dumps(value)

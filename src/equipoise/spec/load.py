@@ -23,8 +23,11 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from equipoise.base import read
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import read_bytes
+from equipoise.base.shown import shorten
 from equipoise.spec.keys import (
     EXTENDS,
     Fault,
@@ -37,6 +40,7 @@ from equipoise.spec.keys import (
     to_dict,
     toml,
 )
+from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.render import render, schema, template
 from equipoise.spec.resolve import ResolvedRun, resolve
 from equipoise.spec.toml_lines import BARE_KEY, TomlPath, locate
@@ -116,7 +120,7 @@ def nearest_key(name: str) -> str:
 def _read_layers(path: Path, faults: list[Fault]) -> Iterator[dict[str, Given]]:
     """The values of a file's base, if it extends one, and then its own."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         raise SpecError(
             f'There is no file {path}. "equipoise init" writes a run.toml to start from.'
@@ -136,7 +140,7 @@ def _read_base(path: Path, extends: Any, origin: Origin, faults: list[Fault]) ->
         faults.append(Fault(origin, EXTENDS, f"needs text, got {_describe(extends)}."))
         return {}
     try:
-        table, lines = parse_toml((path.parent / extends).read_bytes(), extends)
+        table, lines = parse_toml(read_bytes(path.parent / extends), extends)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         faults.append(Fault(origin, EXTENDS, f"cannot read {toml(extends)}: {reason}."))
@@ -161,11 +165,12 @@ def parse_toml(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, 
     """The table of a TOML file, and the line of each of its keys.
 
     Raises:
-        SpecError: not UTF-8, or not TOML; says at which line of the file called ``label``.
+        SpecError: not UTF-8, not TOML, or nested or numbered beyond reason; says at which line of
+            the file called ``label``, where one is at fault.
     """
     try:
         text = data.decode("utf-8")
-        return tomllib.loads(text), locate(text)
+        return read.parse_toml(text), locate(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SpecError(f"{label}:{line}  not UTF-8 text. Save the file as UTF-8.") from None
@@ -176,6 +181,8 @@ def parse_toml(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, 
         line = int(line_text or text.rstrip().count("\n") + 1)
         place = column or "end of the file"
         raise SpecError(f"{label}:{line}  not TOML: {what} ({place}).") from None
+    except ValueError as error:
+        raise SpecError(f"{label} cannot be read: {error}.") from None
 
 
 def _collect(
@@ -229,14 +236,14 @@ def _read_flags(overrides: Sequence[tuple[str, str]], faults: list[Fault]) -> di
 
 def _read_value(text: str) -> Any:
     try:
-        table = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        table = read.parse_toml(f"value = {text}")
+    except ValueError:
         return text
     return table["value"] if len(table) == 1 else text
 
 
 def _dotted(path: Sequence[str]) -> str:
-    return ".".join(part if BARE_KEY.fullmatch(part) else toml(part) for part in path)
+    return ".".join(shorten(part if BARE_KEY.fullmatch(part) else toml(part)) for part in path)
 
 
 @functools.cache
@@ -244,21 +251,31 @@ def _adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(keys()[name].annotation, config=_STRICT)
 
 
+_UNLIMITED = ("train.seed",)
+"""Keys of whole numbers that count nothing; every other is at most ``MOST_SIZE``."""
+
+
 def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
     """A value as its key takes it, or what is wrong with it."""
     allowed = choices(key)
     if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
         return None, "the value has bytes that are not UTF-8."
+    if isinstance(value, str) and "\0" in value:
+        return None, f"{shorten(toml(value))} has a NUL character, which no text here can hold."
     if not any(isinstance(each, type) for each in allowed):
         # Pydantic's literals take True and 1.0 for 1, also when strict.
         if any(type(each) is type(value) and each == value for each in allowed):
             return value, None
         return None, _refuse_choice(allowed, value)
     try:
-        return _adapter(key.name).validate_python(value), None
+        judged = _adapter(key.name).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         return None, explain_fault(allowed, value, first["type"], first.get("ctx", {}))
+    is_count = isinstance(judged, int) and key.name not in _UNLIMITED
+    if is_count and abs(judged) > MOST_SIZE:
+        return None, explain_fault(allowed, value, "less_than_equal", {"le": MOST_SIZE})
+    return judged, None
 
 
 def _has_lone_surrogate(text: str) -> bool:
@@ -269,8 +286,9 @@ def _refuse_choice(allowed: Sequence[Any], value: Any) -> str:
     options = ", ".join(toml(each) for each in allowed)
     if isinstance(value, dict | list):
         return f"needs one of {options}, got {_describe(value)}."
-    shown = _describe(value).partition(" (")[0] if not isinstance(value, str) else toml(value)
-    return f"{shown} is not one of {options}.{_hint(allowed, value)}"
+    is_date = isinstance(value, datetime.date | datetime.time)
+    shown = value.isoformat() if is_date else toml(value)
+    return f"{shorten(shown)} is not one of {options}.{_hint(allowed, value)}"
 
 
 def _hint(allowed: Sequence[Any], value: Any) -> str:
@@ -294,12 +312,12 @@ def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mappin
         limit = context[bound]
         if isinstance(limit, float) and limit.is_integer():
             limit = int(limit)
-        return f"{toml(value)} is too {words} {limit}."
+        return f"{shorten(toml(value))} is too {words} {limit}."
     if kind == "finite_number":
-        return f"{value} is not a finite number."
+        return f"{shorten(str(value))} is not a finite number."
     if kind == "string_pattern_mismatch":  # only ``name`` has a pattern
         return (
-            f'{toml(value)} is not a name. Use letters, digits, ".", "_" and "-", '
+            f'{shorten(toml(value))} is not a name. Use letters, digits, ".", "_" and "-", '
             "and begin with a letter or a digit."
         )
     wanted = " or ".join(_WANTED.get(each) or toml(each) for each in allowed)
@@ -312,11 +330,11 @@ def _describe(value: Any) -> str:
         case bool():
             return f"{toml(value)} (true or false)"
         case int():
-            return f"{value} (a whole number)"
+            return f"{shorten(str(value))} (a whole number)"
         case float():
             return f"{value} (a number)"
         case str():
-            return f"{toml(value)} (text)"
+            return f"{shorten(toml(value))} (text)"
         case datetime.date() | datetime.time():
             return f"{value.isoformat()} (a date or a time)"
         case list():

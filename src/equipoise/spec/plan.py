@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.errors import PlanError
+from equipoise.base.read import read_json
 
 VERSION = 3
 
@@ -128,7 +129,7 @@ def read_plan(file: Path) -> Plan:
         PlanError: there is none, it is none, or of another version.
     """
     try:
-        row = json.loads(file.read_text())
+        row = read_json(file)
     except (OSError, ValueError) as error:
         raise PlanError(
             f"{file} cannot be read as a plan.lock ({error}). Write one: "

@@ -5,12 +5,12 @@ Kept true (tests/unit/spec/test_load.py)
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from equipoise.base.errors import ModelError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import read_json
 from equipoise.spec.hf_config import model_from_hf_config
 from equipoise.spec.keys import keys, toml
 from equipoise.spec.model import PRESETS, ModelSpec
@@ -180,8 +180,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
             )
     fallback = PRESETS[keys()["model.preset"].default]
     try:
-        text = (base / Path(folder).expanduser() / "config.json").read_text(encoding="utf-8")
-        config = json.loads(text)
+        config = read_json(base / Path(folder).expanduser() / "config.json")
         if not isinstance(config, dict):
             raise ValueError("it holds no table")
         model = model_from_hf_config(config)

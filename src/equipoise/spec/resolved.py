@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from equipoise.base.errors import SpecError
+from equipoise.base.read import read_json
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.names import RESOLVED
 from equipoise.spec.run import RunSpec
@@ -56,7 +57,7 @@ def read_resolved(folder: Path) -> ResolvedFile:
         SpecError: there is none, or it was not written by this version.
     """
     try:
-        data: Any = json.loads((folder / RESOLVED).read_text())
+        data: Any = read_json(folder / RESOLVED)
         return TypeAdapter(ResolvedFile).validate_python(data)
     except (OSError, ValueError) as error:
         raise SpecError(

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from equipoise.base.errors import LayoutError
 from equipoise.spec.layout import Layout
+from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS
 from equipoise.spec.model import Balance
 
 Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
@@ -101,7 +102,7 @@ class ModelSection:
             description='"random", or "hf:DIR" for the weights and sizes of a Hugging Face folder'
         ),
     ] = "random"
-    layers: Annotated[int | None, Field(ge=1, description="decoder layers")] = None
+    layers: Annotated[int | None, Field(ge=1, le=MOST_LAYERS, description="decoder layers")] = None
     hidden: Annotated[int | None, Field(ge=2, description="model width")] = None
     heads: Annotated[int | None, Field(ge=1, description="query heads")] = None
     kv_heads: Annotated[int | None, Field(ge=1, description="key/value heads")] = None
@@ -113,7 +114,12 @@ class ModelSection:
     )
     rope_theta: Annotated[float | None, Field(gt=1, description="base of rotary angles")] = None
     experts: Annotated[
-        int | None, Field(ge=0, description="experts of a layer; 0 for one feed-forward instead")
+        int | None,
+        Field(
+            ge=0,
+            le=MOST_EXPERTS,
+            description="experts of a layer; 0 for one feed-forward instead",
+        ),
     ] = None
     top_k: Annotated[
         int | None, Field(ge=0, description="experts that a token passes through; 2 unless given")

@@ -14,7 +14,6 @@ Kept true (tests/unit/spec/test_words.py)
     refused by name.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +22,11 @@ from typing import Literal, cast
 
 from equipoise.base.errors import LayoutError, ModelError, SpecError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import read_json
 from equipoise.spec.cluster import MOST_DEVICES
 from equipoise.spec.hf_config import model_from_hf_config
 from equipoise.spec.layout import Layout
+from equipoise.spec.limits import MOST_LAYERS, MOST_SIZE
 from equipoise.spec.model import PLANNED, ModelSpec
 
 _MODEL_WORDS = (
@@ -47,12 +48,10 @@ _MODEL_WORDS = (
 )
 _NEEDED = ("layers", "hidden", "heads", "vocab")
 _FROM_ZERO = ("gated", "tied", "experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers")
-MOST = 2**31 - 1
-"""The largest size or degree; products of a few still fit what they are counted in."""
+MOST = MOST_SIZE
+"""The largest size or degree of a command line."""
 _DIGITS = 40
 """Longer words are no numbers, whatever they hold."""
-_MOST_LAYERS = 1024
-"""Splitting many more over many stages takes minutes."""
 LAYOUT_WORDS = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas", "virtual")
 
 
@@ -161,7 +160,7 @@ def read_model(text: str) -> ModelSpec:
             f"layers=..,hidden=..,heads=..,vocab=.., or the path of its config.json."
         )
     try:
-        config = json.loads(file.read_text())
+        config = read_json(file)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"--model: {file} cannot be read as a config.json ({error}). Give the file that the "
@@ -177,9 +176,9 @@ def read_model(text: str) -> ModelSpec:
 
 def _require_layers(model: ModelSpec) -> ModelSpec:
     """Refuse what no price is meant for, before it is priced layer by layer."""
-    if model.layers > _MOST_LAYERS:
+    if model.layers > MOST_LAYERS:
         raise SpecError(
-            f"--model: {model.layers:,} layers are more than are priced. Give {_MOST_LAYERS:,} or "
+            f"--model: {model.layers:,} layers are more than are priced. Give {MOST_LAYERS:,} or "
             f"less."
         )
     if model.experts and not model.sparse_layers:

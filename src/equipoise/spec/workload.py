@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
+from equipoise.base.read import parse_json, require_file
 
 Lengths = npt.NDArray[np.int64]
 
@@ -108,6 +109,7 @@ def read_lengths(file: Path) -> Lengths:
     columns, and half a minute as JSON objects.
     """
     try:
+        require_file(file)
         with file.open("rb") as opened:
             data = opened.read(4)
             data += b"" if data == b"PAR1" else opened.read()
@@ -216,7 +218,7 @@ def _json_values(file: Path, text: str) -> Iterator[tuple[int, str | int]]:
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:
             yield number, line.strip()
             continue

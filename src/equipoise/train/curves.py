@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from equipoise.base.digest import digest
+from equipoise.base.read import read_json
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.measure import measure_curve
@@ -49,7 +50,7 @@ def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> str:
 
 def _read(file: Path) -> LoadCurve | None:
     try:
-        data = json.loads(file.read_text())
+        data = read_json(file)
         data["doc_tokens"], data["doc_ns"] = tuple(data["doc_tokens"]), tuple(data["doc_ns"])
         return LoadCurve(**data)
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,5 +1,6 @@
 """What the three forms are told, what they print, and what they refuse."""
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -446,4 +447,46 @@ def test_ranks_that_failed() -> None:
     assert str(caught.value) == (
         "The ranks of /runs/demo ended with exit code 3; what happened is in its journal. Run the "
         "same command again to resume from the last checkpoint."
+    )
+
+
+BREAKS = ("a\nrm -rf b", "a\r\ntouch b", "a\u2028b", "a\x85b")
+
+
+@pytest.mark.parametrize("text", BREAKS)
+def test_no_name_ends_the_line_that_it_stands_on(text: str) -> None:
+    named = Job(text, FOLDER, Nodes(1, 8, "nvidia"))
+    quiet = Job("demo", FOLDER, Nodes(1, 8, "nvidia"))
+    kube = [write_kube(each, pods()) for each in (named, quiet)]
+    for changed, plain in (
+        (write_torchrun(named), write_torchrun(quiet)),
+        (write_slurm(named), write_slurm(quiet)),
+        (kube[0], kube[1]),
+    ):
+        assert len(changed.splitlines()) == len(plain.splitlines())
+
+
+@pytest.mark.parametrize("host", [*BREAKS, "a b", "$(id)", "a'b"])
+def test_a_host_that_is_none(host: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        write_torchrun(job(), host=host)
+    shown = json.dumps(host, ensure_ascii=False)
+    shown = shown.replace("\u2028", "\\u2028").replace("\x85", "\\x85")
+    assert str(caught.value) == (
+        f"--host {shown} is no name or address of a node. Give one as every node resolves it: "
+        "--host node-0."
+    )
+
+
+@pytest.mark.parametrize("host", ["node-0", "10.0.0.1", "[fe80::1%eth0]", "a.b.c"])
+def test_a_host_that_is_one(host: str) -> None:
+    assert f"    --rdzv-endpoint={host}:29400" in write_torchrun(job(), host=host).replace("'", "")
+
+
+def test_no_option_of_sbatch_ends_its_directive() -> None:
+    with pytest.raises(SpecError) as caught:
+        write_slurm(job(), more="--comment='a\ntouch b'")
+    assert str(caught.value) == (
+        "--sbatch \"--comment='a\\ntouch b'\" has a character that no directive can hold, a line "
+        "break or another that is not printed. Give the options on one line."
     )

@@ -169,6 +169,16 @@ def test_what_is_not_computed_is_refused(
     )
 
 
+def test_a_setting_that_is_unknown(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "a.gguf", state_of(MODEL), change=lambda writer: writer.add_sliding_window(64)
+    )
+    assert refused(lambda: read_gguf(file)) == (
+        f"{file}: llama.attention.sliding_window is 64, and this decoder has no such setting. "
+        "Convert the model's Hugging Face folder instead."
+    )
+
+
 def test_another_architecture(tmp_path: Path) -> None:
     file = write(tmp_path / "a.gguf", state_of(MODEL), architecture="qwen2")
     assert refused(lambda: read_gguf(file)) == (

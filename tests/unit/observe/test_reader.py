@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import DataError, SpecError
+from equipoise.observe.event import seal
 from equipoise.observe.reader import read_run
 
 Event = dict[str, Any]
@@ -172,7 +173,7 @@ def test_a_torn_line_with_another_appended_loses_only_itself(tmp_path: Path) -> 
     torn = json.dumps(scalar(2))[:40]
     path.write_text(path.read_text() + torn + json.dumps(scalar(3)) + "\n" + torn + "\n")
     record = read_run(tmp_path)
-    assert record.step.tolist() == [1, 3] and record.torn_lines == 1
+    assert record.step.tolist() == [1, 3] and record.torn_lines == 2
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -207,3 +208,49 @@ def test_a_newer_schema(tmp_path: Path) -> None:
         f"{tmp_path}/journal/rank-00000.jsonl:2 is of journal schema 2; this equipoise reads "
         "schemas up to 1. Report with the equipoise that trained the run, or a newer one."
     )
+
+
+def test_a_flipped_bit_is_a_torn_line_or_changes_nothing(tmp_path: Path) -> None:
+    events = [start(), *(each for step in (1, 2) for each in (pack(step), scalar(step)))]
+    text = "".join(seal(json.dumps(each, separators=(",", ":"))) + "\n" for each in events)
+    file = tmp_path / "journal" / "rank-00000.jsonl"
+    file.parent.mkdir()
+    file.write_text(text)
+    whole = read_run(tmp_path)
+    first_line = text.index("\n")
+    torn = 0
+    for at in range(0, 8 * len(text), 11):
+        data = bytearray(text.encode())
+        data[at // 8] ^= 1 << at % 8
+        file.write_bytes(bytes(data))
+        try:
+            record = read_run(tmp_path)
+        except DataError as error:
+            assert at // 8 <= first_line
+            assert str(error).startswith(f"{tmp_path} has a journal whose start event cannot be")
+            continue
+        torn += record.torn_lines
+        for number, step in enumerate(record.step.tolist()):
+            assert record.loss[number] == whole.loss[step - 1]
+            assert record.lr[number] == whole.lr[step - 1]
+    assert torn > 0
+
+
+def test_a_damaged_start(tmp_path: Path) -> None:
+    file = tmp_path / "journal" / "rank-00000.jsonl"
+    file.parent.mkdir()
+    file.write_text(seal(json.dumps(start())).replace("2", "3", 1) + "\n")
+    with pytest.raises(DataError) as caught:
+        read_run(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} has a journal whose start event cannot be read: 1 of its lines are damaged. "
+        "Copy journal/rank-00000.jsonl again, or start the run again with `equipoise train`."
+    )
+
+
+def test_a_start_of_a_million_ranks_or_of_none(tmp_path: Path) -> None:
+    file = tmp_path / "journal" / "rank-00000.jsonl"
+    file.parent.mkdir()
+    for world in (10**9, "4", None, -1):
+        file.write_text(json.dumps(start(world=world) | {"resumed_step": "x"}) + "\n")
+        assert read_run(tmp_path).ranks == 1

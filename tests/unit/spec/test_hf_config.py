@@ -47,8 +47,8 @@ def test_experts_that_no_model_type_has_are_not_written() -> None:
     message = (
         "No Hugging Face model type has these experts. mixtral has them in every layer, with "
         "weights that sum to one, and no shared expert, bias or norm of queries; qwen2_moe has a "
-        "shared expert with a gate, and biases of queries, keys and values; and neither adds a "
-        "bias to a router's scores. Train with one of them to export."
+        "shared expert with a gate; and neither adds a bias to a router's scores. Train with one "
+        "of them to export."
     )
     sparse = preset("mixtral-8x7b")
     for changes in (
@@ -95,6 +95,8 @@ def test_absent_fields_take_the_defaults_of_transformers() -> None:
     assert (model.kv_heads, model.head_width, model.norm_eps) == (4, 32, 1e-6)
     assert (model.rope_theta, model.rope_scaling, model.tied) == (10_000.0, None, False)
     assert model_from_hf_config({**LLAMA, "model_type": "qwen3"}).head_width == 128
+    mixtral = model_from_hf_config({**LLAMA, "model_type": "mixtral"})
+    assert (mixtral.norm_eps, mixtral.rope_theta, mixtral.experts) == (1e-5, 1e6, 8)
     mistral = {**LLAMA, "model_type": "mistral", "sliding_window": None}
     assert model_from_hf_config(mistral) == model_from_hf_config(LLAMA)
 
@@ -164,6 +166,43 @@ def test_both_spellings_of_rope_are_one() -> None:
             {"partial_rotary_factor": 0.5},
             "config.json: partial_rotary_factor 0.5 is not supported; only 1.0 is.",
         ),
+        (
+            {"kv_lora_rank": 512},
+            "config.json: llama has no key kv_lora_rank (here 512). Nearest: rms_norm_eps. Delete "
+            "it if the model computes the same without it.",
+        ),
+        (
+            {"num_hidden_layers": 10**9},
+            "config.json: num_hidden_layers 1000000000 is more than 1,024.",
+        ),
+        (
+            {"tie_word_embeddings": "no"},
+            'config.json: tie_word_embeddings "no" is not true or false.',
+        ),
+        (
+            {"rms_norm_eps": 10**400},
+            "config.json: rms_norm_eps 100000000000000000000000...000000000000000000000000 "
+            "(401 characters) is not a number above 0.",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "factor": 8.0}},
+            "config.json: rope_parameters of type default has no key factor (here 8.0). Keys: "
+            "rope_type, type, rope_theta, partial_rotary_factor.",
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 1.0,
+                    "original_max_position_embeddings": 8192,
+                }
+            },
+            "config.json: rope_scaling of type llama3 has low_freq_factor 4, which is not below "
+            "its high_freq_factor 1.",
+        ),
+        ({"head_dim": 33}, "config.json: head_dim 33 is odd, and rotary positions turn pairs."),
         ({"rope_scaling": [1]}, "config.json: rope_scaling [1] is not a table."),
         ({"rope_theta": math.nan}, "config.json: rope_theta NaN is not a number above 0."),
         ({"rms_norm_eps": "1e-5"}, 'config.json: rms_norm_eps "1e-5" is not a number above 0.'),
@@ -176,7 +215,7 @@ def test_both_spellings_of_rope_are_one() -> None:
             {"layer_types": 3},
             'config.json: layer_types 3 is not supported; only "full_attention" is.',
         ),
-        ({"vocab_size": None}, "config.json: no vocab_size."),
+        ({"vocab_size": None}, "config.json: vocab_size null is not a whole number above 0."),
         (
             {"num_hidden_layers": 2.5},
             "config.json: num_hidden_layers 2.5 is not a whole number above 0.",

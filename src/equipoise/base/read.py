@@ -1,0 +1,148 @@
+"""Read a file or a text that anybody may have written.
+
+Why
+    A pipe that nobody writes to, a name with a NUL, brackets nested 100,000 deep and a number of
+    5,000 digits each end in an exception of their own, deep in a library. Here they become the
+    two that every reader expects: OSError for the file, ValueError for what is in it.
+
+Kept true (tests/unit/base/test_read.py)
+    Whatever the bytes, nothing but these two is raised, with a reason of one line.
+"""
+
+import errno
+import json
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+_DEEPEST = 64
+"""Levels of brackets; what equipoise writes has 6."""
+_MOST_BITS = 64
+_TOO_LONG = f"a whole number has more digits than {_MOST_BITS} bits hold"
+_DIGITS = re.compile(r"\d{20}")
+"""As many as 64 bits hold."""
+_DESCRIPTORS = ("/dev/fd/", "/proc/", "/dev/stdin")
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is there and holds no bytes, or has no end of them.
+
+    Raises:
+        OSError: it is missing, or a pipe or a device and not a file; with a reason.
+    """
+    try:
+        mode = path.stat().st_mode
+        # What a shell's <(...) opens is a pipe that somebody writes to.
+        is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+        if not is_file and not str(path).startswith(_DESCRIPTORS):
+            raise OSError(errno.EINVAL, "It is a pipe, a socket or a device, and no file")
+    except ValueError:  # of a NUL or a lone surrogate in the name
+        raise OSError(errno.EINVAL, "The name has a character that no file name can have") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        OSError: as ``require_file``, or it cannot be read.
+    """
+    require_file(path)
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        OSError: as ``read_bytes``.
+        ValueError: it is not UTF-8.
+    """
+    data = read_bytes(path)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"it is not UTF-8 text: line {line:,}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: it is not JSON, or has a number or nesting that nobody means.
+
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+    ValueError: brackets are nested more than 64 deep
+    """
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise _say_too_long(error) from None
+    if text.count("[") + text.count("{") > _DEEPEST or _DIGITS.search(text):
+        _require_sane(value)
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text says.
+
+    Raises:
+        tomllib.TOMLDecodeError: it is not TOML.
+        ValueError: it has a number or nesting that nobody means.
+    """
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:
+        raise _say_too_long(error) from None
+    _require_sane(table)
+    return table
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file says.
+
+    Raises:
+        OSError: as ``read_bytes``.
+        ValueError: as ``parse_json``.
+    """
+    return parse_json(read_text(path))
+
+
+def _require_sane(value: object) -> None:
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+            elif isinstance(each, int) and each.bit_length() > _MOST_BITS:
+                raise ValueError(_TOO_LONG)
+        if not inner:
+            return
+        level = inner
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"brackets are nested more than {_DEEPEST} deep")
+
+
+def _say_too_long(error: ValueError) -> ValueError:
+    # Python refuses to convert more than sys.get_int_max_str_digits() digits.
+    return ValueError(_TOO_LONG) if "integer string conversion" in str(error) else error

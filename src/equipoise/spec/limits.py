@@ -1,0 +1,14 @@
+"""The largest sizes that are read from a file or a flag.
+
+Why
+    A slip of the keyboard must not loop for hours or fill the memory: what is larger than any
+    real model or machine is refused where it is read.
+"""
+
+MOST_SIZE = 2**31 - 1
+"""Of a width, a vocabulary, a number of tokens or a degree; products of a few still fit what
+they are counted in."""
+MOST_LAYERS = 1024
+"""Splitting many more over many stages takes minutes."""
+MOST_EXPERTS = 1 << 16
+"""The largest published router has 2,048 (Switch Transformer, arXiv:2101.03961)."""

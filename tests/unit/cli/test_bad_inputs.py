@@ -1,0 +1,238 @@
+"""Inputs that nobody means, through the real command line: one sentence, the documented code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from verbs import run
+
+DEEP = "brackets are nested more than 64 deep"
+LONG = "a whole number has more digits than 64 bits hold"
+
+BAD_RUNS = {
+    "nested brackets": ("a = " + "[" * 100_000, f"run.toml cannot be read: {DEEP}."),
+    "nested tables": ("a" + ".a" * 100 + " = 1", f"run.toml cannot be read: {DEEP}."),
+    "5,000 digits": ("[train]\nsteps = " + "9" * 5000, f"run.toml cannot be read: {LONG}."),
+    "5,000 digits of hex": (
+        "[train]\nsteps = 0x" + "f" * 5000,
+        f"run.toml cannot be read: {LONG}.",
+    ),
+    "NUL in extends": (
+        'extends = "a\\u0000b"',
+        'run.toml:1  extends: cannot read "a\\u0000b": the name has a character that no file name '
+        "can have.",
+    ),
+    "NUL in a path": (
+        '[data]\npath = "a\\u0000b"',
+        'run.toml:2  data.path: "a\\u0000b" has a NUL character, which no text here can hold.',
+    ),
+    "10^9 layers": (
+        "[model]\nlayers = 1000000000",
+        "run.toml:2  model.layers: 1000000000 is too large; the most is 1024.",
+    ),
+    "10^9 experts": (
+        "[model]\nexperts = 1000000000",
+        "run.toml:2  model.experts: 1000000000 is too large; the most is 65536.",
+    ),
+    "a window beyond 31 bits": (
+        "[pack]\ncontext_tokens = 3000000000",
+        "run.toml:2  pack.context_tokens: 3000000000 is too large; the most is 2147483647.",
+    ),
+    "a long value": (
+        f'[pack]\npolicy = "{"x" * 5000}"',
+        f'run.toml:2  pack.policy: "{"x" * 23}...{"x" * 23}" (5,002 characters) is not one of ',
+    ),
+    "binary": ("\x00\x01\x02", "run.toml:1  not TOML: Invalid statement (column 1)."),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RUNS)
+def test_a_run_that_nobody_means(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, message = BAD_RUNS[case]
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    code, out, err = run(capsys, "config", file)
+    assert (code, out) == (2, "")
+    if case == "a long value":
+        assert err.startswith(message)
+        assert len(err) < 500
+    else:
+        assert err == f"{message}\n"
+
+
+BAD_FLAGS = {
+    ("config", "--train.steps=" + "9" * 5000): (
+        f'--train.steps: needs a whole number, got "{"9" * 23}...{"9" * 23}" (5,002 characters) '
+        "(text)."
+    ),
+    ("config", "--model.layers=1000000000"): (
+        "--model.layers: 1000000000 is too large; the most is 1024."
+    ),
+    ("config", "--layout.tensor=10000000000"): (
+        "--layout.tensor: 10000000000 is too large; the most is 2147483647."
+    ),
+    ("pack", "--ranks", "9" * 5000): (
+        f"equipoise pack: argument --ranks: invalid int value: '{'9' * 23}...{'9' * 23}' "
+        '(5,002 characters). See "equipoise pack --help".'
+    ),
+    (
+        "pack",
+        "--ranks",
+        "1000000000",
+    ): "--ranks 1,000,000,000 is more than 1,024. Give 1,024 or less.",
+    ("pack", "--steps", "1000000000"): (
+        "--steps 1,000,000,000 is more than 10,000. Give 10,000 or less."
+    ),
+    ("explain", "--attention", "--ranks", "1000000000"): (
+        "--ranks 1,000,000,000 is more than 1,024. Give 1,024 or less."
+    ),
+    ("doctor", "--ranks", "1000000000"): (
+        "--ranks 1,000,000,000 is more than 1,024 processes of one machine. Give 1,024 or less."
+    ),
+    ("inspect", "a\0b"): (
+        'equipoise: the argument "a\\u0000b" has a character that no file name can have. Type it '
+        "again."
+    ),
+    ("launch", "--cluster=" + "x" * 5000): None,
+    ("config", "--model.preset=" + "x" * 5000): None,
+    ("config", "--data.path=" + "x" * 5000): None,
+}
+
+
+@pytest.mark.parametrize("argv", BAD_FLAGS, ids=lambda argv: " ".join(argv)[:40])
+def test_a_flag_that_nobody_means(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, *argv)
+    assert code == 2
+    assert len(err) < 1000
+    if (message := BAD_FLAGS[argv]) is not None:
+        assert err == f"{message}\n"
+
+
+BAD_JSON = {
+    "deep": ("[" * 100_000, DEEP),
+    "long": ("9" * 5000, LONG),
+    "none": ("", "Expecting value: line 1 column 1 (char 0)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_JSON)
+def test_json_that_nobody_means(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, reason = BAD_JSON[case]
+    for name in ("config.json", "plan.lock", "device.json", "resolved.json"):
+        (tmp_path / name).write_text(text)
+    file = tmp_path / "config.json"
+    asked = ["--cluster", "h100-sxm:8", "--layout", "dp=8"]
+    asked += ["--context-tokens", "4096", "--step-sequences", "8"]
+    assert run(capsys, "simulate", "--model", file, *asked)[::2] == (
+        2,
+        f"--model: {file} cannot be read as a config.json ({reason}). Give the file that the "
+        "model was published with.\n",
+    )
+    file = tmp_path / "plan.lock"
+    assert run(capsys, "explain", "--plan", file)[::2] == (
+        4,
+        f"{file} cannot be read as a plan.lock ({reason}). Write one: "
+        f'"equipoise plan --out {tmp_path}".\n',
+    )
+    assert run(capsys, "launch", tmp_path)[::2] == (
+        2,
+        f"{tmp_path} holds no readable resolved.json: it is not the folder of a run of this "
+        "version. Start it with `equipoise train run.toml`.\n",
+    )
+    file = tmp_path / "device.json"
+    assert run(capsys, "calibrate", "--compare", tmp_path, "--out", file)[::2] == (
+        2,
+        f'{file} is no device file: it is not JSON. Measure anew: "equipoise calibrate".\n',
+    )
+    journal = tmp_path / "run" / "journal"
+    journal.mkdir(parents=True)
+    (journal / "rank-00000.jsonl").write_text(text)
+    code, _, err = run(capsys, "report", tmp_path / "run")
+    assert code == 2
+    assert err.startswith(f"{tmp_path}/run has a journal ")
+
+
+def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    words = "it is a pipe, a socket or a device, and no file"
+    assert run(capsys, "config", pipe)[::2] == (2, f"Cannot read {pipe}: {words}.\n")
+    code, _, err = run(capsys, "pack", "--lengths", pipe)
+    assert (code, "It is a pipe, a socket or a device, and no file" in err) == (2, True)
+
+
+def test_a_host_with_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepared = tmp_path / "run"
+    flags = ("--train.steps=20", "--layout.dp=16", f"--data.cache={tmp_path}", "--out", prepared)
+    host = "a\ntouch pwned"
+    code, _, err = run(capsys, "launch", *flags, "--cluster", "h100-sxm:16", "--host", host)
+    assert code == 2
+    assert "pwned" not in err.replace(json.dumps(host), "")
+
+
+def under(limit: str, *argv: object, cwd: Path) -> tuple[int, str]:
+    words = [sys.executable, "-m", "equipoise.cli.main", *map(str, argv)]
+    done = subprocess.run(
+        ["bash", "-c", f'{limit}; exec "$@"', "bash", *words],
+        capture_output=True, text=True, check=False, cwd=cwd,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+# Each starts an interpreter, which nothing in this process can have its limits lowered for.
+def test_the_limits_of_the_shell(tmp_path: Path) -> None:
+    assert under("ulimit -n 20", "train", "--layout.dp=2", cwd=tmp_path) == (
+        2,
+        "2 ranks need 40 file descriptors, and this shell allows 20. Raise the limit: "
+        '"ulimit -n 40", or start fewer ranks.\n',
+    )
+    assert under("ulimit -v 1000000", "train", "--layout.dp=2", cwd=tmp_path) == (
+        2,
+        "A rank needs 1.5 GiB of address space for torch alone, and this shell allows 1.0 GiB. "
+        'Raise the limit: "ulimit -v unlimited".\n',
+    )
+
+
+_EXHAUST = """
+import os, sys
+from equipoise.cli import report
+from equipoise.cli.main import main
+from equipoise.dash import report as page
+from equipoise.observe import reader
+try:
+    while True:
+        os.open(os.devnull, os.O_RDONLY)
+except OSError:
+    sys.exit(main(["report", sys.argv[1]]))
+"""
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "rank-00000.jsonl").write_text("{}\n")
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -n 60; exec "$@"', "bash", sys.executable, "-c", _EXHAUST, tmp_path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        1,
+        'Too many open files: this process may hold 60. Raise the limit: "ulimit -n 65536".\n',
+    )
+
+
+def test_memory_that_is_not_there(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_bytes(b"3\n" * 40_000_000)
+    code, err = under("ulimit -v 400000", "pack", "--lengths", lengths, "--quiet", cwd=tmp_path)
+    assert code == 1, err
+    assert err.endswith('Free some, choose a smaller size, or raise "ulimit -v".\n'), err
+    assert "Traceback" not in err
