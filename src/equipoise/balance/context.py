@@ -109,9 +109,9 @@ def split_context(
 
     >>> split = split_context([1000, 200, 48], ranks=2, strategy="mixed", tile=16)
     >>> split.tokens.tolist(), split.pairs.tolist(), split.travel_tokens.tolist()
-    ([624, 624], [260792, 260984], [624, 112])
+    ([624, 624], [255864, 265912], [624, 144])
     >>> split.pieces[1].tolist()  # rows of (document, start, stop)
-    [[0, 104, 592], [0, 600, 736]]
+    [[0, 128, 560], [0, 576, 752], [2, 0, 16]]
     """
     request = ContextRequest(_lengths(doc_tokens), ranks, tile, token_slack, ranks_per_node, mask)
     _check(request)
