@@ -50,10 +50,13 @@ class Line:
     """Rank of blocks in ``first:stop`` that were taken from the middle, by place."""
 
 
+def holds_tiles(request: ContextRequest) -> bool:
+    """Whether ranks hold two tiles each, or more."""
+    return request.tokens >= 2 * request.tile * request.ranks
+
+
 def grain_of(request: ContextRequest) -> int:
-    """Tokens of a block: a tile; of ranks of less than two tiles, what is within their slack."""
-    if request.tokens >= 2 * request.tile * request.ranks:
-        return request.tile
+    """Tokens of a block: a tile, or what of it is no more than the slack of a rank."""
     most = request.token_slack * request.tokens / request.ranks
     grain = request.tile
     while grain > most and grain > 1:
@@ -61,13 +64,10 @@ def grain_of(request: ContextRequest) -> int:
     return grain
 
 
-def spare_blocks(request: ContextRequest, grain: int) -> int:
-    """How many blocks to keep back: what ranks may lack after they took whole blocks.
-
-    Runs of whole blocks miss a rank's tokens by up to a block; 0 where that is within its slack.
-    """
-    lacks = grain - 1 - request.token_slack * request.tokens / request.ranks
-    return max(0, int(np.ceil(request.ranks * lacks / grain)))
+def spare_blocks(request: ContextRequest) -> int:
+    """How many blocks to keep back: what ranks may lack after they took runs of whole ones."""
+    lacks = request.tile - 1 - request.token_slack * request.tokens / request.ranks
+    return max(0, int(np.ceil(request.ranks * lacks / request.tile)))
 
 
 def lay_out(request: ContextRequest, grain: int, spare: int = 0) -> tuple[Line, Rows]:

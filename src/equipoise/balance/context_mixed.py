@@ -27,10 +27,11 @@ What it decides
     tile, counted from the document's own start, so the parts have the tiles of the whole.
 
     Work is tile pairs, which is what a kernel computes, and over many ranks the mean of tile
-    pairs and exact pairs. Where a tile is more than a rank's slack, the lightest blocks are kept
-    back and dealt out to the token; where ranks are then still uneven, they exchange blocks; and
-    where that is not enough, blocks dealt by work, evened out likewise, are compared
-    (``context_even``). Ranks of less than two tiles have blocks of a half tile, or less.
+    pairs and exact pairs. Where whole tiles leave ranks further from equal tokens than the
+    slack, the lightest blocks are kept back and dealt out to the token; where ranks are then still
+    uneven, they exchange blocks; and where that is not enough, blocks dealt by work, evened out
+    likewise, are compared (``context_even``). Where no document is longer than a rank's share,
+    blocks of a half tile or less are compared, too; ranks of less than two tiles have only these.
 
 Kept true (tests/unit/balance/test_context.py, tests/unit/balance/test_context_mixed.py)
     Each token once; tokens of a rank differ from the mean by at most the slack and one token;
@@ -51,11 +52,12 @@ from equipoise.balance.context_line import (
     Line,
     blocks_of,
     grain_of,
+    holds_tiles,
     lay_out,
     lay_out_again,
     spare_blocks,
 )
-from equipoise.balance.context_split import ContextRequest, Rows
+from equipoise.balance.context_split import ContextRequest, Rows, join_rows
 from equipoise.balance.context_strategies import by_work
 from equipoise.cost.work import Ints
 
@@ -96,25 +98,35 @@ def mixed(request: ContextRequest) -> Rows:
     # By length, so that ties between documents do not depend on where they stand.
     order = np.lexsort((np.arange(len(request.doc_tokens)), request.doc_tokens))
     request = replace(request, doc_tokens=request.doc_tokens[order])
-    grain = grain_of(request)
-    rows, kept_back = _deal(request, grain, spare_blocks(request, grain))
-    if grain == request.tile:
-        rows = _even(rows, kept_back, request)
+    rows = _in_tiles(request) if holds_tiles(request) else _deal(request, grain_of(request), 0)[0]
     rows[:, 1] = order[rows[:, 1]]
     return rows
 
 
-def _even(rows: Rows, kept_back: Rows, request: ContextRequest) -> Rows:
-    """Ranks that are uneven in tiles, or in tokens, evened out."""
-    if not len(kept_back):
+def _in_tiles(request: ContextRequest) -> Rows:
+    """Blocks of a tile, and where these leave ranks uneven, what evens them out."""
+    rows, _ = _deal(request, request.tile, 0)
+    spare = spare_blocks(request)
+    if not spare:
         is_close = is_even(rank_tile_pairs(rows, request), parts=_EVEN_ENOUGH)
         return rows if is_close else even_out(rows, request)
-    rows = even_out(deal_spare(rows, kept_back, request), request)
-    loads = rank_tile_pairs(rows, request)
-    if is_even(loads, parts=_EVEN_ENOUGH):
-        return rows
-    by_size = even_out(deal_spare(by_work(request), kept_back[:0], request), request)
-    return by_size if rank_tile_pairs(by_size, request).max() < loads.max() else rows
+    slack = request.token_slack * request.tokens / request.ranks
+    tokens = np.bincount(rows[:, 0], rows[:, 3] - rows[:, 2], request.ranks)
+    if np.ptp(tokens) > slack:
+        rows, kept_back = _deal(request, request.tile, spare)
+        rows = deal_spare(rows, kept_back, request)
+    tried = [even_out(rows, request)]
+    if request.doc_tokens.max() <= request.tokens / request.ranks + slack:
+        # Finer blocks may leave all documents whole.
+        tried.append(_deal(request, grain_of(request), 0)[0])
+    if not is_even(rank_tile_pairs(tried[0], request), parts=_EVEN_ENOUGH):
+        tried.append(even_out(deal_spare(by_work(request), rows[:0], request), request))
+    return min(tried, key=lambda each: _judge(each, request))
+
+
+def _judge(rows: Rows, request: ContextRequest) -> tuple[int, int]:
+    """Most tiles of a rank, and pieces."""
+    return int(rank_tile_pairs(rows, request).max()), len(join_rows(rows))
 
 
 def _deal(request: ContextRequest, grain: int, spare: int) -> tuple[Rows, Rows]:

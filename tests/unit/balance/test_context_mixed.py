@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from equipoise.balance.context import split_context
 from equipoise.balance.context_even import even_out, rank_tile_pairs
-from equipoise.balance.context_line import grain_of, lay_out, lay_out_again, spare_blocks
+from equipoise.balance.context_line import (
+    grain_of,
+    holds_tiles,
+    lay_out,
+    lay_out_again,
+    spare_blocks,
+)
 from equipoise.balance.context_split import ContextRequest, ContextSplit
 from equipoise.balance.context_strategies import by_work
 from equipoise.balance.tiles import count_tile_pairs
@@ -56,41 +62,42 @@ def test_the_order_of_documents_does_not_matter(lengths, ranks: int, random) -> 
 
 
 @given(LENGTHS, RANKS)
-def test_cuts_are_at_multiples_of_the_grain_but_for_one_a_rank(lengths, ranks: int) -> None:
+def test_cuts_are_at_multiples_of_the_tile_but_for_one_a_rank(lengths, ranks: int) -> None:
     request = ContextRequest(np.array(lengths), ranks, tile=32)
-    grain = grain_of(request)
-    assert 32 % grain == 0
-    pieces = np.concatenate(mixed(lengths, ranks, tile=32).pieces)
+    split = mixed(lengths, ranks, tile=32)
+    pieces = np.concatenate(split.pieces)
     inside = pieces[pieces[:, 2] < np.array(lengths)[pieces[:, 0]]]
-    odd = {(document, stop) for document, _, stop in inside.tolist() if stop % grain}
-    assert len(odd) < ranks if spare_blocks(request, grain) else not odd
-
-
-@given(LENGTHS, RANKS)
-def test_where_a_tile_is_more_than_the_slack_tokens_are_equal(lengths, ranks: int) -> None:
-    request = ContextRequest(np.array(lengths), ranks, tile=16)
-    if grain_of(request) == 16 and spare_blocks(request, 16):
-        assert np.ptp(mixed(lengths, ranks, tile=16).tokens) <= 1
+    odd = {(document, stop) for document, _, stop in inside.tolist() if stop % 32}
+    if holds_tiles(request) and max(lengths) > 1.02 * sum(lengths) / ranks:
+        assert len(odd) < ranks
+        assert not odd or np.ptp(split.tokens) <= 1
+    else:
+        assert not any(stop % grain_of(request) for _, stop in odd) or np.ptp(split.tokens) <= 1
 
 
 @pytest.mark.parametrize(
     ("tokens", "ranks", "slack", "tile", "grain", "spare"),
     [
         (131_072, 16, 0.02, 128, 128, 0),
-        (65_536, 16, 0.02, 128, 128, 6),
-        (131_072, 32, 0.02, 128, 128, 12),
-        (4_095, 16, 0.02, 128, 4, 0),
-        (100, 8, 0.02, 128, 1, 0),
-        (1000, 8, 0.005, 96, 1, 0),
-        (10_000, 2, 0.0001, 96, 96, 2),
+        (65_536, 16, 0.02, 128, 64, 6),
+        (131_072, 32, 0.02, 128, 64, 12),
+        (100, 8, 0.02, 128, 1, 8),
+        (10_000, 2, 0.005, 96, 24, 2),
+        (10_000, 2, 0.0001, 96, 1, 2),
         (10_000, 2, 0.002, 5, 5, 0),
     ],
 )
-def test_blocks_are_tiles_and_some_are_kept_back_for_what_ranks_may_lack(
+def test_blocks_are_within_the_slack_or_some_are_kept_back(
     tokens: int, ranks: int, slack: float, tile: int, grain: int, spare: int
 ) -> None:
     request = ContextRequest(np.array([tokens]), ranks, tile, slack)
-    assert (grain_of(request), spare_blocks(request, grain)) == (grain, spare)
+    assert (grain_of(request), spare_blocks(request)) == (grain, spare)
+    assert holds_tiles(request) == (tokens >= 2 * ranks * tile)
+
+
+def test_short_documents_stay_whole_where_ranks_can_hold_as_many() -> None:
+    for lengths, ranks, tile in (([100] * 8, 4, 16), ([256, 256], 2, 128), ([700] * 6, 3, 128)):
+        assert mixed(lengths, ranks, tile=tile).fragments == 0
 
 
 def test_a_slack_of_many_tiles_lets_a_rank_take_less_than_its_share() -> None:
