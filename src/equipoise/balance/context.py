@@ -9,16 +9,9 @@ What it decides
     Which strategy shares out under which name, and under ``auto`` which of them is the
     fastest for this micro-batch. It moves no data and imports no torch.
 
-    ``auto`` takes the strategy with the least predicted time: the longest, over ranks, of ::
+    ``auto`` takes the strategy of least predicted time; ``context_price`` says what that is.
 
-        load_ns                                     its pieces, by the curve
-        + pair_ns   x (tile_pairs - pairs)          what tiles waste on masked pairs
-        + travel_ns x travel_tokens                 keys and values that it waits for
-
-    ``pair_ns`` is the curve's price of a pair in its longest document. ``travel_ns`` is given,
-    or a tenth of the curve's price of a token. Ties go to the earlier strategy of the registry.
-
-Kept true (tests/unit/balance/test_context.py, by Hypothesis)
+Kept true (tests/unit/balance/test_context.py, test_context_auto.py, by Hypothesis)
     Each token has exactly one owner; ``auto`` is never slower, as predicted, than any strategy
     it looked at; the answer depends on the arguments alone, so ranks need not ask each other.
 
@@ -34,6 +27,7 @@ import numpy as np
 
 from equipoise.balance.context_hierarchical import hierarchical
 from equipoise.balance.context_mixed import mixed
+from equipoise.balance.context_price import ContextPrice
 from equipoise.balance.context_split import (
     ContextRequest,
     ContextSplit,
@@ -53,7 +47,7 @@ from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.cost.work import CAUSAL, Ints, Mask
 from equipoise.spec.model import preset
 
-__all__ = ["AUTO", "STRATEGIES", "ContextRequest", "ContextSplit", "predicted_ns", "split_context"]
+__all__ = ["AUTO", "STRATEGIES", "ContextRequest", "ContextSplit", "split_context"]
 
 STRATEGIES: dict[str, Strategy] = {
     "contiguous": contiguous,
@@ -67,12 +61,6 @@ STRATEGIES: dict[str, Strategy] = {
 
 AUTO = "auto"
 
-_TRAVEL_SHARE = 0.1
-"""Price of a travelling token over that of a computed one, unless given.
-
-Llama 3 8B: 4,096 bytes of keys and values a layer, twice, and gradients of as much in fp32, are
-0.3 us at 50 GB/s; 1.3 GFLOP of linear layers are 3.3 us at 400 TFLOP/s."""
-
 
 def split_context(
     doc_tokens: Sequence[int] | Ints,
@@ -84,7 +72,7 @@ def split_context(
     token_slack: float = 0.02,
     ranks_per_node: int | None = None,
     mask: Mask = CAUSAL,
-    travel_ns: float | None = None,
+    price: ContextPrice | None = None,
 ) -> ContextSplit:
     """Share the documents of one micro-batch out over context-parallel ranks.
 
@@ -97,21 +85,22 @@ def split_context(
         token_slack: How far above the mean ``mixed`` and ``hierarchical`` may go in tokens.
         ranks_per_node: Ranks that share a node; ``hierarchical`` needs it.
         mask: Which keys a query reads: causal, full or a window.
-        travel_ns: For ``auto``, price of one token's keys and values on the way, forward and
-            backward [ns].
+        price: For ``auto``, what its decision rests on: links, speed, heads, and what moves. What
+            ``equipoise explain`` assumes unless given.
 
     Raises:
         LayoutError: lengths are no whole numbers or below 0, fewer than one rank, a slack or
-            a tile that is none, a mask that is not supported.
+            a tile that is none, a mask that is not supported, heads that do not divide.
         SpecError: no strategy has that name.
 
-    Cost: under 1 ms for 128K tokens over 16 ranks, of ``auto`` some 2 ms.
+    Cost: 1 ms for 128K tokens over 16 ranks, and 3 ms over 32; of ``auto`` some 40 ms over 8 and
+        150 ms over 32, which replays schedules.
 
     >>> split = split_context([1000, 200, 48], ranks=2, strategy="mixed", tile=16)
     >>> split.tokens.tolist(), split.pairs.tolist(), split.travel_tokens.tolist()
-    ([624, 624], [260792, 260984], [624, 112])
+    ([624, 624], [255864, 265912], [624, 128])
     >>> split.pieces[1].tolist()  # rows of (document, start, stop)
-    [[0, 104, 592], [0, 600, 736]]
+    [[0, 112, 672], [0, 688, 752]]
     """
     request = ContextRequest(_lengths(doc_tokens), ranks, tile, token_slack, ranks_per_node, mask)
     _check(request)
@@ -120,16 +109,7 @@ def split_context(
         return count_split(strategy, _strategy(strategy)(request), request, curve)
     names = [n for n in STRATEGIES if n != "hierarchical" or ranks_per_node is not None]
     splits = [count_split(name, STRATEGIES[name](request), request, curve) for name in names]
-    return min(splits, key=lambda split: predicted_ns(split, curve, travel_ns=travel_ns))
-
-
-def predicted_ns(split: ContextSplit, curve: LoadCurve, *, travel_ns: float | None = None) -> int:
-    """Predicted time of the slowest rank; see the module for the formula [ns]."""
-    last = curve.doc_tokens[-1]
-    pair_ns = curve.doc_ns[-1] / (last * (last + 1) / 2)
-    travel_ns = _TRAVEL_SHARE * curve.ns_per_token if travel_ns is None else travel_ns
-    wasted = pair_ns * (split.tile_pairs - split.pairs)
-    return int(np.rint(split.load_ns + wasted + travel_ns * split.travel_tokens).max())
+    return (price or ContextPrice()).fastest(splits, request)
 
 
 @functools.cache

@@ -50,6 +50,11 @@ class Line:
     """Rank of blocks in ``first:stop`` that were taken from the middle, by place."""
 
 
+def holds_tiles(request: ContextRequest) -> bool:
+    """Whether ranks hold two tiles each, or more."""
+    return request.tokens >= 2 * request.tile * request.ranks
+
+
 def grain_of(request: ContextRequest) -> int:
     """Tokens of a block: a tile, or what of it is no more than the slack of a rank."""
     most = request.token_slack * request.tokens / request.ranks
@@ -59,8 +64,23 @@ def grain_of(request: ContextRequest) -> int:
     return grain
 
 
-def lay_out(request: ContextRequest, grain: int) -> Line:
-    """The line: light documents in an even mixture, then heavy ones, heaviest last."""
+def spare_blocks(request: ContextRequest) -> int:
+    """How many blocks to keep back: what ranks may lack after they took runs of whole ones."""
+    lacks = request.tile - 1 - request.token_slack * request.tokens / request.ranks
+    return max(0, int(np.ceil(request.ranks * lacks / request.tile)))
+
+
+def lay_out(request: ContextRequest, grain: int, spare: int = 0) -> tuple[Line, Rows]:
+    """The line: light documents in an even mixture, then heavy ones, heaviest last.
+
+    Args:
+        request: What is shared out.
+        grain: Tokens of a block.
+        spare: Blocks of least work that are kept back.
+
+    Returns:
+        The line, and rows of the blocks that were kept back, without a rank.
+    """
     documents = np.flatnonzero(request.doc_tokens)
     lengths = request.doc_tokens[documents]
     pairs = pairs_before(lengths, lengths, request.mask)
@@ -77,13 +97,19 @@ def lay_out(request: ContextRequest, grain: int) -> Line:
     work = count_tile_pairs(starts, stops, whole, tile=request.tile, mask=request.mask)
     if request.ranks > _FEW_RANKS:
         work += slice_pairs(starts, stops, whole, request.mask)
-    tokens = stops - starts
-    owner = np.full(count, -1, dtype=np.int64)
-    sums = np.zeros((2, count + 1), dtype=np.int64)
+    document = np.repeat(documents, blocks)
+    is_kept = np.zeros(count, dtype=bool)
+    is_kept[np.lexsort((row, document, work))[:spare]] = True
+    unowned = np.full(count, -1, dtype=np.int64)
+    kept_back = np.stack((unowned, document, starts, stops), axis=1)[is_kept]
+    document, row, tokens, work, owner = (
+        values[~is_kept] for values in (document, row, stops - starts, work, unowned)
+    )
+    sums = np.zeros((2, len(row) + 1), dtype=np.int64)
     np.cumsum(tokens, out=sums[0, 1:])
     np.cumsum(work, out=sums[1, 1:])
-    document = np.repeat(documents, blocks)
-    return Line(document, row, tokens, work, owner, sums[0], sums[1], 0, count, {})
+    line = Line(document, row, tokens, work, owner, sums[0], sums[1], 0, len(row), {})
+    return line, kept_back
 
 
 def lay_out_again(line: Line) -> None:
@@ -109,16 +135,7 @@ def lay_out_again(line: Line) -> None:
     line.work_before[inner] = line.work_before[first] + np.cumsum(line.work[left])
 
 
-def rows_of(line: Line, grain: int) -> Rows:
-    """Blocks that follow each other in line, document and rank, as one row each."""
-    is_first = np.ones(len(line.row), dtype=bool)
-    is_first[1:] = (
-        (line.owner[1:] != line.owner[:-1])
-        | (line.document[1:] != line.document[:-1])
-        | (line.row[1:] != line.row[:-1] + 1)
-    )
-    begin = is_first.nonzero()[0]
-    last = np.append(begin[1:], len(is_first)) - 1
-    starts = line.row[begin] * grain
-    stops = line.row[last] * grain + line.tokens[last]
-    return np.stack((line.owner[begin], line.document[begin], starts, stops), axis=1)
+def blocks_of(line: Line, grain: int) -> Rows:
+    """Its blocks with their ranks, one row each."""
+    starts = line.row * grain
+    return np.stack((line.owner, line.document, starts, starts + line.tokens), axis=1)

@@ -27,29 +27,45 @@ What it decides
     tile, counted from the document's own start, so the parts have the tiles of the whole.
 
     Work is tile pairs, which is what a kernel computes, and over many ranks the mean of tile
-    pairs and exact pairs. Where a tile is more than a rank's slack, blocks are a half of it,
-    or less, and some tiles are lost.
+    pairs and exact pairs. Where whole tiles leave ranks further from equal tokens than the
+    slack, the lightest blocks are kept back and dealt out to the token; where ranks are then still
+    uneven, they exchange blocks; and where that is not enough, blocks dealt by work, evened out
+    likewise, are compared (``context_even``). Where no document is longer than a rank's share,
+    blocks of a half tile or less are compared, too; ranks of less than two tiles have only these.
 
 Kept true (tests/unit/balance/test_context.py, tests/unit/balance/test_context_mixed.py)
     Each token once; tokens of a rank differ from the mean by at most the slack and one token;
-    where blocks are tiles, ranks together touch the tiles of whole documents and no more;
-    the answer does not depend on the order in which documents stand.
+    where a tile is within the slack, ranks together touch the tiles of whole documents and no
+    more; the answer does not depend on the order in which documents stand.
 
 Sources
     Long documents cut and short ones whole, as a thing to do: WLB-LLM, arXiv:2503.17924,
     section 8. The line and its two ends are this package's own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from equipoise.balance.context_line import Line, grain_of, lay_out, lay_out_again, rows_of
-from equipoise.balance.context_split import ContextRequest, Rows
+from equipoise.balance.context_even import deal_spare, even_out, is_even, rank_tile_pairs
+from equipoise.balance.context_line import (
+    Line,
+    blocks_of,
+    grain_of,
+    holds_tiles,
+    lay_out,
+    lay_out_again,
+    spare_blocks,
+)
+from equipoise.balance.context_split import ContextRequest, Rows, join_rows
+from equipoise.balance.context_strategies import by_work
 from equipoise.cost.work import Ints
 
 _EXACT = 512
 """A rank may miss its work by one part in so many before a block is changed for another."""
+
+_EVEN_ENOUGH = 32
+"""A line that leaves a rank one part in so many above the mean in tiles is not left as it is."""
 
 _OPTIONS = 6
 """Pairs of runs that are tried for a rank, the nearest to its work first."""
@@ -77,17 +93,52 @@ def mixed(request: ContextRequest) -> Rows:
     >>> join_rows(mixed(request)).tolist()
     [[0, 0, 384, 512], [0, 1, 0, 128], [0, 3, 0, 256], [1, 0, 0, 384], [1, 2, 0, 128]]
     """
-    total = request.tokens
-    if not total:
+    if not request.tokens:
         return np.zeros((0, 4), dtype=np.int64)
-    grain = grain_of(request)
-    line = lay_out(request, grain)
+    # By length, so that ties between documents do not depend on where they stand.
+    order = np.lexsort((np.arange(len(request.doc_tokens)), request.doc_tokens))
+    request = replace(request, doc_tokens=request.doc_tokens[order])
+    rows = _in_tiles(request) if holds_tiles(request) else _deal(request, grain_of(request), 0)[0]
+    rows[:, 1] = order[rows[:, 1]]
+    return rows
+
+
+def _in_tiles(request: ContextRequest) -> Rows:
+    """Blocks of a tile, and where these leave ranks uneven, what evens them out."""
+    rows, _ = _deal(request, request.tile, 0)
+    spare = spare_blocks(request)
+    if not spare:
+        is_close = is_even(rank_tile_pairs(rows, request), parts=_EVEN_ENOUGH)
+        return rows if is_close else even_out(rows, request)
+    slack = request.token_slack * request.tokens / request.ranks
+    tokens = np.bincount(rows[:, 0], rows[:, 3] - rows[:, 2], request.ranks)
+    if np.ptp(tokens) > slack:
+        rows, kept_back = _deal(request, request.tile, spare)
+        rows = deal_spare(rows, kept_back, request)
+    tried = [even_out(rows, request)]
+    if request.doc_tokens.max() <= request.tokens / request.ranks + slack:
+        # Finer blocks may leave all documents whole.
+        tried.append(_deal(request, grain_of(request), 0)[0])
+    if not is_even(rank_tile_pairs(tried[0], request), parts=_EVEN_ENOUGH):
+        tried.append(even_out(deal_spare(by_work(request), rows[:0], request), request))
+    return min(tried, key=lambda each: _judge(each, request))
+
+
+def _judge(rows: Rows, request: ContextRequest) -> tuple[int, int]:
+    """Most tiles of a rank, and pieces."""
+    return int(rank_tile_pairs(rows, request).max()), len(join_rows(rows))
+
+
+def _deal(request: ContextRequest, grain: int, spare: int) -> tuple[Rows, Rows]:
+    """Blocks with their ranks, and those that were kept back."""
+    line, kept_back = lay_out(request, grain, spare)
+    total = int(line.tokens_before[-1])
     for rank in range(request.ranks - 1):
         rest = total * (request.ranks - 1 - rank) // request.ranks
         _take(line, rank, request.ranks - rank, rest, grain)
     left = line.owner[line.first : line.stop]
     left[left < 0] = request.ranks - 1
-    return rows_of(line, grain)
+    return blocks_of(line, grain), kept_back
 
 
 def _options(line: Line, tokens: int, work: int, grain: int) -> tuple[Ints, Ints]:
@@ -103,7 +154,7 @@ def _options(line: Line, tokens: int, work: int, grain: int) -> tuple[Ints, Ints
     most = min(int(line.tokens_before.searchsorted(low + tokens + half, side="right")), stop + 1)
     left = line.tokens_before[first:most]
     starts = line.tokens_before.searchsorted(left + (high - low - tokens - half))
-    starts = np.maximum(starts, np.arange(first, most))
+    starts = np.clip(starts, np.arange(first, most), stop)
     besides = int(line.work_before[stop]) - int(line.work_before[first]) - work
     excess: Ints = line.work_before[first:most] - line.work_before[starts] + besides
     return starts, excess

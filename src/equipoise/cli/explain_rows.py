@@ -32,6 +32,8 @@ def explain_rows(scores: list[AttentionScore], setting: "Setting") -> Row:
         "dtype": setting.dtype,
         "assumed": {
             "flop_per_s": machine.flop_per_s,
+            "block_tokens": machine.block,
+            "tile_s": machine.tile_s,
             "link": _link(machine.link),
             "link_in_node": None if in_node is None else _link(in_node),
         },

@@ -56,6 +56,8 @@ def setting_from(args: argparse.Namespace) -> Setting:
         SpecError: a flag, or a key of the run, that is wrong.
         DataError: lengths that cannot be read.
     """
+    from equipoise.balance.context_price import TILE_S
+    from equipoise.balance.tiles import TILE
     from equipoise.schedule.attention_score import AssumedMachine
 
     keys = {key for key, _ in args.overrides}
@@ -102,7 +104,9 @@ def setting_from(args: argparse.Namespace) -> Setting:
         model=resolved.model,
         model_name=resolved.spec.model.preset,
         dtype=args.dtype,
-        machine=AssumedMachine(1e12 * args.tflop_per_s, link, in_node, per_node),
+        machine=AssumedMachine(
+            1e12 * args.tflop_per_s, link, in_node, per_node, block=TILE, tile_s=TILE_S
+        ),
     )
 
 
@@ -192,26 +196,24 @@ def score_strategy(name: str, setting: Setting) -> "AttentionScore":
         LayoutError: ranks, documents or heads do not go together.
         SpecError: no sharding has that name.
     """
-    from equipoise.balance.context import split_context
-    from equipoise.schedule.attention_count import Wire
-    from equipoise.schedule.attention_score import score_attention
-    from equipoise.schedule.attention_strategies import write_attention
+    import numpy as np
 
+    from equipoise.balance.context import ContextRequest, split_context
+    from equipoise.balance.context_price import ContextPrice
+    from equipoise.schedule.attention_count import Wire
+
+    model, nodes, mask = setting.model, setting.ranks_per_node, setting.mask
+    moves = "ring" if name == RSA else name
+    wire = Wire(model.head_width, *BYTES[setting.dtype])
+    price = ContextPrice(setting.machine, moves, model.heads, model.kv_heads, wire)
     split = split_context(
         setting.doc_tokens,
         setting.ranks,
         "contiguous" if name == RSA else setting.sharding,
-        ranks_per_node=setting.ranks_per_node,
-        mask=setting.mask,
+        ranks_per_node=nodes,
+        mask=mask,
+        price=price,
     )
-    schedule = write_attention(
-        "ring" if name == RSA else name,
-        split.pieces,
-        setting.doc_tokens,
-        heads=setting.model.heads,
-        kv_heads=setting.model.kv_heads,
-        mask=setting.mask,
-        ranks_per_node=setting.ranks_per_node,
-    )
-    wire = Wire(setting.model.head_width, *BYTES[setting.dtype])
-    return score_attention(schedule, wire, setting.machine, sharding=split.strategy, name=name)
+    lengths = np.array(setting.doc_tokens, dtype=np.int64)
+    request = ContextRequest(lengths, setting.ranks, ranks_per_node=nodes, mask=mask)
+    return price.score(split, request, name=name)

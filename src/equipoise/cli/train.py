@@ -71,6 +71,7 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.store import prepare
     from equipoise.plan.accepted import require_accepted
+    from equipoise.sim.sharding import settle_machine
     from equipoise.spec.resolved import ResolvedFile, write_resolved
 
     ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
@@ -88,6 +89,7 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
         init_folder=str((resolved.base / init.removeprefix("hf:")).resolve())
         if init != "random"
         else "",
+        context_machine=settle_machine(resolved.spec, resolved.model, ranks, folder),
     )
     write_resolved(folder, settled)
     return settled

@@ -18,6 +18,7 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.packs import Packs
 from equipoise.sim.attention import AttentionCore, Splits
 from equipoise.sim.machine import Machine
+from equipoise.sim.sharding import auto_price
 from equipoise.sim.step import typical, uniform_documents
 from equipoise.spec.model import ModelSpec
 
@@ -48,7 +49,10 @@ class Cores:
             machine = self._machine.at(options.precision)
             links = machine.context_links(layout)
             splits = self._splits.setdefault(layout.cp, {})
-            core = AttentionCore(self._model, layout, options, machine, links, splits=splits)
+            price = auto_price(self._model, machine, layout, options)
+            core = AttentionCore(
+                self._model, layout, options, machine, links, splits=splits, price=price
+            )
             rows = uniform_documents(layout, options)
             core.price(typical(rows if alone else self._packs.documents(choice)[:1]))
             self._known[key] = core

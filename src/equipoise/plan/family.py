@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equipoise.balance.context import split_context
+from equipoise.balance.context_price import ContextPrice
 from equipoise.balance.stage import StageSplit
 from equipoise.cost.step import TERMS, Floats, StepOptions
 from equipoise.plan.bins import Batches, BinCores, Bins
@@ -30,6 +31,7 @@ from equipoise.plan.room import even_layers, is_even
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, LayerKinds, StepParts, split_layers
+from equipoise.sim.sharding import auto_price
 from equipoise.sim.step import typical
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
@@ -125,7 +127,7 @@ class Kernels:
         self._cores: dict[tuple[int, bool], AttentionCore] = {}
         self._parts: dict[Layout, tuple[StepParts, _GivenCore]] = {}
         self._kinds: dict[tuple[object, ...], LayerKinds] = {}
-        self._shares: dict[tuple[bytes, int], int] = {}
+        self._shares: dict[tuple[bytes, int, ContextPrice | None], int] = {}
         self.splits: Splits = {}
 
     def kinds(self, layout: Layout) -> LayerKinds:
@@ -228,12 +230,17 @@ class Kernels:
         Layers of a choice take that or more, for it recomputes, attends and waits for parameters;
         its embedding and head take just that.
         """
-        ranks, lengths = choice.layout.cp, bins.typical
-        key = lengths.tobytes(), ranks
+        ranks, lengths, options = choice.layout.cp, bins.typical, choice.options
+        price = auto_price(self._model, self._machine, choice.layout, options)
+        key = lengths.tobytes(), ranks, price
         if key not in self._shares:
-            split = split_context(lengths, ranks, choice.options.sharding) if ranks > 1 else None
-            most = lengths.sum() if split is None else split.tokens.max()
-            self._shares[key] = int(most)
+            most = int(lengths.sum())
+            if ranks > 1:
+                split = split_context(
+                    lengths, ranks, options.sharding, ranks_per_node=ranks, price=price
+                )
+                most = int(split.tokens.max())
+            self._shares[key] = most
         _, parts, given = self._alone(choice)
         given.times.append(CoreTimes(float(self._shares[key]), 0.0, 0.0, 0.0, 0.0))
         found = parts.price(np.array([len(given.times) - 1]))

@@ -101,16 +101,22 @@ class AttentionCounts:
         return int(self.pairs.max()) * len(self.pairs) / total if total else 1.0
 
 
-def tile_pairs(tiles: Ints) -> Ints:
+def tile_pairs(tiles: Ints, *, block: int = 1) -> Ints:
     """Pairs of each tile, its heads counted [pairs].
+
+    Args:
+        tiles: As ``AttentionSchedule`` has them.
+        block: Queries, and keys, of a kernel's block; pairs of whole blocks are counted [tokens].
 
     >>> tile_pairs(np.array([[0, 2, 4, 2, 4, 1, 0, 2], [0, 2, 4, 0, 2, 0, 0, 2]])).tolist()
     [6, 8]
+    >>> tile_pairs(np.array([[0, 2, 5, 2, 5, 1, 0, 1]]), block=2).tolist()
+    [12]
     """
-    queries = tiles[:, 2] - tiles[:, 1]
-    keys = tiles[:, 4] - tiles[:, 3]
+    queries = -(-(tiles[:, 2] - tiles[:, 1]) // block)
+    keys = -(-(tiles[:, 4] - tiles[:, 3]) // block)
     one_head = np.where(tiles[:, 5] != 0, queries * (queries + 1) // 2, queries * keys)
-    pairs: Ints = one_head * (tiles[:, 7] - tiles[:, 6])
+    pairs: Ints = one_head * (tiles[:, 7] - tiles[:, 6]) * block**2
     return pairs
 
 

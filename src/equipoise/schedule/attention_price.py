@@ -128,6 +128,8 @@ def price_attention(
     full_ns: TileTime | None = None,
     node_link: LinkPrice | None = None,
     ranks_per_node: int | None = None,
+    block: int = 1,
+    call_ns: float = 0.0,
 ) -> AttentionPrice:
     """Predict the time of one forward and one backward pass of one layer.
 
@@ -141,13 +143,15 @@ def price_attention(
             lose what the mask cuts off them.
         node_link: Of two ranks of different nodes, if that is another.
         ranks_per_node: Ranks that share a node; with ``node_link``.
+        block: Queries, and keys, of a kernel's block, which is computed whole [tokens].
+        call_ns: What each tile's kernel takes beside, whatever its heads [ns].
 
     Cost: O(tiles + messages).
     """
     per_node = max(1, schedule.ranks if node_link is None else ranks_per_node or schedule.ranks)
     links = _Links(link, node_link or link, per_node)
     longest = max(map(len, schedule.rounds), default=0)
-    compute = _computing(schedule, longest, tile_ns, full_ns)
+    compute = _computing(schedule, longest, tile_ns, full_ns, block, call_ns)
     forward, backward = [], []
     for source, at, each in schedule:
         for message in each.sends:
@@ -166,21 +170,26 @@ def price_attention(
 
 
 def _computing(
-    schedule: AttentionSchedule, longest: int, tile_ns: TileTime, full_ns: TileTime | None
+    schedule: AttentionSchedule,
+    longest: int,
+    tile_ns: TileTime,
+    full_ns: TileTime | None,
+    block: int,
+    call_ns: float,
 ) -> npt.NDArray[np.float64]:
     """What the tiles of each round take, all of them priced at once, float64 [ranks, rounds]."""
     places = [(rank, at, len(each.tiles)) for rank, at, each in schedule]
     none = np.zeros((0, TILE_COLUMNS), np.int64)
     tiles = np.concatenate([none, *(each.tiles for *_, each in schedule)])
     heads = tiles[:, 7] - tiles[:, 6]
-    whole = tile_pairs(tiles) / np.maximum(heads, 1)
+    whole = tile_pairs(tiles, block=block) / np.maximum(heads, 1)
     rank, at, count = np.array(places, dtype=np.int64).reshape(-1, 3).T
     of_round = np.repeat(rank * longest + at, count)
     tiles_ns = tile_ns(whole, of_round)
     if full_ns is not None:
         is_full = tiles[:, 5] == TILE_KINDS.index("full")
         tiles_ns = np.where(is_full, full_ns(whole, of_round), tiles_ns)
-    shares = tiles_ns * (heads / schedule.heads)
+    shares = tiles_ns * (heads / schedule.heads) + call_ns
     found = np.bincount(of_round, shares, schedule.ranks * longest).astype(np.float64)
     return found.reshape(schedule.ranks, longest)
 

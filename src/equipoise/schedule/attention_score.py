@@ -29,24 +29,35 @@ class AssumedMachine:
     """Speeds that a prediction takes for granted."""
 
     flop_per_s: float
-    """Of one rank's attention, whatever the size of a tile."""
+    """Of one rank's attention, in whole blocks."""
     link: LinkPrice
     """Between any two ranks; of different nodes, if ``link_in_node`` is given."""
     link_in_node: LinkPrice | None = None
     ranks_per_node: int | None = None
     """With ``link_in_node``."""
+    block: int = 1
+    """Queries, and keys, of a kernel's block: a tile is computed in whole ones [tokens]."""
+    tile_s: float = 0.0
+    """Of each tile's kernel, beside its pairs, in the forward pass [s]."""
 
     def __post_init__(self) -> None:
         if not self.flop_per_s > 0:
             raise LayoutError(
                 f"A rank of {self.flop_per_s:g} FLOP/s computes nothing. Give a speed above 0."
             )
+        if self.block < 1 or not 0 <= self.tile_s < float("inf"):
+            raise LayoutError(
+                f"A kernel of blocks of {self.block} tokens that takes {self.tile_s:g} s a tile "
+                f"does not exist. Give blocks of 1 or more, and 0 s or more."
+            )
 
     def __str__(self) -> str:
         links = _write_link(self.link)
         if self.link_in_node is not None:
             links = f"{_write_link(self.link_in_node)} within a node, {links} between nodes"
-        return f"{self.flop_per_s / 1e12:g} TFLOP/s a rank, links of {links}"
+        blocks = "" if self.block == 1 else f" in blocks of {self.block}"
+        tile = f"{1e6 * self.tile_s:g} us a tile, " if self.tile_s else ""
+        return f"{self.flop_per_s / 1e12:g} TFLOP/s a rank{blocks}, {tile}links of {links}"
 
 
 def _write_link(link: LinkPrice) -> str:
@@ -87,6 +98,37 @@ class AttentionScore:
         return self.exposed_ns / self.price.total_ns if self.price.total_ns else 0.0
 
 
+def price_on(
+    schedule: AttentionSchedule, wire: Wire, machine: AssumedMachine, *, is_free: bool = False
+) -> AttentionPrice:
+    """Predict a schedule's time on an assumed machine.
+
+    Args:
+        schedule: What is priced.
+        wire: Sizes of what travels.
+        machine: What the prediction assumes.
+        is_free: Whether its links take no time.
+    """
+    head_flop = 4 * wire.head_width  # QK and PV, 2 each
+
+    def tile_ns(
+        pairs: npt.NDArray[np.float64], _: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        return pairs * (1e9 * head_flop * schedule.heads / machine.flop_per_s)
+
+    near = machine.link if machine.link_in_node is None else machine.link_in_node
+    return price_attention(
+        schedule,
+        tile_ns,
+        LinkPrice(0.0, float("inf")) if is_free else near,
+        wire,
+        node_link=None if is_free else machine.link,
+        ranks_per_node=machine.ranks_per_node,
+        block=machine.block,
+        call_ns=1e9 * machine.tile_s,
+    )
+
+
 def score_attention(
     schedule: AttentionSchedule,
     wire: Wire,
@@ -114,23 +156,8 @@ def score_attention(
     >>> score.messages, score.counts.total_bytes
     (4, 576)
     """
-    head_flop = 4 * wire.head_width  # QK and PV, 2 each
-
-    def tile_ns(
-        pairs: npt.NDArray[np.float64], _: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float64]:
-        return pairs * (1e9 * head_flop * schedule.heads / machine.flop_per_s)
-
-    near = machine.link if machine.link_in_node is None else machine.link_in_node
-    price = price_attention(
-        schedule,
-        tile_ns,
-        near,
-        wire,
-        node_link=machine.link,
-        ranks_per_node=machine.ranks_per_node,
-    )
-    free = price_attention(schedule, tile_ns, LinkPrice(0.0, float("inf")), wire)
+    price = price_on(schedule, wire, machine)
+    free = price_on(schedule, wire, machine, is_free=True)
     return AttentionScore(
         name=schedule.strategy if name is None else name,
         sharding=sharding,

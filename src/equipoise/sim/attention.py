@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.context import split_context
+from equipoise.balance.context_price import ContextPrice
 from equipoise.balance.context_split import ContextSplit
 from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import Rates
@@ -66,8 +67,8 @@ class ContextLinks:
     """Of the group; with ``far``."""
 
 
-Splits = dict[bytes, ContextSplit]
-"""By documents' lengths, int64."""
+Splits = dict[tuple[bytes, ContextPrice | None], ContextSplit]
+"""By documents' lengths, int64, and what ``auto`` chose by."""
 
 
 class AttentionCore:
@@ -82,6 +83,7 @@ class AttentionCore:
         links: ContextLinks,
         *,
         splits: Splits | None = None,
+        price: ContextPrice | None = None,
     ) -> None:
         """What a setting's cores are priced by.
 
@@ -92,10 +94,12 @@ class AttentionCore:
             rates: Of kernels.
             links: Between context ranks.
             splits: Micro-batches that were shared out before, over as many ranks; is added to.
+            price: What ``auto`` chooses by.
         """
         self._model, self._layout, self._options = model, layout, options
         self._rates, self._links = rates, links
         self._splits = {} if splits is None else splits
+        self._price = price
         self._known: dict[bytes, CoreTimes] = {}
         self._replayed: list[tuple[float, CoreTimes]] = []
 
@@ -162,9 +166,15 @@ class AttentionCore:
         )
 
     def _shared(self, lengths: Ints) -> CoreTimes:
-        key = lengths.tobytes()
+        key = lengths.tobytes(), self._price
         if key not in self._splits:
-            self._splits[key] = split_context(lengths, self._layout.cp, self._options.sharding)
+            self._splits[key] = split_context(
+                lengths,
+                self._layout.cp,
+                self._options.sharding,
+                ranks_per_node=self._links.ranks_per_node or self._layout.cp,
+                price=self._price,
+            )
         split = self._splits[key]
         # What the rank with most pairs computes, at the rate of whole documents.
         counted = float(self._documents_s(lengths.astype(np.float64)).sum())

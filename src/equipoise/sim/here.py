@@ -37,6 +37,7 @@ from equipoise.schedule.attention_price import (
 from equipoise.schedule.attention_strategies import write_attention
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts
+from equipoise.sim.sharding import auto_price
 from equipoise.spec.device_parts import ContextPoint
 from equipoise.spec.device_spec import Dtype
 from equipoise.spec.layout import Layout
@@ -168,7 +169,13 @@ class MeasuredParts:
     def _share(self, lengths: Ints) -> tuple[float, Floats]:
         """Tokens of the rank that has most; seconds of computing and of the rest, two passes."""
         model, options = self._model, self._options
-        split = split_context(lengths, self._layout.cp, options.sharding)
+        split = split_context(
+            lengths,
+            self._layout.cp,
+            options.sharding,
+            ranks_per_node=self._layout.cp,
+            price=auto_price(model, self._machine, self._layout, options),
+        )
         schedule = write_attention(
             options.context_strategy,
             split.pieces,

@@ -29,6 +29,7 @@ from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
+from equipoise.sim.sharding import auto_price
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
@@ -92,7 +93,8 @@ class StepParts:
         self._layout, self._options = layout, options
         if core is None:
             links = machine.context_links(layout)
-            core = AttentionCore(model, layout, options, machine, links)
+            price = auto_price(model, machine, layout, options)
+            core = AttentionCore(model, layout, options, machine, links, price=price)
         self._core = core
         self._known: dict[bytes, BatchParts] = {}
         self._kinds = {} if kinds is None else kinds

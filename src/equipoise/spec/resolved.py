@@ -21,6 +21,19 @@ from equipoise.spec.run import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
+class ContextMachine:
+    """What ``layout.sharding = "auto"`` prices by, on every rank and after every resume."""
+
+    flop_per_s: float
+    """Of a rank's attention."""
+    tile_s: float
+    """Of each tile's kernel beside that, in the forward pass."""
+    latency_s: float
+    """Of a message between two ranks."""
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedFile:
     """A run, its model, its ranks and its token cache, all settled."""
 
@@ -30,6 +43,8 @@ class ResolvedFile:
     ranks: int
     corpus: str
     init_folder: str
+    context_machine: ContextMachine | None = None
+    """Settled when the run began; None unless ``layout.sharding`` is ``auto``."""
 
 
 def write_resolved(folder: Path, resolved: ResolvedFile) -> None:

@@ -17,6 +17,7 @@ from equipoise.nn.hf import load_hf
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.zero import ShardedDecoder
+from equipoise.sim.sharding import run_price
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
@@ -43,7 +44,8 @@ def join_sharing(
     spec = resolved.spec
     if spec.pack.policy in TOGETHER:
         return Partners.join(ranks, resolved.model)
-    planner, stages = ContextPlanner(resolved.model, spec.layout), None
+    price = run_price(resolved.context_machine, spec, resolved.model)
+    planner, stages = ContextPlanner(resolved.model, spec.layout, price), None
     if spec.layout.pipeline > 1:
         first = stream.step(0, spec.pack.step_tokens)
         stages = StagePlanner.make(planner, curve, spec.train.recompute, first)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.balance.context_price import ContextPrice
 from equipoise.balance.pack import rank_seconds
 from equipoise.balance.stage import LayerPrices, price_layers
 from equipoise.cost.curve import LoadCurve
@@ -102,6 +103,8 @@ class ContextPlanner:
 
     model: ModelSpec
     layout: LayoutSpec
+    price: ContextPrice | None = None
+    """What ``layout.sharding = "auto"`` chooses by."""
 
     @property
     def context(self) -> int:
@@ -126,6 +129,7 @@ class ContextPlanner:
             kv_heads=len(heads.kv_heads),
             sharding=self.layout.sharding,
             ranks_per_node=self.layout.ranks_per_node or self.context,
+            price=self.price,
         )
 
     def loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:

@@ -79,6 +79,7 @@ def run_facts(resolved: ResolvedFile) -> dict[str, str]:
         "NumPy": np.__version__,
         "Python": platform.python_version(),
         "the corpus": open_store(Path(resolved.corpus)).digest,
+        "what auto prices by": str(resolved.context_machine),
         **{key: str(value) for key, value in keys.items() if key not in _OF_A_HOST},
     }
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balance.context import AUTO, STRATEGIES, ContextSplit, predicted_ns, split_context
+from equipoise.balance.context import AUTO, STRATEGIES, ContextSplit, split_context
 from equipoise.balance.tiles import count_tile_pairs
 from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
-from equipoise.cost.curve import LoadCurve, break_even_curve, counted_curve
+from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import Mask, causal_pairs
 from equipoise.spec.model import preset
 
@@ -150,38 +150,6 @@ def test_short_documents_stay_on_a_rank_and_long_ones_in_a_node() -> None:
     assert split.travel_tokens.tolist() == [200, 100, 0, 0]
 
 
-@given(LENGTHS, RANKS, st.floats(0, 1e6))
-def test_auto_is_no_slower_than_any_strategy(lengths, ranks: int, travel_ns: float) -> None:
-    chosen = split_by(AUTO, lengths, ranks, travel_ns=travel_ns)
-    times = {
-        name: predicted_ns(split_by(name, lengths, ranks), CURVE, travel_ns=travel_ns)
-        for name in STRATEGIES
-        if name != "hierarchical"
-    }
-    least = min(times.values())
-    assert predicted_ns(chosen, CURVE, travel_ns=travel_ns) == least
-    assert chosen.strategy == next(name for name, time in times.items() if time == least)
-
-
-def test_auto_weighs_travel_against_waiting() -> None:
-    lengths = [3000, 1000, 1000, 1000]
-    even, still = (split_by(AUTO, lengths, 2, travel_ns=price) for price in (0.0, 1e9))
-    assert even.pair_skew < 1.02
-    assert even.travel_tokens.sum() > still.travel_tokens.sum() == 0
-
-
-def test_auto_looks_at_nodes_once_it_knows_them() -> None:
-    lengths = [3000, 3000, 3000, 3000]
-    split = split_by(AUTO, lengths, 4, ranks_per_node=1, travel_ns=1e9)
-    assert split.travel_tokens.sum() == 0
-
-
-def test_the_price_of_waste_is_that_of_a_pair_in_the_longest_document() -> None:
-    curve = LoadCurve(0.0, 0.0, (4.0, 100.0), (1000.0, 50_500.0), 1.0, True)
-    split = split_context([3], 1, "contiguous", curve=curve, tile=4)
-    assert predicted_ns(split, curve) == split.load_ns[0] + 10 * (16 - 6)
-
-
 @given(lengths=LENGTHS, ranks=RANKS, mask=MASKS)
 def test_other_masks_add_up_too(lengths, ranks: int, mask: Mask) -> None:
     for strategy in EVERY:
@@ -229,8 +197,6 @@ def test_a_run_of_one_rank_holds_all() -> None:
 
 def test_the_default_curve_is_counted() -> None:
     assert split_context([100, 50], 2).load_ns.min() > 0
-    endless = break_even_curve(float("inf"))
-    assert split_context([100, 50], 2, curve=endless).token_skew == 1.0
 
 
 def message(*arguments, **options) -> str:

@@ -50,8 +50,8 @@ def test_the_defaults_show_who_holds_moves_and_computes_what(
         "218.5 MiB sent forward, 437.0 MiB backward, in 24 messages; skew of pairs 1.007" in words
     )
     assert words.endswith(
-        "Times are predicted, not measured, for 400 TFLOP/s a rank, links of 10 us and 50 GB/s "
-        "(assumed)."
+        "Times are predicted, not measured, for 400 TFLOP/s a rank in blocks of 128, 5 us a tile, "
+        "links of 10 us and 50 GB/s (assumed)."
     )
     for text in ("kv 32.0 MiB to 0, 1, 2", "rank 3 ", "| backward ", "digits: the round"):
         assert text in out
@@ -122,6 +122,8 @@ def test_json_holds_what_the_schedule_counts(capsys: pytest.CaptureFixture[str])
     assert answer["model"] == {"name": "2m", "heads": 4, "kv_heads": 2, "head_width": 32}
     assert answer["assumed"] == {
         "flop_per_s": 4e14,
+        "block_tokens": 128,
+        "tile_s": 5e-6,
         "link": {"latency_s": 1e-5, "bytes_per_s": 5e10},
         "link_in_node": None,
     }

@@ -58,6 +58,15 @@ def test_what_is_assumed_is_said() -> None:
         "400 TFLOP/s a rank, links of 5 us and 450 GB/s within a node, 10 us and 50 GB/s between "
         "nodes"
     )
+    assert str(AssumedMachine(4e14, link, block=128, tile_s=5e-6)) == (
+        "400 TFLOP/s a rank in blocks of 128, 5 us a tile, links of 10 us and 50 GB/s"
+    )
     with pytest.raises(LayoutError) as caught:
         AssumedMachine(0.0, link)
     assert str(caught.value) == "A rank of 0 FLOP/s computes nothing. Give a speed above 0."
+    with pytest.raises(LayoutError) as caught:
+        AssumedMachine(4e14, link, block=0, tile_s=-1.0)
+    assert str(caught.value) == (
+        "A kernel of blocks of 0 tokens that takes -1 s a tile does not exist. Give blocks of 1 or "
+        "more, and 0 s or more."
+    )

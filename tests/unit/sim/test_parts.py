@@ -47,9 +47,9 @@ def test_of_many_micro_batches_some_are_replayed_and_the_others_near_them() -> N
     for lengths, near in zip(batches[8:], found[8:], strict=True):
         exact = core(layout).price(lengths)
         assert near.tokens == exact.tokens
-        assert near.forward_s == pytest.approx(exact.forward_s, rel=0.15)
+        assert near.forward_s == pytest.approx(exact.forward_s, rel=0.3)
         total = exact.backward_s + exact.backward_exposed_s
-        assert near.backward_s + near.backward_exposed_s == pytest.approx(total, rel=0.2)
+        assert near.backward_s + near.backward_exposed_s == pytest.approx(total, rel=0.3)
 
 
 def test_scores_that_are_written_cost_masked_pairs() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balance.context import split_context
+from equipoise.balance.context_price import ContextPrice
 from equipoise.balance.tiles import TILE
 from equipoise.parallel.context.program import RankProgram, compile_rank
 from equipoise.schedule.attention import AttentionSchedule
@@ -67,6 +68,7 @@ def share_tokens(
     *,
     tile: int = TILE,
     ranks_per_node: int | None = None,
+    price: ContextPrice | None = None,
 ) -> ContextShares:
     """Decide which rank holds which tokens of a pack.
 
@@ -76,6 +78,7 @@ def share_tokens(
         sharding: A strategy of ``balance.context``, or ``auto``.
         tile: Queries of one attention tile [tokens]; ``mixed`` and ``by-work`` cut there.
         ranks_per_node: Ranks that share a node, for ``hierarchical``.
+        price: What ``auto`` decides by.
 
     Raises:
         LayoutError: lengths, ranks or tile are none.
@@ -85,14 +88,21 @@ def share_tokens(
     [[0, 3, 4], [1, 2, 5]]
     """
     lengths = tuple(int(tokens) for tokens in doc_tokens)
-    return _share(lengths, ranks, sharding, tile, ranks_per_node)
+    return _share(lengths, ranks, sharding, tile, ranks_per_node, price)
 
 
 @functools.lru_cache(maxsize=64)
 def _share(
-    doc_tokens: tuple[int, ...], ranks: int, sharding: str, tile: int, per_node: int | None
+    doc_tokens: tuple[int, ...],
+    ranks: int,
+    sharding: str,
+    tile: int,
+    per_node: int | None,
+    price: ContextPrice | None,
 ) -> ContextShares:
-    split = split_context(doc_tokens, ranks, sharding, tile=tile, ranks_per_node=per_node)
+    split = split_context(
+        doc_tokens, ranks, sharding, tile=tile, ranks_per_node=per_node, price=price
+    )
     return _shares_of(split.pieces, doc_tokens)
 
 
@@ -119,6 +129,7 @@ def plan_context(
     sharding: str = "mixed",
     tile: int = TILE,
     ranks_per_node: int | None = None,
+    price: ContextPrice | None = None,
     is_checked: bool = False,
 ) -> ContextPlan:
     """Plan attention over one pack; the same arguments give the same plan on every rank.
@@ -134,6 +145,7 @@ def plan_context(
             causal work, whatever the mask.
         tile: Queries of one attention tile [tokens].
         ranks_per_node: Ranks that share a node; for strategies in two levels.
+        price: What ``auto`` decides by; the same wherever this pack is shared out.
         is_checked: Prove the schedule right, which takes longer than to write it.
 
     Raises:
@@ -148,7 +160,7 @@ def plan_context(
     [[[0, 0, 4]], [[0, 4, 6], [1, 0, 2]]]
     """
     lengths = tuple(int(tokens) for tokens in doc_tokens)
-    shares = _share(lengths, ranks, sharding, tile, ranks_per_node)
+    shares = _share(lengths, ranks, sharding, tile, ranks_per_node, price)
     masks = mask if isinstance(mask, Mask) else tuple(mask)
     plan = _plan(lengths, strategy, heads, kv_heads, masks, shares, ranks_per_node)
     if is_checked:
