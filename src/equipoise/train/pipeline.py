@@ -18,6 +18,7 @@ import torch.distributed as dist
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import make_batch
 from equipoise.data.store import TokenStore
+from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import Journal
 from equipoise.parallel.pipeline.executor import StageBatch
@@ -85,10 +86,11 @@ class PipelineRunner:
         turns = self.sharing.turns(packed)
         batches = [self._batch(packed, at, turn) for at, turn in enumerate(turns)]
         planned = self.stages.plan_rank(packed, self.sharing.data_rank)
-        clock, began = time.thread_time(), time.perf_counter()
+        clock, began = busy_clock(self.ranks.device), time.perf_counter()
+        begun = clock()
         is_lossy = self.sharing.planner.layout.skip > 0  # only by the run's own word
         run = self.pipeline.run(planned.schedule, batches, divisor=labels, allow_lossy=is_lossy)
-        busy_s, passed_s = time.thread_time() - clock, time.perf_counter() - began
+        busy_s, passed_s = clock() - begun, time.perf_counter() - began
         ran_s = float((run.timeline.end_ns - run.timeline.begin_ns).sum()) * 1e-9
         write_spans(self.journal, run.timeline, step=step, predicted=planned.predicted)
         losses = [float(run.losses.get(at, 0.0)) for at in range(len(turns))]

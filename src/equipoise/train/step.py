@@ -32,6 +32,7 @@ from equipoise.base.errors import FaultError, LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.store import TokenStore
+from equipoise.nn.clock import busy_clock
 from equipoise.nn.moe_balance import set_loss_scale
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm
@@ -152,18 +153,18 @@ class StepRunner:
         if self.pipeline is not None:
             return self.pipeline.run(packed, step, labels)
         losses, busy_s = [], 0.0
-        turns = self._turns(packed)
+        turns, clock = self._turns(packed), busy_clock(self.ranks.device)
         for index, micro_batch in enumerate(turns):
             batch = make_batch(self.store, micro_batch, self.ranks.device)
             last = index == len(turns) - 1 and not self.model.sums_at_end
             self.model.prepare_micro_batch(last=last)
-            clock = time.thread_time()
+            began = clock()
             with self.journal.span("forward", step=step, micro_batch=index):
                 loss = self._loss(packed, index, batch)
             with self.journal.span("backward", step=step, micro_batch=index):
                 (loss / labels).backward()
             losses.append(float(loss.detach()))
-            busy_s += time.thread_time() - clock
+            busy_s += clock() - began
         return losses, busy_s, 0.0
 
     def _sum_gradients(self) -> None:
@@ -217,19 +218,15 @@ class StepRunner:
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
         counts = self.sharing is None or self.sharing.counts_loss
         row = [name, sum(losses) if counts else 0.0, busy_s, float(stop_asked), computed_s]
-        wall, began = time.time(), time.perf_counter()
-        try:
+        with self.journal.span("wait", step=step) as span:
             rows = self.ranks.gather_floats(row)
-        finally:  # one number for the span and for the step's figures
-            met_s = time.perf_counter() - began
-            self.journal.write("span", "wait", t=wall, duration_s=met_s, step=step)
         if bool((rows[:, 0] != name).any()):
             others = torch.nonzero(rows[:, 0] != name).flatten().tolist()
             raise LayoutError(
                 f"Ranks {others} packed step {step} otherwise than rank {self.ranks.rank}. Give "
                 f"every machine the same version of equipoise and of NumPy."
             )
-        return rows, met_s
+        return rows, span.duration_s
 
     def _not_finite(
         self,
