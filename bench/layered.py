@@ -14,6 +14,7 @@ from bench.stamp import LoadStamp, environment
 from equipoise.cli import plan
 from equipoise.cli.main import parse
 from equipoise.cli.plan_lock import read_inputs
+from equipoise.plan.deadline import NEVER
 from equipoise.plan.final import price_finalists
 from equipoise.plan.layered import plan_layers
 from equipoise.sim.step import StepRun
@@ -30,7 +31,7 @@ CASES = (
 def search(words: str) -> dict[str, Any]:
     """One case: all layers alike, then each by itself."""
     args = parse("plan", plan, [*words.split(), "--layers", "own"])
-    inputs, stamp = read_inputs(args), LoadStamp()
+    inputs, stamp = read_inputs(args, NEVER), LoadStamp()
     begin = time.perf_counter()
     outcome = inputs.search.run(seconds=SEARCH_S)
     best = price_finalists(inputs.search, outcome)[0]

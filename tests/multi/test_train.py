@@ -16,9 +16,11 @@ from read_run import EXACT, assert_close, events
 from equipoise.base.errors import CheckpointError, EquipoiseError, FaultError, LayoutError
 from equipoise.checkpoint.manifest import newest_good, read_manifest, write_manifest
 from equipoise.comm.local import run_ranks
+from equipoise.dash.summary import summarize
 from equipoise.data.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf_write import write_hf
+from equipoise.observe.reader import read_run
 
 
 def run(folder: Path, resolved, **script) -> Ended:
@@ -77,6 +79,19 @@ def test_five_steps_of_adamw_are_the_same_in_every_layout(layouts, name: str) ->
     )
     assert norms == pytest.approx(plain_norms, rel=EXACT)
     assert max(norms) > 1.0  # so that the clip has something to do
+
+
+@pytest.mark.parametrize("name", ["two zero 1 in-order", "two zero 3 by-work"])
+def test_waiting_is_what_its_spans_say(layouts, name: str) -> None:
+    folder = layouts[name][1]
+    for rank in range(2):
+        spans = {each["step"]: each["duration_s"] for each in events(folder, "wait", rank)}
+        steps = events(folder, "step", rank)
+        assert [each["wait_s"] for each in steps] == [spans[each["step"]] for each in steps]
+        assert all(each["wait_s"] <= each["step_s"] for each in steps)
+    record = read_run(folder)
+    mean = record.wait_s.mean(axis=1) / record.step_s
+    assert summarize(record, name).wait_share == pytest.approx(mean[1:].mean())
 
 
 def test_clip_is_the_same_on_every_mesh() -> None:

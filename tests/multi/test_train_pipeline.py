@@ -134,6 +134,16 @@ def test_what_was_predicted_stands_beside_what_was_measured(runs) -> None:
         for span in (*forward, *backward):
             assert span["predicted_s"] > 0 <= span["predicted_begin_s"]
         assert {span["stage"] for span in forward} == {rank // 1 % 2}
+        for step in events(folder, "step", rank):
+            ran, met = (
+                sum(
+                    x["duration_s"]
+                    for x in events(folder, "", rank)
+                    if x["name"] in names and x.get("step") == step["step"]
+                )
+                for names in (("forward", "backward"), ("wait",))
+            )
+            assert met <= step["wait_s"] <= step["step_s"] - ran
     for pack in events(folder, "pack"):
         assert pack["longest_s"] >= max(pack["predicted_s"])
 

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,15 @@ from equipoise.cli.written import writing
 
 if TYPE_CHECKING:
     from equipoise.cli.plan_lock import Inputs
+    from equipoise.plan.deadline import Deadline
     from equipoise.plan.outcome import Outcome
     from equipoise.plan.search import Search
 
 _SECONDS = 30.0
-"""Of a search, unless given."""
+"""Of a plan, unless given."""
+
+_SEARCH_SHARE = 0.8
+"""Of the time, for the search; the rest is for pricing the best and the next whole."""
 
 HELP = "search the layout that trains a model fastest on a cluster; needs no torch"
 
@@ -89,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         type=float,
         metavar="S",
-        help="the most to search; the answer says what may be left to gain (default: 30)",
+        help="the most to list, search and price, the program's own start left out; the answer "
+        "says what may be left to gain (default: 30)",
     )
     parser.add_argument(
         "--out",
@@ -124,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.cli.console import make_progress
     from equipoise.cli.plan_lock import decide, digest_inputs
     from equipoise.cli.plan_show import print_plan, print_sources
+    from equipoise.plan.deadline import Deadline
     from equipoise.plan.export import EXPORTS
     from equipoise.spec.plan import LOCK
 
@@ -138,31 +143,35 @@ def run(args: argparse.Namespace) -> int:
     seconds = _SECONDS if args.seconds is None else args.seconds
     if not seconds > 0:
         raise SpecError(f"--seconds is {seconds:g}. Give a time above 0.")
-    inputs = _read_inputs(args)
+    due = Deadline.after(seconds)
+    inputs = _read_inputs(args, due)
     search = inputs.search
+    if args.run_toml is not None:  # its corpus may have been made first
+        due = Deadline.after(seconds)
     if args.out is not None:
         _resume(args.out, search, digest_inputs(inputs))
     progress = make_progress(args.quiet or args.json or args.export is not None)
     progress.start("search", 100)
-    begin, shown = time.monotonic(), 0
+    shown, searched = 0, due.part(_SEARCH_SHARE)
 
     def watch(_: object) -> None:
         nonlocal shown
-        share = min(99, int(100 * (time.monotonic() - begin) / seconds))
-        progress.advance(share - shown)
-        shown = share
+        share = min(99, int(100 * (1.0 - searched.left_s / seconds)))
+        progress.advance(max(0, share - shown))
+        shown = max(share, shown)
 
-    outcome = search.run(seconds=seconds, watch=watch)
-    left = max(0.0, begin + seconds - time.monotonic())
-    outcome = inputs.go_on(outcome, seconds=left, watch=watch)
+    outcome = search.run(seconds=searched.left_s, watch=watch)
+    outcome = inputs.go_on(outcome, seconds=searched.left_s, watch=watch)
     progress.advance(100 - shown)
     progress.finish()
-    _require_some(seconds, inputs, outcome)
-    finalists = inputs.finalists(outcome)
+    _require_some(seconds, inputs, outcome, due)
+    finalists = inputs.finalists(outcome, due)
     if not finalists[0].run.price.fits:
         least = min(float(each.run.price.memory_bytes.max()) for each in finalists)
-        raise _too_large(inputs, outcome.listed, least)
-    plan = decide(inputs, outcome, finalists)
+        raise _too_large(inputs, outcome.listed, least, due)
+    plan = decide(inputs, outcome, finalists, due)
+    if not args.quiet:
+        _say_what_is_missing(seconds, inputs, due)
     folder = args.out if args.run_toml is None else args.out or args.run_toml.parent
     if folder is not None:
         with writing("out", folder):
@@ -185,7 +194,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_inputs(args: argparse.Namespace) -> "Inputs":
+def _say_what_is_missing(seconds: float, inputs: "Inputs", due: "Deadline") -> None:
+    """What there was no time for."""
+    if not inputs.is_whole:
+        sys.stderr.write(
+            f"Listing every choice takes longer than --seconds {seconds:g} allows, so only those "
+            f"that follow published recipes were searched. A faster one may be among the others. "
+            f"Give more --seconds, or fix more of the layout.\n"
+        )
+    if due.is_over():
+        sys.stderr.write(
+            f"--seconds {seconds:g} ended before everything was priced, so runners-up and the "
+            f"nearest wall may be missing. Give more --seconds.\n"
+        )
+
+
+def _read_inputs(args: argparse.Namespace, due: "Deadline") -> "Inputs":
     """Of a run.toml, or of a described cluster."""
     if args.run_toml is not None:
         from equipoise.cli.plan_run import read_run_inputs
@@ -210,7 +234,7 @@ def _read_inputs(args: argparse.Namespace) -> "Inputs":
             f"equipoise plan: {', '.join(own)} {'is' if len(own) == 1 else 'are'} of a run.toml, "
             f"and none is given. Give one, or words of --layout."
         )
-    return read_inputs(args)
+    return read_inputs(args, due)
 
 
 def _resume(folder: Path, search: "Search", digest: str) -> None:
@@ -240,7 +264,7 @@ def _resume(folder: Path, search: "Search", digest: str) -> None:
     search.note = note
 
 
-def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome") -> None:
+def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome", due: "Deadline") -> None:
     """Refuse to plan what fits nowhere."""
     if outcome.fitting:
         return
@@ -249,10 +273,10 @@ def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome") -> None:
             f"Within {seconds:g} s no layout that fits was found among {outcome.listed:,}. "
             f"Give more --seconds, or fix more of the layout."
         )
-    raise _too_large(inputs, outcome.listed, outcome.least_bytes)
+    raise _too_large(inputs, outcome.listed, outcome.least_bytes, due)
 
 
-def _too_large(inputs: "Inputs", listed: int, least_bytes: float) -> FitError:
+def _too_large(inputs: "Inputs", listed: int, least_bytes: float, due: "Deadline") -> FitError:
     """Says how large a cluster would do."""
     from equipoise.base.units import GIB
     from equipoise.plan.final import smallest_cluster
@@ -263,7 +287,8 @@ def _too_large(inputs: "Inputs", listed: int, least_bytes: float) -> FitError:
     devices, resort = None, inputs.last_resort
     if cluster.name == f"{name}:{cluster.devices}" and len(cluster.classes) == 1:
         base = search.space.base
-        devices = smallest_cluster(search.model, name, cluster.devices, base, offload=resort)
+        of_all = search.model, name, cluster.devices, base
+        devices = due.attempt(lambda: smallest_cluster(*of_all, offload=resort))
     mend = (
         f"The smallest that would do, by doubling: {name}:{devices}."
         if devices

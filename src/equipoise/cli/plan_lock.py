@@ -24,6 +24,7 @@ from equipoise.cost.measured_sources import sources_of
 from equipoise.cost.offload import require_host
 from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch
+from equipoise.plan.deadline import Deadline
 from equipoise.plan.explain import find_flip, find_walls, loses_by
 from equipoise.plan.export import EXPORTS
 from equipoise.plan.export_program import Program
@@ -33,6 +34,7 @@ from equipoise.plan.offload import search_offloaded
 from equipoise.plan.outcome import Outcome, Progress
 from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.search import Search
+from equipoise.plan.seeds import RECIPES
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import ClusterSpec
@@ -74,6 +76,11 @@ _DEFAULTS = {
     "seed": 0,
 }
 
+_LIST_SHARE = 0.25
+"""Of the time, for listing every choice."""
+_LIST_S = 1.0
+"""That it may take however little time there is."""
+
 
 class Inputs(Protocol):
     """Everything that a plan depends on: of a cluster, or of a run."""
@@ -95,6 +102,10 @@ class Inputs(Protocol):
         """What is searched."""
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every choice is searched; there may be no time to list them."""
+
+    @property
     def last_resort(self) -> Offload:
         """What may be offloaded where nothing fits without."""
 
@@ -103,14 +114,14 @@ class Inputs(Protocol):
     ) -> Outcome:
         """Search with offloading, too, where that is asked for or nothing fits without."""
 
-    def finalists(self, outcome: Outcome) -> list[Finalist]:
-        """The best and the next, fastest first."""
+    def finalists(self, outcome: Outcome, due: Deadline) -> list[Finalist]:
+        """The best and the next, fastest first, as far as there is time."""
 
     def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
         """Flags of ``equipoise simulate``, and keys of run.toml."""
 
-    def walls(self, best: Finalist) -> tuple[Wall, ...]:
-        """What no longer fits when it grows."""
+    def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
+        """What no longer fits when it grows; none if there is no time to price it."""
 
 
 def digest_inputs(inputs: Inputs) -> str:
@@ -135,6 +146,7 @@ class ClusterInputs:
     asked: dict[str, str]
     read: dict[str, str]
     search: Search
+    is_whole: bool
 
     @property
     def last_resort(self) -> Offload:
@@ -155,10 +167,10 @@ class ClusterInputs:
         may = None if self.program is None else partial(self.program.can, self.search.model)
         return search_offloaded(self.search, outcome, seconds=seconds, watch=watch, may=may)
 
-    def finalists(self, outcome: Outcome) -> list[Finalist]:
+    def finalists(self, outcome: Outcome, due: Deadline) -> list[Finalist]:
         """The best and the next, priced whole."""
-        found = price_finalists(self.search, outcome)
-        return with_layers(self.search, outcome, found) if self.by_layer else found
+        found = price_finalists(self.search, outcome, due=due)
+        return with_layers(self.search, outcome, found, due) if self.by_layer else found
 
     def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
         """Flags, the packing policy among them where it was searched, and no keys."""
@@ -166,15 +178,16 @@ class ClusterInputs:
         packed |= {"policy": choice.options.policy} if self.policies else {}
         return choice.words() | packed, {}
 
-    def walls(self, best: Finalist) -> tuple[Wall, ...]:
+    def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
         """Of window, micro-batch and layers; of layers that differ, none."""
         if best.layers:
             return ()
-        return find_walls(self.search.model, self.search.machine, best.choice)
+        search = self.search
+        return due.attempt(partial(find_walls, search.model, search.machine, best.choice)) or ()
 
 
-def read_inputs(args: argparse.Namespace) -> ClusterInputs:
-    """Read model, cluster and lengths, and list the space.
+def read_inputs(args: argparse.Namespace, due: Deadline) -> ClusterInputs:
+    """Read model, cluster and lengths, and list the space; of a vast one, its recipes.
 
     Raises:
         SpecError: a word is wrong, or nothing is left to choose.
@@ -213,7 +226,11 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
         stack = dataclasses.replace(base.stack, offloads_master=program.offloads_master)
         base = dataclasses.replace(base, stack=stack)
     pack = step_packer(args, base)
-    space = list_space(model, cluster.devices, base, fixed=fixed, policies=policies)
+    some = partial(list_space, model, cluster.devices, base, fixed=fixed, policies=policies)
+    listing = due.part(_LIST_SHARE)
+    listing = dataclasses.replace(listing, until_s=max(listing.until_s, listing.clock() + _LIST_S))
+    every = listing.attempt(some)
+    space = some(only=RECIPES) if every is None else every
     if program is not None:
         space = program.keep(model, space)
 
@@ -228,7 +245,7 @@ def read_inputs(args: argparse.Namespace) -> ClusterInputs:
     read = read_digests(args.model, args.cluster, args.lengths)
     return ClusterInputs(
         *(args.model, args.lengths, policies, by_layer, args.offload, program),
-        *(asked, read, search),
+        *(asked, read, search, every is not None),
     )
 
 
@@ -256,7 +273,7 @@ def digest_curves(cluster: ClusterSpec) -> str:
     return digest([digest_file(file) for file in (*shipped, *own) if file is not None])
 
 
-def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
+def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Deadline) -> Plan:
     """Say why the first is the first."""
     search = inputs.search
     best = finalists[0].run.price
@@ -273,14 +290,15 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
     if len(finalists) > 1:
         second = finalists[1]
         flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
-    bound = min(outcome.progress.bound_s, best.step_s)
+    bound = min(outcome.progress.bound_s, best.step_s) if inputs.is_whole else 0.0
     without = None
     if finalists[0].choice.options.offload != "none":
         choice = finalists[0].choice
         here = Choice(choice.layout, dataclasses.replace(choice.options, offload="none"))
-        price = price_choice(search, here).run.price
-        gib = float(price.memory_bytes.max()) / GIB
-        without = {"step_s": price.step_s, "memory_gib_max": gib}
+        kept = due.attempt(partial(price_choice, search, here))
+        if kept is not None:
+            gib = float(kept.run.price.memory_bytes.max()) / GIB
+            without = {"step_s": kept.run.price.step_s, "memory_gib_max": gib}
     return Plan(
         asked=inputs.asked,
         best=candidate(finalists[0]),
@@ -289,7 +307,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist]) -> Plan:
         gap=1.0 - bound / best.step_s,
         listed=outcome.listed,
         priced=outcome.progress.priced,
-        wall=inputs.walls(finalists[0]),
+        wall=inputs.walls(finalists[0], due),
         flip=flip,
         nodes=finalists[0].nodes,
         read=inputs.read,

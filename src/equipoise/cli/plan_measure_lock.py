@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from equipoise.cli.plan_lock import Inputs, decide
+from equipoise.plan.deadline import NEVER
 from equipoise.plan.final import Finalist
 from equipoise.plan.measured import Trial
 from equipoise.plan.outcome import Outcome, Progress
@@ -39,7 +40,7 @@ def measured_plan(
     known = known[:_CANDIDATES]
     tried = Progress(priced=len(trials), best_s=known[0][0], bound_s=0.0)
     outcome = Outcome((), tried, len(priced), ruled_out=0, bounded=0, least_bytes=0.0)
-    plan = decide(inputs, outcome, [found for _, found in known])
+    plan = decide(inputs, outcome, [found for _, found in known], NEVER)
     every = [
         _timed(candidate, step_s)
         for candidate, (step_s, _) in zip((plan.best, *plan.runners_up), known, strict=True)

@@ -26,6 +26,7 @@ from equipoise.cost.step import StepOptions, residuals_of
 from equipoise.data.store import TokenStore, prepare
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.choice import Choice
+from equipoise.plan.deadline import Deadline
 from equipoise.plan.final import Finalist
 from equipoise.plan.outcome import Outcome
 from equipoise.plan.run_price import find_window_wall, packer_of, price_run
@@ -88,6 +89,11 @@ class RunInputs:
         return self.run.spec.name
 
     @property
+    def is_whole(self) -> bool:
+        """Always: there are some hundred choices."""
+        return True
+
+    @property
     def last_resort(self) -> Offload:
         """Nothing: ``train`` keeps all on the device, which here is the host."""
         return "none"
@@ -96,7 +102,7 @@ class RunInputs:
         """As it is."""
         return outcome
 
-    def finalists(self, outcome: Outcome) -> list[Finalist]:
+    def finalists(self, outcome: Outcome, due: Deadline) -> list[Finalist]:
         """The best and the next under every policy, with the memory of this package's ranks."""
         return price_run(
             self.search,
@@ -104,6 +110,7 @@ class RunInputs:
             self.steps,
             policies=self.policies,
             precision=self.run.spec.train.precision,
+            due=due,
         )
 
     def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
@@ -111,8 +118,9 @@ class RunInputs:
         policy = choice.options.policy
         return choice.words() | {"policy": policy}, run_keys(choice)
 
-    def walls(self, best: Finalist) -> tuple[Wall, ...]:
-        """Of the window."""
+    def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
+        """Of the window: a forecast, which takes no time."""
+        del due
         policy = cast(Policy, best.choice.options.policy)
         tokens = self.steps.most_tokens(policy, best.choice.layout.dp)
         return find_window_wall(self.search.model, best, tokens, self.run.spec.train.precision)

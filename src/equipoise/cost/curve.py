@@ -38,6 +38,9 @@ class LoadCurve:
     doc_ns: tuple[float, ...]
     peak_flop_per_s: float
     measured: bool
+    busy_share: float = 1.0
+    """Of the processor time that a rank may have, what the worst placed had while it was measured:
+    1 unless other programs computed, too."""
 
     def attention_ns(self, pairs: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Attention time of documents, or parts of one, of so many pairs each [ns].

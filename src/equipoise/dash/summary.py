@@ -90,7 +90,7 @@ def skew_of(seconds: Floats) -> Floats:
 
 
 def wait_share_of(record: RunRecord) -> Floats:
-    """Share of each step's rank-seconds that was spent waiting."""
+    """Share of each step's rank-seconds in `wait` spans and between a pipeline's instructions."""
     answer = np.full(record.step.size, np.nan)
     known = ~np.isnan(record.wait_s).all(axis=1) if record.wait_s.size else answer.astype(bool)
     if record.step.size and known.any():

@@ -7,11 +7,11 @@ Why
 What it decides
     Attention forward and backward at a geometric ladder of lengths, on the model's own heads;
     the linear layers from decoders of one and two layers over many short documents, whose
-    difference is a layer and whose rest is embedding and head.
+    difference is a layer and whose rest is embedding and head. The clock is that of a run's
+    ``busy_s`` (``nn.clock``).
 """
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -19,6 +19,7 @@ import torch
 
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.attention import attend_documents
+from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, layer_recompute
@@ -35,15 +36,12 @@ def _fastest_s(call: Callable[[], None], *, device: torch.device, budget_s: floa
     Of a call that takes long two runs do, and the warm-up is one of them: what a first run
     costs more is little beside it, and a start that measures is waited for.
     """
+    clock = busy_clock(device)
 
     def once() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
+        start = clock()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - start
+        return clock() - start
 
     first = once()
     if first >= _LONG_S:

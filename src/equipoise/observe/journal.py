@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +36,13 @@ def _ends_torn(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"
+
+
+@dataclass(slots=True)
+class Span:
+    """A block of one rank's time."""
+
+    duration_s: float = 0.0
 
 
 class Journal:
@@ -68,13 +76,14 @@ class Journal:
         self._file.write(seal(json.dumps(_finite(event), separators=(",", ":"))) + "\n")
 
     @contextmanager
-    def span(self, name: str, **fields: Any) -> Iterator[None]:
-        """Append how long the block took, also when it fails."""
-        wall, start = time.time(), time.perf_counter()
+    def span(self, name: str, **fields: Any) -> Iterator[Span]:
+        """Append how long the block took, also when it fails; known when it has ended."""
+        span, wall, start = Span(), time.time(), time.perf_counter()
         try:
-            yield
+            yield span
         finally:
-            self.write("span", name, t=wall, duration_s=time.perf_counter() - start, **fields)
+            span.duration_s = time.perf_counter() - start
+            self.write("span", name, t=wall, duration_s=span.duration_s, **fields)
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""

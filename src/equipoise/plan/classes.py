@@ -27,8 +27,6 @@ Sources
 
 import dataclasses
 import heapq
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,16 +38,18 @@ from equipoise.plan.bins import Batches
 from equipoise.plan.bound import least_seconds, needed_bytes, stages_ahead
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
+from equipoise.plan.deadline import Deadline
 from equipoise.plan.fullest import least_travel
 from equipoise.plan.held import hiding_s, layer_passes, least_worst, lightest_s
 from equipoise.plan.least import LESS, rounding_s
-from equipoise.plan.outcome import Outcome, Priced, Progress
+from equipoise.plan.outcome import Priced, Reached
 from equipoise.plan.search import Search
 from equipoise.plan.space import SCHEDULES, TWO_STAGES, Ints
 from equipoise.plan.tally import Tally
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
 from equipoise.sim.sites import SiteParts, slowest_hop_s
+from equipoise.sim.step import StepRun
 from equipoise.spec.run import Recompute
 
 _SHARED = (
@@ -77,40 +77,28 @@ class ClassSearch(Search):
     _sites: SiteParts | None = None
     _travel: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
-    def run(
-        self, *, seconds: float = np.inf, watch: Callable[[Progress], None] | None = None
-    ) -> Outcome:
-        """Search until nothing can be ``gap`` faster, or the time is over.
-
-        Args:
-            seconds: The most to take; what is found by then is the answer.
-            watch: Told how far the search is after each price.
-        """
-        begin = time.monotonic()
+    def _run(self, tally: Tally, reached: Reached, due: Deadline) -> None:
+        """Search until nothing can be ``gap`` faster, or the time is over."""
         capacity = self.machine.capacity_bytes
+        looks_due, climb_due = (due.part(share) for share in (_LOOK_SHARE, _CLIMB_SHARE))
         of_all = self.model, self.machine, self.space
         needs = needed_bytes(*of_all, has_documents=self.packer is not None)
         rows = np.flatnonzero(needs <= capacity)
+        reached.rows, reached.least_bytes = len(rows), float(needs.min())
         least, guess = self._peak_s(rows)
-        lowest = float(least.min(initial=np.inf))
-
-        def is_over(share: float = 1.0) -> bool:
-            return time.monotonic() > begin + seconds * share
-
-        tally = Tally(self.known, self._price, capacity, watch, self.beats_s)
+        lowest = reached.bound_s = float(least.min(initial=np.inf))
         groups = group_alike([self.space[name][rows] for name in _SHARED])
         members: list[Ints] = [rows[group] for group in groups]
         queue: list[_Item] = []
-        bounded = 0
         for at in sorted(range(len(groups)), key=lambda at: float(guess[groups[at]].min())):
             group, stage = groups[at], 0
             bound = float(least[group].min())
-            if is_over(_LOOK_SHARE):
+            if looks_due.is_over():
                 guess[group] = np.inf
             else:
                 bound, stage = max(bound, self._group_s(members[at], recompute="none")), 1
                 guess[group] = self._about_s(members[at], bound, least[group])
-                bounded += 1
+                reached.bounded += 1
             queue.append((bound, stage, 0.0, at))
         heapq.heapify(queue)
         climb(
@@ -119,17 +107,20 @@ class ClassSearch(Search):
             needs[rows] / capacity,
             guess,
             lambda rows: [tally.price(row, lowest) for row in rows],
-            lambda: is_over(_CLIMB_SHARE),
+            climb_due.is_over,
         )
         about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
-        while queue and queue[0][0] < tally.best_s * (1 - self.gap) and not is_over():
+        while queue and queue[0][0] < tally.best_s * (1 - self.gap):
+            reached.bound_s = queue[0][0]
+            if due.is_over():
+                return
             bound, stage, _, at = heapq.heappop(queue)
             if stage == 3:
                 tally.price(at, bound)
                 continue
             mine = members[at]
             if stage == 0:
-                bounded += 1
+                reached.bounded += 1
                 tighter = max(bound, self._group_s(mine, recompute="none"))
                 heapq.heappush(queue, (tighter, 1, 0.0, at))
             elif stage == 1:
@@ -140,22 +131,23 @@ class ClassSearch(Search):
             else:
                 for row in mine.tolist():
                     heapq.heappush(queue, (bound, 3, about[row], row))
-        return tally.outcome(
-            queue[0][0] if queue else np.inf,
-            listed=len(self.space),
-            ruled_out=len(self.space) - len(rows),
-            bounded=bounded,
-            least_bytes=float(needs.min()),
-        )
+        reached.bound_s = queue[0][0] if queue else np.inf
+        reached.is_done = True
+
+    def _forget(self) -> None:
+        Search._forget(self)
+        self._sites = None
+        self._travel.clear()
+
+    def replay(self, choice: Choice) -> StepRun:
+        """The step as it was priced: with documents, on the pipeline that has most work."""
+        layout, options = choice.layout, choice.options
+        rows, prices = self.documents(choice)[:1], self.prices
+        return run_sites(self.model, self.machine, layout, options, documents=rows, prices=prices)
 
     def _replay(self, row: int) -> Priced | None:
-        choice = self.space.choice(row)
-        layout, options = choice.layout, choice.options
         try:
-            rows = self.documents(choice)[:1]
-            run = run_sites(
-                self.model, self.machine, layout, options, documents=rows, prices=self.prices
-            )
+            run = self.replay(self.space.choice(row))
         except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
             return None
         return Priced(row, run.price.step_s, run.price.needs_bytes)

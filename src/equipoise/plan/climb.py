@@ -78,7 +78,7 @@ def climb(
     if not len(rows):
         return
     kept = space.keep(rows)
-    guess = _guess(kept, peak) * np.where(memory > _CLOSE, 1.5, 1.0)
+    guess = guess_s(kept, peak) * np.where(memory > _CLOSE, 1.5, 1.0)
     order = np.argsort(guess, kind="stable")
     tried: dict[int, float] = {}
 
@@ -134,7 +134,8 @@ def _apart(space: Space, rows: Ints, ranked: Sequence[int], count: int) -> list[
     return list(seen.values())
 
 
-def _guess(space: Space, peak: Floats) -> Floats:
+def guess_s(space: Space, peak: Floats) -> Floats:
+    """What each choice takes about, by its peak's time, float64 [rows] [s]."""
     pp, virtual, m = space["pp"], space["virtual"], space.micro_batches
     waits = (pp - 1) / (virtual * m)
     is_split = space["schedule"] > SCHEDULES.index("interleaved")

@@ -13,7 +13,6 @@ Kept true (tests/unit/plan/test_dive.py)
 """
 
 import heapq
-import time
 from collections.abc import Callable, Sequence
 
 from equipoise.plan.room import is_even
@@ -30,7 +29,7 @@ def dive(
     space: Space,
     look: Callable[[Sequence[Item]], Sequence[float]],
     limit: float,
-    until: float,
+    is_over: Callable[[], bool],
 ) -> int:
     """Bound families by their pipelines, as far as they may be better than a limit.
 
@@ -40,7 +39,7 @@ def dive(
         space: The choices.
         look: Bounds of some families [s].
         limit: Of bounds [s].
-        until: When to stop, by ``time.monotonic`` [s].
+        is_over: Whether to stop.
 
     Returns:
         How many were bounded.
@@ -52,7 +51,7 @@ def dive(
     ]
     count = 0
     for first in range(0, len(places), _AT_ONCE):
-        if time.monotonic() > until:
+        if is_over():
             break
         these = places[first : first + _AT_ONCE]
         for place, tighter in zip(these, look([queue[place] for place in these]), strict=True):

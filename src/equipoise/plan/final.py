@@ -11,6 +11,7 @@ Kept true (tests/unit/plan/test_final.py)
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.plan.bound import needed_bytes
 from equipoise.plan.choice import Choice
+from equipoise.plan.deadline import NEVER, Deadline
 from equipoise.plan.layered import plan_layers
 from equipoise.plan.outcome import Outcome
 from equipoise.plan.place import Placement, place_nodes, placed
@@ -51,13 +53,16 @@ class Finalist:
     """Of every layer; empty where all are as the choice says."""
 
 
-def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Finalist]:
+def price_finalists(
+    search: Search, outcome: Outcome, count: int = 4, due: Deadline = NEVER
+) -> list[Finalist]:
     """The best and the next, fastest first.
 
     Args:
         search: What was searched.
         outcome: What it found.
         count: How many, with the best.
+        due: When they are to be priced.
     """
     chosen: list[Choice] = []
     choices = [search.space.choice(each.row) for each in outcome.fitting]
@@ -65,7 +70,14 @@ def price_finalists(search: Search, outcome: Outcome, count: int = 4) -> list[Fi
         if all(degrees_of(choice) != degrees_of(each) for each in chosen):
             chosen.append(choice)
     chosen += [each for each in choices if each not in chosen]
-    found = [price_choice(search, choice) for choice in chosen[:count]]
+    found: list[Finalist] = []
+    if chosen and due is not NEVER:  # soon: the search has priced its parts
+        found.append(_as_searched(search, chosen[0]))
+    for at, choice in enumerate(chosen[:count]):
+        whole = due.attempt(partial(price_choice, search, choice))
+        if whole is None:
+            break
+        found = [*found[:at], whole]
     found = [each for each in found if each.run.price.fits] or found[:1]
     return sorted(found, key=lambda each: each.run.price.step_s)
 
@@ -89,6 +101,10 @@ def price_choice(search: Search, choice: Choice) -> Finalist:
     return Finalist(choice, _of_all(search, documents, run), nodes)
 
 
+def _as_searched(search: Search, choice: Choice) -> Finalist:
+    return Finalist(choice, _of_all(search, search.documents(choice), search.replay(choice)))
+
+
 def _of_all(search: Search, documents: Documents, run: StepRun) -> StepRun:
     """Tokens and FLOP of all pipelines, of which some were replayed."""
     if search.packer is None:
@@ -104,22 +120,26 @@ def _of_all(search: Search, documents: Documents, run: StepRun) -> StepRun:
     return dataclasses.replace(run, price=price)
 
 
-def with_layers(search: Search, outcome: Outcome, found: list[Finalist]) -> list[Finalist]:
+def with_layers(
+    search: Search, outcome: Outcome, found: list[Finalist], due: Deadline = NEVER
+) -> list[Finalist]:
     """Finalists, and before them a plan whose layers have strategies of their own, if faster.
 
     Args:
         search: What was searched.
         outcome: What it found.
         found: Finalists of one strategy for all layers, fastest first.
+        due: When they are to be planned.
     """
-    plan = plan_layers(search, outcome)
+    plan = plan_layers(search, outcome, due)
     if plan is None:
         return found
     documents, choice = search.documents(plan.choice), plan.choice
     rows = documents[:_PIPELINES] if search.packer is not None else None
     machine = Machine(search.machine.cluster)
     layout, options = choice.layout, choice.options
-    run = run_layered(search.model, machine, layout, options, plan.layers, documents=rows)
+    of_all = search.model, machine, layout, options, plan.layers
+    run = due.attempt(lambda: run_layered(*of_all, documents=rows)) or plan.run
     if not run.price.fits or run.price.step_s >= found[0].run.price.step_s:
         return found
     return [Finalist(choice, _of_all(search, documents, run), (), plan.layers), *found]

@@ -26,6 +26,7 @@ Sources
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Floats
 from equipoise.plan.assign import Assignment, assign_strategies
 from equipoise.plan.choice import Choice
+from equipoise.plan.deadline import NEVER, Deadline
 from equipoise.plan.layered_table import (
     BASE_COLUMNS,
     LayerTable,
@@ -69,12 +71,13 @@ class LayeredPlan:
     run: StepRun
 
 
-def plan_layers(search: Search, outcome: Outcome) -> LayeredPlan | None:
+def plan_layers(search: Search, outcome: Outcome, due: Deadline = NEVER) -> LayeredPlan | None:
     """The fastest plan by layers.
 
     Args:
         search: What was searched.
         outcome: What it found.
+        due: When bases are no longer tried.
 
     Returns:
         None where none is faster than the best uniform choice.
@@ -84,7 +87,7 @@ def plan_layers(search: Search, outcome: Outcome) -> LayeredPlan | None:
     best: LayeredPlan | None = None
     least = outcome.fitting[0].step_s
     for row in _bases(search, outcome):
-        found = plan_base(search, row)
+        found = due.attempt(partial(plan_base, search, row))
         if found is not None and found.run.price.step_s < least:
             best, least = found, found.run.price.step_s
     return best

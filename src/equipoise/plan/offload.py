@@ -20,12 +20,13 @@ Sources
 """
 
 import dataclasses
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from equipoise.plan.bound import Flags, least_bytes, least_seconds, needed_bytes
+from equipoise.plan.deadline import Deadline
 from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.search import Search
 from equipoise.plan.space import Ints, Space
@@ -52,8 +53,13 @@ def search_offloaded(
     Returns:
         The outcome of both.
     """
-    begin = time.monotonic()
-    places, space, least = _list_offloaded(search, outcome, may)
+    due = Deadline.after(seconds, search.clock)
+    listed = due.attempt(partial(_list_offloaded, search, outcome, may))
+    if listed is None:
+        return dataclasses.replace(
+            outcome, progress=dataclasses.replace(outcome.progress, bound_s=0.0)
+        )
+    places, space, least = listed
     if not len(places):
         return dataclasses.replace(outcome, least_bytes=min(outcome.least_bytes, least))
     place_of = {place: at for at, place in enumerate(places.tolist())}
@@ -73,8 +79,9 @@ def search_offloaded(
     after = type(search)(
         *(search.model, search.machine, space, packer, search.gap, known, note),
         beats_s=outcome.progress.best_s,
+        clock=search.clock,
     )
-    found = after.run(seconds=max(0.0, seconds - (time.monotonic() - begin)), watch=watch)
+    found = after.run(seconds=due.left_s, watch=watch)
     fitting = (*outcome.fitting, *(_numbered(each, places) for each in found.fitting))
     bound_s = min(outcome.progress.bound_s, found.progress.bound_s)
     return Outcome(

@@ -43,3 +43,16 @@ class Outcome:
     """Families whose kernels were priced."""
     least_bytes: float
     """What the smallest choice needs, by bound or by price."""
+
+
+@dataclass(slots=True)
+class Reached:
+    """How far a run of a search has come, whenever it is stopped."""
+
+    bound_s: float = 0.0
+    """What takes less was looked at."""
+    rows: int | None = None
+    """Choices that are not ruled out by memory; None before that is known."""
+    least_bytes: float = np.inf
+    bounded: int = 0
+    is_done: bool = False

@@ -23,15 +23,22 @@ class Rows:
     ([2, 3], [1, 1])
     """
 
-    def __init__(self, fixed: Mapping[str, int | str], named: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        fixed: Mapping[str, int | str],
+        named: Mapping[str, Sequence[str]],
+        only: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         """Begin with no column.
 
         Args:
             fixed: Columns that have one value; of those that are named, a name.
             named: Names of columns whose numbers are places in them.
+            only: Numbers that some columns are limited to, unless they are fixed.
         """
         self.columns: dict[str, Ints] = {}
         self._fixed = dict(fixed)
+        self._only = {name: kept for name, kept in (only or {}).items() if name not in fixed}
         for name, names in named.items():
             if name in self._fixed:
                 value = str(self._fixed[name])
@@ -62,6 +69,8 @@ class Rows:
         self.columns[name] = column
         if name in self._fixed:
             self.keep(column == self._fixed[name])
+        if name in self._only:
+            self.keep(np.isin(column, self._only[name]))
 
     def keep(self, rows: Flags) -> None:
         """Drop the others."""

@@ -20,6 +20,7 @@ import numpy as np
 from equipoise.base.units import GIB
 from equipoise.cost.memory import MemoryForecast, StageShare, forecast_memory
 from equipoise.plan.choice import Choice
+from equipoise.plan.deadline import NEVER, Deadline
 from equipoise.plan.final import Finalist, degrees_of, price_finalists
 from equipoise.plan.outcome import Outcome
 from equipoise.plan.packs import Packer
@@ -57,6 +58,7 @@ def price_run(
     policies: Sequence[Policy],
     precision: Precision,
     count: int = 4,
+    due: Deadline = NEVER,
 ) -> list[Finalist]:
     """The best and the next, fastest first, those that fit before those that do not.
 
@@ -67,13 +69,16 @@ def price_run(
         policies: To be compared; a finalist's is in its options.
         precision: Of the run.
         count: How many, with the best.
+        due: When they are to be priced.
     """
     found: list[Finalist] = []
     for policy in policies:
+        if found and due.is_over():
+            break
         space, place = search.space, NAMED["policy"].index(policy)
         space = Space(space.columns | {"policy": np.full(len(space), place)}, space.base)
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
-        for each in price_finalists(under, outcome, _PRICED):
+        for each in price_finalists(under, outcome, _PRICED, due):
             tokens = steps.most_tokens(policy, each.choice.layout.dp)
             found.append(with_memory(search.model, each, tokens, precision))
     found.sort(key=_order)

@@ -16,9 +16,14 @@ What it decides
     With documents, a choice is priced on the pipeline that has most work of one packed step; the
     best four then on the four that have most.
 
+    Where time is limited, recipes are priced before anything else (``plan.seeds``). They are set
+    aside, so a search that ends by itself ends as it would without them, and are among the answers
+    of one that is stopped, also in the middle of a look (``plan.deadline``).
+
 Kept true (tests/unit/plan/test_search.py, by Hypothesis)
     On small spaces the answer is within ``gap`` of pricing every row; the same seed gives the same
-    answer; a stopped search that is resumed ends as one that was not; more memory is never slower.
+    answer; a stopped search that is resumed ends as one that was not; more memory is never slower;
+    no look begins after the deadline; no seed is faster than a stopped search's answer.
 
 Sources
     Best-first branch and bound: Lawler and Wood, Operations Research 14(4), 1966. Measured prices
@@ -38,10 +43,12 @@ from equipoise.plan.alike import group_alike
 from equipoise.plan.bound import Floats, least_seconds, needed_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.climb import climb
+from equipoise.plan.deadline import Clock, Deadline, TimeOver
 from equipoise.plan.dive import dive
 from equipoise.plan.estimate import Estimates, Opened
-from equipoise.plan.outcome import Outcome, Priced, Progress
+from equipoise.plan.outcome import Outcome, Priced, Progress, Reached
 from equipoise.plan.packs import Packer
+from equipoise.plan.seeds import find_seeds
 from equipoise.plan.space import Ints, Space
 from equipoise.plan.stage import BOUNDED, FAMILY, GROUP, OWN, ROW, SPLIT, Item
 from equipoise.plan.tally import Tally
@@ -50,7 +57,7 @@ from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline_sweep import fill, sweep
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
-from equipoise.sim.step import Documents
+from equipoise.sim.step import Documents, StepRun, run_step
 from equipoise.spec.model import ModelSpec
 
 _HINTS = 6
@@ -58,6 +65,9 @@ _HINTS = 6
 
 _HINT_SHARE = 0.5
 """Of the time, for full windows."""
+
+_SEED_SHARE = 0.5
+"""Of the time, for recipes."""
 
 _DIVES = 24
 """Families that are priced as soon as all are bounded by their kernels."""
@@ -95,9 +105,12 @@ class Search:
     """A price from elsewhere: what is not ``gap`` faster is not looked for."""
     too_large: list[Ints] = field(default_factory=list)
     """Rows that do not fit, though a bound of all rows left them."""
+    clock: Clock = time.monotonic
     estimates: Estimates = field(init=False)
     _members: list[Ints] = field(default_factory=list)
     """Rows of each group, then of each family."""
+    _was_stopped: bool = False
+    """In a look, whose caches may be half filled."""
 
     def __post_init__(self) -> None:
         self.estimates = Estimates(self.model, self.machine, self.space, self.packer)
@@ -111,8 +124,33 @@ class Search:
             seconds: The most to take; what is found by then is the answer.
             watch: Told how far the search is after each price.
         """
-        until = time.monotonic() + seconds
+        due = Deadline.after(seconds, self.clock)
+        if self._was_stopped:
+            self._forget()
         self.too_large.clear()
+        tally = Tally(self.known, self._price, self.machine.capacity_bytes, watch, self.beats_s)
+        seeds: list[Priced] = []
+        if np.isfinite(seconds):
+            part = due.part(_SEED_SHARE)
+            self._try(part, lambda: self._price_seeds(seeds, part))
+        reached = Reached()
+        self._try(due, lambda: self._run(tally, reached, due))
+        if not reached.is_done:
+            for priced in seeds:
+                if priced.row not in self.known:
+                    self._remember(priced)
+                tally.price(priced.row, reached.bound_s)
+        listed = len(self.space)
+        return tally.outcome(
+            reached.bound_s,
+            listed=listed,
+            ruled_out=0 if reached.rows is None else listed - reached.rows,
+            bounded=reached.bounded,
+            least_bytes=reached.least_bytes,
+        )
+
+    def _run(self, tally: Tally, reached: Reached, due: Deadline) -> None:
+        """Search; what was reached is written down on the way."""
         is_large = len(self.space) >= _LARGE
         if is_large:
             for loop in (sweep, fill):
@@ -121,20 +159,63 @@ class Search:
         needs = needed_bytes(*of_all, has_documents=packs)
         capacity = self.machine.capacity_bytes
         rows = np.flatnonzero(needs <= capacity)
+        reached.rows, reached.least_bytes = len(rows), float(needs.min())
         about = needed_bytes(*of_all)[rows] if packs else needs[rows]
         peak = least_seconds(*of_all, has_documents=packs)[rows]
-        tally = Tally(self.known, self._price, capacity, watch, self.beats_s)
+        reached.bound_s = float(peak.min(initial=np.inf))
         queue = self._groups(rows, peak)
         with Team(self.estimates.answer, spare_cores() if is_large else 0) as team:
-            self._begin(tally, team, rows, about / capacity, peak, until)
-            bounded, passed = self._best_first(queue, tally, team, until)
-        return tally.outcome(
-            min(queue[0][0] if queue else np.inf, passed),
-            listed=len(self.space),
-            ruled_out=len(self.space) - len(rows) + sum(map(len, self.too_large)),
-            bounded=bounded,
-            least_bytes=float(needs.min()),
-        )
+            self._begin(tally, team, rows, about / capacity, peak, due)
+            self._best_first(queue, tally, team, reached, due)
+        reached.rows -= sum(map(len, self.too_large))
+
+    def _try(self, due: Deadline, call: Callable[[], None]) -> None:
+        """Call until time is over, wherever that is."""
+        try:
+            with due.stops():
+                call()
+        except TimeOver:
+            self._was_stopped = True
+
+    def _forget(self) -> None:
+        """Begin with empty caches."""
+        self.estimates = Estimates(self.model, self.machine, self.space, self.packer)
+        self._was_stopped = False
+
+    def _price_seeds(self, priced: list[Priced], due: Deadline) -> None:
+        """Of each recipe the first choice that fits, as far as there is time.
+
+        With documents, of those few recipes that are best with full windows.
+        """
+        packs = self.packer is not None
+        recipes = find_seeds(self.model, self.machine, self.space, has_documents=packs)
+        if packs:
+            recipes = self._best_with_windows(recipes, due)
+        while recipes:
+            again = []
+            for row, *others in recipes:
+                if due.is_over():
+                    return
+                each = self.known.get(row) or self._replay(row)
+                if each is not None and each.memory_bytes <= self.machine.capacity_bytes:
+                    priced.append(each)
+                elif others:
+                    again.append(others)
+            recipes = again
+
+    def _best_with_windows(self, recipes: list[list[int]], due: Deadline) -> list[list[int]]:
+        """Recipes without what does not fit with full windows, the best few of them."""
+        timed: list[tuple[float, list[int]]] = []
+        windows = due.part(_HINT_SHARE)
+        for rows in recipes:
+            for at, row in enumerate(rows):
+                if windows.is_over():
+                    break
+                window_s = self.estimates.window_s(row)
+                if np.isfinite(window_s):
+                    timed.append((window_s, rows[at:]))
+                    break
+        return [rows for _, rows in sorted(timed)[:_HINTS]] or recipes
 
     def documents(self, choice: Choice) -> Documents:
         """Micro-batches of every data-parallel rank, those with most work first."""
@@ -144,14 +225,20 @@ class Search:
         """Prices of its micro-batches."""
         return self.estimates.parts(choice)
 
+    def replay(self, choice: Choice) -> StepRun:
+        """The step as it was priced: with documents, on the pipeline that has most work."""
+        layout, options = choice.layout, choice.options
+        documents, parts = self.documents(choice)[:1], self.parts(choice)
+        of_all = self.model, self.machine, layout, options
+        return run_step(*of_all, documents=documents, parts=parts)
+
     def _begin(
-        self, tally: Tally, team: Team, rows: Ints, memory: Floats, peak: Floats, until: float
+        self, tally: Tally, team: Team, rows: Ints, memory: Floats, peak: Floats, due: Deadline
     ) -> None:
         """Find a good choice: with documents, what is good with full windows, which soon is."""
         lowest = float(peak.min(initial=np.inf))
         windows: dict[int, float] = {}
-        begin, share = time.monotonic(), 1.0 if self.packer is None else _HINT_SHARE
-        climb_until = begin + (until - begin) * share
+        climb_due = due if self.packer is None else due.part(_HINT_SHARE)
 
         def price(some: list[int]) -> list[float]:
             self._look(team, tally, [(lowest, OWN, row) for row in some])
@@ -170,7 +257,7 @@ class Search:
             memory,
             peak,
             price if self.packer is None else price_windows,
-            lambda: time.monotonic() > climb_until,
+            climb_due.is_over,
         )
         hints = [row for row in windows if np.isfinite(windows[row])]
         hints = sorted(hints, key=lambda row: (windows[row], row))[:_HINTS]
@@ -186,27 +273,27 @@ class Search:
         return queue
 
     def _best_first(
-        self, queue: list[Item], tally: Tally, team: Team, until: float
-    ) -> tuple[int, float]:
-        """Look closer at what is first, until the best cannot be beaten by ``gap``.
-
-        Returns:
-            How many families were looked at, and the least bound of what was left out.
-        """
-        bounded, passed, has_dived = 0, np.inf, False
+        self, queue: list[Item], tally: Tally, team: Team, reached: Reached, due: Deadline
+    ) -> None:
+        """Look closer at what is first, until the best cannot be beaten by ``gap``."""
+        passed, has_dived = np.inf, False
         while queue:
             limit = tally.best_s * (1 - self.gap)
-            if queue[0][0] >= limit or time.monotonic() > until:
+            reached.bound_s = min(queue[0][0], passed)
+            if queue[0][0] >= limit:
                 break
+            if due.is_over():
+                return
             if queue[0][1] != GROUP and not has_dived:  # no group is before all families
-                bounded += self._dive(queue, tally, team, until)
+                reached.bounded += self._dive(queue, tally, team, due)
                 has_dived = True
                 continue
             items = self._first(queue, limit, only_groups=not has_dived)
-            bounded += sum(stage == FAMILY for _, stage, _ in items)
+            reached.bounded += sum(stage == FAMILY for _, stage, _ in items)
             for item, answer in zip(items, self._look(team, tally, items), strict=True):
                 passed = min(passed, self._queue(queue, item, answer))
-        return bounded, passed
+        reached.bound_s = min(queue[0][0] if queue else np.inf, passed)
+        reached.is_done = True
 
     def _first(self, queue: list[Item], limit: float, *, only_groups: bool) -> list[Item]:
         """What is looked at next, together; families that were bounded become rows."""
@@ -224,17 +311,17 @@ class Search:
             weight += _WEIGHTS[stage]
         return items
 
-    def _dive(self, queue: list[Item], tally: Tally, team: Team, until: float) -> int:
+    def _dive(self, queue: list[Item], tally: Tally, team: Team, due: Deadline) -> int:
         """Bound all families that are known best, and price the best of them."""
         look = functools.partial(self._look, team, tally)
         limit = tally.best_s * (1 - self.gap)
-        count = dive(queue, self._members, self.space, look, limit, until)
+        count = dive(queue, self._members, self.space, look, limit, due.is_over)
         best = sorted(each for each in queue if each[1] == BOUNDED)[:_DIVES]
         rows = [(least, OWN, int(self._members[at][0])) for least, _, at in best]
         size = _AT_ONCE // _WEIGHTS[OWN]
         for these in (rows[at : at + size] for at in range(0, len(rows), size)):
             limit = tally.best_s * (1 - self.gap)
-            if time.monotonic() < until:
+            if not due.is_over():
                 self._look(team, tally, [item for item in these if item[0] < limit])
         return count
 

@@ -163,6 +163,7 @@ def list_space(
     *,
     fixed: Mapping[str, int | str] | None = None,
     policies: Sequence[Policy] = (),
+    only: Mapping[str, Sequence[int]] | None = None,
 ) -> Space:
     """Every choice for one step.
 
@@ -172,6 +173,7 @@ def list_space(
         base: Window, sequences of the step, precision, stack: what is not to be chosen.
         fixed: Columns that have one value, by ``COLUMNS``.
         policies: Of packed documents, those to choose from; that of the base unless given.
+        only: Numbers that some columns are limited to, by ``COLUMNS``, unless they are fixed.
 
     Raises:
         SpecError: nothing is left; says what was fixed.
@@ -183,7 +185,7 @@ def list_space(
     >>> sorted({space.choice(row).layout.dp for row in range(len(space))})
     [1]
     """
-    rows = Rows(fixed or {}, NAMED)
+    rows = Rows(fixed or {}, NAMED, only)
     degrees = _divisors(devices)
     rows.cross("tp", [each for each in degrees if each <= _MOST_TP and _carries(model, each)])
     rows.cross("pp", [each for each in degrees if each <= model.layers])

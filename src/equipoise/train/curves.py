@@ -1,13 +1,29 @@
 """The price curve of a run: measured once for a machine and a model, then kept.
 
-All ranks measure at the same time, as they will compute; the curve is their mean, and the
-same on every rank to the last bit, because packing reads it.
+Why
+    Packing reads the curve, so it must be the same on every rank to the last bit, and the same
+    when a run goes on. And what was measured beside other programs would mislead later runs.
+
+What it decides
+    All ranks measure at the same time, as they will compute; the curve is their mean. A run keeps
+    its own (``curves/`` in its folder) and reads it when it is resumed, so that it packs what it
+    would have packed, whatever becomes of the cache. New runs read the cache; what was measured
+    while ranks had less than 70% of the processor time that their cores have for them is not put
+    there, and what a run's first steps contradict is taken out, so the next run measures again.
+
+Kept true (tests/unit/train/test_doubt_curve.py, tests/multi/test_curves.py)
+    A resumed run has the curve it had; a curve that was disturbed, or that steps contradict, is
+    not in the cache.
 """
 
 import dataclasses
 import json
 import os
+import platform
 import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,12 +33,59 @@ from equipoise.base.read import read_json
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.measure import measure_curve
-from equipoise.observe.machine import cpu_name
+from equipoise.observe.machine import cpu_name, usable_cores
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import RunSpec
 
 _TRUSTED_ERROR = 0.2
 """Busy seconds further than this from the prediction mean a curve of other conditions."""
+
+DOUBT_STEPS = 5
+"""Steps that say whether it is: fewer prove nothing, for the first ones warm up."""
+
+_UNDISTURBED = 0.7
+"""Of the processor time that a rank may have, what it has where nothing else computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What a rank had of its machine while it measured."""
+
+    host: str
+    cores: frozenset[int]
+    """That it may run on."""
+    busy_share: float
+    """Processor time over time on the wall."""
+
+
+def fair_share(ranks: Sequence[Measuring]) -> float:
+    """What the worst placed rank had of the processor time that it may have, at most 1.
+
+    Ranks of one host share its cores: where there are more ranks than cores, none can have all of
+    one.
+
+    >>> one = Measuring("a", frozenset({0, 1}), busy_share=0.5)
+    >>> fair_share([one]), fair_share([one] * 2), fair_share([one] * 4)
+    (0.5, 0.5, 1.0)
+    """
+    shares = [1.0]
+    for host in {each.host for each in ranks}:
+        here = [each for each in ranks if each.host == host]
+        cores = frozenset[int]().union(*(each.cores for each in here))
+        most = min(1.0, len(cores) / len(here))
+        shares += [each.busy_share / most for each in here]
+    return min(shares)
+
+
+def disturbed_sentence(curve: LoadCurve) -> str:
+    """What to say of a curve that was measured beside other programs; nothing of others."""
+    if curve.busy_share >= _UNDISTURBED:
+        return ""
+    return (
+        f"The price curve was measured while other programs used the cores: a rank had "
+        f"{curve.busy_share:.0%} of its processor time. This run packs by it; the next run "
+        f"measures again."
+    )
 
 
 def activation_dtype(spec: RunSpec) -> torch.dtype:
@@ -43,7 +106,7 @@ def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> str:
             "machine": machine,
             "torch": torch.__version__,
             "world": ranks.world,
-            "form": 1,
+            "form": 2,
         }
     )
 
@@ -62,33 +125,59 @@ def curve_file(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> Pa
     return cache / "curves" / f"{_curve_name(spec, model, ranks)}.json"
 
 
-def doubt_curve(file: Path, measured_over_predicted: list[float]) -> str:
-    """Drop a kept curve that a whole run has shown to be wrong; the sentence to say, or "".
+def doubt_curve(file: Path, measured_over_predicted: Sequence[float]) -> str:
+    """Drop a kept curve that a run has shown to be wrong; the sentence to say, or "".
 
-    A curve that was measured while something else had the cores would mislead every later
-    run. Fewer than five steps prove nothing.
+    The run itself keeps the curve that it packs by.
+
+    Args:
+        file: Where the curve is kept for other runs.
+        measured_over_predicted: The fullest rank's computing over the prediction, of each step;
+            the same on all ranks.
     """
-    if len(measured_over_predicted) < 5:
+    if len(measured_over_predicted) < DOUBT_STEPS:
         return ""
     off = statistics.median(measured_over_predicted) - 1
-    if abs(off) <= _TRUSTED_ERROR or not file.exists():
+    if abs(off) <= _TRUSTED_ERROR:
         return ""
     file.unlink(missing_ok=True)
     way = "more" if off > 0 else "less"
     return (
-        f"Computing took {abs(off):.0%} {way} than the price curve foresaw (median of "
-        f"{len(measured_over_predicted)} steps); the kept curve is dropped, and the next run "
-        f"measures it anew."
+        f"Computing took {abs(off):.0%} {way} than the price curve predicted (median of "
+        f"{len(measured_over_predicted)} steps). This run keeps its curve; the next run measures "
+        f"it again."
     )
 
 
-def obtain_curve(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> LoadCurve:
-    """Read the curve kept in ``cache``, or measure it on all ranks at once and keep it."""
+def obtain_curve(
+    spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path, own: Path | None = None
+) -> LoadCurve:
+    """Read a run's curve, or the one in ``cache``; or measure it on all ranks at once.
+
+    Args:
+        spec: The run.
+        model: Its sizes.
+        ranks: All of them call.
+        cache: Folder that runs share.
+        own: The run's folder, which has its curve from the first start on.
+    """
     file = curve_file(spec, model, ranks, cache)
-    kept: LoadCurve | None = ranks.gather_objects(_read(file) if ranks.rank == 0 else None)[0]
-    if kept is not None:
-        return kept
+    mine = None if own is None else curve_file(spec, model, ranks, own)
+    kept: LoadCurve | None = None
+    if ranks.rank == 0:
+        kept = (None if mine is None else _read(mine)) or _read(file)
+    kept = ranks.gather_objects(kept)[0]
+    if kept is None:
+        kept = _measure(spec, model, ranks, file)
+    if ranks.rank == 0 and mine is not None and not mine.exists():
+        _keep(mine, kept)
+    return kept
+
+
+def _measure(spec: RunSpec, model: ModelSpec, ranks: Ranks, file: Path) -> LoadCurve:
+    """Measure on all ranks at once, and keep the curve for other runs if nothing disturbed it."""
     ranks.barrier()
+    began, clock = time.perf_counter(), time.thread_time()
     mine = measure_curve(
         model,
         context_tokens=spec.pack.context_tokens,
@@ -96,6 +185,11 @@ def obtain_curve(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> 
         dtype=activation_dtype(spec),
         recompute=spec.train.recompute,
     )
+    share = (time.thread_time() - clock) / (time.perf_counter() - began)
+    if ranks.device.type == "cuda":  # where the host waits
+        share = 1.0
+    here = Measuring(platform.node(), frozenset(usable_cores()), share)
+    every: list[Measuring] = ranks.gather_objects(here)
     row = [mine.fixed_ns, mine.ns_per_token, mine.peak_flop_per_s, *mine.doc_ns]
     mean = ranks.gather_floats(row).mean(0).tolist()
     curve = dataclasses.replace(
@@ -104,8 +198,9 @@ def obtain_curve(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> 
         ns_per_token=mean[1],
         peak_flop_per_s=mean[2],
         doc_ns=tuple(mean[3:]),
+        busy_share=fair_share(every),
     )
-    if ranks.rank == 0:
+    if ranks.rank == 0 and curve.busy_share >= _UNDISTURBED:
         _keep(file, curve)
     return curve
 

@@ -30,7 +30,14 @@ from equipoise.optim.rate import learning_rate
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolved import ResolvedFile
 from equipoise.train.build import build_runner, join_sharing
-from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
+from equipoise.train.curves import (
+    DOUBT_STEPS,
+    activation_dtype,
+    curve_file,
+    disturbed_sentence,
+    doubt_curve,
+    obtain_curve,
+)
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecord
 from equipoise.train.shares import RankLoads
@@ -67,7 +74,7 @@ class Trainer:
         )
         with journal.span("measure"):
             self.curve: LoadCurve = obtain_curve(
-                self.spec, self.model, ranks, self.store.folder.parent
+                self.spec, self.model, ranks, self.store.folder.parent, folder
             )
         self.sharing = join_sharing(resolved, ranks, self.curve, self.stream)
         data_ranks = ranks.world // self.spec.layout.sharing
@@ -77,6 +84,7 @@ class Trainer:
         return_freed_memory()
         forget_peak()
         self.position = Position()
+        self._has_doubted = False
         self.record = RunRecord(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
 
@@ -139,6 +147,8 @@ class Trainer:
         """Train to the last step or to a stop; why it ended ("done" or "interrupted")."""
         steps = self.spec.train.steps
         self.record.write_start(self.position.step)
+        if said := disturbed_sentence(self.curve):
+            view.say(said)
         reason = "done"
         saved_step = self.position.step
         board = TensorBoardSink.open_if(
@@ -163,6 +173,8 @@ class Trainer:
                 packed, loads, result, step=step, tokens_seen=self.position.tokens
             )
             board.write(step, figures)
+            if len(self.record.busy_over_predicted) == DOUBT_STEPS:
+                self._doubt_curve(view)
             balance = skew(loads.predicted_s)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
             if result.stop:
@@ -182,8 +194,7 @@ class Trainer:
         if done:
             took_s = time.perf_counter() - began
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
-        if self.ranks.rank == 0:
-            self._doubt_curve(view)
+        self._doubt_curve(view)
         return reason
 
     @property
@@ -191,9 +202,15 @@ class Trainer:
         return self.folder / "stop"
 
     def _doubt_curve(self, view: StepView) -> None:
+        """Say so where steps contradict the curve; packs go on by it, as a resume will."""
+        if self.ranks.rank != 0 or self._has_doubted:
+            return
         file = curve_file(self.spec, self.model, self.ranks, self.store.folder.parent)
         if doubt := doubt_curve(file, self.record.busy_over_predicted):
+            self._has_doubted = True
             view.say(doubt)
+            self.journal.write("decision", "doubt", step=self.position.step, message=doubt)
+            self.journal.flush()
 
     def _last_good(self) -> Path | None:
         try:

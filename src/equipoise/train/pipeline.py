@@ -18,6 +18,7 @@ import torch.distributed as dist
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import make_batch
 from equipoise.data.store import TokenStore
+from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import Journal
 from equipoise.parallel.pipeline.executor import StageBatch
@@ -76,20 +77,24 @@ class PipelineRunner:
         pipeline = Pipeline(model, sharing.mesh.peers("pp"), dtype=dtype)
         return cls(pipeline, stages, sharing, store, ranks, journal)
 
-    def run(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float]:
-        """Forward and backward of all micro-batches: their losses, and busy seconds.
+    def run(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float, float]:
+        """Forward and backward of all micro-batches: their losses, busy and idle seconds.
 
-        Losses are 0 but on the rank that has the last stage.
+        Idle is what passes between instructions. Losses are 0 but on the rank that has the last
+        stage.
         """
         turns = self.sharing.turns(packed)
         batches = [self._batch(packed, at, turn) for at, turn in enumerate(turns)]
         planned = self.stages.plan_rank(packed, self.sharing.data_rank)
-        clock = time.thread_time()
+        clock, began = busy_clock(self.ranks.device), time.perf_counter()
+        begun = clock()
         is_lossy = self.sharing.planner.layout.skip > 0  # only by the run's own word
         run = self.pipeline.run(planned.schedule, batches, divisor=labels, allow_lossy=is_lossy)
-        busy_s = time.thread_time() - clock
+        busy_s, passed_s = clock() - begun, time.perf_counter() - began
+        ran_s = float((run.timeline.end_ns - run.timeline.begin_ns).sum()) * 1e-9
         write_spans(self.journal, run.timeline, step=step, predicted=planned.predicted)
-        return [float(run.losses.get(at, 0.0)) for at in range(len(turns))], busy_s
+        losses = [float(run.losses.get(at, 0.0)) for at in range(len(turns))]
+        return losses, busy_s, passed_s - ran_s
 
     @property
     def group(self) -> dist.ProcessGroup | None:

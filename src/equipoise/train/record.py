@@ -158,7 +158,7 @@ class RunRecord:
             "tokens_per_s": tokens / result.step_s,
             "mfu": flop / result.step_s / (self.curve.peak_flop_per_s * self.ranks.world),
             "busy_s": result.rank_busy_s[self.ranks.rank],
-            "wait_s": result.rank_wait_s[self.ranks.rank],
+            "wait_s": result.wait_s,
             "memory_bytes": resident_bytes() - self._base_bytes,
             "peak_memory_bytes": self._peak_bytes,
         }

@@ -14,8 +14,9 @@ What it decides
         rank 1  | micro-batch | micro-batch        | reduce | optimizer |
                                             ^ losses, digests and times are exchanged here
 
-    Ranks that share a micro-batch run it at the same time, each its own tokens; what they wait
-    for each other in attention is waiting, too, and so is a pipeline's bubble.
+    Ranks that share a micro-batch run it at the same time, each its own tokens. Waiting is what
+    its spans say: the meeting of all ranks, and in a pipeline what passes between instructions.
+    What else passes without computing, as when another program has the core, is neither.
 """
 
 import itertools
@@ -31,6 +32,7 @@ from equipoise.base.errors import FaultError, LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.store import TokenStore
+from equipoise.nn.clock import busy_clock
 from equipoise.nn.moe_balance import set_loss_scale
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm
@@ -63,7 +65,8 @@ class StepResult:
     grad_norm: float
     step_s: float
     rank_busy_s: list[float]
-    rank_wait_s: list[float]
+    wait_s: float
+    """Of this rank."""
     computed_s: float
     """Until the last rank had computed: what it was busy, or its pipeline from end to end."""
     stop: bool
@@ -111,9 +114,9 @@ class StepRunner:
         started = time.perf_counter()
         labels = sum(count_labels(batch.pieces, self.store.doc_tokens) for batch in packed)
         set_loss_scale(self.model.decoder, 1 / max(1, labels))
-        losses, busy_s = self._compute(packed, step, max(1, labels))
+        losses, busy_s, idle_s = self._compute(packed, step, max(1, labels))
         computed = time.perf_counter()
-        rows = self._meet(packed, step, losses, busy_s, computed - started, stop_asked)
+        rows, met_s = self._meet(packed, step, losses, busy_s, computed - started, stop_asked)
         loss = float(rows[:, 1].sum()) / max(1, labels)
         if not np.isfinite(loss):
             raise self._not_finite("loss", step, packed, losses, last_good())
@@ -134,30 +137,35 @@ class StepRunner:
             grad_norm=float(norm),
             step_s=time.perf_counter() - started,
             rank_busy_s=rows[:, 2].tolist(),
-            rank_wait_s=rows[:, 3].tolist(),
-            computed_s=float(rows[:, 2 if self.pipeline is None else 5].max()),
-            stop=bool(rows[:, 4].any()),
+            wait_s=idle_s + met_s,
+            computed_s=float(rows[:, 2 if self.pipeline is None else 4].max()),
+            stop=bool(rows[:, 3].any()),
             experts=experts,
         )
 
-    def _compute(self, packed: PackedStep, step: int, labels: int) -> tuple[list[float], float]:
-        """Forward and backward of this rank's micro-batches: their losses, and busy seconds."""
+    def _compute(
+        self, packed: PackedStep, step: int, labels: int
+    ) -> tuple[list[float], float, float]:
+        """Forward and backward of this rank's micro-batches: their losses, busy and idle seconds.
+
+        Only in a pipeline a rank is idle.
+        """
         if self.pipeline is not None:
             return self.pipeline.run(packed, step, labels)
         losses, busy_s = [], 0.0
-        turns = self._turns(packed)
+        turns, clock = self._turns(packed), busy_clock(self.ranks.device)
         for index, micro_batch in enumerate(turns):
             batch = make_batch(self.store, micro_batch, self.ranks.device)
             last = index == len(turns) - 1 and not self.model.sums_at_end
             self.model.prepare_micro_batch(last=last)
-            clock = time.thread_time()
+            began = clock()
             with self.journal.span("forward", step=step, micro_batch=index):
                 loss = self._loss(packed, index, batch)
             with self.journal.span("backward", step=step, micro_batch=index):
                 (loss / labels).backward()
             losses.append(float(loss.detach()))
-            busy_s += time.thread_time() - clock
-        return losses, busy_s
+            busy_s += clock() - began
+        return losses, busy_s, 0.0
 
     def _sum_gradients(self) -> None:
         if self.pipeline is not None:
@@ -198,29 +206,27 @@ class StepRunner:
         busy_s: float,
         computed_s: float,
         stop_asked: bool,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, float]:
         """Exchange one row a rank; the fastest rank waits here for the slowest.
 
-        Columns: digest of the pack, loss sum, busy seconds, waited seconds, stop asked, seconds
-        until this rank had computed.
-        Waiting is what passed since the step began less what this rank computed.
+        Columns: digest of the pack, loss sum, busy seconds, stop asked, seconds until this rank
+        had computed.
+
+        Returns:
+            The rows, and the seconds that this took.
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
         counts = self.sharing is None or self.sharing.counts_loss
-        row = [name, sum(losses) if counts else 0.0, busy_s, 0.0, float(stop_asked), computed_s]
-        began = time.perf_counter()
-        with self.journal.span("wait", step=step):
+        row = [name, sum(losses) if counts else 0.0, busy_s, float(stop_asked), computed_s]
+        with self.journal.span("wait", step=step) as span:
             rows = self.ranks.gather_floats(row)
-        waited = time.perf_counter() - began + max(0.0, computed_s - busy_s)
-        rows[:, 3] = (computed_s + time.perf_counter() - began) - rows[:, 2]
-        rows[self.ranks.rank, 3] = waited
         if bool((rows[:, 0] != name).any()):
             others = torch.nonzero(rows[:, 0] != name).flatten().tolist()
             raise LayoutError(
                 f"Ranks {others} packed step {step} otherwise than rank {self.ranks.rank}. Give "
                 f"every machine the same version of equipoise and of NumPy."
             )
-        return rows
+        return rows, span.duration_s
 
     def _not_finite(
         self,

@@ -98,8 +98,7 @@ class _WatchedJournal(Journal):
             if self._watchdog is not None:
                 step = f" of step {fields['step']}" if "step" in fields else ""
                 stack.enter_context(self._watchdog.phase(name + step))
-            stack.enter_context(super().span(name, **fields))
-            yield
+            yield stack.enter_context(super().span(name, **fields))
 
 
 def _train(

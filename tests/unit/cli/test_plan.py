@@ -168,3 +168,18 @@ def test_a_folder_that_cannot_be_written(
         "",
         f"{file}/under cannot be written: not a directory. Choose another with --out.\n",
     )
+
+
+def test_of_a_vast_lattice_recipes_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten seconds, for it has to be vast: 17 million choices, which take longer to list."""
+    vast = ["--model", "deepseek-v3", "--cluster", "h100-sxm:2048"]
+    step = ["--context-tokens", "4096", "--step-sequences", "15360"]
+    code, out, err = plan(capsys, *vast, *step, "--seconds", "8", "--json")
+    lock = json.loads(out)
+    assert code == 0 and lock["listed"] < 1_000_000
+    assert (lock["bound_s"], lock["gap"]) == (0.0, 1.0)
+    assert (
+        "Listing every choice takes longer than --seconds 8 allows, so only those that follow "
+        "published recipes were searched. A faster one may be among the others. Give more "
+        "--seconds, or fix more of the layout.\n"
+    ) in err

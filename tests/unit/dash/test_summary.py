@@ -54,6 +54,18 @@ def test_numbers_of_a_run(records: list[RunRecord]) -> None:
     assert summary.wait_share == pytest.approx(share.mean())
 
 
+def test_the_share_of_waiting_is_that_of_its_spans(records: list[RunRecord]) -> None:
+    for record in records:
+        shares = []
+        for spans in record.spans:
+            waits = spans.name == spans.names.index("wait")
+            taken = np.bincount(spans.step[waits].astype(int), spans.duration_s[waits])
+            shares.append(taken[record.step] / record.step_s)
+        assert summarize(record, "run").wait_share == pytest.approx(
+            np.mean(shares, axis=0)[1:].mean()
+        )
+
+
 def test_skew_and_waiting_of_unknown_ranks() -> None:
     seconds = np.array([[1.0, 3.0], [np.nan, 2.0], [np.nan, np.nan], [0.0, 0.0]])
     np.testing.assert_equal(skew_of(seconds), [1.5, 1.0, np.nan, np.nan])

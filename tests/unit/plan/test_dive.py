@@ -20,7 +20,9 @@ def test_bounds_rise_where_layers_are_alike() -> None:
     draw = np.random.default_rng(0).uniform(1.0, 3.0, len(rows)).tolist()
     queue: list[Item] = [(bound, 1, at) for at, bound in enumerate(draw)]
     heapq.heapify(queue)
-    count = dive(queue, members, space, lambda items: [2.0] * len(items), limit=2.5, until=np.inf)
+    count = dive(
+        queue, members, space, lambda items: [2.0] * len(items), limit=2.5, is_over=lambda: False
+    )
     is_even = np.isin(space["recompute"][rows], [0, 1, 2, 6])
     assert count == sum(even and bound < 2.5 for even, bound in zip(is_even, draw, strict=True))
     assert 0 < count < len(rows)
@@ -34,7 +36,14 @@ def test_without_time_nothing_is_bounded() -> None:
     space = list_space(MODEL, 8, StepOptions(4096, 16), fixed={"recompute": "none"})
     queue: list[Item] = [(1.0, 1, 0)]
     assert (
-        dive(queue, [np.array([0])], space, lambda items: [2.0] * len(items), limit=9.0, until=0.0)
+        dive(
+            queue,
+            [np.array([0])],
+            space,
+            lambda items: [2.0] * len(items),
+            limit=9.0,
+            is_over=lambda: True,
+        )
         == 0
     )
     assert queue == [(1.0, 1, 0)]
