@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import Manifest, read_manifest
+from equipoise.checkpoint.shards import ShardReader
 from equipoise.nn.hf import weight_shapes
 from equipoise.spec.model import ModelSpec, RopeScaling
 
@@ -58,6 +59,7 @@ def read_checkpoint_weights(
     """
     model = model_of(manifest or read_manifest(folder))
     weights = {name: torch.empty(shape) for name, shape in weight_shapes(model).items()}
+    reader = ShardReader(folder)
     log = logging.getLogger("torch.distributed.checkpoint")
     level = log.level
     try:
@@ -66,7 +68,7 @@ def read_checkpoint_weights(
         with warnings.catch_warnings():
             # no_dist is asked for; torch warns that it is.
             warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
-            load({"model": weights}, checkpoint_id=folder, no_dist=True)
+            load({"model": weights}, storage_reader=reader, no_dist=True)
     except (CheckpointException, Exception) as error:  # CheckpointException is no Exception
         raise CheckpointError(
             f"The weights of {folder} could not be read ({_cause(error)})."

@@ -238,6 +238,7 @@ def _token_cache(folder: Path, _silent: bool) -> Facts:
     from equipoise.data.store import open_store
 
     store = open_store(folder)
+    store.verify()
     return {
         "kind": "token cache",
         "path": str(folder),

@@ -15,7 +15,13 @@ import equipoise
 from equipoise.balance.pack import make_packer, skew
 from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good, require_same
+from equipoise.checkpoint.manifest import (
+    FIRST_FORMAT,
+    FORMAT,
+    Manifest,
+    newest_good,
+    require_same,
+)
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
@@ -97,11 +103,12 @@ class Trainer:
             try:
                 found = newest_good(self.checkpoints)
                 if found is not None:
+                    is_first = found[1].format == FIRST_FORMAT
                     require_same(
                         found[1],
                         found[0],
                         model=self.model,
-                        corpus_digest=self.store.digest,
+                        corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
                     )
             except CheckpointError as error:
