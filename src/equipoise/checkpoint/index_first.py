@@ -23,8 +23,10 @@ import io
 import math
 import pickle
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.index import ITEM_BYTES, Chunk, Index, StoredTensor, require_sound
@@ -128,6 +130,7 @@ def read_first_index(folder: Path) -> Index:
     except Exception as error:  # a pickle fails in as many ways as there are pickles
         raise CheckpointError(f"{folder} is torn: its {METADATA} cannot be read.") from error
     require_sound(folder, METADATA, index)
+    _require_archives(folder, index)
     return index
 
 
@@ -151,9 +154,9 @@ def _stored(name: str, tensor: Any, places: Any) -> StoredTensor:
 
 
 def read_archive(
-    data: bytes, dtype: str, shape: tuple[int, ...]
+    file: IO[bytes], dtype: str, shape: tuple[int, ...]
 ) -> tuple[bytes, tuple[int, ...], int]:
-    """Open one tensor's archive of ``torch.save``.
+    """Read one tensor's archive of ``torch.save``.
 
     Returns:
         The storage's bytes, and the strides [elements] and the offset [elements] in it.
@@ -161,23 +164,69 @@ def read_archive(
     Raises:
         CheckpointError: it holds anything else than a tensor of this type and shape.
     """
+    with _archive(file, dtype, shape) as (archive, storage, strides, offset):
+        return archive.read(storage), strides, offset
+
+
+@contextmanager
+def _archive(
+    file: IO[bytes], dtype: str, shape: tuple[int, ...]
+) -> Iterator[tuple[zipfile.ZipFile, zipfile.ZipInfo, tuple[int, ...], int]]:
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with zipfile.ZipFile(file) as archive:
             root = archive.namelist()[0].split("/")[0]
             record = _Noting(archive.read(f"{root}/data.pkl"), _TENSOR_NAMES).load()
             (_, held, key, _, count), offset, held_shape, strides, *_ = record.args
-            stored = archive.read(f"{root}/data/{key}")
+            storage = archive.getinfo(f"{root}/data/{key}")
             strides = _whole(strides)
             (offset,) = _whole([offset])
-        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-        is_sound = (held, _whole(held_shape)) == (dtype, shape)
-        is_sound = is_sound and len(stored) == count * ITEM_BYTES[dtype]
-        is_sound = is_sound and min(offset, *strides, 0) >= 0
-        is_sound = is_sound and (math.prod(shape) == 0 or last < count)
+            last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+            if (
+                (held, _whole(held_shape)) != (dtype, shape)
+                or storage.file_size != count * ITEM_BYTES[dtype]
+                or min(offset, *strides, 0) < 0
+                or (math.prod(shape) and last >= count)
+            ):
+                raise ValueError("another tensor")
+            yield archive, storage, strides, offset
     except pickle.UnpicklingError as error:
-        raise CheckpointError(f"A tensor of it is unsafe ({error}).") from error
-    except Exception as error:  # as above, and a zip in as many again
-        raise CheckpointError("A tensor of it is no archive of one.") from error
-    if not is_sound:
-        raise CheckpointError("A tensor of it is not what the metadata says.")
-    return stored, strides, offset
+        raise CheckpointError(f"a tensor of it is unsafe ({error})") from error
+    except Exception as error:  # a zip fails in as many ways again
+        raise CheckpointError("a tensor of it cannot be read") from error
+
+
+def _require_archives(folder: Path, index: Index) -> None:
+    """Look into every archive, at all but the tensor's bytes."""
+    for name, tensor in index.items():
+        for chunk in tensor.chunks:
+            with (folder / chunk.file).open("rb") as file:
+                view = _View(file, chunk.start, chunk.size_bytes)
+                try:
+                    with _archive(view, tensor.dtype, chunk.shape):
+                        pass
+                except CheckpointError as error:
+                    raise CheckpointError(f"{folder} is torn: {name} in it: {error}.") from error
+
+
+class _View(io.RawIOBase):
+    """Bytes [start, start + size) of a file, as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        self._file.seek(self._start + self._at)
+        data = self._file.read(left if size is None or size < 0 else min(size, left))
+        self._at += len(data)
+        return data

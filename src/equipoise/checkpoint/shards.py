@@ -14,6 +14,7 @@ Kept true (tests/multi/test_checkpoint.py, tests/multi/test_checkpoint_pickles.p
 """
 
 import dataclasses
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,8 +34,17 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.index import INDEX, Chunk, StoredTensor, read_index, write_index
+from equipoise.checkpoint.index import INDEX, Chunk, Index, StoredTensor, read_index, write_index
 from equipoise.checkpoint.index_first import read_archive, read_first_index
+
+
+def read_any_index(folder: Path) -> Index:
+    """The index of a checkpoint, of this format or the first.
+
+    Raises:
+        CheckpointError: it cannot be read, or does not go with the files.
+    """
+    return (read_index if (folder / INDEX).exists() else read_first_index)(folder)
 
 
 def _done(value: Any) -> Future[Any]:
@@ -74,7 +84,7 @@ class ShardWriter(StorageWriter):
                     raise CheckpointError(f"{item.index.fqn} is not a tensor.")
                 tensor = resolved.detach().cpu().contiguous()
                 start = out.tell()
-                out.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+                out.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
                 results.append(WriteResult(item.index, tensor.nbytes, (name, start)))
             out.flush()
             os.fsync(out.fileno())
@@ -115,7 +125,7 @@ class ShardReader(StorageReader):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_first = not (folder / INDEX).exists()
-        self._index = (read_first_index if self._is_first else read_index)(folder)
+        self._index = read_any_index(folder)
         self._chunks = {
             MetadataIndex(name, chunk.offsets): (stored.dtype, chunk)
             for name, stored in self._index.items()
@@ -174,10 +184,12 @@ class ShardReader(StorageReader):
             file.seek(chunk.start)
             data = bytearray(file.read(chunk.size_bytes))
         if len(data) != chunk.size_bytes:
-            raise CheckpointError(f"{chunk.file} ends before byte {chunk.start + chunk.size_bytes}")
+            raise CheckpointError(
+                f"{chunk.file} ends before byte {chunk.start + chunk.size_bytes:,}"
+            )
         if not self._is_first:
             return _tensor(data, dtype).view(chunk.shape)
-        stored, strides, offset = read_archive(bytes(data), dtype, chunk.shape)
+        stored, strides, offset = read_archive(io.BytesIO(data), dtype, chunk.shape)
         return _tensor(bytearray(stored), dtype).as_strided(chunk.shape, strides, offset)
 
     @classmethod

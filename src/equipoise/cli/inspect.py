@@ -99,8 +99,12 @@ def _bytes_of(folder: Path) -> int:
 
 
 def _read(folder: Path) -> tuple[Manifest | None, str]:
+    from equipoise.checkpoint.export import require_weights
+
     try:
-        return read_manifest(folder), _OK
+        manifest = read_manifest(folder)
+        require_weights(folder, manifest)
+        return manifest, _OK
     except CheckpointError as error:
         return None, str(error)
 

@@ -133,10 +133,14 @@ class Trainer:
         file = checkpoint / _PACKER
         if not file.exists():
             return
-        state = json.loads(file.read_text())
+        try:
+            state = json.loads(file.read_bytes())
+            waiting = state["waiting"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{checkpoint} is torn: its {_PACKER} cannot be read.") from error
         if self.spec.pack.policy != "delayed":
             raise CheckpointError(
-                f'{checkpoint} was packed by "delayed" and {state["waiting"]} documents still '
+                f'{checkpoint} was packed by "delayed" and {waiting} documents still '
                 f'wait in its queues; "{self.spec.pack.policy}" would lose them. Set pack.policy '
                 f'= "delayed", or train into another folder with --out.'
             )
