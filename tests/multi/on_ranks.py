@@ -10,11 +10,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint import FileSystemWriter, state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from equipoise.base.errors import LayoutError
 from equipoise.checkpoint import store as checkpoint_store
-from equipoise.checkpoint.manifest import FORMAT, Manifest, read_manifest
+from equipoise.checkpoint.manifest import (
+    FIRST_FORMAT,
+    FORMAT,
+    Manifest,
+    describe_files,
+    read_manifest,
+    write_manifest,
+)
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
@@ -142,6 +151,20 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
         dtypes={str(tensor.dtype) for tensor in kept},
         decay=[group["weight_decay"] for group in runner.optimizer.param_groups],
     )
+
+
+def train_first(ranks: Ranks, folder: Path, resolved: ResolvedFile) -> None:
+    """A whole run that saves as the first versions did."""
+
+    def save(
+        root: Path, module: Any, optimizer: Any, ranks: Ranks, manifest: Manifest, **_
+    ) -> None:
+        store = open_store(Path(resolved.corpus))
+        manifest = dataclasses.replace(manifest, corpus_digest=store.first_digest)
+        write_first(root, module, optimizer, ranks, manifest)
+
+    loop.save = save
+    train(ranks, folder, resolved, {})
 
 
 def train_each(ranks: Ranks, folder: Path, runs: dict[str, ResolvedFile]) -> dict[str, Ended]:
@@ -312,6 +335,37 @@ def save(ranks: Ranks, root: Path, model: ModelSpec, zero: int, steps: list[int]
         manifest = _manifest(model, step, ranks.world)
         checkpoint_store.save(root, decoder, optimizer, ranks, manifest, keep=2)
     return state_of(decoder, optimizer)
+
+
+def save_first(ranks: Ranks, root: Path, model: ModelSpec, zero: int, step: int) -> Arrays:
+    """Save as the first versions did, by torch's own writer."""
+    decoder, optimizer = _stepped(ranks, model, zero, 0, TrainSpec())
+    write_first(root, decoder, optimizer, ranks, _manifest(model, step, ranks.world))
+    return state_of(decoder, optimizer)
+
+
+def write_first(
+    root: Path,
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+    manifest: Manifest,
+) -> None:
+    """What ``checkpoint.store.save`` was when the format was 1."""
+    folder = root / f"step-{manifest.step:06d}"
+    if ranks.rank == 0:
+        folder.mkdir(parents=True)
+    ranks.barrier()
+    state = {
+        "model": get_model_state_dict(module),
+        "optimizer": get_optimizer_state_dict(module, optimizer),
+    }
+    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+    state_dict_saver.save(state, storage_writer=writer)
+    if ranks.rank == 0:
+        changes = {"format": FIRST_FORMAT, "files": describe_files(folder)}
+        write_manifest(folder, dataclasses.replace(manifest, **changes))
+    ranks.barrier()
 
 
 def save_keeping_one(ranks: Ranks, root: Path, model: ModelSpec, step: int) -> None:

@@ -13,11 +13,19 @@ from make_run import MODEL, MakeRun
 from on_ranks import Ended
 from read_run import EXACT, assert_close, events
 
-from equipoise.base.errors import CheckpointError, EquipoiseError, FaultError, LayoutError
+from equipoise.base.errors import (
+    CheckpointError,
+    DataError,
+    EquipoiseError,
+    FaultError,
+    LayoutError,
+)
 from equipoise.checkpoint.manifest import newest_good, read_manifest, write_manifest
 from equipoise.comm.local import run_ranks
 from equipoise.dash.summary import summarize
-from equipoise.data.store import TokenStore
+from equipoise.data.meta import describe, read_meta, render
+from equipoise.data.store import TokenStore, open_store
+from equipoise.data.verified import CHUNK_BYTES, ChunkTable
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf_write import write_hf
 from equipoise.observe.reader import read_run
@@ -217,13 +225,12 @@ def copy(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_a_torn_newest_checkpoint_is_passed_over_with_a_sentence(copy, make_run) -> None:
-    shard = copy / "checkpoint" / "step-000004" / "__1_0.distcp"
+    shard = copy / "checkpoint" / "step-000004" / "shard-00001.bin"
     size = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[:-1])
     ended = run(copy, make_run(steps=5))
-    sentence = (
-        f"{shard.parent} is torn: __1_0.distcp has {size - 1:,} bytes, the manifest says {size:,}."
-    )
+    what = f"shard-00001.bin has {size - 1:,} bytes, the manifest says {size:,}."
+    sentence = f"{shard.parent} is torn: {what}"
     assert ended.said[:2] == [
         f"{sentence} Passed over.",
         f"Resuming after step 2 from {copy}/checkpoint/step-000002.",
@@ -252,6 +259,73 @@ def test_a_checkpoint_of_another_model(copy, make_run) -> None:
     )
 
 
+def test_a_checkpoint_under_the_name_of_another_step(copy, make_run) -> None:
+    root = copy / "checkpoint"
+    shutil.copytree(root / "step-000002", root / "step-000999")
+    ended = run(copy, make_run(steps=5))
+    assert ended.said[:2] == [
+        f"{root}/step-000999 holds the checkpoint of step 2 by its manifest.json, whose folder is "
+        "named step-000002. Rename it, or delete it if it is a copy. Passed over.",
+        f"Resuming after step 4 from {root}/step-000004.",
+    ]
+    assert len(ended.losses) == 1
+    names = sorted(path.name for path in root.iterdir())
+    assert names == ["step-000004", "step-000005", "step-000999"]
+
+
+def test_other_tokens_are_refused_wherever_their_cache_came_from(
+    copy, make_run, store, tmp_path
+) -> None:
+    """A cache that is sound in itself, and of other tokens; the digests of both are named."""
+    folder = Path(shutil.copytree(store.folder, tmp_path / "cache" / store.folder.name))
+    tokens = store.tokens[:][::-1].tobytes()
+    table = ChunkTable()
+    table.update(tokens)
+    (folder / "tokens.bin").write_bytes(tokens)
+    (folder / "tokens.digests").write_bytes(table.finish())
+    meta = dataclasses.replace(read_meta(folder), files=describe(folder))
+    (folder / "meta.json").write_text(render(meta))
+    other = dataclasses.replace(make_run(steps=5), corpus=str(folder))
+    known = open_store(folder).digest
+    assert known != store.digest
+    assert fault_of(CheckpointError, copy, other) == (
+        f"{copy}/checkpoint/step-000004 was trained on another corpus or tokenizer (digest "
+        f"{store.digest[:8]}, this run's is {known[:8]}). Give back the [data] of that run, or "
+        "train into another folder with --out."
+    )
+
+
+def test_a_cache_that_is_damaged_under_a_run_ends_it_in_a_sentence(
+    make_run, store, tmp_path
+) -> None:
+    folder = Path(shutil.copytree(store.folder, tmp_path / "cache" / store.folder.name))
+    whole = (folder / "tokens.bin").read_bytes()
+    (folder / "tokens.bin").write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    damaged = dataclasses.replace(make_run(steps=50), corpus=str(folder))
+    end = min(len(whole), CHUNK_BYTES)
+    assert fault_of(DataError, tmp_path / "run", damaged) == (
+        f"{folder}/tokens.bin is damaged: bytes 0 to {end:,} are not those that were written. "
+        f"Delete the folder {folder}; the next run makes it again."
+    )
+
+
+@pytest.fixture
+def first(copy: Path, make_run: MakeRun, store: TokenStore) -> Path:
+    """The same run as a version of the first format left it."""
+    root = copy / "checkpoint"
+    shutil.rmtree(root)
+    run_ranks(2, on_ranks.train_first, copy, make_run(steps=2))
+    return copy
+
+
+def test_a_run_of_the_first_format_goes_on(first, tmp_path, make_run) -> None:
+    assert (first / "checkpoint" / "step-000002" / ".metadata").exists()
+    ended = run(first, make_run(steps=4, dp=1))
+    assert ended.said[0] == f"Resuming after step 2 from {first}/checkpoint/step-000002."
+    straight = run(tmp_path / "straight", make_run(steps=4))
+    assert_close(ended, dataclasses.replace(straight, losses=straight.losses[2:]))
+
+
 def test_a_checkpoint_of_another_order(copy, make_run) -> None:
     assert "train.seed = 0, and this run's is 5: " in fault_of(
         CheckpointError, copy, make_run(seed=5)
@@ -261,10 +335,10 @@ def test_a_checkpoint_of_another_order(copy, make_run) -> None:
 def test_a_checkpoint_of_a_newer_version(copy, make_run) -> None:
     newest = copy / "checkpoint" / "step-000004"
     manifest = read_manifest(newest)
-    write_manifest(newest, dataclasses.replace(manifest, format=2, version="7.0.0"))
+    write_manifest(newest, dataclasses.replace(manifest, format=3, version="7.0.0"))
     assert fault_of(CheckpointError, copy, make_run()) == (
-        f"{newest} has checkpoint format 2, written by equipoise 7.0.0; this version reads up to "
-        "1. Upgrade equipoise."
+        f"{newest} has checkpoint format 3, written by equipoise 7.0.0; this version reads up to "
+        "2. Upgrade equipoise."
     )
 
 
@@ -345,7 +419,7 @@ if shutil.which("unshare") and can_mount():
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(disk)], check=True)
         try:
             filler = tmp_path / "run" / "checkpoint" / "filler"
-            filler.write_bytes(bytes(1_200_000))
+            filler.write_bytes(bytes(1_500_000))
             check_refused_save(
                 tmp_path / "run",
                 make_run,

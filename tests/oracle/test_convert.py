@@ -17,12 +17,13 @@ from equipoise.checkpoint.store import save
 from equipoise.cli.main import main
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
-from equipoise.data.tokenizer import train_tokenizer
+from equipoise.data.progress import SilentProgress
+from equipoise.data.store import prepare
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.model import ModelSpec, RopeScaling
 from equipoise.spec.resolved import ResolvedFile, write_resolved
-from equipoise.spec.run import RunSpec
+from equipoise.spec.run import DataSpec, RunSpec
 
 MODEL = ModelSpec(
     layers=2,
@@ -57,9 +58,11 @@ def save_steps(ranks: Ranks, root: str) -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     run_ranks(2, save_steps, str(folder / "checkpoint"))
-    corpus = folder.parent / "tokens"
-    corpus.mkdir()
-    train_tokenizer(["some text to train on, some text more"], 300, corpus / "tokenizer.json")
+    text = folder.parent / "some.txt"
+    text.write_text("some text to train on, some text more")
+    data = DataSpec(source="text", path=str(text), vocab=300, cache=str(folder.parent / "cache"))
+    corpus = prepare(data, folder, progress=SilentProgress()).folder
+    (folder.parent / "tokens").symlink_to(corpus)
     write_resolved(folder, ResolvedFile(RunSpec(), MODEL, {}, 2, str(corpus), ""))
     return folder
 
@@ -77,7 +80,7 @@ def expected(scale: float) -> dict[str, torch.Tensor]:
 
 
 def tear(folder: Path) -> str:
-    file = sorted(folder.glob("*.distcp"))[0]
+    file = sorted(folder.glob("*.bin"))[0]
     file.write_bytes(file.read_bytes()[:-1])
     return (
         f"{folder} is torn: {file.name} has {file.stat().st_size:,} bytes, the manifest says "
@@ -183,7 +186,7 @@ def test_without_its_run_a_checkpoint_has_no_tokenizer(
     captured = capsys.readouterr()
     assert (
         f"The tokenizer of {step} is not to be found: its run's resolved.json or its token cache "
-        "is gone. Give it with --tokenizer.\n"
+        "is gone or damaged. Give it with --tokenizer.\n"
     ) in captured.err
     assert not (tmp_path / "hf" / "tokenizer.json").exists()
     file = built.parent / "tokens" / "tokenizer.json"

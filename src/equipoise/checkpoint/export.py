@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import Manifest, read_manifest
+from equipoise.checkpoint.shards import ShardReader, read_any_index
 from equipoise.nn.hf import weight_shapes
 from equipoise.spec.model import ModelSpec, RopeScaling
 
@@ -41,6 +42,23 @@ def model_of(manifest: Manifest) -> ModelSpec:
         ) from error
 
 
+def require_weights(folder: Path, manifest: Manifest) -> None:
+    """Refuse a checkpoint that lacks a weight of its model, or has it in another shape.
+
+    Raises:
+        CheckpointError: names the weight.
+    """
+    index = read_any_index(folder)
+    for name, shape in weight_shapes(model_of(manifest)).items():
+        stored = index.get(f"model.{name}")
+        if stored is None or stored.shape != shape:
+            has = "does not have it" if stored is None else f"has {list(stored.shape)}"
+            raise CheckpointError(
+                f"{folder} is torn: its model has {name} of shape {list(shape)}, and the "
+                f"checkpoint {has}."
+            )
+
+
 def read_checkpoint_weights(
     folder: Path, manifest: Manifest | None = None
 ) -> tuple[ModelSpec, dict[str, Tensor]]:
@@ -56,8 +74,11 @@ def read_checkpoint_weights(
     Raises:
         CheckpointError: the checkpoint is torn, of a newer format, or lacks a weight.
     """
-    model = model_of(manifest or read_manifest(folder))
+    manifest = manifest or read_manifest(folder)
+    require_weights(folder, manifest)
+    model = model_of(manifest)
     weights = {name: torch.empty(shape) for name, shape in weight_shapes(model).items()}
+    reader = ShardReader(folder)
     log = logging.getLogger("torch.distributed.checkpoint")
     level = log.level
     try:
@@ -66,7 +87,7 @@ def read_checkpoint_weights(
         with warnings.catch_warnings():
             # no_dist is asked for; torch warns that it is.
             warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
-            load({"model": weights}, checkpoint_id=folder, no_dist=True)
+            load({"model": weights}, storage_reader=reader, no_dist=True)
     except (CheckpointException, Exception) as error:  # CheckpointException is no Exception
         raise CheckpointError(
             f"The weights of {folder} could not be read ({_cause(error)})."

@@ -6,13 +6,19 @@ What it decides
     another name and renamed when whole, so a folder of that name without a sound manifest is
     torn and is never loaded.
 
+    The folder's name is its manifest's step, written in one way, and the folder holds the files
+    of the manifest alone: no other file, no folder, no link. Two names of one file on the disk
+    (hard links) are files, and verified as such. The folder itself may be a link.
+
 Kept true (tests/unit/checkpoint/test_manifest.py)
-    Any byte changed, dropped or added to a file of a checkpoint is found, and the file named.
+    Any byte changed, dropped or added to a file of a checkpoint is found, and the file named; so
+    is a folder of another name, and a file that the manifest does not list.
 """
 
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +28,11 @@ from equipoise.base.digest import digest, digest_file
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
 from equipoise.base.read import parse_json, read_text
+from equipoise.checkpoint.index import read_index
+from equipoise.checkpoint.index_first import read_first_index
 from equipoise.spec.model import ModelSpec
 
-FORMAT = 1
+FORMAT, FIRST_FORMAT = 2, 1
 MANIFEST = "manifest.json"
 
 
@@ -88,6 +96,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{folder} is torn: its {MANIFEST} cannot be read.") from error
     if text != _render(manifest):
         raise CheckpointError(f"{folder} is torn: the bytes of {MANIFEST} have changed.")
+    _require_name(folder, manifest.step)
+    _require_listed(folder, manifest)
     for name, (size, expected) in manifest.files.items():
         file = folder / name
         found = file.stat().st_size if file.is_file() else 0
@@ -97,7 +107,37 @@ def read_manifest(folder: Path) -> Manifest:
             )
         if digest_file(file) != expected:
             raise CheckpointError(f"{folder} is torn: the bytes of {name} have changed.")
+    (read_first_index if manifest.format == FIRST_FORMAT else read_index)(folder)
     return manifest
+
+
+def folder_name(step: int) -> str:
+    """The one name of the checkpoint of a step."""
+    return f"step-{step:06d}"
+
+
+def _require_name(folder: Path, step: int) -> None:
+    """Refuse a folder that says another step than its manifest; other names say none."""
+    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
+    if name.startswith("step-") and name != folder_name(step):
+        raise CheckpointError(
+            f"{folder} holds the checkpoint of step {step} by its {MANIFEST}, whose folder is "
+            f"named {folder_name(step)}. Rename it, or delete it if it is a copy."
+        )
+
+
+def _require_listed(folder: Path, manifest: Manifest) -> None:
+    """Refuse anything in the folder but the files of the manifest."""
+    for path in sorted(folder.iterdir()):
+        if path.name not in (*manifest.files, MANIFEST):
+            raise CheckpointError(
+                f"{folder} is torn: it holds {path.name}, which its {MANIFEST} does not list. "
+                "Delete it, or restore a copy of the checkpoint."
+            )
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(
+                f"{folder} is torn: {path.name} is not a file of its own. Restore a copy of it."
+            )
 
 
 class NewerCheckpointError(CheckpointError):
@@ -105,10 +145,36 @@ class NewerCheckpointError(CheckpointError):
 
 
 def find_checkpoints(root: Path) -> Iterator[Path]:
-    """Checkpoint folders, newest first."""
-    named = {path: re.fullmatch(r"step-(\d{6,})", path.name) for path in root.glob("step-*")}
+    """Folders that are named as a checkpoint of some step, newest first, sound or not."""
+    named = {path: re.fullmatch(r"step-(\d{1,18})", path.name) for path in root.glob("step-*")}
     steps = {path: int(match[1]) for path, match in named.items() if match}
-    yield from sorted(steps, key=lambda path: steps[path], reverse=True)
+    yield from sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+
+
+def drop_older(root: Path, step: int, keep: int) -> None:
+    """Remove all but the ``keep`` newest checkpoints from a step downwards.
+
+    What cannot be loaded from is neither counted nor removed, as far as its name and its
+    manifest show that: counting it would cost a sound checkpoint. Its bytes are not read.
+    """
+    older = [path for path in find_checkpoints(root) if _says_its_step(path, up_to=step)]
+    for path in older[keep:]:
+        remove(path)
+
+
+def _says_its_step(folder: Path, *, up_to: int) -> bool:
+    try:
+        step = json.loads((folder / MANIFEST).read_bytes())["step"]
+        return bool(step <= up_to and folder.name == folder_name(step))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, or the link to one, as far as it can be."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def newest_good(root: Path) -> tuple[Path, Manifest, list[str]] | None:

@@ -27,16 +27,12 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
@@ -44,34 +40,25 @@ from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import (
     Manifest,
     describe_files,
+    drop_older,
     find_checkpoints,
+    folder_name,
+    remove,
     write_manifest,
 )
+from equipoise.checkpoint.shards import ShardReader, ShardWriter
 from equipoise.comm.group import Ranks
 
 
-def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {
+def _state(
+    module: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Tensors of both, and the optimizer's groups, which are settings and not saved."""
+    state: dict[str, Any] = {
         "model": get_model_state_dict(module),
         "optimizer": get_optimizer_state_dict(module, optimizer),
     }
-
-
-class _Writer(FileSystemWriter):
-    """Torch's writer, which fails with the words of the disk.
-
-    A write that fails inside torch's zip archive comes out as "unexpected pos 64 vs 98", and
-    what the disk said is lost on its way to the other ranks.
-    """
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
-            return super().write_data(plan, planner)
-        except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__cause__ or cause.__context__
-            raise cause or error from None
+    return state, state["optimizer"].pop("param_groups")
 
 
 def _root_cause(error: BaseException) -> str:
@@ -110,7 +97,7 @@ def save(
         CheckpointError: on every rank, when any could not write; older checkpoints stand.
     """
     partial = root / f".saving-{manifest.step:06d}"
-    final = root / f"step-{manifest.step:06d}"
+    final = root / folder_name(manifest.step)
     fault = ""
     try:
         if ranks.rank == 0:
@@ -124,15 +111,15 @@ def save(
         try:
             # torch logs a traceback of its own for what is raised here in one sentence.
             logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
-            writer = _Writer(partial, single_file_per_rank=True, sync_files=True)
-            state_dict_saver.save(_state(module, optimizer), storage_writer=writer)
+            state, _ = _state(module, optimizer)
+            state_dict_saver.save(state, storage_writer=ShardWriter(partial))
             if ranks.rank == 0:
                 for name, text in (texts or {}).items():
                     (partial / name).write_text(text)
                 described = describe_files(partial)
                 whole = {f: getattr(manifest, f) for f in Manifest.__slots__} | {"files": described}
                 write_manifest(partial, Manifest(**whole))
-                shutil.rmtree(final, ignore_errors=True)
+                remove(final)
                 partial.rename(final)
                 sync(root)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
@@ -144,9 +131,7 @@ def save(
         ranks.barrier()
         raise CheckpointError(_explain(root, manifest.step, fault, module))
     if ranks.rank == 0:
-        found = list(find_checkpoints(root))
-        for old in found[found.index(final) + keep :]:
-            shutil.rmtree(old, ignore_errors=True)
+        drop_older(root, manifest.step, keep)
         for stale in root.glob(".saving-*"):
             shutil.rmtree(stale, ignore_errors=True)
     return final
@@ -171,17 +156,16 @@ def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> N
     """Fill a sharded module and its optimizer from a verified checkpoint, in place.
 
     Raises:
-        CheckpointError: torch could not read it.
+        CheckpointError: it could not be read.
     """
     settings = [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
-    state = _state(module, optimizer)
-    # Stages of a pipeline have groups of their own weights, of which one rank's were written.
-    groups = state["optimizer"].pop("param_groups")
+    state, groups = _state(module, optimizer)
+    reader = ShardReader(folder)
     try:
-        state_dict_loader.load(state, checkpoint_id=folder)
+        state_dict_loader.load(state, storage_reader=reader)
     except (Exception, CheckpointException) as error:
         raise CheckpointError(f"{folder} could not be loaded ({_root_cause(error)}).") from error
     state["optimizer"]["param_groups"] = groups

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.base.errors import CheckpointError, ModelError, SpecError
+from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
 from equipoise.base.units import format_bytes, format_count
 from equipoise.checkpoint.manifest import MANIFEST, newest_good, read_manifest
 from equipoise.cli.console import make_progress
@@ -179,7 +179,7 @@ def _load_checkpoint(folder: Path, manifest: Any, torn: list[str]) -> _Loaded:
     if file is None:
         remarks.append(
             f"The tokenizer of {folder} is not to be found: its run's {RESOLVED} or its token "
-            "cache is gone. Give it with --tokenizer."
+            "cache is gone or damaged. Give it with --tokenizer."
         )
     return _Loaded(
         origin=folder,
@@ -217,13 +217,13 @@ def _from_gguf(file: Path) -> _Loaded:
 
 
 def _corpus_tokenizer(run_folder: Path) -> Path | None:
-    try:
-        from equipoise.spec.resolved import read_resolved
+    from equipoise.data.store import open_store
+    from equipoise.spec.resolved import read_resolved
 
-        file = Path(read_resolved(run_folder).corpus) / "tokenizer.json"
-    except SpecError:
+    try:
+        return open_store(Path(read_resolved(run_folder).corpus)).tokenizer_file
+    except (SpecError, DataError):
         return None
-    return file if file.is_file() else None
 
 
 def _end_of(file: Path) -> str:

@@ -100,8 +100,12 @@ def _bytes_of(folder: Path) -> int:
 
 
 def _read(folder: Path) -> tuple[Manifest | None, str]:
+    from equipoise.checkpoint.export import require_weights
+
     try:
-        return read_manifest(folder), _OK
+        manifest = read_manifest(folder)
+        require_weights(folder, manifest)
+        return manifest, _OK
     except CheckpointError as error:
         return None, str(error)
 
@@ -239,6 +243,7 @@ def _token_cache(folder: Path, _silent: bool) -> Facts:
     from equipoise.data.store import open_store
 
     store = open_store(folder)
+    store.verify()
     return {
         "kind": "token cache",
         "path": str(folder),

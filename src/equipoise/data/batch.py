@@ -32,24 +32,24 @@ def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device)
 
     A piece that ends inside its document has the following token as its last label: cutting
     a document loses attention, never a label.
+
+    Raises:
+        DataError: the token cache is damaged where it is read.
     """
     tokens = np.empty(micro_batch.tokens, dtype=np.int64)
     labels = np.empty(micro_batch.tokens, dtype=np.int64)
     at = 0
     for document, start, stop in micro_batch.pieces.tolist():
-        first = int(store.offsets[document])
         length = stop - start
-        tokens[at : at + length] = store.tokens[first + start : first + stop]
-        following = store.tokens[first + start + 1 : min(first + stop + 1, _end(store, document))]
+        # One more than the piece where its document goes on: the last label.
+        read = store.read(document, start, min(stop + 1, int(store.doc_tokens[document])))
+        tokens[at : at + length] = read[:length]
+        following = read[1:]
         labels[at : at + len(following)] = following
         labels[at + len(following) : at + length] = IGNORED
         at += length
     lengths = tuple(int(length) for length in micro_batch.doc_tokens)
     return Batch(torch.from_numpy(tokens).to(device), torch.from_numpy(labels).to(device), lengths)
-
-
-def _end(store: TokenStore, document: int) -> int:
-    return int(store.offsets[document + 1])
 
 
 def check_vocabulary(store: TokenStore, vocab: int) -> None:

@@ -1,28 +1,44 @@
 """Tokens of one shard in a file of its own, and the files of all shards as one cache.
 
-Kept true (tests/unit/data/test_store.py)
+What it decides
+    A shard's file ends with a digest of its bytes and of its own place, and a cache's meta.json
+    has the digest of every file, of its table of chunks for the tokens, and of itself. So a
+    shard that was changed, swapped with another or left by another tokenizer is made again.
+
+Kept true (tests/unit/data/test_store.py, tests/unit/data/test_cache_damage.py)
     Any order of shards gives the same bytes; a shard's file that is not whole is made again.
 """
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.base.durable import sync
 from equipoise.base.errors import DataError
+from equipoise.data.meta import (
+    FORMAT,
+    META,
+    NAMES,
+    OFFSETS,
+    ORIGINS,
+    TABLE,
+    TOKENIZER,
+    TOKENS,
+    CacheMeta,
+    describe,
+    render,
+)
 from equipoise.data.once import building_path
 from equipoise.data.shard import Shard
 from equipoise.data.source import Source
 from equipoise.data.tokenizer import Tokenizer
-
-# Part of every cache's name. Count it up when files are laid out, corpora divided into shards,
-# or texts sampled in another way: a build may go on with the shards of an older version.
-FORMAT = 1
+from equipoise.data.verified import ChunkTable
 
 
 def token_dtype(vocab: int) -> "np.dtype[np.unsignedinteger[Any]]":
@@ -31,7 +47,7 @@ def token_dtype(vocab: int) -> "np.dtype[np.unsignedinteger[Any]]":
 
 
 def tokenize_shard(shard: Shard, tokenizer: Tokenizer, file: Path) -> None:
-    """Write one shard's file: a header, lengths and origins of documents, all tokens."""
+    """Write one shard's file: a header, lengths and origins of documents, tokens, a digest."""
     dtype = token_dtype(tokenizer.vocab)
     runs, origins = [], []
     empty = undecodable = 0
@@ -46,19 +62,25 @@ def tokenize_shard(shard: Shard, tokenizer: Tokenizer, file: Path) -> None:
             empty += 1
     doc_tokens = np.array([len(run) for run in runs], dtype="<i8")
     header = np.array([FORMAT, len(runs), doc_tokens.sum(), empty, undecodable], dtype="<i8")
-    building = building_path(file)
+    building, state = building_path(file), _digest_of(file)
     with building.open("wb") as out:
-        out.write(header.tobytes())
-        out.write(doc_tokens.tobytes())
-        out.write(np.array(origins, dtype="<i8").tobytes())
-        for run in runs:
-            out.write(run.tobytes())
+        for values in (header, doc_tokens, np.array(origins, dtype="<i8"), *runs):
+            data = values.tobytes()
+            state.update(data)
+            out.write(data)
+        out.write(state.digest())
         out.flush()
         os.fsync(out.fileno())
     building.replace(file)
 
 
-_HEADER_BYTES = 5 * 8
+_HEADER_BYTES, _DIGEST_BYTES = 5 * 8, 16
+
+
+def _digest_of(file: Path) -> "hashlib.blake2b":
+    """The digest of a shard's file, before its bytes: its place among the shards of a cache."""
+    place = f"{file.parent.name}/{file.name}".encode()
+    return hashlib.blake2b(place, digest_size=_DIGEST_BYTES)
 
 
 class _ShardSizes(NamedTuple):
@@ -69,68 +91,111 @@ class _ShardSizes(NamedTuple):
 
 
 def shard_sizes(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> _ShardSizes | None:
-    """What the header of a shard's file counts; None if the file is not whole."""
+    """What the header of a shard's file counts; None if it is not as long as that."""
     if not file.is_file() or (size_bytes := file.stat().st_size) < _HEADER_BYTES:
         return None
     made, documents, tokens, empty, undecodable = np.fromfile(file, "<i8", count=5).tolist()
-    whole_bytes = _HEADER_BYTES + documents * 3 * 8 + tokens * dtype.itemsize
+    whole_bytes = _HEADER_BYTES + documents * 3 * 8 + tokens * dtype.itemsize + _DIGEST_BYTES
     if made != FORMAT or size_bytes != whole_bytes:
         return None
     return _ShardSizes(documents, tokens, empty, undecodable)
 
 
-def assemble(
-    source: Source, tokenizer: Tokenizer, files: list[Path], building: Path, name: str
-) -> None:
-    """Put the shards together into one folder, and its meta.json last."""
+def is_whole(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> bool:
+    """Whether every byte of a shard's file is as it was written, and for this place."""
+    try:
+        for _ in _verified(file, dtype):
+            pass
+    except _TornError:
+        return False
+    return True
+
+
+class _TornError(Exception):
+    """A shard's file is not as it was written."""
+
+
+def _verified(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> Iterator[bytes]:
+    """Lengths, then origins, then tokens in parts; raises at the end if any byte was wrong."""
+    sizes = shard_sizes(file, dtype)
+    if sizes is None:
+        raise _TornError
+    state = _digest_of(file)
+    with file.open("rb") as part:
+        state.update(part.read(_HEADER_BYTES))
+        left = sizes.tokens * dtype.itemsize
+        for size in (sizes.documents * 8, sizes.documents * 16, *_cut(left)):
+            data = part.read(size)
+            state.update(data)
+            yield data
+        if part.read() != state.digest():
+            raise _TornError
+
+
+def _cut(size_bytes: int) -> Iterator[int]:
+    """The same bytes in parts of at most 1 MiB."""
+    for at in range(0, size_bytes, 1 << 20):
+        yield min(1 << 20, size_bytes - at)
+
+
+def assemble(source: Source, tokenizer: Tokenizer, files: list[Path], building: Path) -> None:
+    """Put the shards together into one folder, and its meta.json last.
+
+    Raises:
+        DataError: a shard's file or the tokenizer was changed meanwhile.
+    """
     dtype = token_dtype(tokenizer.vocab)
     building.mkdir()
-    lengths, origins = [], []
+    lengths, origins, table = [], [], ChunkTable()
     empty = undecodable = 0
-    with (building / "tokens.bin").open("wb") as out:
+    with (building / TOKENS).open("wb") as out:
         for file in files:
+            try:
+                parts = _verified(file, dtype)
+                lengths.append(np.frombuffer(next(parts), dtype="<i8"))
+                origins.append(next(parts))
+                for data in parts:
+                    table.update(data)
+                    out.write(data)
+            except _TornError:
+                raise _changed(file) from None
             sizes = shard_sizes(file, dtype)
             if sizes is None:
-                raise DataError(
-                    f"{file} was changed while the token cache was built. Start the run again."
-                )
-            with file.open("rb") as part:
-                part.seek(_HEADER_BYTES)
-                lengths.append(_read_int64(part, sizes.documents))
-                origins.append(_read_int64(part, 2 * sizes.documents).reshape(-1, 2))
-                shutil.copyfileobj(part, out, 1 << 20)
+                raise _changed(file)
             empty += sizes.empty
             undecodable += sizes.undecodable
     doc_tokens = np.concatenate(lengths)
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(doc_tokens)])
-    np.save(building / "offsets.npy", offsets)
-    np.save(building / "origins.npy", np.concatenate(origins))
-    (building / "names.json").write_text(json.dumps(source.names))
-    shutil.copyfile(tokenizer.file, building / "tokenizer.json")
-    written = sorted(building.iterdir())
-    meta = {
-        "format": FORMAT,
-        "digest": name,
-        "source_name": source.name,
-        "source_kind": source.kind,
-        "source_digest": source.digest,
-        "tokenizer_digest": tokenizer.digest,
-        "vocab": tokenizer.vocab,
-        "end": tokenizer.end,
-        "dtype": dtype.str,
-        "documents": len(doc_tokens),
-        "tokens": int(offsets[-1]),
-        "empty_documents": empty,
-        "undecodable_documents": undecodable,
-        "sizes_bytes": {path.name: path.stat().st_size for path in written},
-    }
-    (building / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
-    for path in (*written, building / "meta.json", building):
+    offsets = np.concatenate([np.zeros(1, dtype="<i8"), np.cumsum(doc_tokens)]).astype("<i8")
+    (building / TABLE).write_bytes(table.finish())
+    (building / OFFSETS).write_bytes(offsets.tobytes())
+    (building / ORIGINS).write_bytes(b"".join(origins))
+    (building / NAMES).write_text(json.dumps(source.names))
+    shutil.copyfile(tokenizer.file, building / TOKENIZER)
+    described = describe(building)
+    if described[TOKENIZER][1] != tokenizer.digest:
+        raise _changed(tokenizer.file)
+    meta = CacheMeta(
+        format=FORMAT,
+        source_name=source.name,
+        source_kind=source.kind,
+        source_digest=source.digest,
+        tokenizer_digest=tokenizer.digest,
+        vocab=tokenizer.vocab,
+        end=tokenizer.end,
+        dtype=dtype.str,
+        documents=len(doc_tokens),
+        tokens=int(offsets[-1]),
+        empty_documents=empty,
+        undecodable_documents=undecodable,
+        files=described,
+    )
+    (building / META).write_text(render(meta))
+    for path in (*sorted(building.iterdir()), building):
         sync(path)
 
 
-def _read_int64(file: BinaryIO, count: int) -> NDArray[np.int64]:
-    return np.frombuffer(file.read(count * 8), dtype="<i8")
+def _changed(file: Path) -> DataError:
+    return DataError(f"{file} was changed while the token cache was built. Start the run again.")
 
 
 _UINT16_IDS = 1 << 16

@@ -156,7 +156,7 @@ def _make_step(plan: PartsPlan, data_ranks: int) -> tuple[PackedStep, TokenStore
         rows.append(tuple(batches))
     tokens = np.random.default_rng(0).integers(0, plan.model.vocab, at * SHORT_TOKENS)
     store = TokenStore(
-        tokens=tokens.astype(np.uint32),  # type: ignore[arg-type]
+        tokens=tokens.astype(np.uint32),
         doc_tokens=np.full(at, SHORT_TOKENS),
         offsets=np.arange(at + 1) * SHORT_TOKENS,
         origins=np.zeros((at, 2), np.int64),
@@ -165,6 +165,7 @@ def _make_step(plan: PartsPlan, data_ranks: int) -> tuple[PackedStep, TokenStore
         tokenizer_file=Path(),
         folder=Path(),
         digest="",
+        first_digest="",
         source_name="drawn",
         source_kind="text",
         empty_documents=0,

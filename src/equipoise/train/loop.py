@@ -15,7 +15,13 @@ import equipoise
 from equipoise.balance.pack import make_packer, skew
 from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.manifest import FORMAT, Manifest, newest_good, require_same
+from equipoise.checkpoint.manifest import (
+    FIRST_FORMAT,
+    FORMAT,
+    Manifest,
+    newest_good,
+    require_same,
+)
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
@@ -105,11 +111,12 @@ class Trainer:
             try:
                 found = newest_good(self.checkpoints)
                 if found is not None:
+                    is_first = found[1].format == FIRST_FORMAT
                     require_same(
                         found[1],
                         found[0],
                         model=self.model,
-                        corpus_digest=self.store.digest,
+                        corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
                     )
             except CheckpointError as error:
@@ -134,10 +141,14 @@ class Trainer:
         file = checkpoint / _PACKER
         if not file.exists():
             return
-        state = json.loads(file.read_text())
+        try:
+            state = json.loads(file.read_bytes())
+            waiting = state["waiting"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{checkpoint} is torn: its {_PACKER} cannot be read.") from error
         if self.spec.pack.policy != "delayed":
             raise CheckpointError(
-                f'{checkpoint} was packed by "delayed" and {state["waiting"]} documents still '
+                f'{checkpoint} was packed by "delayed" and {waiting} documents still '
                 f'wait in its queues; "{self.spec.pack.policy}" would lose them. Set pack.policy '
                 f'= "delayed", or train into another folder with --out.'
             )

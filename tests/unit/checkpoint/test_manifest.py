@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import CheckpointError
+from equipoise.checkpoint.index import Chunk, StoredTensor, write_index
 from equipoise.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
     Manifest,
     describe_files,
+    drop_older,
     find_checkpoints,
     newest_good,
     read_manifest,
@@ -34,7 +38,18 @@ MODEL = ModelSpec(
     head_width=16,
     rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192),
 )
-SHARDS = {".metadata": b"m" * 40, "__0_0.distcp": bytes(range(100)), "__1_0.distcp": b"x" * 60}
+INDEX = {
+    "w": StoredTensor(
+        "uint8",
+        (160,),
+        (
+            Chunk((0,), (100,), "shard-00000.bin", 0, 100),
+            Chunk((100,), (60,), "shard-00001.bin", 0, 60),
+        ),
+    )
+}
+SHARDS = {"shard-00000.bin": bytes(range(100)), "shard-00001.bin": b"x" * 60}
+FILES = (*SHARDS, "tensors.json", MANIFEST)
 
 
 def write_checkpoint(root: Path, step: int, **changes: object) -> Path:
@@ -43,6 +58,7 @@ def write_checkpoint(root: Path, step: int, **changes: object) -> Path:
     folder.mkdir(parents=True)
     for name, data in SHARDS.items():
         (folder / name).write_bytes(data)
+    write_index(folder, INDEX)
     fields = {
         "format": FORMAT,
         "version": "0.1.0",
@@ -68,6 +84,7 @@ def fault_of(folder: Path) -> str:
 def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 250)
     found = read_manifest(folder)
+    assert list(found.files) == sorted(FILES[:-1])
     assert (found.step, found.position_tokens, found.world) == (250, 256_000, 2)
     assert found.files == describe_files(folder)
     require_same(found, folder, model=MODEL, corpus_digest="c" * 32, seed=0)
@@ -81,7 +98,7 @@ def test_a_size_that_older_versions_did_not_know_is_its_default(tmp_path: Path) 
     require_same(older, folder, model=MODEL, corpus_digest="c" * 32, seed=0)
 
 
-@given(data=st.data(), name=st.sampled_from([*SHARDS, MANIFEST]))
+@given(data=st.data(), name=st.sampled_from(FILES))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 def test_any_byte_changed_dropped_or_added_is_found_and_its_file_named(
     tmp_path: Path, data: st.DataObject, name: str
@@ -110,18 +127,18 @@ def test_any_byte_changed_dropped_or_added_is_found_and_its_file_named(
 
 def test_each_damage_has_its_sentence(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 1)
-    shard, manifest = folder / "__0_0.distcp", folder / MANIFEST
+    shard, manifest = folder / "shard-00000.bin", folder / MANIFEST
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1])
     assert fault_of(folder) == (
-        f"{folder} is torn: __0_0.distcp has 99 bytes, the manifest says 100."
+        f"{folder} is torn: shard-00000.bin has 99 bytes, the manifest says 100."
     )
     shard.unlink()
     assert fault_of(folder) == (
-        f"{folder} is torn: __0_0.distcp has 0 bytes, the manifest says 100."
+        f"{folder} is torn: shard-00000.bin has 0 bytes, the manifest says 100."
     )
     shard.write_bytes(b"\1" + whole[1:])
-    assert fault_of(folder) == f"{folder} is torn: the bytes of __0_0.distcp have changed."
+    assert fault_of(folder) == f"{folder} is torn: the bytes of shard-00000.bin have changed."
     shard.write_bytes(whole)
     text = manifest.read_text()
     manifest.write_text(text.replace('"position_tokens": 1024', '"position_tokens": 1025'))
@@ -130,6 +147,103 @@ def test_each_damage_has_its_sentence(tmp_path: Path) -> None:
     assert fault_of(folder) == f"{folder} is torn: its manifest.json cannot be read."
     manifest.unlink()
     assert fault_of(folder) == f"{folder} is torn: its manifest.json cannot be read."
+
+
+def test_a_folder_of_another_name_is_left_out_and_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 18)
+    folder = write_checkpoint(tmp_path, 19)
+    for name in ("step-000999", "step-19", "step-0000019", "step-020"):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "step-000777").symlink_to(folder)
+    path, manifest, torn = newest_good(tmp_path)
+    assert (path.name, manifest.step) == ("step-000019", 19)
+    assert torn == [
+        f"{tmp_path}/{name} holds the checkpoint of step 19 by its manifest.json, whose folder is "
+        "named step-000019. Rename it, or delete it if it is a copy."
+        for name in ("step-000999", "step-000777", "step-020", "step-19")
+    ]
+    assert fault_of(tmp_path / "step-0000019").startswith(f"{tmp_path}/step-0000019 holds the ")
+
+
+def test_a_renamed_folder_alone_is_refused_and_not_a_fresh_start(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 19).rename(tmp_path / "step-19")
+    with pytest.raises(CheckpointError) as caught:
+        newest_good(tmp_path)
+    assert str(caught.value) == (
+        f"None of the 1 checkpoints in {tmp_path} is whole. {tmp_path}/step-19 holds the "
+        "checkpoint of step 19 by its manifest.json, whose folder is named step-000019. Rename it, "
+        f"or delete it if it is a copy. Restore a copy, or delete {tmp_path} to start from the "
+        "first step."
+    )
+
+
+def test_names_that_say_no_step_are_free_and_a_folder_may_be_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = write_checkpoint(tmp_path, 19).rename(tmp_path / "best")
+    assert read_manifest(kept).step == 19
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "step-000019").symlink_to(kept)
+    assert newest_good(tmp_path / "checkpoint")[1].step == 19
+    other = write_checkpoint(tmp_path / "there", 3)
+    monkeypatch.chdir(other)
+    assert read_manifest(Path()).step == 3
+    monkeypatch.chdir(Path(shutil.copytree(other, tmp_path / "step-000004")))
+    assert fault_of(Path()).startswith(". holds the checkpoint of step 3 by its manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        (".hidden", lambda path: path.write_bytes(b"")),
+        ("notes.txt", lambda path: path.write_bytes(b"x")),
+        ("shard-00002.bin", lambda path: path.write_bytes(b"x")),
+        ("sub", lambda path: path.mkdir()),
+        ("link", lambda path: path.symlink_to("shard-00000.bin")),
+        ("gone", lambda path: path.symlink_to("nowhere")),
+        ("pipe", os.mkfifo),
+    ],
+)
+def test_what_the_manifest_does_not_list_is_refused(
+    tmp_path: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    folder = write_checkpoint(tmp_path, 1)
+    make(folder / name)
+    assert fault_of(folder) == (
+        f"{folder} is torn: it holds {name}, which its manifest.json does not list. Delete it, or "
+        "restore a copy of the checkpoint."
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_a_link_is_refused_also_to_the_same_bytes(tmp_path: Path, name: str) -> None:
+    folder = write_checkpoint(tmp_path, 1)
+    (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    assert fault_of(folder) == (
+        f"{folder} is torn: {name} is not a file of its own. Restore a copy of it."
+    )
+
+
+def test_a_second_name_of_a_file_on_the_disk_is_a_file(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 1)
+    shutil.copytree(folder, tmp_path / "copy" / folder.name, copy_function=os.link)
+    assert read_manifest(tmp_path / "copy" / folder.name).step == 1
+
+
+def test_old_checkpoints_are_dropped_and_nothing_else(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 9):
+        write_checkpoint(tmp_path, step)
+    away = write_checkpoint(tmp_path / "away", 1)
+    shutil.copytree(tmp_path / "step-000001", tmp_path / "step-000003-copy")
+    shutil.rmtree(tmp_path / "step-000003")
+    shutil.copytree(tmp_path / "step-000001", tmp_path / "step-000003")
+    shutil.rmtree(tmp_path / "step-000001")
+    (tmp_path / "step-000001").symlink_to(away)
+    drop_older(tmp_path, 4, keep=2)
+    names = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert names == [f"step-00000{each}" for each in ("2", "3", "3-copy", "4", "9")]
+    assert read_manifest(away).step == 1
 
 
 def test_nothing_to_resume_from(tmp_path: Path) -> None:
@@ -142,11 +256,11 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
 def test_a_torn_newest_is_passed_over_with_a_sentence(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         write_checkpoint(tmp_path, step)
-    (tmp_path / "step-000003" / "__1_0.distcp").write_bytes(b"")
+    (tmp_path / "step-000003" / "shard-00001.bin").write_bytes(b"")
     path, manifest, torn = newest_good(tmp_path)
     assert (path.name, manifest.step) == ("step-000002", 2)
     assert torn == [
-        f"{tmp_path}/step-000003 is torn: __1_0.distcp has 0 bytes, the manifest says 60."
+        f"{tmp_path}/step-000003 is torn: shard-00001.bin has 0 bytes, the manifest says 60."
     ]
 
 
@@ -168,8 +282,8 @@ def test_a_newer_format_is_told_and_not_passed_over(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         newest_good(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}/step-000002 has checkpoint format 2, written by equipoise 9.0.0; this "
-        "version reads up to 1. Upgrade equipoise."
+        f"{tmp_path}/step-000002 has checkpoint format 3, written by equipoise 9.0.0; this "
+        "version reads up to 2. Upgrade equipoise."
     )
 
 

@@ -78,7 +78,7 @@ def test_documents_come_back_as_they_were(store: TokenStore, corpus: Path):
     assert store.documents == len(texts)
     assert store.empty_documents == len(source.names) - len(texts) > 0
     assert store.undecodable_documents == 0
-    assert store.tokens.dtype == np.uint16
+    assert store.tokens[:].dtype == np.uint16
     assert store.offsets.dtype == store.doc_tokens.dtype == np.int64
     assert (store.vocab, store.end) == (400, 0)
     for document in (0, len(texts) // 2, len(texts) - 1):
@@ -87,7 +87,7 @@ def test_documents_come_back_as_they_were(store: TokenStore, corpus: Path):
         assert tokens[-1] == store.end
         assert tokenizer.decode(tokens[:-1]) == texts[document]
         assert (corpus / store.name(document)).read_text() == texts[document]
-    assert (np.asarray(store.tokens) == store.end).sum() == store.documents
+    assert (store.tokens[:] == store.end).sum() == store.documents
 
 
 def test_names_of_lines_and_rows(tmp_path):
@@ -107,7 +107,7 @@ def test_wide_tokens_for_a_large_vocabulary(store: TokenStore, corpus: Path, tmp
     file.write_text(json.dumps(core))
     spec = spec_of(corpus / "json", tmp_path / "cache", tokenizer="wide.json")
     wide = prepare(spec, tmp_path, progress=SILENT)
-    assert (wide.tokens.dtype, wide.vocab) == (np.uint32, 70_001)
+    assert (wide.tokens[:].dtype, wide.vocab) == (np.uint32, 70_001)
     assert wide.tokenizer_file.read_bytes() == file.read_bytes()
 
 
@@ -472,7 +472,7 @@ def cut(folder: Path) -> None:
 
 
 def lose(folder: Path) -> None:
-    (folder / "offsets.npy").unlink()
+    (folder / "offsets.bin").unlink()
 
 
 def age(folder: Path) -> None:
@@ -489,17 +489,17 @@ def empty(folder: Path) -> None:
     [
         (
             cut,
-            "{folder}/tokens.bin has 100 bytes where meta.json says {tokens:,}. Delete the folder "
-            "{folder}; the next run makes it again.",
+            "{folder}/tokens.bin is damaged: it has 100 bytes where meta.json says {tokens:,}. "
+            "Delete the folder {folder}; the next run makes it again.",
         ),
         (
             lose,
-            "{folder}/offsets.npy has 0 bytes where meta.json says {offsets:,}. Delete the folder "
-            "{folder}; the next run makes it again.",
+            "{folder}/offsets.bin is damaged: it has 0 bytes where meta.json says {offsets:,}. "
+            "Delete the folder {folder}; the next run makes it again.",
         ),
         (
             age,
-            "{folder} is a token cache of format 0, and this version reads 1. Delete the folder; "
+            "{folder} is a token cache of format 0, and this version reads 2. Delete the folder; "
             "the next run makes it again.",
         ),
         (
@@ -515,6 +515,6 @@ def test_damaged_caches(message, store, tmp_path, damage: Callable[[Path], None]
     for name, data in content(store).items():
         (folder / name).write_bytes(data)
     assert open_store(folder).digest == store.digest
-    sizes = {"tokens": 2 * len(store.tokens), "offsets": 128 + 8 * len(store.offsets)}
+    sizes = {"tokens": 2 * len(store.tokens), "offsets": 8 * len(store.offsets)}
     damage(folder)
     assert message(DataError, open_store, folder) == text.format(folder=folder, **sizes)

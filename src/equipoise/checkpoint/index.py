@@ -1,0 +1,147 @@
+"""Where each tensor of a checkpoint lies: ``tensors.json``, plain data that runs nothing.
+
+Why
+    A checkpoint travels between machines and people. What says where its tensors lie must not
+    be able to run code, so it is JSON, and every number in it is held against the files.
+
+What it decides
+    A tensor is stored in chunks, each the row-major bytes of a box of it, at a place in a file
+    that one rank wrote::
+
+        {"model.embed.weight": {"dtype": "float32", "shape": [320, 32], "chunks": [
+            {"offsets": [0, 0], "shape": [160, 32], "file": "shard-00000.bin", "start": 0, ...},
+            {"offsets": [160, 0], "shape": [160, 32], "file": "shard-00001.bin", ...}]}}
+
+    Checkpoints of format 1 have torch's ``.metadata`` instead (``checkpoint.index_first``).
+
+Kept true (tests/unit/checkpoint/test_index.py)
+    An index that points outside of its files, or whose chunks do not fill a tensor, is refused.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.base.errors import CheckpointError
+
+INDEX = "tensors.json"
+
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes of an element, by torch's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box of a tensor and its bytes: ``[start, start + size_bytes)`` of ``file``."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint; ``dtype`` is one of ``ITEM_BYTES``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+Index = Mapping[str, StoredTensor]
+
+
+def write_index(folder: Path, index: Index) -> None:
+    """Write ``tensors.json``."""
+    data = {name: dataclasses.asdict(tensor) for name, tensor in sorted(index.items())}
+    (folder / INDEX).write_text(json.dumps(data) + "\n")
+
+
+def read_index(folder: Path) -> Index:
+    """Read ``tensors.json`` and hold it against the files beside it.
+
+    Raises:
+        CheckpointError: it cannot be read, or says what cannot be.
+    """
+    try:
+        data = json.loads((folder / INDEX).read_bytes())
+        index = {name: _tensor(each) for name, each in data.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder} is torn: its {INDEX} cannot be read.") from error
+    require_sound(folder, INDEX, index)
+    for name, tensor in index.items():
+        for chunk in tensor.chunks:
+            if chunk.size_bytes != math.prod(chunk.shape) * ITEM_BYTES[tensor.dtype]:
+                raise _unsound(folder, INDEX, name, "a chunk of another size than its shape")
+    return index
+
+
+def require_sound(folder: Path, source: str, index: Index) -> None:
+    """Refuse an index that points outside of its files or leaves a hole in a tensor.
+
+    Args:
+        folder: The checkpoint's.
+        source: File that the index was read from, for the message.
+        index: What it says.
+
+    Raises:
+        CheckpointError: names the tensor.
+    """
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    for name, tensor in index.items():
+        if tensor.dtype not in ITEM_BYTES or min(tensor.shape, default=0) < 0:
+            raise _unsound(folder, source, name, "an unknown type or shape")
+        filled = 0
+        for chunk in tensor.chunks:
+            boxes = zip(chunk.offsets, chunk.shape, tensor.shape, strict=False)
+            if len(chunk.offsets) != len(tensor.shape) or len(chunk.shape) != len(tensor.shape):
+                raise _unsound(folder, source, name, "a chunk of another shape")
+            if any(offset < 0 or size < 0 or offset + size > all_ for offset, size, all_ in boxes):
+                raise _unsound(folder, source, name, "a chunk outside of it")
+            end = chunk.start + chunk.size_bytes
+            if min(chunk.start, chunk.size_bytes) < 0 or end > sizes.get(chunk.file, -1):
+                raise _unsound(folder, source, name, f"bytes that {chunk.file} does not have")
+            filled += math.prod(chunk.shape)
+        boxes_known = {(chunk.offsets, chunk.shape) for chunk in tensor.chunks}
+        if filled != math.prod(tensor.shape) or len(boxes_known) != len(tensor.chunks):
+            raise _unsound(folder, source, name, "chunks that do not fill it")
+
+
+def _unsound(folder: Path, source: str, name: str, what: str) -> CheckpointError:
+    return CheckpointError(f"{folder} is torn: its {source} gives {name} {what}.")
+
+
+def _tensor(data: Any) -> StoredTensor:
+    chunks = tuple(
+        Chunk(
+            _whole(each["offsets"]),
+            _whole(each["shape"]),
+            str(each["file"]),
+            *_whole([each["start"], each["size_bytes"]]),
+        )
+        for each in data["chunks"]
+    )
+    return StoredTensor(str(data["dtype"]), _whole(data["shape"]), chunks)
+
+
+def _whole(values: Any) -> tuple[int, ...]:
+    if not all(type(value) is int for value in values):
+        raise TypeError(values)
+    return tuple(values)

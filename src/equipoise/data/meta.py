@@ -1,0 +1,136 @@
+"""What a token cache says of itself: meta.json, the last file written of it.
+
+What it decides
+    meta.json has the size and the digest of every other file but tokens.bin, whose chunks the
+    table tokens.digests has; and it ends with a digest of itself. The *content* of a cache is
+    named by what a run is trained on, wherever and whenever it was made: tokens, where documents
+    end, and the tokenizer.
+
+Kept true (tests/unit/data/test_cache_damage.py)
+    A bit changed in any file of a cache is found when it is opened, or in tokens.bin when it is
+    read.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.base.digest import digest, digest_bytes, digest_file
+from equipoise.base.errors import DataError
+from equipoise.data.verified import damaged
+
+# Part of every cache's name. Count it up when files are laid out, corpora divided into shards,
+# or texts sampled in another way: a build may go on with the shards of an older version.
+FORMAT = 2
+
+META, TOKENS, TABLE = "meta.json", "tokens.bin", "tokens.digests"
+OFFSETS, ORIGINS, NAMES, TOKENIZER = "offsets.bin", "origins.bin", "names.json", "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMeta:
+    """The fields of meta.json but its own digest. ``files`` has sizes [bytes] and digests."""
+
+    format: int
+    source_name: str
+    source_kind: str
+    source_digest: str
+    tokenizer_digest: str
+    vocab: int
+    end: int
+    dtype: str
+    documents: int
+    tokens: int
+    empty_documents: int
+    undecodable_documents: int
+    files: dict[str, tuple[int, str]]
+
+    @property
+    def content(self) -> str:
+        """The name of what a run is trained on."""
+        parts = (self.files[name][1] for name in (TABLE, OFFSETS, TOKENIZER))
+        return digest([self.dtype, self.vocab, self.end, *parts])
+
+
+def cache_name(source_digest: str, tokenizer_digest: str, *, made_by: int = FORMAT) -> str:
+    """The digest in a cache's name: what it is made of, and how."""
+    return digest([made_by, source_digest, tokenizer_digest])
+
+
+def describe(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and digest of each file that is verified as a whole."""
+    names = (TABLE, OFFSETS, ORIGINS, NAMES, TOKENIZER)
+    return {name: ((folder / name).stat().st_size, digest_file(folder / name)) for name in names}
+
+
+def render(meta: CacheMeta) -> str:
+    """The one text of a meta.json, so that any other text is a damaged one."""
+    data = dataclasses.asdict(meta)
+    return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
+
+
+def read_meta(folder: Path) -> CacheMeta:
+    """Read a cache's meta.json.
+
+    Raises:
+        DataError: the folder has none, of another format, or one that was changed.
+    """
+    file = folder / META
+    if not file.is_file():
+        raise DataError(
+            f"{folder} is no token cache: it has no {META}. Delete the folder; the next run "
+            "makes it again."
+        )
+    try:
+        text = file.read_bytes().decode()
+        data = json.loads(text)
+        found = data["format"]
+        if isinstance(found, int) and found != FORMAT:
+            raise DataError(
+                f"{folder} is a token cache of format {found}, and this version reads {FORMAT}. "
+                "Delete the folder; the next run makes it again."
+            )
+        files = {name: (int(size), str(known)) for name, (size, known) in data["files"].items()}
+        fields = {each.name: data[each.name] for each in dataclasses.fields(CacheMeta)}
+        meta = CacheMeta(**{**fields, "files": files})
+        is_same = text == render(meta)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_same = False
+    if not is_same:
+        raise _changed(file)
+    return meta
+
+
+def require_whole(folder: Path, meta: CacheMeta, name: str) -> None:
+    """Verify a file of a cache.
+
+    Raises:
+        DataError: it is not as it was written.
+    """
+    file = folder / name
+    size_bytes, known = meta.files[name]
+    held_bytes = file.stat().st_size if file.is_file() else 0
+    if held_bytes != size_bytes:
+        raise damaged(file, f"it has {held_bytes:,} bytes where {META} says {size_bytes:,}")
+    if digest_file(file) != known:
+        raise _changed(file)
+
+
+def read_whole(folder: Path, meta: CacheMeta, name: str) -> bytes:
+    """The bytes of a file of a cache; those that are returned were verified.
+
+    Raises:
+        DataError: as ``require_whole``.
+    """
+    file = folder / name
+    if not file.is_file() or file.stat().st_size != meta.files[name][0]:
+        require_whole(folder, meta, name)
+    data = file.read_bytes()
+    if digest_bytes(data) != meta.files[name][1]:
+        raise _changed(file)
+    return data
+
+
+def _changed(file: Path) -> DataError:
+    return damaged(file, "its bytes are not those that were written")
