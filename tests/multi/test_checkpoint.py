@@ -139,9 +139,9 @@ def check_refused_save(root: Path, reason: str, rank_limit: int | None) -> None:
     needed = 3 * 4 * MODEL.params
     assert message.startswith(f"The checkpoint of step 5 could not be written to {root} (")
     assert reason in message
-    assert f"; it needs {needed / 1024:.1f} KiB, " in message
+    assert f"; it needs {needed / 1024:.1f} KiB, and the disk at " in message
     assert message.endswith(
-        " are free). Checkpoints kept: step-000004. Free some space, or lower checkpoint.keep."
+        " free). Checkpoints kept: step-000004. Free some space, or lower checkpoint.keep."
     )
     assert [path.name for path in find_checkpoints(root)] == ["step-000004"]
     assert names(root) == ["step-000004"]

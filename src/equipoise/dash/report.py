@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import SpecError
 from equipoise.dash.figures import page_data
 from equipoise.observe.reader import read_run
@@ -71,7 +72,7 @@ def write_page(records: Sequence[RunRecord], out: Path) -> Path:
         out.write_text(text, encoding="utf-8")
     except OSError as fault:
         raise SpecError(
-            f"The report cannot be written to {out}: {fault.strerror}. "
+            f"The report cannot be written to {out}: {explain_refusal(fault, out)}. "
             "Give another file with --out FILE."
         ) from fault
     return out

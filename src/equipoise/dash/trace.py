@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import SpecError
 from equipoise.dash.summary import steady_steps
 from equipoise.observe.run_record import RunRecord, Spans
@@ -109,8 +110,8 @@ def write_run_trace(record: RunRecord, steps: Sequence[int], file: Path) -> None
         file.write_text(json.dumps(whole), encoding="utf-8")
     except OSError as fault:
         raise SpecError(
-            f"The trace cannot be written to {file}: {fault.strerror}. Give another file with "
-            f"--out FILE."
+            f"The trace cannot be written to {file}: {explain_refusal(fault, file)}. Give "
+            f"another file with --out FILE."
         ) from fault
 
 

@@ -57,6 +57,15 @@ def _ends_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What a folder is known by wherever it goes; None where there is none."""
+    try:
+        facts = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return facts.st_dev, facts.st_ino
+
+
 class Journal:
     """One rank's facts, in the order in which they happened."""
 
@@ -71,8 +80,10 @@ class Journal:
         self._refusal: OSError | None = None
         self._notices: list[str] = []
         self._file = -1
+        self._home: tuple[int, int] | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._home = _identity(folder.parent)
             if self._open():
                 self._waiting += b"\n"
         except OSError as error:
@@ -127,6 +138,17 @@ class Journal:
         return notices
 
     @property
+    def has_notices(self) -> bool:
+        """Whether there is anything that the reader should know."""
+        return bool(self._notices)
+
+    def follow(self, folder: Path) -> None:
+        """Go on in another folder: where this one was moved, or what is made in its stead."""
+        self.path = folder / self.path.name
+        self._home = None
+        self.flush()
+
+    @property
     def unwritten_lines(self) -> int:
         """Lines that no disk has taken: those that wait, and those that were dropped."""
         return self._waiting.count(b"\n") + self._lost_lines
@@ -164,9 +186,10 @@ class Journal:
 
     def _begin_anew(self, change: str) -> None:
         folder = self.path.parent
-        if not folder.parent.is_dir():
+        if self._home is not None and self._home != _identity(folder.parent):
             raise FileNotFoundError(errno.ENOENT, f"Its folder {folder.parent} has vanished")
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=self._home is None, exist_ok=True)
+        self._home = _identity(folder.parent)
         before = self._file
         is_torn = self._open()
         with suppress(OSError):

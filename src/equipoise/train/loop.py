@@ -1,14 +1,17 @@
 """The training loop: pack, run, journal, save; resume where the last whole checkpoint stands.
 
 What it decides
-    When to save and when to stop. Everything else was decided by run.toml, the stream, the
-    packer and the curve, each a pure function that every rank evaluates for itself.
+    When to save and when to stop; what the disk has to do with it, ``train.watch`` says.
+    Everything else was decided by run.toml, the stream, the packer and the curve, each a pure
+    function that every rank evaluates for itself.
 """
 
 import dataclasses
 import json
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import equipoise
@@ -35,8 +38,7 @@ from equipoise.train.process import StopRequest, return_freed_memory, spare_smal
 from equipoise.train.record import RunRecord
 from equipoise.train.shares import RankLoads
 from equipoise.train.sinks import TensorBoardSink
-
-CHECKPOINTS = "checkpoint"
+from equipoise.train.watch import CHECKPOINTS, FolderGoneError, FolderWatch, Word
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
@@ -79,6 +81,9 @@ class Trainer:
         self.position = Position()
         self.record = RunRecord(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
+        # A weight and its two moments, in fp32.
+        needed_bytes = 3 * 4 * self.model.params
+        self.watch = FolderWatch(folder, needed_bytes) if ranks.rank == 0 else None
 
     @property
     def checkpoints(self) -> Path:
@@ -118,6 +123,8 @@ class Trainer:
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
         self.position = Position(manifest.step, manifest.position_tokens)
+        if self.watch is not None:
+            self.watch.keep(path)
         self._resume_packer(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
 
@@ -136,18 +143,35 @@ class Trainer:
         self.packer.load_state_dict(state)
 
     def run(self, view: StepView, stop: StopRequest) -> str:
-        """Train to the last step or to a stop; why it ended ("done" or "interrupted")."""
+        """Train to the last step or to a stop; why it ended ("done" or "interrupted").
+
+        Raises:
+            CheckpointError: a checkpoint cannot be kept; every step that could be saved is.
+            FolderGoneError: the run's folder is not there any more; the steps are saved where
+                the message says.
+        """
+        with ExitStack() as stack:
+            if self.watch is not None:
+                stack.callback(self.watch.close)
+            board = TensorBoardSink.open_if(
+                self.spec.journal.tensorboard and self.ranks.rank == 0,
+                self.folder / "tensorboard",
+            )
+            stack.callback(board.close)
+            return self._run(view, stop, board)
+
+    def _run(self, view: StepView, stop: StopRequest, board: TensorBoardSink) -> str:
         steps = self.spec.train.steps
         self.record.write_start(self.position.step)
         reason = "done"
         saved_step = self.position.step
-        board = TensorBoardSink.open_if(
-            self.spec.journal.tensorboard and self.ranks.rank == 0, self.folder / "tensorboard"
-        )
+        if saved_step < steps:
+            self._require_room()
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
-            stop_asked = bool(stop) or (self.ranks.rank == 0 and self._stop_file.exists())
+            stop_asked = bool(stop) or self._is_stop_left()
+            word = self._look(has_unsaved=saved_step < self.position.step)
             packed, loads = self._pack(step)
             result = self.runner.run(
                 packed,
@@ -156,28 +180,39 @@ class Trainer:
                 clip_norm=self.spec.train.clip_norm,
                 last_good=self._last_good,
                 stop_asked=stop_asked,
+                word=word,
             )
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
             loss = result.loss
+            begun_anew = self.journal.begun_anew
             figures = self.record.write_step(
                 packed, loads, result, step=step, tokens_seen=self.position.tokens
             )
+            if self.journal.begun_anew > begun_anew:
+                self.record.write_start(step)
             board.write(step, figures)
             balance = skew(loads.predicted_s)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
+            self._hear(result.words, view, board)
             if result.stop:
                 reason = "interrupted"
                 break
-            if step % self.spec.checkpoint.every_steps == 0 or step == steps:
+            is_due = step % self.spec.checkpoint.every_steps == 0 or step == steps
+            if is_due or result.words[0] & Word.SAVE:
+                self._leave_if_gone(view)
                 saved_step = self._save(view, must=step == steps) or saved_step
+                if saved_step == step < steps:
+                    self._require_room()
         if saved_step != self.position.step:
+            self._leave_if_gone(view)
             self._save(view, must=True)
         self.record.write_memory()
-        board.close()
         if self.ranks.rank == 0:
-            self._stop_file.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._stop_file.unlink(missing_ok=True)
             self.journal.write("instant", "stop", reason=reason, step=self.position.step)
         self.journal.flush()
+        self._settle_journals(view)
         done = self.position.step - first
         if done:
             took_s = time.perf_counter() - began
@@ -185,6 +220,94 @@ class Trainer:
         if self.ranks.rank == 0:
             self._doubt_curve(view)
         return reason
+
+    def _look(self, *, has_unsaved: bool) -> int:
+        """What this rank has to tell the others of the run's folder and its disk."""
+        word = Word.NOTICE if self.journal.has_notices else Word(0)
+        return word if self.watch is None else word | self.watch.look(has_unsaved=has_unsaved)
+
+    def _hear(self, words: list[int], view: StepView, board: TensorBoardSink) -> None:
+        """Say what ranks had to tell.
+
+        Raises:
+            FolderGoneError: the run's folder is gone.
+        """
+        if words[0] & Word.GONE:
+            self._leave_if_gone(view)
+        if any(word & Word.NOTICE for word in words):
+            notices = self.journal.take_notices()
+            if self.watch is not None:
+                shortages = self.watch.take_notices()
+                for sentence in shortages:
+                    self.journal.write("fault", "disk", step=self.position.step, message=sentence)
+                notices += shortages
+            for sentence in chain.from_iterable(self.ranks.gather_objects(notices)):
+                view.say(sentence)
+        for sentence in board.take_notices():
+            view.say(sentence)
+
+    def _leave_if_gone(self, view: StepView) -> None:
+        """Save the steps of a run whose folder is gone where they will be found, and end it.
+
+        Raises:
+            FolderGoneError: what became of the folder, and where its steps are.
+        """
+        fate = self.ranks.gather_objects(None if self.watch is None else self.watch.fate())[0]
+        if fate is None:
+            return
+        if fate.rescue is None:
+            raise FolderGoneError(
+                f"{fate.sentence}. The steps since the last checkpoint are lost. Train again with "
+                f"--out and a folder that nobody else uses."
+            )
+        self.folder = fate.rescue
+        begun_anew = self.journal.begun_anew
+        self.journal.follow(self.folder / "journal")
+        if self.journal.begun_anew > begun_anew:
+            self.record.write_start(self.position.step)
+        try:
+            self._save(view, must=True)
+        except CheckpointError as error:
+            raise FolderGoneError(f"{fate.sentence}. {error}") from error
+        message = (
+            f"{fate.sentence}. Step {self.position.step} is saved in {self.checkpoints}; go on "
+            f"from there with --out {self.folder}."
+        )
+        if self.ranks.rank == 0:
+            self.journal.write("fault", "folder", step=self.position.step, message=message)
+            self.journal.flush()
+        self.ranks.barrier()  # a rank that ends may end the others
+        raise FolderGoneError(message)
+
+    def _require_room(self) -> None:
+        """Stop while all steps are saved, if the next checkpoint cannot be kept.
+
+        Raises:
+            CheckpointError: names the disk, what is free and what is needed.
+        """
+        shortage = "" if self.watch is None else self.watch.shortage()
+        shortage = self.ranks.gather_objects(shortage)[0]
+        if shortage:
+            raise CheckpointError(
+                f"{shortage} Step {self.position.step} was the last that could be kept, so the "
+                f"run stopped there; the same command goes on."
+            )
+
+    def _settle_journals(self, view: StepView) -> None:
+        """Say what of the journals was left unwritten at the end."""
+        told = self.ranks.gather_objects(
+            (self.journal.unwritten_lines, self.journal.take_notices())
+        )
+        for sentence in chain.from_iterable(notices for _, notices in told):
+            view.say(sentence)
+        if lines := sum(lines for lines, _ in told):
+            view.say(f"{lines:,} lines of the run's journals could not be written and are lost.")
+
+    def _is_stop_left(self) -> bool:
+        """Whether somebody left word in the run's folder to stop; asked on rank 0."""
+        with suppress(OSError):
+            return self.ranks.rank == 0 and self._stop_file.exists()
+        return False
 
     @property
     def _stop_file(self) -> Path:
@@ -233,9 +356,11 @@ class Trainer:
             context_tokens=self.spec.pack.context_tokens,
             files={},
         )
+        if self.watch is not None:
+            self.watch.make_room()
         try:
             with self.journal.span("save", step=self.position.step):
-                save(
+                path = save(
                     self.checkpoints,
                     self.runner.model.decoder,
                     self.runner.optimizer,
@@ -251,6 +376,9 @@ class Trainer:
                 raise
             view.say(f"{error} The run goes on.")
             return None
+        else:
+            if self.watch is not None:
+                self.watch.keep(path)
         finally:
             # A save copies shards; the peak that is held against the forecast is of steps.
             return_freed_memory()

@@ -67,6 +67,8 @@ class StepResult:
     computed_s: float
     """Until the last rank had computed: what it was busy, or its pipeline from end to end."""
     stop: bool
+    words: list[int]
+    """What each rank had to tell the others."""
     experts: ExpertLoads | None
 
 
@@ -93,6 +95,7 @@ class StepRunner:
         clip_norm: float,
         last_good: Callable[[], Path | None],
         stop_asked: bool,
+        word: int = 0,
     ) -> StepResult:
         """Compute, meet, reduce, clip, update.
 
@@ -103,6 +106,7 @@ class StepRunner:
             clip_norm: Largest global gradient norm.
             last_good: Finds the checkpoint to name when a loss is not a number.
             stop_asked: This rank was asked to stop; becomes everybody's knowledge.
+            word: Whatever else this rank has to tell the others.
 
         Raises:
             FaultError: a loss or the gradient norm is not finite. No weight was changed.
@@ -113,7 +117,7 @@ class StepRunner:
         set_loss_scale(self.model.decoder, 1 / max(1, labels))
         losses, busy_s = self._compute(packed, step, max(1, labels))
         computed = time.perf_counter()
-        rows = self._meet(packed, step, losses, busy_s, computed - started, stop_asked)
+        rows = self._meet(packed, step, losses, busy_s, computed - started, stop_asked, word)
         loss = float(rows[:, 1].sum()) / max(1, labels)
         if not np.isfinite(loss):
             raise self._not_finite("loss", step, packed, losses, last_good())
@@ -137,6 +141,7 @@ class StepRunner:
             rank_wait_s=rows[:, 3].tolist(),
             computed_s=float(rows[:, 2 if self.pipeline is None else 5].max()),
             stop=bool(rows[:, 4].any()),
+            words=rows[:, 6].to(torch.int64).tolist(),
             experts=experts,
         )
 
@@ -198,16 +203,18 @@ class StepRunner:
         busy_s: float,
         computed_s: float,
         stop_asked: bool,
+        word: int,
     ) -> torch.Tensor:
         """Exchange one row a rank; the fastest rank waits here for the slowest.
 
         Columns: digest of the pack, loss sum, busy seconds, waited seconds, stop asked, seconds
-        until this rank had computed.
+        until this rank had computed, what else it tells.
         Waiting is what passed since the step began less what this rank computed.
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
         counts = self.sharing is None or self.sharing.counts_loss
-        row = [name, sum(losses) if counts else 0.0, busy_s, 0.0, float(stop_asked), computed_s]
+        told = float(stop_asked), computed_s, float(word)
+        row = [name, sum(losses) if counts else 0.0, busy_s, 0.0, *told]
         began = time.perf_counter()
         with self.journal.span("wait", step=step):
             rows = self.ranks.gather_floats(row)
