@@ -123,6 +123,20 @@ class Ended:
     weights: Arrays
     dtypes: set[str]
     decay: list[float]
+    pieces: list[tuple[int, int, int]]
+    """What it trained, of all ranks: document, start, stop."""
+
+
+class NotingTrainer(loop.Trainer):
+    """Notes which pieces of documents each step trains."""
+
+    pieces: list[tuple[int, int, int]]
+
+    def _pack(self, step: int) -> Any:
+        packed, loads = super()._pack(step)
+        for batch in packed:
+            self.pieces += map(tuple, batch.pieces.tolist())
+        return packed, loads
 
 
 def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, Any]) -> Ended:
@@ -130,7 +144,8 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
     loop.obtain_curve = lambda *_: counted_curve(resolved.model)
     view = Script(ranks, **script)
     with Journal(folder / "journal", ranks.rank) as journal:
-        trainer = loop.Trainer(folder, resolved, ranks, journal)
+        trainer = NotingTrainer(folder, resolved, ranks, journal)
+        trainer.pieces = []
         norm = getattr(trainer.runner.model.decoder, "norm", None)  # the last stage's
         view.norm = None if norm is None else norm.weight.data.to_local()
         trainer.resume(view)
@@ -150,6 +165,7 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
         weights=weights_of(runner.model.decoder),
         dtypes={str(tensor.dtype) for tensor in kept},
         decay=[group["weight_decay"] for group in runner.optimizer.param_groups],
+        pieces=trainer.pieces,
     )
 
 

@@ -11,7 +11,6 @@ import json
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import equipoise
@@ -32,13 +31,15 @@ from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolved import ResolvedFile
+from equipoise.spec.resume import describe_changes, resume_facts
 from equipoise.train.build import build_runner, join_sharing
 from equipoise.train.curves import activation_dtype, curve_file, doubt_curve, obtain_curve
+from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecord
 from equipoise.train.shares import RankLoads
 from equipoise.train.sinks import TensorBoardSink
-from equipoise.train.watch import CHECKPOINTS, FolderGoneError, FolderWatch, Word
+from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
@@ -81,9 +82,8 @@ class Trainer:
         self.position = Position()
         self.record = RunRecord(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
-        # A weight and its two moments, in fp32.
-        needed_bytes = 3 * 4 * self.model.params
-        self.watch = FolderWatch(folder, needed_bytes) if ranks.rank == 0 else None
+        needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
+        self.ground = RunFolder(folder, ranks, journal, needed_bytes)
 
     @property
     def checkpoints(self) -> Path:
@@ -123,17 +123,28 @@ class Trainer:
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
         self.position = Position(manifest.step, manifest.position_tokens)
-        if self.watch is not None:
-            self.watch.keep(path)
-        self._resume_packer(path)
+        self.ground.keep(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
+        if changes := describe_changes(manifest.run, resume_facts(self.spec)):
+            self._note(
+                view, f"run.toml has changed since then: {changes}. The run goes on as it is now."
+            )
+        self._resume_packer(path, view)
 
-    def _resume_packer(self, checkpoint: Path) -> None:
+    def _note(self, view: StepView, sentence: str) -> None:
+        """Say what differs from before, and journal it on rank 0."""
+        view.say(sentence)
+        if self.ranks.rank == 0:
+            self.journal.write("instant", "changed", step=self.position.step, message=sentence)
+
+    def _resume_packer(self, checkpoint: Path, view: StepView) -> None:
         """Take up the documents that were left waiting."""
         file = checkpoint / _PACKER
         if not file.exists():
             return
         state = json.loads(file.read_text())
+        if not state["waiting"] and self.spec.pack.policy != "delayed":
+            return
         if self.spec.pack.policy != "delayed":
             raise CheckpointError(
                 f'{checkpoint} was packed by "delayed" and {state["waiting"]} documents still '
@@ -141,6 +152,14 @@ class Trainer:
                 f'= "delayed", or train into another folder with --out.'
             )
         self.packer.load_state_dict(state)
+        ranks = self.ranks.world // self.spec.layout.sharing
+        if state.get("ranks", ranks) != ranks:
+            self._note(
+                view,
+                f'pack.policy = "delayed" packed for {state["ranks"]} data-parallel ranks before '
+                f"and packs for {ranks} now: which documents share a step depends on that number. "
+                f"Each is still trained once; {state['waiting']} wait.",
+            )
 
     def run(self, view: StepView, stop: StopRequest) -> str:
         """Train to the last step or to a stop; why it ended ("done" or "interrupted").
@@ -151,8 +170,7 @@ class Trainer:
                 the message says.
         """
         with ExitStack() as stack:
-            if self.watch is not None:
-                stack.callback(self.watch.close)
+            stack.callback(self.ground.close)
             board = TensorBoardSink.open_if(
                 self.spec.journal.tensorboard and self.ranks.rank == 0,
                 self.folder / "tensorboard",
@@ -166,12 +184,12 @@ class Trainer:
         reason = "done"
         saved_step = self.position.step
         if saved_step < steps:
-            self._require_room()
+            self.ground.require_room(self.position.step)
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
             stop_asked = bool(stop) or self._is_stop_left()
-            word = self._look(has_unsaved=saved_step < self.position.step)
+            word = self.ground.look(has_unsaved=saved_step < self.position.step)
             packed, loads = self._pack(step)
             result = self.runner.run(
                 packed,
@@ -193,7 +211,10 @@ class Trainer:
             board.write(step, figures)
             balance = skew(loads.predicted_s)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
-            self._hear(result.words, view, board)
+            if result.words[0] & Word.GONE:
+                self._leave_if_gone(view)
+            for sentence in (*self.ground.hear(result.words, step), *board.take_notices()):
+                view.say(sentence)
             if result.stop:
                 reason = "interrupted"
                 break
@@ -202,7 +223,7 @@ class Trainer:
                 self._leave_if_gone(view)
                 saved_step = self._save(view, must=step == steps) or saved_step
                 if saved_step == step < steps:
-                    self._require_room()
+                    self.ground.require_room(self.position.step)
         if saved_step != self.position.step:
             self._leave_if_gone(view)
             self._save(view, must=True)
@@ -212,7 +233,8 @@ class Trainer:
                 self._stop_file.unlink(missing_ok=True)
             self.journal.write("instant", "stop", reason=reason, step=self.position.step)
         self.journal.flush()
-        self._settle_journals(view)
+        for sentence in self.ground.settle():
+            view.say(sentence)
         done = self.position.step - first
         if done:
             took_s = time.perf_counter() - began
@@ -221,38 +243,13 @@ class Trainer:
             self._doubt_curve(view)
         return reason
 
-    def _look(self, *, has_unsaved: bool) -> int:
-        """What this rank has to tell the others of the run's folder and its disk."""
-        word = Word.NOTICE if self.journal.has_notices else Word(0)
-        return word if self.watch is None else word | self.watch.look(has_unsaved=has_unsaved)
-
-    def _hear(self, words: list[int], view: StepView, board: TensorBoardSink) -> None:
-        """Say what ranks had to tell.
-
-        Raises:
-            FolderGoneError: the run's folder is gone.
-        """
-        if words[0] & Word.GONE:
-            self._leave_if_gone(view)
-        if any(word & Word.NOTICE for word in words):
-            notices = self.journal.take_notices()
-            if self.watch is not None:
-                shortages = self.watch.take_notices()
-                for sentence in shortages:
-                    self.journal.write("fault", "disk", step=self.position.step, message=sentence)
-                notices += shortages
-            for sentence in chain.from_iterable(self.ranks.gather_objects(notices)):
-                view.say(sentence)
-        for sentence in board.take_notices():
-            view.say(sentence)
-
     def _leave_if_gone(self, view: StepView) -> None:
         """Save the steps of a run whose folder is gone where they will be found, and end it.
 
         Raises:
             FolderGoneError: what became of the folder, and where its steps are.
         """
-        fate = self.ranks.gather_objects(None if self.watch is None else self.watch.fate())[0]
+        fate = self.ground.fate()
         if fate is None:
             return
         if fate.rescue is None:
@@ -278,30 +275,6 @@ class Trainer:
             self.journal.flush()
         self.ranks.barrier()  # a rank that ends may end the others
         raise FolderGoneError(message)
-
-    def _require_room(self) -> None:
-        """Stop while all steps are saved, if the next checkpoint cannot be kept.
-
-        Raises:
-            CheckpointError: names the disk, what is free and what is needed.
-        """
-        shortage = "" if self.watch is None else self.watch.shortage()
-        shortage = self.ranks.gather_objects(shortage)[0]
-        if shortage:
-            raise CheckpointError(
-                f"{shortage} Step {self.position.step} was the last that could be kept, so the "
-                f"run stopped there; the same command goes on."
-            )
-
-    def _settle_journals(self, view: StepView) -> None:
-        """Say what of the journals was left unwritten at the end."""
-        told = self.ranks.gather_objects(
-            (self.journal.unwritten_lines, self.journal.take_notices())
-        )
-        for sentence in chain.from_iterable(notices for _, notices in told):
-            view.say(sentence)
-        if lines := sum(lines for lines, _ in told):
-            view.say(f"{lines:,} lines of the run's journals could not be written and are lost.")
 
     def _is_stop_left(self) -> bool:
         """Whether somebody left word in the run's folder to stop; asked on rank 0."""
@@ -355,9 +328,9 @@ class Trainer:
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
             files={},
+            run=resume_facts(self.spec),
         )
-        if self.watch is not None:
-            self.watch.make_room()
+        self.ground.make_room()
         try:
             with self.journal.span("save", step=self.position.step):
                 path = save(
@@ -377,8 +350,7 @@ class Trainer:
             view.say(f"{error} The run goes on.")
             return None
         else:
-            if self.watch is not None:
-                self.watch.keep(path)
+            self.ground.keep(path)
         finally:
             # A save copies shards; the peak that is held against the forecast is of steps.
             return_freed_memory()

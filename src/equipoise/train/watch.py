@@ -95,7 +95,13 @@ class FolderWatch:
         Args:
             has_unsaved: Whether steps were done since the last good checkpoint.
         """
-        if self.fate() is not None:
+        try:
+            return self._look(has_unsaved=has_unsaved)
+        except OSError:  # the disk's trouble, of which the journal tells
+            return Word(0)
+
+    def _look(self, *, has_unsaved: bool) -> Word:
+        if self._fate() is not None:
             return Word.GONE
         if self._kept is not None and not self._kept.is_dir():
             self._notices.append(
@@ -143,14 +149,18 @@ class FolderWatch:
                 shutil.rmtree(each, ignore_errors=True)
 
     def fate(self) -> Fate | None:
-        """What became of the folder; None while it is where it was."""
+        """What became of the folder; None while it is where it was, or nobody can say."""
+        try:
+            return self._fate()
+        except OSError:
+            return None
+
+    def _fate(self) -> Fate | None:
         own = os.fstat(self._handle)
         try:
             there = self.folder.stat()
         except (FileNotFoundError, NotADirectoryError):
             there = None
-        except OSError:  # the disk's trouble, of which the journal tells
-            return None
         if there is not None and os.path.samestat(own, there):
             return None
         home = Path(f"/proc/self/fd/{self._handle}").readlink()
