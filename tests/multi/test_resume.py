@@ -12,9 +12,11 @@ from read_run import EXACT, events
 
 from equipoise.base.errors import CheckpointError, LayoutError
 from equipoise.checkpoint.manifest import newest_good
+from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
 from equipoise.data.stream import DocumentStream
+from equipoise.observe.reader import read_run
 
 DELAYED = {"policy": "delayed", "queues": 3, "max_delay_steps": 3, "lr": 1e-3}
 
@@ -119,3 +121,24 @@ def test_another_seed_is_refused(tmp_path: Path, make_run) -> None:
     run(tmp_path, make_run(steps=2))
     with pytest.raises(CheckpointError, match=r"train\.seed = 0, and this run's is 5: "):
         run(tmp_path, make_run(steps=4, seed=5))
+
+
+def test_a_clock_that_was_set_back_hides_no_stop_of_a_real_run(
+    tmp_path: Path, make_run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, make_run(steps=2))
+    lines = [(tmp_path / "journal" / f"rank-0000{rank}.jsonl") for rank in (0, 1)]
+    before = [len(path.read_text().splitlines()) for path in lines]
+    run(tmp_path, make_run(steps=4))
+    for path, count in zip(lines, before, strict=True):
+        written = [json.loads(line) for line in path.read_text().splitlines()]
+        for event in written[count:]:
+            event["t"] -= 3600
+        path.write_text("".join(json.dumps(event) + "\n" for event in written))
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["stopped"], facts["steps"], facts["sessions"]) == ("done", 4, 2)
+    for spans in read_run(tmp_path).spans:
+        forward = spans.name == spans.names.index("forward")
+        assert spans.step[forward].tolist() == sorted(spans.step[forward].tolist())
+        assert set(spans.step[forward]) == {1, 2, 3, 4}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.disk import explain_refusal
+from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
 from equipoise.dash.figures import page_data
 from equipoise.observe.reader import read_run
@@ -69,7 +70,7 @@ def write_page(records: Sequence[RunRecord], out: Path) -> Path:
     text = render(page_data(records))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     except OSError as fault:
         raise SpecError(
             f"The report cannot be written to {out}: {explain_refusal(fault, out)}. "

@@ -145,7 +145,7 @@ def _told(folder: Path, rank: int) -> Iterator[None]:
 
 def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> None:
     known = isinstance(error, EquipoiseError)
-    fields = {
+    fields: dict[str, Any] = {
         "name": "error" if known else "exception",
         "type": type(error).__name__,
         "message": str(error),
