@@ -80,6 +80,7 @@ class Trainer:
         return_freed_memory()
         forget_peak()
         self.position = Position()
+        self._save_was_refused = False
         self.record = RunRecord(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
         needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
@@ -347,9 +348,14 @@ class Trainer:
             self.journal.flush()
             if must:
                 raise
-            view.say(f"{error} The run goes on.")
+            if not self._save_was_refused:  # once, however often it is tried
+                view.say(f"{error} The run goes on.")
+            self._save_was_refused = True
             return None
         else:
+            if self._save_was_refused:
+                view.say(f"The checkpoint of step {self.position.step} is saved.")
+            self._save_was_refused = False
             self.ground.keep(path)
         finally:
             # A save copies shards; the peak that is held against the forecast is of steps.

@@ -33,6 +33,7 @@ from equipoise.base.disk import disk_of
 from equipoise.base.errors import FaultError
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
+from equipoise.checkpoint.store import stored_bytes
 from equipoise.spec.names import RESOLVED
 
 CHECKPOINTS = "checkpoint"
@@ -86,7 +87,7 @@ class FolderWatch:
     def keep(self, checkpoint: Path) -> None:
         """Count on a checkpoint that was just saved, or loaded: the last good one."""
         self._kept = checkpoint
-        self._needed_bytes = _bytes_of(checkpoint) or self._needed_bytes
+        self._needed_bytes = stored_bytes(checkpoint) or self._needed_bytes
         self._last_room, self._is_short = None, False
 
     def look(self, *, has_unsaved: bool) -> Word:
@@ -144,7 +145,7 @@ class FolderWatch:
         older = self._older()
         if free is None or free >= self._needed_bytes or not older:
             return
-        if free + sum(map(_bytes_of, older)) >= self._needed_bytes:
+        if free + sum(map(stored_bytes, older)) >= self._needed_bytes:
             for each in older:
                 shutil.rmtree(each, ignore_errors=True)
 
@@ -188,18 +189,10 @@ class FolderWatch:
         free = disk_of(self._checkpoints).free_bytes
         if free is None or free >= self._needed_bytes:
             return free
-        return free + sum(map(_bytes_of, self._older()))
+        return free + sum(map(stored_bytes, self._older()))
 
     def _shortage(self) -> str:
         needed, disk = self._needed_bytes, disk_of(self._checkpoints)
         short = format_bytes(needed - (disk.free_bytes or 0))
         kept = f"{self._kept} is kept" if self._kept is not None else "none is kept yet"
         return f"The next checkpoint needs {format_bytes(needed)} and {disk}; {kept}. Free {short}."
-
-
-def _bytes_of(folder: Path) -> int:
-    """Bytes that a folder's files take on their disk."""
-    try:
-        return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
-    except OSError:
-        return 0
