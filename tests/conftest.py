@@ -2,8 +2,10 @@
 
 import os
 import random
+import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,54 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token caches and price curves, shared by the tests of a session."""
     return tmp_path_factory.mktemp("cache")
+
+
+def _can_mount() -> bool:
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"]
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mount real disks for one test: ``mount(1000)`` is one of 1,000 KiB.
+
+    ``breaks=True`` makes it one that turns read-only at ``break_disk``.
+    """
+    if not _can_mount():
+        pytest.skip("file systems can be mounted by root alone")
+    mounted: list[Path] = []
+
+    def make(size_kib: int, *, breaks: bool = False) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        words = ["-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs"]
+        if breaks:
+            image = tmp_path / f"disk{len(mounted)}.img"
+            with image.open("wb") as file:
+                file.truncate(size_kib << 10)
+            subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
+            words = ["-o", "loop,errors=remount-ro", str(image)]
+        subprocess.run(["mount", *words, str(folder)], check=True)
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _break(folder: Path) -> None:
+    """Let a disk's file system find itself damaged, which makes it read-only."""
+    device = subprocess.run(
+        ["findmnt", "-no", "SOURCE", str(folder)], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    trigger = Path("/sys/fs/ext4") / Path(device).name / "trigger_fs_error"
+    trigger.write_text("1")
+
+
+@pytest.fixture
+def break_disk() -> Callable[[Path], None]:
+    """Turns a disk that ``mount`` made with ``breaks`` read-only under its writers."""
+    return _break

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,13 @@ class Script:
     """From this step on rank 1 cannot write large files, until that is told."""
     kill_at: int = 0
     """After this step the last rank is ended where it stands."""
-    filler: Path | None = None
-    """Fills the disk until that is told."""
+    deed_at: int = 0
+    """After this step ``deed`` is done, by the rank of ``deed_rank``."""
+    deed: Callable[[], object] | None = None
+    deed_rank: int = 0
+    undo: Callable[[], object] | None = None
+    """Is done once when a line with ``undo_at`` is said."""
+    undo_at: str = ""
     losses: list[float] = dataclasses.field(default_factory=list)
     said: list[str] = dataclasses.field(default_factory=list)
     is_asked: bool = False
@@ -95,6 +101,8 @@ class Script:
         self.is_asked = self.is_asked or step == self.stop_at
         if step == self.kill_at and self.ranks.rank == self.ranks.world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == self.deed_at and self.ranks.rank == self.deed_rank and self.deed is not None:
+            self.deed()
         if step == self.spoil_at and self.norm is not None:
             self.norm.fill_(torch.nan)
         if step == self.file_limit_at and self.ranks.rank == 1:
@@ -102,12 +110,13 @@ class Script:
 
     def say(self, line: str) -> None:
         self.said.append(line)
+        if self.undo is not None and self.undo_at in line and self.ranks.rank == 0:
+            undo, self.undo = self.undo, None
+            undo()
         if "The run goes on." in line:
             resource.setrlimit(
                 resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
             )
-            if self.filler is not None and self.ranks.rank == 0:
-                self.filler.unlink()
 
     def __bool__(self) -> bool:
         return self.is_asked
@@ -123,6 +132,20 @@ class Ended:
     weights: Arrays
     dtypes: set[str]
     decay: list[float]
+    pieces: list[tuple[int, int, int]]
+    """What it trained, of all ranks: document, start, stop."""
+
+
+class NotingTrainer(loop.Trainer):
+    """Notes which pieces of documents each step trains."""
+
+    pieces: list[tuple[int, int, int]]
+
+    def _pack(self, step: int) -> Any:
+        packed, loads = super()._pack(step)
+        for batch in packed:
+            self.pieces += map(tuple, batch.pieces.tolist())
+        return packed, loads
 
 
 def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, Any]) -> Ended:
@@ -130,7 +153,8 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
     loop.obtain_curve = lambda *_: counted_curve(resolved.model)
     view = Script(ranks, **script)
     with Journal(folder / "journal", ranks.rank) as journal:
-        trainer = loop.Trainer(folder, resolved, ranks, journal)
+        trainer = NotingTrainer(folder, resolved, ranks, journal)
+        trainer.pieces = []
         norm = getattr(trainer.runner.model.decoder, "norm", None)  # the last stage's
         view.norm = None if norm is None else norm.weight.data.to_local()
         trainer.resume(view)
@@ -150,6 +174,7 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
         weights=weights_of(runner.model.decoder),
         dtypes={str(tensor.dtype) for tensor in kept},
         decay=[group["weight_decay"] for group in runner.optimizer.param_groups],
+        pieces=trainer.pieces,
     )
 
 

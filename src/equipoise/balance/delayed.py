@@ -11,9 +11,13 @@ What it decides
     micro-batch if need be; a document of exactly the cap fits. So the longest delay is
     ``max_delay_steps``, whatever the lengths.
 
+    A step has a micro-batch for each window of each rank, so which step a document comes to
+    depends on the number of ranks; that it comes once does not.
+
 Kept true (tests/unit/balance/test_delayed.py, by Hypothesis)
-    Each token given comes out once, through ``state_dict`` in the middle of a queue and
-    ``flush`` at the end; no delay is over the promise; no micro-batch is over its cap.
+    Each token given comes out once, through ``state_dict`` in the middle of a queue, on another
+    number of ranks, and ``flush`` at the end; no delay is over the promise; no micro-batch is
+    over its cap.
 
 Sources
     WLB-LLM, arXiv:2503.17924, Algorithm 1 and Table 2.
@@ -27,6 +31,7 @@ import numpy as np
 
 from equipoise.balance.whole import require_whole
 from equipoise.balance.windows import deal_to_ranks
+from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run import PackSpec
@@ -160,16 +165,29 @@ class DelayedPacker:
             "waiting": self.waiting,
             "step": self._step,
             "count": self._count,
+            "ranks": self._ranks,
             "queues": [rows(queue) for queue in self._queues],
             "remained": rows(self._remained),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Go on where ``state_dict`` was taken, on any number of ranks.
+
+        Raises:
+            LayoutError: a document that waits is over this run's cap.
+        """
 
         def waiting(rows: list[list[int]]) -> list[_Waiting]:
             return [_Waiting((row[0], row[1], row[2]), row[3], row[4]) for row in rows]
 
+        rows = [row for queue in (*state["queues"], state["remained"]) for row in queue]
+        longest, most = max((row[2] - row[1] for row in rows), default=0), self._pack.most_tokens
+        if longest > most:
+            raise LayoutError(
+                f"A document of {longest:,} tokens waits in the queues of the checkpoint, and a "
+                f"micro-batch of this run holds {most:,}. Set pack.max_tokens = {longest}, or "
+                f"train into another folder with --out."
+            )
         self._step, self._count = state["step"], state["count"]
         self._remained = waiting(state["remained"])
         self._queues = [[] for _ in self._limits]

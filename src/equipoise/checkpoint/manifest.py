@@ -50,6 +50,8 @@ class Manifest:
     seed: int
     context_tokens: int
     files: dict[str, tuple[int, str]]
+    run: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keys of run.toml that decide what a step holds and how it trains (``spec.resume``)."""
 
 
 def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -71,6 +73,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def _render(manifest: Manifest) -> str:
     """The one text of a manifest, so that any other text is a damaged one."""
     data = dataclasses.asdict(manifest)
+    if not manifest.run:  # of a version that did not write it
+        del data["run"]
     return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
 
 
@@ -90,7 +94,11 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{data['version']}; this version reads up to {FORMAT}. Upgrade equipoise."
             )
         files = {name: (int(size), str(name_)) for name, (size, name_) in data["files"].items()}
-        fields = {f.name: data[f.name] for f in dataclasses.fields(Manifest)}
+        fields = {
+            f.name: data[f.name]
+            for f in dataclasses.fields(Manifest)
+            if f.name != "run" or "run" in data
+        }
         manifest = Manifest(**{**fields, "files": files})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is torn: its {MANIFEST} cannot be read.") from error

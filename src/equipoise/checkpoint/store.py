@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from equipoise.base.disk import disk_of
 from equipoise.base.durable import sync
 from equipoise.base.errors import CheckpointError
 from equipoise.base.units import format_bytes
@@ -137,14 +138,23 @@ def save(
     return final
 
 
+def stored_bytes(folder: Path) -> int:
+    """Bytes that a checkpoint's files take on their disk; 0 if it cannot be read."""
+    try:
+        return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    except OSError:
+        return 0
+
+
 def _explain(root: Path, step: int, fault: str, module: nn.Module) -> str:
     needed = 3 * sum(p.numel() * p.element_size() for p in module.parameters())  # and 2 moments
-    free = shutil.disk_usage(root if root.exists() else root.parent).free
-    kept = ", ".join(path.name for path in find_checkpoints(root)) or "none"
+    there = list(find_checkpoints(root))
+    needed = max([needed, *map(stored_bytes, there[:1])])
+    kept = ", ".join(path.name for path in there) or "none"
     return (
         f"The checkpoint of step {step} could not be written to {root} ({fault}; it needs "
-        f"{format_bytes(needed)}, {format_bytes(free)} are free). Checkpoints kept: {kept}. Free "
-        f"some space, or lower checkpoint.keep."
+        f"{format_bytes(needed)}, and {disk_of(root)}). Checkpoints kept: {kept}. Free some "
+        f"space, or lower checkpoint.keep."
     )
 
 

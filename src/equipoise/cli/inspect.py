@@ -157,7 +157,7 @@ def _run(folder: Path, silent: bool) -> Facts:
             "steps_wanted": record.start.spec.get("train", {}).get("steps"),
             "loss": float(record.loss[-1]) if steps else None,
             "tokens_seen": int(record.tokens_seen[-1]) if steps else 0,
-            "sessions": len(record.start_t),
+            "sessions": len(record.resumed_steps),
             "ranks": record.ranks,
             "policy": record.start.policy,
             "stopped": record.stop.reason if record.stop else None,

@@ -223,12 +223,12 @@ def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
             )
         elif record.stop.reason != "done":
             notes.append({"kind": "note", "text": f"{name} was {record.stop.reason}."})
-        if len(record.start_t) > 1:
+        if len(record.resumed_steps) > 1:
             notes.append(
                 {
                     "kind": "note",
-                    "text": f"{name} was resumed {len(record.start_t) - 1} time(s), last at step "
-                    f"{record.start.resumed_step}; steps done twice are shown as done last.",
+                    "text": f"{name} was resumed {len(record.resumed_steps) - 1} time(s), last at "
+                    f"step {record.start.resumed_step}; steps done twice are shown as done last.",
                 }
             )
         if record.torn_lines:

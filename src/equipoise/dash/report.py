@@ -16,6 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.disk import explain_refusal
+from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
 from equipoise.dash.figures import page_data
 from equipoise.observe.reader import read_run
@@ -68,10 +70,10 @@ def write_page(records: Sequence[RunRecord], out: Path) -> Path:
     text = render(page_data(records))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     except OSError as fault:
         raise SpecError(
-            f"The report cannot be written to {out}: {fault.strerror}. "
+            f"The report cannot be written to {out}: {explain_refusal(fault, out)}. "
             "Give another file with --out FILE."
         ) from fault
     return out

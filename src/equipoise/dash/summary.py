@@ -58,10 +58,10 @@ class Summary:
 def steady_steps(record: RunRecord) -> NDArray[np.bool_]:
     """bool[step]: not the first step of a session; every step where there is no other."""
     steady = np.ones(record.step.size, dtype=np.bool_)
-    for start_t in record.start_t:
-        after = np.flatnonzero(record.t >= start_t)
-        if after.size:
-            steady[after[0]] = False
+    for session, resumed_step in enumerate(record.resumed_steps):
+        later = record.resumed_steps[session + 1 :]
+        if all(each > resumed_step for each in later):  # it was not done again since
+            steady[record.step == resumed_step + 1] = False
     return steady if steady.any() else np.ones_like(steady)
 
 

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.base.disk import explain_refusal
+from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
 from equipoise.dash.summary import steady_steps
 from equipoise.observe.run_record import RunRecord, Spans
@@ -106,11 +108,11 @@ def write_run_trace(record: RunRecord, steps: Sequence[int], file: Path) -> None
     whole = {"displayTimeUnit": "ms", "traceEvents": trace_run(record, steps)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(whole), encoding="utf-8")
+        write_whole(file, json.dumps(whole))
     except OSError as fault:
         raise SpecError(
-            f"The trace cannot be written to {file}: {fault.strerror}. Give another file with "
-            f"--out FILE."
+            f"The trace cannot be written to {file}: {explain_refusal(fault, file)}. Give "
+            f"another file with --out FILE."
         ) from fault
 
 

@@ -4,8 +4,8 @@ What it decides
     Ctrl-C reaches this process alone: it leaves the file ``stop`` in the run's folder, which
     rank 0 sees at its next step, so all ranks finish the step, save and leave. A second one
     ends the agent at once, and the ranks with it. When a rank dies, the agent ends the
-    others, and the reason is read from the ranks' journals and the agent's report and told in
-    one sentence.
+    others, and the reason is what ranks said before they ended (``launch.last_words``), or
+    the agent's report, in one sentence.
 
 Kept true (tests/multi/test_launch.py)
     A killed rank is named; the next start resumes; SIGINT saves and exits 0.
@@ -13,21 +13,21 @@ Kept true (tests/multi/test_launch.py)
 
 import ctypes
 import fcntl
-import json
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.launch.agent import WORKER, agent_command, whole_environment
+from equipoise.launch.last_words import VARIABLE, Words, listen
 
 LOCK = ".lock"
 """File of a run's folder that rank 0 holds locked while it runs."""
@@ -140,7 +140,10 @@ def _stopping(
         if asked > 1:
             process.kill()
             return
-        (folder / "stop").touch()
+        try:
+            (folder / "stop").touch()
+        except OSError:  # a full disk, or no folder any more: its ranks hear of it otherwise
+            process.terminate()
         if not quiet:
             sys.stderr.write(
                 "\nStopping after this step and saving. Ctrl-C again to end at once.\n"
@@ -161,45 +164,36 @@ def run_local(launch: Launch) -> None:
         EquipoiseError: with the words and the exit code of the rank that failed first.
         KeyboardInterrupt: the user did not wait for the last step to be saved.
     """
-    began = time.time()
-    (launch.folder / "stop").unlink(missing_ok=True)
+    with suppress(OSError):
+        (launch.folder / "stop").unlink(missing_ok=True)
     logs = launch.folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    agent_log = logs / "agent.log"
-    with agent_log.open("wb") as log:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        log = (logs / "agent.log").open("w+b")
+    except OSError as error:
+        raise FaultError(
+            f"The run's logs cannot be written to {logs} ({explain_refusal(error, logs)}). Free "
+            f"some space, or choose another folder with --out."
+        ) from error
+    with log, listen() as (address, heard):
         process = subprocess.Popen(
             _command(launch),
             stderr=log,
-            env=whole_environment(),
+            env=whole_environment() | {VARIABLE: address},
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
         with _stopping(process, launch.folder, launch.quiet) as is_cut_short:
             code = process.wait()
+        log.seek(0)
+        agent_words = log.read().decode(errors="replace")
     if is_cut_short():
         raise KeyboardInterrupt
     if code:
-        raise _explain(launch, agent_log.read_text(errors="replace"), began)
+        raise _explain(launch, agent_words, heard)
 
 
-def _faults(folder: Path, since: float) -> list[dict[str, object]]:
-    """Fault events of this start, in the order in which they happened."""
-    found = []
-    for file in sorted((folder / "journal").glob("rank-*.jsonl")):
-        for line in file.read_text(errors="replace").splitlines():
-            if '"kind":"fault"' not in line:
-                continue
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if event["t"] >= since and event["name"] in ("error", "exception"):
-                found.append(event)
-    return sorted(found, key=lambda event: float(event["t"]))
-
-
-def _explain(launch: Launch, log: str, since: float) -> EquipoiseError:
-    faults = _faults(launch.folder, since)
+def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> EquipoiseError:
     for event in faults:
         if event["name"] == "error":
             known = EquipoiseError(str(event["message"]))
@@ -222,9 +216,5 @@ def _explain(launch: Launch, log: str, since: float) -> EquipoiseError:
             f"Rank {event['rank']} of {launch.ranks} failed: {event['type']}: {message[0]} "
             f"{resume}\n{str(event['traceback']).rstrip()}"
         )
-    try:
-        require_free_folder(launch.folder)  # a run that began at the same moment may hold it
-    except LayoutError as error:
-        return error
     tail = "\n".join(log.strip().splitlines()[-15:])
     return FaultError(f"The ranks ended without a word. {resume}\n{tail}")

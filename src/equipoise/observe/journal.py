@@ -1,23 +1,43 @@
-"""The journal's writer: append-only JSON lines, flushed at every step.
+"""The journal's writer: append-only JSON lines, written out at every step.
 
-Kept true (tests/unit/observe/test_journal.py)
+Why
+    A journal stands beside the run, and the run is worth more: a disk that others filled, or
+    a file that somebody moved, must not end a training that needs no disk for its next step.
+
+What it decides
+    Writing never raises. What the disk refuses waits in memory and is offered again at every
+    flush; beyond ``_MOST_WAITING_BYTES`` new lines are dropped and counted, and a ``journal``
+    fault stands where they are missing. A file that is no longer the one at its path is begun
+    anew there, unless its run's folder went with it. Each such turn is one sentence for
+    the reader (``take_notices``).
+
+Kept true (tests/unit/observe/test_journal.py, tests/unit/observe/test_journal_disk.py)
     A killed writer leaves whole lines and at most one torn last line; an appended journal
-    never joins a new event to a torn one.
+    never joins a new event to a torn one; lines that waited come whole and in order.
 """
 
+import errno
 import json
 import math
 import os
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FaultError
 from equipoise.observe.event import SCHEMA_VERSION, Kind, journal_name, seal
+
+_CHUNK_BYTES = 1 << 13
+"""Written out without waiting for a flush."""
+
+_MOST_WAITING_BYTES = 16 << 20
+"""Of lines that the disk refuses: thousands of steps."""
 
 
 def _finite(value: Any) -> Any:
@@ -45,23 +65,41 @@ class Span:
     duration_s: float = 0.0
 
 
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What a folder is known by wherever it goes; None where there is none."""
+    try:
+        facts = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return facts.st_dev, facts.st_ino
+
+
 class Journal:
     """One rank's facts, in the order in which they happened."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.path = folder / journal_name(rank)
         self.rank = rank
+        self.begun_anew = 0
+        """How often the file had to be begun anew."""
+        self._waiting = bytearray()
+        self._is_mid_line = False
+        self._lost_lines = 0
+        self._refusal: OSError | None = None
+        self._notices: list[str] = []
+        self._file = -1
+        self._home: tuple[int, int] | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            torn = _ends_torn(self.path)
-            self._file = self.path.open("a", encoding="utf-8")
+            self._home = _identity(folder.parent)
+            if self._open():
+                self._waiting += b"\n"
         except OSError as error:
             raise FaultError(
-                f"The journal {self.path} cannot be written ({error.strerror}). Make its folder "
-                f"writable, or choose another with --out."
+                f"The journal {self.path} cannot be written "
+                f"({explain_refusal(error, self.path)}). Make its folder writable, or choose "
+                f"another with --out."
             ) from error
-        if torn:
-            self._file.write("\n")
 
     def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
         """Append one event; ``t`` is now unless given."""
@@ -73,7 +111,13 @@ class Journal:
             "rank": self.rank,
             **fields,
         }
-        self._file.write(seal(json.dumps(_finite(event), separators=(",", ":"))) + "\n")
+        line = seal(json.dumps(_finite(event), separators=(",", ":"))).encode() + b"\n"
+        if len(self._waiting) + len(line) > _MOST_WAITING_BYTES:
+            self._lost_lines += 1
+            return
+        self._waiting += line
+        if self._refusal is None and len(self._waiting) >= _CHUNK_BYTES:
+            self._write_out()
 
     @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[Span]:
@@ -86,12 +130,121 @@ class Journal:
             self.write("span", name, t=wall, duration_s=span.duration_s, **fields)
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system."""
-        self._file.flush()
+        """Hand everything written so far to the operating system; what it refuses waits."""
+        if self._file < 0:
+            return
+        try:
+            if change := self._change():
+                self._begin_anew(change)
+        except OSError as error:
+            self._refuse(error)
+        else:
+            self._write_out()
+
+    def take_notices(self) -> list[str]:
+        """What the reader should know of this journal, since the last call; a sentence each."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether there is anything that the reader should know."""
+        return bool(self._notices)
+
+    def follow(self, folder: Path) -> None:
+        """Go on in another folder: where this one was moved, or what is made in its stead."""
+        self.path = folder / self.path.name
+        self._home = None
+        self.flush()
+
+    @property
+    def unwritten_lines(self) -> int:
+        """Lines that no disk has taken: those that wait, and those that were dropped."""
+        return self._waiting.count(b"\n") + self._lost_lines
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        self.flush()
+        if self._file >= 0:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = -1
+
+    def _open(self) -> bool:
+        """Open the file at the path; whether its last line is torn."""
+        if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
+            raise OSError(errno.EINVAL, "It is not a regular file")
+        is_torn = _ends_torn(self.path)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._file = os.open(self.path, flags, 0o666)
+        self._size = os.fstat(self._file).st_size
+        return is_torn
+
+    def _change(self) -> str:
+        """What became of the file since it was opened; empty if nothing."""
+        own = os.fstat(self._file)
+        try:
+            there = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return "has vanished: it was deleted or moved away"
+        if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            return "was replaced by another file"
+        if own.st_size < self._size:
+            return f"was cut short, from {self._size:,} to {own.st_size:,} bytes"
+        return ""
+
+    def _begin_anew(self, change: str) -> None:
+        folder = self.path.parent
+        if self._home is not None and self._home != _identity(folder.parent):
+            raise FileNotFoundError(errno.ENOENT, f"Its folder {folder.parent} has vanished")
+        folder.mkdir(parents=self._home is None, exist_ok=True)
+        self._home = _identity(folder.parent)
+        before = self._file
+        is_torn = self._open()
+        with suppress(OSError):
+            os.close(before)
+        if self._is_mid_line:  # its beginning is in the other file
+            del self._waiting[: self._waiting.index(b"\n") + 1]
+            self._lost_lines += 1
+            self._is_mid_line = False
+        if is_torn:
+            self._waiting[:0] = b"\n"
+        self.begun_anew += 1
+        message = f"The journal {self.path} {change}. The run goes on and writes a new one there."
+        self._notices.append(message)
+        self.write("fault", "journal", message=message)
+
+    def _write_out(self) -> None:
+        try:
+            while self._waiting:
+                count = os.write(self._file, self._waiting[: 1 << 20])
+                self._is_mid_line = self._waiting[count - 1] != ord("\n")
+                del self._waiting[:count]
+            self._size = os.fstat(self._file).st_size
+        except OSError as error:
+            self._refuse(error)
+            return
+        if self._refusal is not None:
+            self._resume()
+
+    def _refuse(self, error: OSError) -> None:
+        known, self._refusal = self._refusal, error
+        if known is not None and known.errno == error.errno:
+            return
+        message = (
+            f"The journal {self.path} cannot be written ({explain_refusal(error, self.path)}). "
+            f"The run goes on; lines wait in memory until they can be written."
+        )
+        self._notices.append(message)
+        self.write("fault", "journal", message=message)
+
+    def _resume(self) -> None:
+        lost, self._lost_lines, self._refusal = self._lost_lines, 0, None
+        message = f"The journal {self.path} can be written again; {lost:,} of its lines are lost."
+        self._notices.append(message)
+        if lost:
+            self.write("fault", "journal", message=message, lost_lines=lost)
+            self._write_out()
 
     def __enter__(self) -> Self:
         return self

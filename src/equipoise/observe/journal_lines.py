@@ -7,7 +7,7 @@ Why
 What it decides
     A line that is no JSON object was torn by a kill, and one that its checksum does not fit was
     changed after it was written: each is skipped and counted. Of a step that appears twice the
-    later line is kept.
+    later line is kept. What is later is said by the order of lines alone: a clock can be set back.
 
 Kept true (tests/unit/observe/test_reader.py)
     Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
@@ -36,16 +36,25 @@ class Journal:
     steps: dict[int, Event] = field(default_factory=dict)
     packs: dict[int, Event] = field(default_factory=dict)
     spans: list[Event] = field(default_factory=list)
+    sessions: list[int] = field(default_factory=list)
+    """Of each span, how often the rank had started again before it."""
     faults: list[Event] = field(default_factory=list)
     memory: Event | None = None
     stop: Event | None = None
     torn_lines: int = 0
+    _session: int = 0
+    _span_step: int = 0
 
     def add(self, event: Event) -> None:
         """Keep an event; one of a kind or a name that this version does not know is dropped."""
         match event.get("kind"), event.get("name"), event.get("step"):
-            case "span", _, _:
+            case "span", _, step:
+                # A session begins by measuring, outside any step; in it steps only rise.
+                if not isinstance(step, int) or step < self._span_step:
+                    self._session += 1
+                self._span_step = step if isinstance(step, int) else 0
                 self.spans.append(event)
+                self.sessions.append(self._session)
             case "scalar", "step", int(step):
                 self.steps[step] = event
             case "decision", "pack", int(step):
@@ -54,6 +63,7 @@ class Journal:
                 self.memory = event
             case "instant", "start", _:
                 self.starts.append(event)
+                self.stop = None  # undone by going on
             case "instant", "stop", _:
                 self.stop = event
             case "fault", _, _:

@@ -6,7 +6,9 @@ Why
 
 How lines become columns
     - A step that appears twice was trained twice (the run resumed): the later line wins.
-      Spans have no such key, so they are told apart by the last ``start`` before them.
+      Spans have no such key, so they are told apart by the session that wrote them.
+    - Order is the order of lines, never of times: a clock may be set back while a run goes on,
+      or between two of its sessions.
     - NaN marks what the journal does not hold: a null, a rank that is behind, a field of
       a newer writer's.
 
@@ -14,7 +16,7 @@ Kept true (tests/unit/observe/test_reader.py)
     Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +90,13 @@ def read_run(folder: Path) -> RunRecord:
         told = of_pack(key)  # older journals are of runs without a pipeline
         return np.where(np.isnan(told), of_each.max(axis=1), told)
 
-    start_t = tuple(each.t for each in starts)
     predicted_s = of_pack_ranks("predicted_s")
     predicted_s = np.where(np.isnan(predicted_s), of_ranks("predicted_s"), predicted_s)
     in_order_s = of_pack_ranks("in_order_predicted_s")
     return RunRecord(
         folder=folder,
         start=start,
-        start_t=start_t,
+        resumed_steps=tuple(each.resumed_step for each in starts),
         ranks=ranks,
         step=step,
         t=of_step("t"),
@@ -123,9 +124,9 @@ def read_run(folder: Path) -> RunRecord:
         plan_s=of_pack("plan_s"),
         skew=of_pack("skew"),
         in_order_skew=of_pack("in_order_skew"),
-        spans=tuple(_spans(journals.get(rank, Journal()).spans, start_t) for rank in range(ranks)),
+        spans=tuple(_spans(journals.get(rank, Journal())) for rank in range(ranks)),
         memory=_memory(zero.memory),
-        stop=_stop(zero.stop, start),
+        stop=_stop(zero.stop),
         faults=tuple(
             _fault(rank, event) for rank, journal in journals.items() for event in journal.faults
         ),
@@ -164,20 +165,19 @@ def _start(event: Event) -> Start:
     )
 
 
-def _spans(events: Sequence[Event], start_t: Sequence[float]) -> Spans:
+def _spans(journal: Journal) -> Spans:
     """Columns of one rank's spans, without those that a later session did again."""
-    session = np.searchsorted(np.array(start_t), _column(events, "t"), side="right").tolist()
     # By name as well: resuming at step 20 loads *at* step 20, and does not do it again.
     last_session: dict[tuple[object, object], int] = {}
-    for event, order in zip(events, session, strict=True):
-        key = event.get("name"), event.get("step")
-        last_session[key] = max(order, last_session.get(key, 0))
-    kept = [
-        event
-        for event, order in zip(events, session, strict=True)
-        if event.get("step") is None or last_session[event.get("name"), event.get("step")] == order
-    ]
-    kept.sort(key=lambda event: _number(event.get("t")))
+    for event, session in zip(journal.spans, journal.sessions, strict=True):
+        last_session[event.get("name"), event.get("step")] = session
+    ordered = []
+    for event, session in zip(journal.spans, journal.sessions, strict=True):
+        step = event.get("step")
+        if step is None or last_session[event.get("name"), step] == session:
+            ordered.append((session, step or 0, _number(event.get("t")), event))
+    ordered.sort(key=lambda each: each[:3])
+    kept = [event for *_, event in ordered]
     names: dict[str, int] = {}
     name = [names.setdefault(str(event.get("name")), len(names)) for event in kept]
     return Spans(
@@ -204,9 +204,9 @@ def _memory(event: Event | None) -> Memory | None:
     )
 
 
-def _stop(event: Event | None, start: Start) -> Stop | None:
-    """The stop of the last session; an earlier session's stop was undone by resuming."""
-    if event is None or _number(event.get("t")) < start.t:
+def _stop(event: Event | None) -> Stop | None:
+    """The stop of the last session; an earlier session's was undone by resuming."""
+    if event is None:
         return None
     return Stop(
         t=_number(event.get("t")),

@@ -92,8 +92,8 @@ class RunRecord:
 
     folder: Path
     start: Start
-    start_t: tuple[float, ...]
-    """When each session began [unix seconds]: one more for each time the run resumed."""
+    resumed_steps: tuple[int, ...]
+    """The step after which each session began: one more for each time the run resumed."""
     ranks: int
 
     step: NDArray[np.int64]

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import SpecError
 from equipoise.base.read import read_json
 from equipoise.spec.model import ModelSpec
@@ -60,8 +61,8 @@ def write_resolved(folder: Path, resolved: ResolvedFile) -> None:
         partial.rename(folder / RESOLVED)
     except OSError as error:
         raise SpecError(
-            f"The run's folder {folder} cannot be written ({error.strerror}). Make it "
-            f"writable, or choose another with --out."
+            f"The run's folder {folder} cannot be written ({explain_refusal(error, folder)}). Make "
+            f"it writable, or choose another with --out."
         ) from error
 
 

@@ -1,13 +1,15 @@
 """The training loop: pack, run, journal, save; resume where the last whole checkpoint stands.
 
 What it decides
-    When to save and when to stop. Everything else was decided by run.toml, the stream, the
-    packer and the curve, each a pure function that every rank evaluates for itself.
+    When to save and when to stop; what the disk has to do with it, ``train.watch`` says.
+    Everything else was decided by run.toml, the stream, the packer and the curve, each a pure
+    function that every rank evaluates for itself.
 """
 
 import dataclasses
 import json
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,7 @@ from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.resolved import ResolvedFile
+from equipoise.spec.resume import describe_changes, resume_facts
 from equipoise.train.build import build_runner, join_sharing
 from equipoise.train.curves import (
     DOUBT_STEPS,
@@ -44,12 +47,12 @@ from equipoise.train.curves import (
     doubt_curve,
     obtain_curve,
 )
+from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecord
 from equipoise.train.shares import RankLoads
 from equipoise.train.sinks import TensorBoardSink
-
-CHECKPOINTS = "checkpoint"
+from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
@@ -91,8 +94,11 @@ class Trainer:
         forget_peak()
         self.position = Position()
         self._has_doubted = False
+        self._save_was_refused = False
         self.record = RunRecord(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
+        needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
+        self.ground = RunFolder(folder, ranks, journal, needed_bytes)
 
     @property
     def checkpoints(self) -> Path:
@@ -133,10 +139,21 @@ class Trainer:
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
         self.position = Position(manifest.step, manifest.position_tokens)
-        self._resume_packer(path)
+        self.ground.keep(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
+        if changes := describe_changes(manifest.run, resume_facts(self.spec)):
+            self._note(
+                view, f"run.toml has changed since then: {changes}. The run goes on as it is now."
+            )
+        self._resume_packer(path, view)
 
-    def _resume_packer(self, checkpoint: Path) -> None:
+    def _note(self, view: StepView, sentence: str) -> None:
+        """Say what differs from before, and journal it on rank 0."""
+        view.say(sentence)
+        if self.ranks.rank == 0:
+            self.journal.write("instant", "changed", step=self.position.step, message=sentence)
+
+    def _resume_packer(self, checkpoint: Path, view: StepView) -> None:
         """Take up the documents that were left waiting."""
         file = checkpoint / _PACKER
         if not file.exists():
@@ -146,6 +163,8 @@ class Trainer:
             waiting = state["waiting"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{checkpoint} is torn: its {_PACKER} cannot be read.") from error
+        if not waiting and self.spec.pack.policy != "delayed":
+            return
         if self.spec.pack.policy != "delayed":
             raise CheckpointError(
                 f'{checkpoint} was packed by "delayed" and {waiting} documents still '
@@ -153,22 +172,46 @@ class Trainer:
                 f'= "delayed", or train into another folder with --out.'
             )
         self.packer.load_state_dict(state)
+        ranks = self.ranks.world // self.spec.layout.sharing
+        if state.get("ranks", ranks) != ranks:
+            self._note(
+                view,
+                f'pack.policy = "delayed" packed for {state["ranks"]} data-parallel ranks before '
+                f"and packs for {ranks} now: which documents share a step depends on that number. "
+                f"Each is still trained once; {state['waiting']} wait.",
+            )
 
     def run(self, view: StepView, stop: StopRequest) -> str:
-        """Train to the last step or to a stop; why it ended ("done" or "interrupted")."""
+        """Train to the last step or to a stop; why it ended ("done" or "interrupted").
+
+        Raises:
+            CheckpointError: a checkpoint cannot be kept; every step that could be saved is.
+            FolderGoneError: the run's folder is not there any more; the steps are saved where
+                the message says.
+        """
+        with ExitStack() as stack:
+            stack.callback(self.ground.close)
+            board = TensorBoardSink.open_if(
+                self.spec.journal.tensorboard and self.ranks.rank == 0,
+                self.folder / "tensorboard",
+            )
+            stack.callback(board.close)
+            return self._run(view, stop, board)
+
+    def _run(self, view: StepView, stop: StopRequest, board: TensorBoardSink) -> str:
         steps = self.spec.train.steps
         self.record.write_start(self.position.step)
         if said := disturbed_sentence(self.curve):
             view.say(said)
         reason = "done"
         saved_step = self.position.step
-        board = TensorBoardSink.open_if(
-            self.spec.journal.tensorboard and self.ranks.rank == 0, self.folder / "tensorboard"
-        )
+        if saved_step < steps:
+            self.ground.require_room(self.position.step)
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
-            stop_asked = bool(stop) or (self.ranks.rank == 0 and self._stop_file.exists())
+            stop_asked = bool(stop) or self._is_stop_left()
+            word = self.ground.look(has_unsaved=saved_step < self.position.step)
             packed, loads = self._pack(step)
             result = self.runner.run(
                 packed,
@@ -177,36 +220,90 @@ class Trainer:
                 clip_norm=self.spec.train.clip_norm,
                 last_good=self._last_good,
                 stop_asked=stop_asked,
+                word=word,
             )
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
             loss = result.loss
+            begun_anew = self.journal.begun_anew
             figures = self.record.write_step(
                 packed, loads, result, step=step, tokens_seen=self.position.tokens
             )
+            if self.journal.begun_anew > begun_anew:
+                self.record.write_start(step)
             board.write(step, figures)
             if len(self.record.busy_over_predicted) == DOUBT_STEPS:
                 self._doubt_curve(view)
             balance = skew(loads.predicted_s)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
+            if result.words[0] & Word.GONE:
+                self._leave_if_gone(view)
+            for sentence in (*self.ground.hear(result.words, step), *board.take_notices()):
+                view.say(sentence)
             if result.stop:
                 reason = "interrupted"
                 break
-            if step % self.spec.checkpoint.every_steps == 0 or step == steps:
+            is_due = step % self.spec.checkpoint.every_steps == 0 or step == steps
+            if is_due or result.words[0] & Word.SAVE:
+                self._leave_if_gone(view)
                 saved_step = self._save(view, must=step == steps) or saved_step
+                if saved_step == step < steps:
+                    self.ground.require_room(self.position.step)
         if saved_step != self.position.step:
+            self._leave_if_gone(view)
             self._save(view, must=True)
         self.record.write_memory()
-        board.close()
         if self.ranks.rank == 0:
-            self._stop_file.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._stop_file.unlink(missing_ok=True)
             self.journal.write("instant", "stop", reason=reason, step=self.position.step)
         self.journal.flush()
+        for sentence in self.ground.settle():
+            view.say(sentence)
         done = self.position.step - first
         if done:
             took_s = time.perf_counter() - began
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
         self._doubt_curve(view)
         return reason
+
+    def _leave_if_gone(self, view: StepView) -> None:
+        """Save the steps of a run whose folder is gone where they will be found, and end it.
+
+        Raises:
+            FolderGoneError: what became of the folder, and where its steps are.
+        """
+        fate = self.ground.fate()
+        if fate is None:
+            return
+        if fate.rescue is None:
+            raise FolderGoneError(
+                f"{fate.sentence}. The steps since the last checkpoint are lost. Train again with "
+                f"--out and a folder that nobody else uses."
+            )
+        self.folder = fate.rescue
+        begun_anew = self.journal.begun_anew
+        self.journal.follow(self.folder / "journal")
+        if self.journal.begun_anew > begun_anew:
+            self.record.write_start(self.position.step)
+        try:
+            self._save(view, must=True)
+        except CheckpointError as error:
+            raise FolderGoneError(f"{fate.sentence}. {error}") from error
+        message = (
+            f"{fate.sentence}. Step {self.position.step} is saved in {self.checkpoints}; go on "
+            f"from there with --out {self.folder}."
+        )
+        if self.ranks.rank == 0:
+            self.journal.write("fault", "folder", step=self.position.step, message=message)
+            self.journal.flush()
+        self.ranks.barrier()  # a rank that ends may end the others
+        raise FolderGoneError(message)
+
+    def _is_stop_left(self) -> bool:
+        """Whether somebody left word in the run's folder to stop; asked on rank 0."""
+        with suppress(OSError):
+            return self.ranks.rank == 0 and self._stop_file.exists()
+        return False
 
     @property
     def _stop_file(self) -> Path:
@@ -260,10 +357,12 @@ class Trainer:
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
             files={},
+            run=resume_facts(self.spec),
         )
+        self.ground.make_room()
         try:
             with self.journal.span("save", step=self.position.step):
-                save(
+                path = save(
                     self.checkpoints,
                     self.runner.model.decoder,
                     self.runner.optimizer,
@@ -277,8 +376,15 @@ class Trainer:
             self.journal.flush()
             if must:
                 raise
-            view.say(f"{error} The run goes on.")
+            if not self._save_was_refused:  # once, however often it is tried
+                view.say(f"{error} The run goes on.")
+            self._save_was_refused = True
             return None
+        else:
+            if self._save_was_refused:
+                view.say(f"The checkpoint of step {self.position.step} is saved.")
+            self._save_was_refused = False
+            self.ground.keep(path)
         finally:
             # A save copies shards; the peak that is held against the forecast is of steps.
             return_freed_memory()

@@ -70,6 +70,8 @@ class StepResult:
     computed_s: float
     """Until the last rank had computed: what it was busy, or its pipeline from end to end."""
     stop: bool
+    words: list[int]
+    """What each rank had to tell the others."""
     experts: ExpertLoads | None
 
 
@@ -96,6 +98,7 @@ class StepRunner:
         clip_norm: float,
         last_good: Callable[[], Path | None],
         stop_asked: bool,
+        word: int = 0,
     ) -> StepResult:
         """Compute, meet, reduce, clip, update.
 
@@ -106,6 +109,7 @@ class StepRunner:
             clip_norm: Largest global gradient norm.
             last_good: Finds the checkpoint to name when a loss is not a number.
             stop_asked: This rank was asked to stop; becomes everybody's knowledge.
+            word: Whatever else this rank has to tell the others.
 
         Raises:
             FaultError: a loss or the gradient norm is not finite. No weight was changed.
@@ -116,7 +120,7 @@ class StepRunner:
         set_loss_scale(self.model.decoder, 1 / max(1, labels))
         losses, busy_s, idle_s = self._compute(packed, step, max(1, labels))
         computed = time.perf_counter()
-        rows, met_s = self._meet(packed, step, losses, busy_s, computed - started, stop_asked)
+        rows, met_s = self._meet(packed, step, losses, busy_s, computed - started, stop_asked, word)
         loss = float(rows[:, 1].sum()) / max(1, labels)
         if not np.isfinite(loss):
             raise self._not_finite("loss", step, packed, losses, last_good())
@@ -140,6 +144,7 @@ class StepRunner:
             wait_s=idle_s + met_s,
             computed_s=float(rows[:, 2 if self.pipeline is None else 4].max()),
             stop=bool(rows[:, 3].any()),
+            words=rows[:, 5].to(torch.int64).tolist(),
             experts=experts,
         )
 
@@ -206,18 +211,20 @@ class StepRunner:
         busy_s: float,
         computed_s: float,
         stop_asked: bool,
+        word: int,
     ) -> tuple[torch.Tensor, float]:
         """Exchange one row a rank; the fastest rank waits here for the slowest.
 
         Columns: digest of the pack, loss sum, busy seconds, stop asked, seconds until this rank
-        had computed.
+        had computed, what else it tells.
 
         Returns:
             The rows, and the seconds that this took.
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
         counts = self.sharing is None or self.sharing.counts_loss
-        row = [name, sum(losses) if counts else 0.0, busy_s, float(stop_asked), computed_s]
+        told = float(stop_asked), computed_s, float(word)
+        row = [name, sum(losses) if counts else 0.0, busy_s, *told]
         with self.journal.span("wait", step=step) as span:
             rows = self.ranks.gather_floats(row)
         if bool((rows[:, 0] != name).any()):

@@ -22,12 +22,14 @@ from equipoise.comm.group import Ranks, join_from_environment
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 from equipoise.data.store import open_store
+from equipoise.launch.last_words import say
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
 from equipoise.observe.journal import Journal
 from equipoise.spec.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
 from equipoise.train.process import StopRequest, end_with_agent, settle
+from equipoise.train.watch import FolderGoneError
 
 
 class FolderTakenError(LayoutError):
@@ -133,14 +135,9 @@ def _train(
 
 @contextmanager
 def _told(folder: Path, rank: int) -> Iterator[None]:
-    """Leave word of what went wrong for the launcher, while the folder is still this run's.
-
-    Where nothing can be written, stderr has to do.
-    """
+    """Leave word of what went wrong: for the launcher, and in the run's journal."""
     try:
         yield
-    except FolderTakenError:
-        raise
     except BaseException as error:
         _write_fault(folder, rank, error)
         raise
@@ -148,16 +145,18 @@ def _told(folder: Path, rank: int) -> Iterator[None]:
 
 def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> None:
     known = isinstance(error, EquipoiseError)
+    fields: dict[str, Any] = {
+        "name": "error" if known else "exception",
+        "type": type(error).__name__,
+        "message": str(error),
+        "exit_code": error.exit_code if isinstance(error, EquipoiseError) else 6,
+        "traceback": "" if known else traceback.format_exc(),
+    }
+    say({"rank": rank, **fields})
+    if isinstance(error, FolderTakenError | FolderGoneError) or not folder.is_dir():
+        return
     with suppress(OSError, FaultError), Journal(folder / "journal", rank) as journal:
-        journal.write(
-            "fault",
-            "error" if known else "exception",
-            type=type(error).__name__,
-            message=str(error),
-            exit_code=error.exit_code if isinstance(error, EquipoiseError) else 6,
-            traceback="" if known else traceback.format_exc(),
-            **more,
-        )
+        journal.write("fault", **fields, **more)
 
 
 def _tell(folder: Path, rank: int, found: Standstill) -> None:
@@ -165,8 +164,7 @@ def _tell(folder: Path, rank: int, found: Standstill) -> None:
     fields = dataclasses.asdict(found)
     text, waiting_rank = fields.pop("text"), fields.pop("rank")
     _write_fault(folder, rank, FaultError(text), waiting_rank=waiting_rank, **fields)
-    sys.stderr.write(f"{found.text}\n")
-    sys.stderr.flush()
+    _complain(found.text)
 
 
 def main() -> int:
@@ -191,9 +189,16 @@ def main() -> int:
             stack.enter_context(_sole_owner(folder, ranks))
             _train(folder, resolved, ranks, quiet=args.quiet, watchdog=watchdog)
     except EquipoiseError as error:
-        sys.stderr.write(f"{error}\n")
+        _complain(str(error))
         return error.exit_code
     return 0
+
+
+def _complain(text: str) -> None:
+    """Write to stderr, which may be a file on a disk that is full."""
+    with suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def _leave(code: int) -> NoReturn:
@@ -212,5 +217,6 @@ if __name__ == "__main__":
     try:
         _leave(main())
     except Exception:
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
         _leave(1)

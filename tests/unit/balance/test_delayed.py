@@ -140,3 +140,54 @@ def test_a_document_over_the_cap_is_refused() -> None:
         "A document of 61 tokens is over the 60 tokens that one micro-batch may hold. Set "
         "pack.max_tokens = 61, or a smaller pack.context_tokens."
     )
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 4), st.integers(0, 5)),
+        min_size=2,
+        max_size=5,
+    ),
+    st.integers(0, 9),
+)
+def test_every_piece_comes_out_exactly_once_whatever_the_ranks_of_each_session(
+    lengths, sessions, seed: int
+) -> None:
+    stream = DocumentStream(lengths, seed=seed, context_tokens=64)
+    state, packed, given_rows, position = None, [], [], 0
+    for ranks, steps, queues, delay in sessions:
+        pack = PackSpec(
+            policy="delayed",
+            context_tokens=64,
+            step_tokens=256,
+            queues=queues,
+            max_delay_steps=delay,
+        )
+        packer = DelayedPacker(pack, ranks, CURVE)
+        if state is not None:
+            packer.load_state_dict(json.loads(json.dumps(state)))
+        for _ in range(steps):
+            pieces = stream.step(position, 256)
+            position += 256
+            given_rows += [tuple(row) for row in pieces.tolist()]
+            packed.append(packer.step(pieces))
+            assert max(batch.tokens for batch in packed[-1]) <= pack.most_tokens
+        state = packer.state_dict()
+    assert Counter(rows(packed + packer.flush())) == Counter(given_rows)
+
+
+def test_a_document_that_waits_is_not_packed_over_a_smaller_cap() -> None:
+    wide = PackSpec(policy="delayed", context_tokens=128, step_tokens=256, max_delay_steps=9)
+    packer = DelayedPacker(wide, 2, CURVE)
+    packer.step(np.array([[0, 0, 120], [1, 0, 30], [2, 0, 30]], dtype=np.int64))
+    state = packer.state_dict()
+    assert state["waiting"] == 1
+    narrow = dataclasses.replace(wide, context_tokens=64)
+    with pytest.raises(LayoutError) as caught:
+        DelayedPacker(narrow, 2, CURVE).load_state_dict(state)
+    assert str(caught.value) == (
+        "A document of 120 tokens waits in the queues of the checkpoint, and a micro-batch of "
+        "this run holds 80. Set pack.max_tokens = 120, or train into another folder with --out."
+    )
+    DelayedPacker(dataclasses.replace(narrow, max_tokens=120), 2, CURVE).load_state_dict(state)

@@ -90,6 +90,17 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
     require_same(found, folder, model=MODEL, corpus_digest="c" * 32, seed=0)
 
 
+def test_a_manifest_holds_the_keys_of_its_run(tmp_path: Path) -> None:
+    run = {"pack.context_tokens": 256, "pack.max_tokens": None, "train.lr": 1e-3}
+    assert read_manifest(write_checkpoint(tmp_path, 250, run=run)).run == run
+
+
+def test_a_manifest_of_a_version_that_wrote_no_keys(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 250)
+    assert '"run"' not in (folder / MANIFEST).read_text()
+    assert read_manifest(folder).run == {}
+
+
 def test_a_size_that_older_versions_did_not_know_is_its_default(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 4)
     found = read_manifest(folder)

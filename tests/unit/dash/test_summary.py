@@ -26,7 +26,8 @@ def summaries_of(records: list[RunRecord]) -> list:
 def test_means_leave_out_the_first_step_of_each_session(records: list[RunRecord]) -> None:
     record = records[1]
     assert steady_steps(record).tolist() == [False] + [True] * 39
-    resumed = dataclasses.replace(record, start_t=(*record.start_t, float(record.t[20])))
+    again = (*record.resumed_steps, int(record.step[20]) - 1)
+    resumed = dataclasses.replace(record, resumed_steps=again)
     assert np.flatnonzero(~steady_steps(resumed)).tolist() == [0, 20]
     summary = summarize(record, "by-work")
     assert summary.step_s == pytest.approx(record.step_s[1:].mean())

@@ -1,11 +1,9 @@
 """What a start refuses before any rank, and how the end of ranks is put into a sentence."""
 
 import fcntl
-import json
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,8 @@ from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.launch import local
 from equipoise.launch.agent import WORKER, whole_environment
 from equipoise.launch.forms import Job, Nodes, agent_words
+from equipoise.launch.last_words import Words
 from equipoise.launch.local import LOCK, Launch, require_free_folder, require_free_port
-from equipoise.observe.journal import Journal
 
 RESUME = "Run the same command again to resume from the last checkpoint."
 
@@ -96,57 +94,45 @@ Root Cause (first observed failure):
 """
 
 
-def explain(folder: Path, log: str = "", since: float = 0.0) -> EquipoiseError:
-    return local._explain(Launch(folder, 2, True, 0), log, since)
+def explain(log: str = "", *faults: Words) -> EquipoiseError:
+    return local._explain(Launch(Path("run"), 2, True, 0), log, faults)
 
 
-def write_fault(folder: Path, rank: int, t: float, name: str = "exception", **fields) -> None:
+def fault(rank: int, name: str = "exception", **fields) -> Words:
     event = {"type": "ValueError", "message": "bad", "exit_code": 6, "traceback": "TRACE"}
-    with Journal(folder / "journal", rank) as journal:
-        journal.write("fault", name, t=t, **(event | fields))
+    return {"rank": rank, "name": name, **event} | fields
 
 
-def test_a_killed_rank_is_named_though_its_peer_complained(tmp_path: Path) -> None:
-    write_fault(tmp_path, 0, 1.0, message="Connection closed by peer [127.0.0.1]:1")
-    error = explain(tmp_path, KILLED.format(rank=1, number=9))
+LOST = fault(0, message="Connection closed by peer [127.0.0.1]:1")
+
+
+def test_a_killed_rank_is_named_though_its_peer_complained() -> None:
+    error = explain(KILLED.format(rank=1, number=9), LOST)
     assert isinstance(error, FaultError)
     assert (
         str(error) == f"Rank 1 of 2 (pid 4711) was ended by SIGKILL; it left no traceback. {RESUME}"
     )
 
 
-def test_the_agents_own_sigterm_is_no_cause(tmp_path: Path) -> None:
+def test_the_agents_own_sigterm_is_no_cause() -> None:
     log = KILLED.format(rank=0, number=signal.SIGTERM.value) + KILLED.format(rank=1, number=11)
-    assert str(explain(tmp_path, log)) == (
+    assert str(explain(log)) == (
         f"Rank 1 of 2 (pid 4711) was ended by SIGSEGV; it left no traceback. {RESUME}"
     )
 
 
-def test_an_error_of_ours_is_told_in_its_own_words_and_exit_code(tmp_path: Path) -> None:
-    write_fault(tmp_path, 0, 2.0, message="Connection closed by peer [127.0.0.1]:1")
-    write_fault(tmp_path, 1, 3.0, name="error", message="One sentence.", exit_code=4)
-    error = explain(tmp_path, KILLED.format(rank=0, number=9))
+def test_an_error_of_ours_is_told_in_its_own_words_and_exit_code() -> None:
+    known = fault(1, "error", message="One sentence.", exit_code=4)
+    error = explain(KILLED.format(rank=0, number=9), LOST, known)
     assert (str(error), error.exit_code) == ("One sentence.", 4)
 
 
-def test_the_first_exception_that_is_not_a_lost_connection_is_the_cause(tmp_path: Path) -> None:
-    write_fault(tmp_path, 0, 2.0, message="Connection closed by peer [127.0.0.1]:1")
-    write_fault(tmp_path, 1, 3.0, message="bad\nsecond line")
-    assert str(explain(tmp_path)) == (f"Rank 1 of 2 failed: ValueError: bad {RESUME}\nTRACE")
+def test_the_first_exception_that_is_not_a_lost_connection_is_the_cause() -> None:
+    error = explain("", LOST, fault(1, message="bad\nsecond line"))
+    assert str(error) == f"Rank 1 of 2 failed: ValueError: bad {RESUME}\nTRACE"
 
 
-def test_faults_of_an_earlier_start_and_torn_lines_are_left_alone(tmp_path: Path) -> None:
-    write_fault(tmp_path, 1, 1.0)
-    with (tmp_path / "journal" / "rank-00001.jsonl").open("a") as file:
-        file.write('{"kind":"fault","t":9')
+def test_ranks_that_said_nothing_leave_the_agents_last_lines() -> None:
     log = "\n".join(f"line {number}" for number in range(20))
     tail = "\n".join(f"line {number}" for number in range(5, 20))
-    assert str(explain(tmp_path, log, since=time.time())) == (
-        f"The ranks ended without a word. {RESUME}\n{tail}"
-    )
-
-
-def test_a_fault_is_json_with_what_the_launcher_reads(tmp_path: Path) -> None:
-    write_fault(tmp_path, 1, 1.0)
-    event = json.loads((tmp_path / "journal" / "rank-00001.jsonl").read_text())
-    assert {"t", "rank", "type", "message", "exit_code", "traceback"} <= set(event)
+    assert str(explain(log)) == f"The ranks ended without a word. {RESUME}\n{tail}"

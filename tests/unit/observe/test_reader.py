@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import DataError, SpecError
+from equipoise.dash.summary import steady_steps
 from equipoise.observe.event import seal
 from equipoise.observe.reader import read_run
 
@@ -142,7 +143,7 @@ def test_a_resumed_step_is_shown_as_done_last(tmp_path: Path) -> None:
         scalar(2, t=202.5, loss=3.5),
     ]
     record = read_run(write(tmp_path, first + second, []))
-    assert record.start_t == (100.0, 200.0) and record.start.resumed_step == 1
+    assert record.resumed_steps == (0, 1) and record.start.resumed_step == 1
     assert record.step.tolist() == [1, 2, 3] and record.loss.tolist() == [4.0, 3.5, 4.0]
     assert record.stop is None  # undone by resuming
     spans = record.spans[0]
@@ -151,6 +152,62 @@ def test_a_resumed_step_is_shown_as_done_last(tmp_path: Path) -> None:
     assert told == [
         ("forward", 1), ("forward", 1), ("forward", 3), ("forward", 3), ("load", 1), ("forward", 2),
     ]  # fmt: skip
+
+
+def stop(t: float, step: int, reason: str = "done") -> Event:
+    return {
+        "v": 1, "kind": "instant", "name": "stop", "t": t, "rank": 0, "reason": reason,
+        "step": step,
+    }  # fmt: skip
+
+
+def test_a_clock_set_back_within_a_run_hides_no_stop(tmp_path: Path) -> None:
+    events = [start(1000.0), scalar(1, t=1001.0), scalar(2, t=502.0), stop(503.0, 2)]
+    record = read_run(write(tmp_path, events))
+    assert record.stop is not None and (record.stop.reason, record.stop.step) == ("done", 2)
+    assert record.step.tolist() == [1, 2]
+
+
+def test_a_clock_set_back_between_sessions_hides_neither_of_them(tmp_path: Path) -> None:
+    first = [
+        start(1000.0),
+        scalar(1, t=1001.0),
+        scalar(2, t=1002.0),
+        stop(1003.0, 2, "interrupted"),
+    ]
+    second = [start(500.0, resumed_step=2), scalar(3, t=501.0)]
+    going_on = read_run(write(tmp_path / "going-on", first + second))
+    assert going_on.stop is None  # undone by resuming, though its time is later
+    assert going_on.resumed_steps == (0, 2)
+    assert np.flatnonzero(~steady_steps(going_on)).tolist() == [0, 2]
+    ended = read_run(write(tmp_path / "ended", [*first, *second, stop(502.0, 3)]))
+    assert ended.stop is not None and (ended.stop.reason, ended.stop.step) == ("done", 3)
+
+
+@pytest.mark.parametrize("shift", [0.0, -600.0, 600.0])
+def test_spans_that_were_done_again_are_told_apart_without_a_clock(
+    tmp_path: Path, shift: float
+) -> None:
+    def session(t: float, steps: range, *before: Event) -> list[Event]:
+        spans = [span("forward", step, t + step, duration_s=t) for step in steps]
+        return [span("measure", 0, t) | {"step": None}, *before, *spans]
+
+    first = session(1000.0, range(1, 4))
+    second = session(1100.0 + shift, range(3, 5), span("load", 2, 1100.0 + shift))
+    killed_in_step_1 = session(1000.0, range(1, 2))
+    again = session(1100.0 + shift, range(1, 3))
+    for name, events, kept in (
+        (
+            "resumed",
+            first + second,
+            [(1, 1000.0), (2, 1000.0), (3, 1100 + shift), (4, 1100 + shift)],
+        ),
+        ("from the start", killed_in_step_1 + again, [(1, 1100.0 + shift), (2, 1100.0 + shift)]),
+    ):
+        spans = read_run(write(tmp_path / name, [start()], events)).spans[1]
+        forward = spans.name == spans.names.index("forward")
+        found = zip(spans.step[forward].tolist(), spans.duration_s[forward].tolist(), strict=True)
+        assert list(found) == kept
 
 
 def test_every_prefix_reads(tmp_path: Path) -> None:

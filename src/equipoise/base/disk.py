@@ -1,0 +1,67 @@
+"""Which disk a path lies on, how much of it is free, and why it refused.
+
+Why
+    "No space left on device" names no device. Whoever has to free some space needs the mount
+    point and the numbers.
+"""
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.base.units import format_bytes
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_BROKEN = {errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO}
+"""What a disk says of itself, and not of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What is known of a mounted disk."""
+
+    mount: Path
+    free_bytes: int | None
+    """For this user; None where the file system does not say."""
+
+    def __str__(self) -> str:
+        if self.free_bytes is None:
+            return f"the disk at {self.mount} does not say what is free"
+        return f"the disk at {self.mount} has {format_bytes(self.free_bytes)} free"
+
+
+def disk_of(path: Path) -> Disk:
+    """The disk of a path, or of the nearest folder above it that is there.
+
+    >>> disk_of(Path("/")).mount
+    PosixPath('/')
+    """
+    place = path.absolute()
+    while True:
+        try:
+            facts = os.statvfs(place)
+            break
+        except OSError:
+            if place == place.parent:
+                return Disk(place, None)
+            place = place.parent
+    mount = place
+    while not mount.is_mount() and mount != mount.parent:
+        mount = mount.parent
+    free_bytes = facts.f_bavail * facts.f_frsize if facts.f_blocks else None
+    return Disk(mount, free_bytes)
+
+
+def explain_refusal(error: OSError, path: Path) -> str:
+    """Why a path could not be written, with its disk where that is to blame.
+
+    >>> explain_refusal(FileNotFoundError(2, "No such file or directory"), Path("nowhere"))
+    'No such file or directory'
+    """
+    words = error.strerror or str(error) or type(error).__name__
+    if error.errno in _FULL:
+        return f"{words}; {disk_of(path)}"
+    if error.errno in _BROKEN:
+        return f"{words}; it lies on the disk at {disk_of(path).mount}"
+    return words

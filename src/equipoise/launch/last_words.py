@@ -1,0 +1,73 @@
+"""What went wrong on a rank, from the rank to its launcher without a disk between them.
+
+Why
+    A rank's journal and its error stream lie in the run's folder. Where its disk is full, or the
+    folder is gone, a run that failed would end without a word.
+
+What it decides
+    A socket of this machine without a name in any file system; ranks find it by a variable of
+    their environment. Ranks under another launcher have none, and their error stream has to do.
+
+Kept true (tests/unit/launch/test_last_words.py)
+    Words come whole and in order, whatever becomes of any folder; nobody waits for a listener.
+
+Sources
+    Autobinding to an abstract address: unix(7).
+"""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+VARIABLE = "EQUIPOISE_LAST_WORDS"
+
+_MOST_CHARACTERS = 20_000
+"""Of a message, or of a traceback's end: a datagram holds 200 KB."""
+
+Words = dict[str, Any]
+
+
+@contextmanager
+def listen() -> Iterator[tuple[str, list[Words]]]:
+    """Hear what ranks say: the address for ``VARIABLE``, and a list that grows."""
+    heard: list[Words] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind("")
+        address = ear.getsockname()[1:].decode()
+
+        def take() -> None:
+            while words := ear.recv(1 << 20):
+                with suppress(ValueError):
+                    heard.append(json.loads(words))
+
+        listener = threading.Thread(target=take, daemon=True)
+        listener.start()
+        try:
+            yield address, heard
+        finally:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
+                mouth.sendto(b"", b"\0" + address.encode())  # behind all that was said
+            listener.join()
+
+
+def say(words: Words) -> None:
+    """Tell this rank's launcher, if it listens.
+
+    Args:
+        words: With ``rank``, ``name`` ("error" or "exception"), ``type``, ``message``,
+            ``exit_code`` and ``traceback``.
+    """
+    address = os.environ.get(VARIABLE)
+    if not address:
+        return
+    short = words | {
+        "message": str(words["message"])[:_MOST_CHARACTERS],
+        "traceback": str(words["traceback"])[-_MOST_CHARACTERS:],
+    }
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
+        mouth.settimeout(5)  # a stopped launcher reads nothing
+        mouth.sendto(json.dumps(short).encode(), b"\0" + address.encode())
