@@ -11,10 +11,12 @@ import numpy as np
 from equipoise.balance.bound import divisible_bound, largest_bin_bound
 from equipoise.balance.pack import DIVIDES, batch_ns, make_packer, skew
 from equipoise.balance.share import share_micro_batch
+from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.balance.windows import cut_at_windows
+from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
-from equipoise.spec.pack import MicroBatch, Pieces
+from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run import PackSpec, Policy
 
 
@@ -37,6 +39,8 @@ class Setting:
     """Ranks that share each micro-batch."""
     kv_bytes_per_token: int = 0
     """Keys and values of one token over all layers [bytes]."""
+    meets_each_turn: bool = False
+    """Whether data-parallel ranks wait for each other in every micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ class PackScore:
     """Heaviest over mean, predicted load of each bin, or of each bin's context ranks."""
     p95_skew: float
     """95th percentile over steps of the same."""
+    turn_skew: float
+    """The heaviest bin of each turn, added up, over the mean: what counts where bins meet in every
+    micro-batch. Of bins of one micro-batch each it is ``skew``."""
     gap: float
     """Heaviest bin over the least that any other deal of the same pieces could reach, minus 1;
     for a policy that divides documents, over the mean."""
@@ -69,16 +76,22 @@ class PackScore:
     """Predicted seconds of each bin, heaviest first."""
 
 
+Bins = tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+"""Bins, their micro-batches, and what each context rank holds of one."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedRecord:
     """One step as it was packed."""
 
     step: int
     policy: Policy
-    bins: tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+    bins: Bins
     """What every context rank holds of every micro-batch of every bin."""
     is_flush: bool
     """Packed after the last step, from what was left waiting; not scored for skew."""
+    turns: Bins | None = None
+    """The same with all parts of a document in one turn, where several bins have parts."""
 
     @property
     def shares(self) -> list[MicroBatch]:
@@ -97,13 +110,22 @@ class PackedRecord:
             for micro_batches in self.bins
         ]
 
-    def cell_ns(self, curve: LoadCurve) -> list[int]:
-        """Predicted load of each context rank of each bin [ns]."""
-        return [
-            sum(batch_ns(share, curve) for share in shares)
-            for micro_batches in self.bins
-            for shares in zip(*micro_batches, strict=True)
-        ]
+    def cell_ns(self, curve: LoadCurve) -> Ints:
+        """Predicted load of each context rank of each bin, int64 [cells]; idle ones are 0 [ns]."""
+        return _turn_ns(self.bins, curve).sum(0)
+
+    def turn_ns(self, curve: LoadCurve) -> Ints:
+        """Likewise of each turn, int64 [turns, cells] [ns]."""
+        return _turn_ns(self.turns or self.bins, curve)
+
+
+def _turn_ns(bins: Bins, curve: LoadCurve) -> Ints:
+    width = max(len(batch) for micro_batches in bins for batch in micro_batches)
+    table = np.zeros((max(map(len, bins)), len(bins), width), dtype=np.int64)
+    for place, micro_batches in enumerate(bins):
+        for turn, batch in enumerate(micro_batches):
+            table[turn, place] = [batch_ns(share, curve) for share in batch]
+    return table.reshape(len(table), -1)
 
 
 def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], list[float]]:
@@ -114,13 +136,16 @@ def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], li
     """
     pack = dataclasses.replace(setting.pack, policy=policy, cut="documents")
     ranks = 1 if policy == "divided-in-time" and setting.is_pipeline else setting.bins
-    packer = make_packer(pack, ranks, setting.curve)
+    meets = setting.meets_each_turn
+    packer = make_packer(pack, ranks, setting.curve, meets_each_turn=meets)
     records, plan_s = [], []
     for step, pieces in enumerate(given_pieces(setting)):
         began = time.perf_counter()
-        bins = _bins(packer.step(pieces).ranks, setting)
+        packed = packer.step(pieces)
+        bins = _bins(packed.ranks, setting)
         plan_s.append(time.perf_counter() - began)
-        records.append(PackedRecord(step, policy, bins, is_flush=False))
+        turns = _aligned(packed, setting) if policy in TOGETHER else None
+        records.append(PackedRecord(step, policy, bins, is_flush=False, turns=turns))
     for packed in packer.flush():
         bins = _bins(packed.ranks, setting)
         records.append(PackedRecord(len(records), policy, bins, is_flush=True))
@@ -134,9 +159,15 @@ def given_pieces(setting: Setting) -> list[Pieces]:
     return [cut_at_windows(pieces, setting.pack.context_tokens) for pieces in setting.steps]
 
 
-def _bins(
-    ranks: tuple[tuple[MicroBatch, ...], ...], setting: Setting
-) -> tuple[tuple[tuple[MicroBatch, ...], ...], ...]:
+def _aligned(packed: PackedStep, setting: Setting) -> Bins | None:
+    """Bins as ranks run them; None of a corpus so short that a document comes twice in a step."""
+    try:
+        return _bins(align_turns(packed).ranks, setting)
+    except LayoutError:  # parts of the two copies have one name
+        return None
+
+
+def _bins(ranks: tuple[tuple[MicroBatch, ...], ...], setting: Setting) -> Bins:
     width = setting.context_ranks
     if setting.is_pipeline and len(ranks) == 1:
         ranks = tuple((batch,) for rank in ranks for batch in rank)
@@ -150,7 +181,8 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
     records, plan_s = run_policy(policy, setting)
     cap = dataclasses.replace(setting.pack, policy=policy).most_tokens
     scored = [record for record in records if not record.is_flush]
-    skews = [skew([float(ns) for ns in record.cell_ns(setting.curve)]) for record in scored]
+    skews = [skew(record.cell_ns(setting.curve).astype(float).tolist()) for record in scored]
+    turns = [record.turn_ns(setting.curve) for record in scored]
     loads = [record.bin_ns(setting.curve) for record in scored]
     gaps = [max(ns) / _bound(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)]
     fullest = max(
@@ -164,6 +196,7 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
         policy=policy,
         skew=float(np.mean(skews)),
         p95_skew=float(np.percentile(skews, 95)),
+        turn_skew=float(np.mean([ns.max(1).sum() / ns.sum(0).mean() for ns in turns])),
         gap=float(np.mean(gaps)),
         max_tokens_ratio=fullest / cap,
         delay_mean=float((waited * tokens).sum() / tokens.sum()),

@@ -12,6 +12,7 @@ KEYS = [
     "policy",
     "skew",
     "p95_skew",
+    "turn_skew",
     "gap",
     "max_tokens_ratio",
     "delay_mean",
@@ -186,3 +187,41 @@ def test_fewer_documents_than_micro_batches(
         "A step of 1,000 tokens holds 1 documents for 2 ranks, and by-work packs whole documents. "
         "Smallest changes that fit: layout.dp = 1, or a larger pack.step_tokens.\n"
     )
+
+
+def test_both_skews_are_shown_where_ranks_run_several_micro_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.toml"
+    lengths = ("--lengths", "wikipedia", "--steps", "4", "--model", "llama3-8b")
+    lengths += ("--policy", "by-work")
+    found = {}
+    for zero in (1, 3):
+        run.write_text(
+            "[pack]\ncontext_tokens = 8192\nstep_tokens = 262144\n"
+            f"[layout]\ndp = 8\nzero = {zero}\n"
+        )
+        [found[zero]] = rows(capsys, str(run), *lengths)
+        assert main(["pack", str(run), *lengths]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        meets = {1: "as under ZeRO 2 and 3", 3: "as this layout's do"}[zero]
+        assert f"by turn: the same where ranks meet in every micro-batch, {meets}." in said
+        assert f"{found[zero]['skew']:.3f} │ {found[zero]['turn_skew']:.3f}" in said
+    assert found[1]["skew"] <= 1.001 and found[1]["turn_skew"] >= 1.02
+    assert found[3]["turn_skew"] <= 1.005
+
+
+def test_ranks_with_nothing_to_do_count_in_the_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("tokens\n" + "8192\n" * 3)
+    argv = ("--lengths", str(lengths), "--context-tokens", "8192", "--steps", "1")
+    for policy in ("bytescale", "gangs", "by-tokens", "in-order"):
+        [row] = rows(capsys, *argv, "--micro-batches", "3", "--policy", policy)
+        assert row["skew"] == pytest.approx(1.0)
+    # Two documents of a window leave two of four bins idle.
+    run = tmp_path / "run.toml"
+    run.write_text("[pack]\ncontext_tokens = 8192\nstep_tokens = 16384\n[layout]\ndp = 4\n")
+    [row] = rows(capsys, str(run), *argv, "--policy", "bytescale")
+    assert row["skew"] == row["turn_skew"] == pytest.approx(2.0)
