@@ -3,12 +3,13 @@
 import dataclasses
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from equipoise.balance.bound import divisible_bound, largest_bin_bound
+from equipoise.balance.divided_price import MESSAGE_TOKENS, missing_tokens, travel_ns_of
 from equipoise.balance.pack import DIVIDES, batch_ns, make_packer, skew
 from equipoise.balance.share import share_micro_batch
 from equipoise.balance.turns import TOGETHER, align_turns
@@ -72,6 +73,12 @@ class PackScore:
     """Pieces beyond one a document, made by this policy, over all steps."""
     travel_bytes: float
     """Keys and values that go to other ranks in the forward of one step [bytes]."""
+    step_s: float
+    """Until the slowest context rank of a bin has computed, or those of all turns where bins meet
+    in each, with what travels to it (``balance.divided_price``), mean over steps [s]."""
+    whole_step_s: float | None
+    """The same under ``by-work``, of a policy that divides documents; None of others, and where
+    documents cannot stay whole [s]."""
     bin_seconds: tuple[float, ...]
     """Predicted seconds of each bin, heaviest first."""
 
@@ -112,7 +119,8 @@ class PackedRecord:
 
     def cell_ns(self, curve: LoadCurve) -> Ints:
         """Predicted load of each context rank of each bin, int64 [cells]; idle ones are 0 [ns]."""
-        return _turn_ns(self.bins, curve).sum(0)
+        loads: Ints = _turn_ns(self.bins, curve).sum(0)
+        return loads
 
     def turn_ns(self, curve: LoadCurve) -> Ints:
         """Likewise of each turn, int64 [turns, cells] [ns]."""
@@ -120,11 +128,16 @@ class PackedRecord:
 
 
 def _turn_ns(bins: Bins, curve: LoadCurve) -> Ints:
+    return _of_cells(bins, lambda share: batch_ns(share, curve))
+
+
+def _of_cells(bins: Bins, measure: Callable[[MicroBatch], int]) -> Ints:
+    """A number of each context rank of each bin in each turn, int64 [turns, cells]."""
     width = max(len(batch) for micro_batches in bins for batch in micro_batches)
     table = np.zeros((max(map(len, bins)), len(bins), width), dtype=np.int64)
     for place, micro_batches in enumerate(bins):
         for turn, batch in enumerate(micro_batches):
-            table[turn, place] = [batch_ns(share, curve) for share in batch]
+            table[turn, place] = [measure(share) for share in batch]
     return table.reshape(len(table), -1)
 
 
@@ -191,7 +204,7 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
     waited, tokens = _delays(records, setting)
     travel = 0
     if policy != "divided-in-time" or setting.context_ranks > 1:
-        travel = sum(_missing_tokens(share) for record in records for share in record.shares)
+        travel = sum(_missing(share)[0] for record in records for share in record.shares)
     score = PackScore(
         policy=policy,
         skew=float(np.mean(skews)),
@@ -206,9 +219,37 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
         fragments=sum(len(share.pieces) for record in records for share in record.shares)
         - sum(len(pieces) for pieces in given_pieces(setting)),
         travel_bytes=travel * setting.kv_bytes_per_token / len(setting.steps),
+        step_s=_step_seconds(scored, setting),
+        whole_step_s=_whole_seconds(policy, setting),
         bin_seconds=_mean_seconds(loads),
     )
     return score, records
+
+
+def _step_seconds(records: list[PackedRecord], setting: Setting) -> float:
+    """Time of a step with what travels, mean over steps [s]."""
+    curve, travels = setting.curve, records[0].policy != "divided-in-time"
+    each_ns = travel_ns_of(curve, None) * (travels or setting.context_ranks > 1)
+
+    def priced(share: MicroBatch) -> int:
+        tokens, documents = _missing(share)
+        return batch_ns(share, curve) + round(each_ns * (tokens + MESSAGE_TOKENS * documents))
+
+    tables = [_of_cells(record.turns or record.bins, priced) for record in records]
+    fixed = round(curve.fixed_ns)
+    if setting.meets_each_turn:
+        return 1e-9 * float(np.mean([(table.max(1) + fixed).sum() for table in tables]))
+    return 1e-9 * float(np.mean([(table + fixed).sum(0).max() for table in tables]))
+
+
+def _whole_seconds(policy: Policy, setting: Setting) -> float | None:
+    if policy not in DIVIDES:
+        return None
+    try:
+        records, _ = run_policy("by-work", setting)
+    except LayoutError:  # no rank holds the longest, or there are fewer documents than ranks
+        return None
+    return _step_seconds(records, setting)
 
 
 def _mean_seconds(loads: list[list[int]]) -> tuple[float, ...]:
@@ -233,18 +274,11 @@ def _bound(record: PackedRecord, setting: Setting) -> int:
     return largest_bin_bound(np.array(whole), bins)
 
 
-def _missing_tokens(share: MicroBatch) -> int:
-    """Tokens that a rank's pieces read and that it does not hold."""
-    if not len(share.pieces):
-        return 0
-    froms = share.begins
-    keys = np.stack((share.pieces[:, 0], froms), axis=1)
-    _, owner = np.unique(keys, axis=0, return_inverse=True)
-    reach = np.zeros(owner.max() + 1, dtype=np.int64)
-    np.maximum.at(reach, owner, share.pieces[:, 2] - froms)
-    held = np.bincount(owner, share.doc_tokens).astype(np.int64)
-    # A corpus shorter than a step comes twice; the second copy misses nothing of the first.
-    return int(np.maximum(reach - held, 0).sum())
+def _missing(share: MicroBatch) -> tuple[int, int]:
+    """Tokens that a rank's pieces read and that it does not hold, and their documents."""
+    rows = np.column_stack((share.pieces, share.begins))
+    tokens, documents = missing_tokens(np.zeros(len(rows), dtype=np.int64), rows, 1)
+    return int(tokens[0]), int(documents[0])
 
 
 def _delays(records: list[PackedRecord], setting: Setting) -> tuple[Ints, Ints]:

@@ -20,6 +20,7 @@ Kept true (tests/unit/balance/test_pack.py, by Hypothesis)
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from equipoise.balance.delayed import DelayedPacker
@@ -53,6 +54,10 @@ ALL_POLICIES: tuple[Policy, ...] = (*list(POLICIES)[:5], "delayed", *list(POLICI
 
 DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "flexsp", "bytescale")
 """Policies whose pieces of one document attend to each other."""
+
+
+_PRICED = {"divided": pack_divided, "gangs": pack_gangs}
+"""Policies that price what travels."""
 
 
 class StepPacker(Protocol):
@@ -103,7 +108,12 @@ class _CutAtWindows:
 
 
 def make_packer(
-    pack: PackSpec, ranks: int, curve: LoadCurve, *, meets_each_turn: bool = False
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    meets_each_turn: bool = False,
+    travel_ns: float | None = None,
 ) -> StepPacker:
     """The packer of a run.
 
@@ -113,12 +123,17 @@ def make_packer(
         curve: Price of a document in seconds, the same on every rank.
         meets_each_turn: Ranks wait for each other in every micro-batch, as
             ``Layout.meets_each_turn`` says of a layout; ``by-work`` then evens out each turn.
+        travel_ns: To bring one token's keys and values to another rank, for ``divided`` and
+            ``gangs``; ``divided_price.TRAVEL_SHARE`` of its linear layers unless given [ns].
     """
     packer: StepPacker
     if pack.policy == "delayed":
         packer = DelayedPacker(pack, ranks, curve)
     elif pack.policy == "by-work" and meets_each_turn:
         packer = _OneByOne(pack_by_work_each_turn, pack, ranks, curve)
+    elif pack.policy in _PRICED:
+        priced = partial(_PRICED[pack.policy], travel_ns=travel_ns, meets_each_turn=meets_each_turn)
+        packer = _OneByOne(priced, pack, ranks, curve)
     else:
         packer = _OneByOne(POLICIES[pack.policy], pack, ranks, curve)
     return _CutAtWindows(packer, pack.context_tokens) if pack.cut == "windows" else packer
@@ -131,6 +146,7 @@ def pack_step(
     curve: LoadCurve,
     *,
     meets_each_turn: bool = False,
+    travel_ns: float | None = None,
 ) -> PackedStep:
     """Pack one step's pieces by the policy of ``pack``, cut where ``pack.cut`` says.
 
@@ -142,11 +158,13 @@ def pack_step(
         ranks: Data-parallel ranks.
         curve: Price of a document in seconds, the same on every rank.
         meets_each_turn: As of ``make_packer``.
+        travel_ns: Likewise.
 
     Raises:
         LayoutError: fewer documents than ranks, or a document over the cap.
     """
-    return make_packer(pack, ranks, curve, meets_each_turn=meets_each_turn).step(pieces)
+    packer = make_packer(pack, ranks, curve, meets_each_turn=meets_each_turn, travel_ns=travel_ns)
+    return packer.step(pieces)
 
 
 def batch_ns(batch: MicroBatch, curve: LoadCurve) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.balance.divided_price import TRAVEL_SHARE
 from equipoise.balance.evaluate import PackedRecord, PackScore, Setting
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
@@ -124,6 +125,30 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
     if has_travel:
         notes.append("travels: keys and values sent in one step's forward.")
     console.print(" ".join(notes), style="dim")
+    for score in scores:
+        if sentence := _verdict(score):
+            console.print(sentence, highlight=False)
+    if any(score.whole_step_s is not None and score.travel_bytes for score in scores):
+        console.print(
+            f"Travel is priced at {TRAVEL_SHARE:g} of a token's linear layers for each token sent.",
+            style="dim",
+        )
+
+
+def _verdict(score: PackScore) -> str:
+    """Whether dividing documents pays; nothing of policies that keep them whole."""
+    if score.whole_step_s is None:
+        return ""
+    ratio = score.step_s / score.whole_step_s
+    does = f"cuts {score.fragments:,} times" if score.fragments else "cuts no document"
+    if score.travel_bytes:
+        does = f"sends {format_bytes(int(score.travel_bytes))} a step"
+    if ratio > 1:
+        return (
+            f"{score.policy} {does} and takes {ratio - 1:.1%} longer than by-work: by-work is "
+            f"faster here."
+        )
+    return f"{score.policy} {does} and takes {1 - ratio:.1%} less time than by-work."
 
 
 def _bars(loads: tuple[float, ...], heaviest: float) -> str:

@@ -21,6 +21,8 @@ KEYS = [
     "documents",
     "fragments",
     "travel_bytes",
+    "step_s",
+    "whole_step_s",
 ]
 SMALL = (
     "--lengths",
