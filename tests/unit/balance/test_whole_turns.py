@@ -98,7 +98,7 @@ def test_ranks_that_do_not_meet_and_other_policies_pack_as_they_did() -> None:
     plain = pack_step(pieces, pack, 4, curve)
     assert plain.digest == pack_step(pieces, pack, 4, curve, meets_each_turn=False).digest
     assert plain.digest != pack_step(pieces, pack, 4, curve, meets_each_turn=True).digest
-    for policy in ("by-tokens", "fixed", "delayed", "divided"):
+    for policy in ("by-tokens", "fixed", "delayed", "bytescale"):
         other = PackSpec(policy=policy, context_tokens=8192, step_tokens=pack.step_tokens)
         digests = {
             pack_step(pieces, other, 4, curve, meets_each_turn=meets).digest
