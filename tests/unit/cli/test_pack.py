@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.base.units import format_bytes
 from equipoise.cli.main import main
 
 KEYS = [
@@ -227,3 +228,33 @@ def test_ranks_with_nothing_to_do_count_in_the_mean(
     run.write_text("[pack]\ncontext_tokens = 8192\nstep_tokens = 16384\n[layout]\ndp = 4\n")
     [row] = rows(capsys, str(run), *argv, "--policy", "bytescale")
     assert row["skew"] == row["turn_skew"] == pytest.approx(2.0)
+
+
+def test_it_says_whether_dividing_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("tokens\n" + "20000\n" * 105)
+    argv = ("--lengths", str(lengths), "--context-tokens", "32768", "--steps", "1")
+    argv += ("--micro-batches", "64", "--model", "llama3-8b")
+    [row] = rows(capsys, *argv, "--policy", "divided")
+    assert 0 < row["fragments"] <= 63
+    assert row["travel_bytes"] < 100 * 2**30
+    assert row["step_s"] < row["whole_step_s"]
+    assert main(["pack", *argv, "--policy", "divided"]) == 0
+    said = capsys.readouterr().out
+    saved = 1 - row["step_s"] / row["whole_step_s"]
+    sent = format_bytes(int(row["travel_bytes"]))
+    assert f"divided sends {sent} a step and takes {saved:.1%} less time than by-work." in said
+    assert "Travel is priced at 0.1 of a token's linear layers for each token sent." in said
+    chat = tmp_path / "chat.csv"
+    chat.write_text("tokens\n" + "\n".join(str(100 + 37 * n % 5000) for n in range(4000)))
+    argv = ("--lengths", str(chat), *argv[2:])
+    [row] = rows(capsys, *argv, "--policy", "bytescale")
+    assert row["step_s"] > row["whole_step_s"]
+    assert main(["pack", *argv, "--policy", "bytescale"]) == 0
+    longer = row["step_s"] / row["whole_step_s"] - 1
+    assert (
+        f"bytescale cuts no document and takes {longer:.1%} longer than by-work: by-work is "
+        "faster here."
+    ) in " ".join(capsys.readouterr().out.split())
+    [row] = rows(capsys, *argv, "--policy", "by-work")
+    assert row["whole_step_s"] is None
