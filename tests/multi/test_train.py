@@ -12,6 +12,7 @@ from make_run import MODEL, MakeRun
 from on_ranks import Ended
 from read_run import EXACT, assert_close, events
 
+from equipoise.balance.pack import pack_step, rank_seconds, turns_seconds
 from equipoise.base.errors import (
     CheckpointError,
     DataError,
@@ -21,9 +22,11 @@ from equipoise.base.errors import (
 )
 from equipoise.checkpoint.manifest import newest_good, read_manifest, write_manifest
 from equipoise.comm.local import run_ranks
+from equipoise.cost.curve import LoadCurve
 from equipoise.dash.summary import summarize
 from equipoise.data.meta import describe, read_meta, render
 from equipoise.data.store import TokenStore, open_store
+from equipoise.data.stream import DocumentStream
 from equipoise.data.verified import CHUNK_BYTES, ChunkTable
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf_write import write_hf
@@ -99,6 +102,24 @@ def test_waiting_is_what_its_spans_say(layouts, name: str) -> None:
     record = read_run(folder)
     mean = record.wait_s.mean(axis=1) / record.step_s
     assert summarize(record, name).wait_share == pytest.approx(mean[1:].mean())
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_turns_are_even_where_ranks_meet_in_each(tmp_path, store, make_run, zero: int) -> None:
+    resolved = make_run(zero=zero, steps=3, step_tokens=2048)
+    run(tmp_path / "run", resolved)
+    packs = events(tmp_path / "run", "pack")
+    assert len(packs) == 3
+    stream = DocumentStream(store.doc_tokens, seed=0, context_tokens=256)
+    curve = LoadCurve(**events(tmp_path / "run", "start")[0]["curve"])
+    for step, event in enumerate(packs):
+        pieces = stream.step(2048 * step, 2048)
+        packed = pack_step(pieces, resolved.spec.pack, 2, curve, meets_each_turn=zero > 1)
+        turns_s, ranks_s = turns_seconds(packed, curve), rank_seconds(packed, curve)
+        assert event["digest"] == packed.digest
+        assert event["turn_skew"] == pytest.approx(turns_s / (sum(ranks_s) / 2))
+        assert event["skew"] <= event["turn_skew"] + 1e-9
+        assert event["longest_s"] == pytest.approx(turns_s if zero > 1 else max(ranks_s))
 
 
 def test_clip_is_the_same_on_every_mesh() -> None:

@@ -10,7 +10,8 @@ What it decides
 
     ``divided``          over ranks. A document gets any number of ranks, which hold it
                          together: rank j its j-th run from the front and from the back, so
-                         that all have equal tokens and equal pairs. Parts of one document
+                         that all have equal tokens and equal pairs; or each the run after the
+                         one before, cut where a rank is full. Parts of one document
                          have one turn, on ranks that run it at the same time; no rank waits
                          for any but the partners of its documents.
     ``divided-in-time``  over the micro-batches of one pipeline. A document is cut at equal
@@ -19,8 +20,10 @@ What it decides
                          slice needs the gradients of later ones, so ``macro_units`` says
                          which micro-batches run forward in order and backward in reverse.
 
-    The fewest divisions that make the step even are taken: first only documents heavier than
-    a whole micro-batch, then those of half its work, and so on.
+    Both forms divide as few documents as make the step even: first only those heavier than
+    a whole micro-batch, then those of half its work, and so on. Over ranks that answer stands
+    beside documents whole and wraps of them over neighbours, and the cheapest is taken, with what
+    travels (``balance.divided_price``).
 
 Kept true (tests/unit/balance/test_divided.py, by Hypothesis)
     Each token once; parts of a document together have its pairs; parts of one document are on
@@ -37,6 +40,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from equipoise.balance.divided_choice import cheapest_division
+from equipoise.balance.divided_price import travel_ns_of
 from equipoise.balance.divided_shares import (
     Share,
     shares_in_time,
@@ -191,13 +196,23 @@ def _add_whole(pieces: Pieces, loads: Ints, whole: Ints, cells: _Cells) -> bool:
 
 
 def _divide(
-    policy: str, pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve, *, in_time: bool
-) -> PackedStep:
+    policy: str,
+    pieces: Pieces,
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    in_time: bool,
+    travel_ns: float = 0.0,
+    most_ns: int | None = None,
+) -> PackedStep | None:
+    """None where what travels alone makes every answer dearer than ``most_ns``."""
     sizes, cap = lengths_of(pieces), pack.most_tokens
     loads = curve.document_ns(sizes)
     turns = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
     while turns <= int(sizes.sum()):
         best: _Cells | None = None
+        is_too_dear = False
         parts = np.zeros_like(loads)
         for finer in range(_FINEST + 1):
             width = turns if in_time else ranks
@@ -205,6 +220,10 @@ def _divide(
             before, parts = parts, _parts(loads, sizes, cells, width, 1.005 * 2.0**-finer)
             if np.array_equal(before, parts):
                 continue
+            sent = int((sizes * np.maximum(parts - 1, 0)).sum())
+            if most_ns is not None and (loads.sum() + travel_ns * sent) / ranks > most_ns:
+                is_too_dear = True  # and so is any finer division
+                break
             if _attempt(pieces, loads, parts, cells, curve, in_time=in_time):
                 best = cells.lighter(best)
             if in_time and (best is None or best.skew > _EVEN):
@@ -215,6 +234,8 @@ def _divide(
                 break
         if best is not None:
             return PackedStep(policy, _batches(best))
+        if is_too_dear:
+            return None
         turns += 1
     raise LayoutError(
         f"A step of {int(sizes.sum()):,} tokens does not fit micro-batches of {cap:,}. Set a "
@@ -232,16 +253,54 @@ def _batches(cells: _Cells) -> tuple[tuple[MicroBatch, ...], ...]:
     )
 
 
-def pack_divided(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Divide outliers over ranks; pack the rest whole into what is left."""
-    return _divide("divided", pieces, pack, ranks, curve, in_time=False)
+def pack_divided(
+    pieces: Pieces,
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    travel_ns: float | None = None,
+    meets_each_turn: bool = False,
+) -> PackedStep:
+    """Divide as little as pays: the cheapest of documents whole, wrapped, and outliers shared out.
+
+    Args:
+        pieces: As of any policy, with ``pack``, ``ranks`` and ``curve``.
+        pack: Windows and caps.
+        ranks: Data-parallel ranks.
+        curve: Price of a document.
+        travel_ns: To bring one token's keys and values to a rank; ``TRAVEL_SHARE`` of its linear
+            layers unless given [ns].
+        meets_each_turn: Ranks wait for each other in every micro-batch.
+    """
+    each_ns = travel_ns_of(curve, travel_ns)
+
+    def share_outliers(most_ns: int | None) -> tuple[PackedStep, int] | None:
+        packed = _divide(
+            "divided", pieces, pack, ranks, curve, in_time=False, travel_ns=each_ns, most_ns=most_ns
+        )
+        return None if packed is None else (packed, 0)
+
+    return cheapest_division(
+        "divided",
+        [share_outliers],
+        pieces,
+        pack,
+        ranks,
+        curve,
+        travel_ns=each_ns,
+        meets_each_turn=meets_each_turn,
+    )
 
 
 def pack_divided_in_time(
     pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve
 ) -> PackedStep:
     """Cut outliers into slices for consecutive micro-batches; pack the rest whole."""
-    return _divide("divided-in-time", pieces, pack, ranks, curve, in_time=True)
+    packed = _divide("divided-in-time", pieces, pack, ranks, curve, in_time=True)
+    if packed is None:
+        raise LayoutError("Slices in time send nothing, and yet were dearer than a price.")
+    return packed
 
 
 def macro_units(micro_batches: tuple[MicroBatch, ...]) -> list[tuple[int, int]]:

@@ -70,7 +70,7 @@ def shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
     ends = np.cumsum(parts - 1)[:-1]
     inner = np.concatenate([np.arange(1, n) for n in parts])
     of_whole = curve.slice_ns(np.zeros_like(sizes), sizes)
-    found = _reach(sizes[owner], of_whole[owner] * (inner / parts[owner]), curve)
+    found = reach_tokens(sizes[owner], of_whole[owner] * (inner / parts[owner]), curve)
     cuts = np.clip(found, inner, sizes[owner] - parts[owner] + inner)
     return [
         _slices(np.concatenate(([0], np.maximum.accumulate(mine), [size])), curve)
@@ -89,7 +89,7 @@ def wrapped_in_time(
     ends = np.cumsum(loads)
     edges = ends[-1] * np.arange(1, turns) // turns
     owner = np.searchsorted(ends, edges, side="right")
-    found = _reach(sizes[owner], (edges - (ends - loads)[owner]).astype(np.float64), curve)
+    found = reach_tokens(sizes[owner], (edges - (ends - loads)[owner]).astype(np.float64), curve)
     wrapped = []
     for document, size in enumerate(sizes.tolist()):
         mine = found[owner == document]
@@ -100,7 +100,7 @@ def wrapped_in_time(
     return wrapped
 
 
-def _reach(sizes: Ints, wanted_ns: npt.NDArray[np.float64], curve: LoadCurve) -> Ints:
+def reach_tokens(sizes: Ints, wanted_ns: npt.NDArray[np.float64], curve: LoadCurve) -> Ints:
     """Tokens of each document from its start on that cost so much."""
     low, high = np.zeros_like(sizes), sizes.copy()
     while (low < high).any():

@@ -3,18 +3,21 @@
 import dataclasses
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from equipoise.balance.bound import divisible_bound, largest_bin_bound
+from equipoise.balance.divided_price import MESSAGE_TOKENS, missing_tokens, travel_ns_of
 from equipoise.balance.pack import DIVIDES, batch_ns, make_packer, skew
 from equipoise.balance.share import share_micro_batch
+from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.balance.windows import cut_at_windows
+from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
-from equipoise.spec.pack import MicroBatch, Pieces
+from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run import PackSpec, Policy
 
 
@@ -37,6 +40,8 @@ class Setting:
     """Ranks that share each micro-batch."""
     kv_bytes_per_token: int = 0
     """Keys and values of one token over all layers [bytes]."""
+    meets_each_turn: bool = False
+    """Whether data-parallel ranks wait for each other in every micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ class PackScore:
     """Heaviest over mean, predicted load of each bin, or of each bin's context ranks."""
     p95_skew: float
     """95th percentile over steps of the same."""
+    turn_skew: float
+    """The heaviest bin of each turn, added up, over the mean: what counts where bins meet in every
+    micro-batch. Of bins of one micro-batch each it is ``skew``."""
     gap: float
     """Heaviest bin over the least that any other deal of the same pieces could reach, minus 1;
     for a policy that divides documents, over the mean."""
@@ -65,8 +73,18 @@ class PackScore:
     """Pieces beyond one a document, made by this policy, over all steps."""
     travel_bytes: float
     """Keys and values that go to other ranks in the forward of one step [bytes]."""
+    step_s: float
+    """Until the slowest context rank of a bin has computed, or those of all turns where bins meet
+    in each, with what travels to it (``balance.divided_price``), mean over steps [s]."""
+    whole_step_s: float | None
+    """The same under ``by-work``, of a policy that divides documents; None of others, and where
+    documents cannot stay whole [s]."""
     bin_seconds: tuple[float, ...]
     """Predicted seconds of each bin, heaviest first."""
+
+
+Bins = tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+"""Bins, their micro-batches, and what each context rank holds of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +93,12 @@ class PackedRecord:
 
     step: int
     policy: Policy
-    bins: tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+    bins: Bins
     """What every context rank holds of every micro-batch of every bin."""
     is_flush: bool
     """Packed after the last step, from what was left waiting; not scored for skew."""
+    turns: Bins | None = None
+    """The same with all parts of a document in one turn, where several bins have parts."""
 
     @property
     def shares(self) -> list[MicroBatch]:
@@ -97,13 +117,28 @@ class PackedRecord:
             for micro_batches in self.bins
         ]
 
-    def cell_ns(self, curve: LoadCurve) -> list[int]:
-        """Predicted load of each context rank of each bin [ns]."""
-        return [
-            sum(batch_ns(share, curve) for share in shares)
-            for micro_batches in self.bins
-            for shares in zip(*micro_batches, strict=True)
-        ]
+    def cell_ns(self, curve: LoadCurve) -> Ints:
+        """Predicted load of each context rank of each bin, int64 [cells]; idle ones are 0 [ns]."""
+        loads: Ints = _turn_ns(self.bins, curve).sum(0)
+        return loads
+
+    def turn_ns(self, curve: LoadCurve) -> Ints:
+        """Likewise of each turn, int64 [turns, cells] [ns]."""
+        return _turn_ns(self.turns or self.bins, curve)
+
+
+def _turn_ns(bins: Bins, curve: LoadCurve) -> Ints:
+    return _of_cells(bins, lambda share: batch_ns(share, curve))
+
+
+def _of_cells(bins: Bins, measure: Callable[[MicroBatch], int]) -> Ints:
+    """A number of each context rank of each bin in each turn, int64 [turns, cells]."""
+    width = max(len(batch) for micro_batches in bins for batch in micro_batches)
+    table = np.zeros((max(map(len, bins)), len(bins), width), dtype=np.int64)
+    for place, micro_batches in enumerate(bins):
+        for turn, batch in enumerate(micro_batches):
+            table[turn, place] = [measure(share) for share in batch]
+    return table.reshape(len(table), -1)
 
 
 def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], list[float]]:
@@ -114,13 +149,16 @@ def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], li
     """
     pack = dataclasses.replace(setting.pack, policy=policy, cut="documents")
     ranks = 1 if policy == "divided-in-time" and setting.is_pipeline else setting.bins
-    packer = make_packer(pack, ranks, setting.curve)
+    meets = setting.meets_each_turn
+    packer = make_packer(pack, ranks, setting.curve, meets_each_turn=meets)
     records, plan_s = [], []
     for step, pieces in enumerate(given_pieces(setting)):
         began = time.perf_counter()
-        bins = _bins(packer.step(pieces).ranks, setting)
+        packed = packer.step(pieces)
+        bins = _bins(packed.ranks, setting)
         plan_s.append(time.perf_counter() - began)
-        records.append(PackedRecord(step, policy, bins, is_flush=False))
+        turns = _aligned(packed, setting) if policy in TOGETHER else None
+        records.append(PackedRecord(step, policy, bins, is_flush=False, turns=turns))
     for packed in packer.flush():
         bins = _bins(packed.ranks, setting)
         records.append(PackedRecord(len(records), policy, bins, is_flush=True))
@@ -134,9 +172,15 @@ def given_pieces(setting: Setting) -> list[Pieces]:
     return [cut_at_windows(pieces, setting.pack.context_tokens) for pieces in setting.steps]
 
 
-def _bins(
-    ranks: tuple[tuple[MicroBatch, ...], ...], setting: Setting
-) -> tuple[tuple[tuple[MicroBatch, ...], ...], ...]:
+def _aligned(packed: PackedStep, setting: Setting) -> Bins | None:
+    """Bins as ranks run them; None of a corpus so short that a document comes twice in a step."""
+    try:
+        return _bins(align_turns(packed).ranks, setting)
+    except LayoutError:  # parts of the two copies have one name
+        return None
+
+
+def _bins(ranks: tuple[tuple[MicroBatch, ...], ...], setting: Setting) -> Bins:
     width = setting.context_ranks
     if setting.is_pipeline and len(ranks) == 1:
         ranks = tuple((batch,) for rank in ranks for batch in rank)
@@ -150,7 +194,8 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
     records, plan_s = run_policy(policy, setting)
     cap = dataclasses.replace(setting.pack, policy=policy).most_tokens
     scored = [record for record in records if not record.is_flush]
-    skews = [skew([float(ns) for ns in record.cell_ns(setting.curve)]) for record in scored]
+    skews = [skew(record.cell_ns(setting.curve).astype(float).tolist()) for record in scored]
+    turns = [record.turn_ns(setting.curve) for record in scored]
     loads = [record.bin_ns(setting.curve) for record in scored]
     gaps = [max(ns) / _bound(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)]
     fullest = max(
@@ -159,11 +204,12 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
     waited, tokens = _delays(records, setting)
     travel = 0
     if policy != "divided-in-time" or setting.context_ranks > 1:
-        travel = sum(_missing_tokens(share) for record in records for share in record.shares)
+        travel = sum(_missing(share)[0] for record in records for share in record.shares)
     score = PackScore(
         policy=policy,
         skew=float(np.mean(skews)),
         p95_skew=float(np.percentile(skews, 95)),
+        turn_skew=float(np.mean([ns.max(1).sum() / ns.sum(0).mean() for ns in turns])),
         gap=float(np.mean(gaps)),
         max_tokens_ratio=fullest / cap,
         delay_mean=float((waited * tokens).sum() / tokens.sum()),
@@ -173,9 +219,37 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
         fragments=sum(len(share.pieces) for record in records for share in record.shares)
         - sum(len(pieces) for pieces in given_pieces(setting)),
         travel_bytes=travel * setting.kv_bytes_per_token / len(setting.steps),
+        step_s=_step_seconds(scored, setting),
+        whole_step_s=_whole_seconds(policy, setting),
         bin_seconds=_mean_seconds(loads),
     )
     return score, records
+
+
+def _step_seconds(records: list[PackedRecord], setting: Setting) -> float:
+    """Time of a step with what travels, mean over steps [s]."""
+    curve, travels = setting.curve, records[0].policy != "divided-in-time"
+    each_ns = travel_ns_of(curve, None) * (travels or setting.context_ranks > 1)
+
+    def priced(share: MicroBatch) -> int:
+        tokens, documents = _missing(share)
+        return batch_ns(share, curve) + round(each_ns * (tokens + MESSAGE_TOKENS * documents))
+
+    tables = [_of_cells(record.turns or record.bins, priced) for record in records]
+    fixed = round(curve.fixed_ns)
+    if setting.meets_each_turn:
+        return 1e-9 * float(np.mean([(table.max(1) + fixed).sum() for table in tables]))
+    return 1e-9 * float(np.mean([(table + fixed).sum(0).max() for table in tables]))
+
+
+def _whole_seconds(policy: Policy, setting: Setting) -> float | None:
+    if policy not in DIVIDES:
+        return None
+    try:
+        records, _ = run_policy("by-work", setting)
+    except LayoutError:  # no rank holds the longest, or there are fewer documents than ranks
+        return None
+    return _step_seconds(records, setting)
 
 
 def _mean_seconds(loads: list[list[int]]) -> tuple[float, ...]:
@@ -200,18 +274,11 @@ def _bound(record: PackedRecord, setting: Setting) -> int:
     return largest_bin_bound(np.array(whole), bins)
 
 
-def _missing_tokens(share: MicroBatch) -> int:
-    """Tokens that a rank's pieces read and that it does not hold."""
-    if not len(share.pieces):
-        return 0
-    froms = share.begins
-    keys = np.stack((share.pieces[:, 0], froms), axis=1)
-    _, owner = np.unique(keys, axis=0, return_inverse=True)
-    reach = np.zeros(owner.max() + 1, dtype=np.int64)
-    np.maximum.at(reach, owner, share.pieces[:, 2] - froms)
-    held = np.bincount(owner, share.doc_tokens).astype(np.int64)
-    # A corpus shorter than a step comes twice; the second copy misses nothing of the first.
-    return int(np.maximum(reach - held, 0).sum())
+def _missing(share: MicroBatch) -> tuple[int, int]:
+    """Tokens that a rank's pieces read and that it does not hold, and their documents."""
+    rows = np.column_stack((share.pieces, share.begins))
+    tokens, documents = missing_tokens(np.zeros(len(rows), dtype=np.int64), rows, 1)
+    return int(tokens[0]), int(documents[0])
 
 
 def _delays(records: list[PackedRecord], setting: Setting) -> tuple[Ints, Ints]:

@@ -1,7 +1,8 @@
 """Dynamic groups as packs: a step's group plan, as the micro-batches that each rank runs.
 
 What it decides
-    Nothing: ``balance.groups`` decides which ranks share which document. Here each rank of a
+    ``balance.groups`` decides which ranks share which document; of ``gangs`` only where no wrap
+    of documents over neighbours is cheaper (``balance.divided_choice``). Here each rank of a
     gang gets a run from the document's front and one from its back, as under ``divided``, and
     every gang is one micro-batch of its ranks. Ranks run different numbers of them.
 
@@ -12,28 +13,65 @@ Kept true (tests/unit/balance/test_pack.py, by Hypothesis)
 import numpy as np
 
 from equipoise.balance.bytescale import plan_bytescale
+from equipoise.balance.divided_choice import cheapest_division
 from equipoise.balance.flexsp import plan_flexsp
 from equipoise.balance.groups import GroupPlanner
 from equipoise.balance.groups_cost import GroupCosts
 from equipoise.balance.groups_gangs import plan_gangs
+from equipoise.balance.groups_plan import GroupPlan
+from equipoise.balance.turns import align_turns
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
 from equipoise.spec.run import PackSpec
 
 
-def pack_gangs(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Gangs of any size, so that all ranks end together."""
-    return _pack("gangs", plan_gangs, pieces, pack, ranks, curve)
+def pack_gangs(
+    pieces: Pieces,
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    travel_ns: float | None = None,
+    meets_each_turn: bool = False,
+) -> PackedStep:
+    """Gangs of any size, so that all ranks end together; or what is cheaper with what travels.
+
+    Args:
+        pieces: As of any policy, with ``pack``, ``ranks`` and ``curve``.
+        pack: Windows and caps.
+        ranks: Data-parallel ranks.
+        curve: Price of a document.
+        travel_ns: To bring one token's keys and values to a rank; ``TRAVEL_SHARE`` of its linear
+            layers unless given [ns].
+        meets_each_turn: Ranks wait for each other in every micro-batch.
+    """
+
+    def plan(most_ns: int | None) -> tuple[PackedStep, int]:
+        del most_ns  # no price is known before the plan
+        gangs = plan_gangs(lengths_of(pieces), ranks, GroupCosts(curve), pack.most_tokens)
+        packed = _held("gangs", gangs, pieces)
+        return (align_turns(packed), 0) if meets_each_turn else (packed, gangs.critical_ns)
+
+    return cheapest_division(
+        "gangs",
+        [plan],
+        pieces,
+        pack,
+        ranks,
+        curve,
+        travel_ns=travel_ns,
+        meets_each_turn=meets_each_turn,
+    )
 
 
 def pack_flexsp(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
     """FlexSP: groups of powers of two in each micro-batch, by an exact search."""
-    return _pack("flexsp", plan_flexsp, pieces, pack, ranks, curve)
+    return _pack("flexsp", plan_flexsp, pieces, pack, ranks, GroupCosts(curve))
 
 
 def pack_bytescale(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
     """ByteScale: each document on as few ranks as hold it, balanced."""
-    return _pack("bytescale", plan_bytescale, pieces, pack, ranks, curve)
+    return _pack("bytescale", plan_bytescale, pieces, pack, ranks, GroupCosts(curve))
 
 
 def _pack(
@@ -42,10 +80,13 @@ def _pack(
     pieces: Pieces,
     pack: PackSpec,
     ranks: int,
-    curve: LoadCurve,
+    costs: GroupCosts,
 ) -> PackedStep:
-    plan = planner(lengths_of(pieces), ranks, GroupCosts(curve), pack.most_tokens)
-    held: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    return _held(policy, planner(lengths_of(pieces), ranks, costs, pack.most_tokens), pieces)
+
+
+def _held(policy: str, plan: GroupPlan, pieces: Pieces) -> PackedStep:
+    held: list[list[MicroBatch]] = [[] for _ in range(plan.ranks)]
     for gang in plan.gangs:
         for rank, batch in zip(
             gang.ranks, _share(pieces[list(gang.documents)], len(gang.ranks)), strict=True

@@ -18,13 +18,15 @@ Kept true (tests/unit/balance/test_pack.py, by Hypothesis)
     not ask each other.
 """
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from equipoise.balance.delayed import DelayedPacker
 from equipoise.balance.divided import pack_divided, pack_divided_in_time
 from equipoise.balance.grouped import pack_bytescale, pack_flexsp, pack_gangs
-from equipoise.balance.whole import pack_by_tokens, pack_by_work
+from equipoise.balance.whole import pack_by_tokens, pack_by_work, pack_by_work_each_turn
 from equipoise.balance.windows import cut_at_windows, pack_fixed, pack_fixed_exact, pack_in_order
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
@@ -52,6 +54,10 @@ ALL_POLICIES: tuple[Policy, ...] = (*list(POLICIES)[:5], "delayed", *list(POLICI
 
 DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "flexsp", "bytescale")
 """Policies whose pieces of one document attend to each other."""
+
+
+_PRICED = {"divided": pack_divided, "gangs": pack_gangs}
+"""Policies that price what travels."""
 
 
 class StepPacker(Protocol):
@@ -101,23 +107,47 @@ class _CutAtWindows:
         return self._inner.step(cut_at_windows(pieces, self._context_tokens))
 
 
-def make_packer(pack: PackSpec, ranks: int, curve: LoadCurve) -> StepPacker:
+def make_packer(
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    meets_each_turn: bool = False,
+    travel_ns: float | None = None,
+) -> StepPacker:
     """The packer of a run.
 
     Args:
         pack: Policy, windows and caps.
         ranks: Data-parallel ranks.
         curve: Price of a document in seconds, the same on every rank.
+        meets_each_turn: Ranks wait for each other in every micro-batch, as
+            ``Layout.meets_each_turn`` says of a layout; ``by-work`` then evens out each turn.
+        travel_ns: To bring one token's keys and values to another rank, for ``divided`` and
+            ``gangs``; ``divided_price.TRAVEL_SHARE`` of its linear layers unless given [ns].
     """
     packer: StepPacker
     if pack.policy == "delayed":
         packer = DelayedPacker(pack, ranks, curve)
+    elif pack.policy == "by-work" and meets_each_turn:
+        packer = _OneByOne(pack_by_work_each_turn, pack, ranks, curve)
+    elif pack.policy in _PRICED:
+        priced = partial(_PRICED[pack.policy], travel_ns=travel_ns, meets_each_turn=meets_each_turn)
+        packer = _OneByOne(priced, pack, ranks, curve)
     else:
         packer = _OneByOne(POLICIES[pack.policy], pack, ranks, curve)
     return _CutAtWindows(packer, pack.context_tokens) if pack.cut == "windows" else packer
 
 
-def pack_step(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
+def pack_step(
+    pieces: Pieces,
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    meets_each_turn: bool = False,
+    travel_ns: float | None = None,
+) -> PackedStep:
     """Pack one step's pieces by the policy of ``pack``, cut where ``pack.cut`` says.
 
     Under ``delayed`` nothing has waited before it, and what it lets wait is not in the answer.
@@ -127,11 +157,14 @@ def pack_step(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> P
         pack: Policy, window and caps.
         ranks: Data-parallel ranks.
         curve: Price of a document in seconds, the same on every rank.
+        meets_each_turn: As of ``make_packer``.
+        travel_ns: Likewise.
 
     Raises:
         LayoutError: fewer documents than ranks, or a document over the cap.
     """
-    return make_packer(pack, ranks, curve).step(pieces)
+    packer = make_packer(pack, ranks, curve, meets_each_turn=meets_each_turn, travel_ns=travel_ns)
+    return packer.step(pieces)
 
 
 def batch_ns(batch: MicroBatch, curve: LoadCurve) -> int:
@@ -148,6 +181,23 @@ def rank_seconds(packed: PackedStep, curve: LoadCurve) -> list[float]:
         sum(curve.fixed_ns + batch_ns(batch, curve) for batch in rank) * 1e-9
         for rank in packed.ranks
     ]
+
+
+def turns_seconds(packed: PackedStep, curve: LoadCurve) -> float:
+    """Slowest micro-batch of each turn, added up: compute of ranks that meet in each [s].
+
+    >>> import numpy as np
+    >>> from equipoise.cost.curve import break_even_curve
+    >>> long, short = (MicroBatch(np.array([[0, 0, tokens]])) for tokens in (9, 1))
+    >>> packed = PackedStep("by-work", ((long, short), (short, long)))
+    >>> curve = break_even_curve(float("inf"))
+    >>> turns_seconds(packed, curve) / max(rank_seconds(packed, curve))
+    1.8
+    """
+    return 1e-9 * sum(
+        curve.fixed_ns + max(batch_ns(batch, curve) for batch in turn if batch is not None)
+        for turn in itertools.zip_longest(*packed.ranks)
+    )
 
 
 def skew(loads: list[float]) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
 from equipoise.balance.partition import partition
+from equipoise.balance.whole_turns import even_turns
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
@@ -40,6 +41,14 @@ def pack_by_work(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -
     return _pack_whole("by-work", pieces, loads, pack, ranks)
 
 
+def pack_by_work_each_turn(
+    pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve
+) -> PackedStep:
+    """Likewise, for ranks that meet in each micro-batch: even turn by turn as well."""
+    loads = curve.document_ns(lengths_of(pieces))
+    return _pack_whole("by-work", pieces, loads, pack, ranks, meets_each_turn=True)
+
+
 def require_whole(pieces: Pieces, pack: PackSpec, ranks: int, policy: str) -> None:
     """Refuse a step whose documents cannot be packed whole.
 
@@ -61,35 +70,56 @@ def require_whole(pieces: Pieces, pack: PackSpec, ranks: int, policy: str) -> No
         )
 
 
-def _pack_whole(policy: str, pieces: Pieces, loads: Ints, pack: PackSpec, ranks: int) -> PackedStep:
+def _pack_whole(
+    policy: str,
+    pieces: Pieces,
+    loads: Ints,
+    pack: PackSpec,
+    ranks: int,
+    *,
+    meets_each_turn: bool = False,
+) -> PackedStep:
     require_whole(pieces, pack, ranks, policy)
     sizes, cap = lengths_of(pieces), pack.most_tokens
-    micro_batches = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
+    turns = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
     while True:
-        packed = _split(pieces, loads, sizes, ranks, micro_batches, cap)
-        if packed is not None:
-            return PackedStep(policy, packed)
-        micro_batches += 1
+        cell_of = _even_ranks(loads, sizes, ranks, turns, cap)
+        if meets_each_turn and min(ranks, turns) > 1:
+            cell_of = even_turns(loads, sizes, ranks, turns, cap, cell_of)
+        if cell_of is not None:
+            return PackedStep(
+                policy,
+                tuple(
+                    tuple(
+                        MicroBatch(pieces[cell_of == turn * ranks + rank]) for turn in range(turns)
+                    )
+                    for rank in range(ranks)
+                ),
+            )
+        turns += 1
 
 
-def _split(
-    pieces: Pieces, loads: Ints, sizes: Ints, ranks: int, micro_batches: int, cap: int
-) -> tuple[tuple[MicroBatch, ...], ...] | None:
-    """Ranks first, because they wait for each other; then each rank's micro-batches."""
-    rank_of = place_under_cap(loads, sizes, ranks, micro_batches * cap)
+def _even_ranks(loads: Ints, sizes: Ints, ranks: int, turns: int, cap: int) -> Ints | None:
+    """Ranks first, because they wait for each other; then each rank's micro-batches.
+
+    Returns:
+        The micro-batch of each document, ``turn x ranks + rank``.
+    """
+    rank_of = place_under_cap(loads, sizes, ranks, turns * cap)
     if rank_of is None:
         return None
-    packed = []
+    cell_of = np.empty_like(rank_of)
     for rank in range(ranks):
         mine = np.flatnonzero(rank_of == rank)
-        batch_of = place_under_cap(loads[mine], sizes[mine], micro_batches, cap)
+        batch_of = place_under_cap(loads[mine], sizes[mine], turns, cap)
         if batch_of is None:
             return None
         # Heaviest first on every rank, so that the micro-batches of one turn are alike.
-        work = np.bincount(batch_of, loads[mine], micro_batches)
-        turns = np.lexsort((np.arange(micro_batches), -work))
-        packed.append(tuple(MicroBatch(pieces[mine[batch_of == turn]]) for turn in turns))
-    return tuple(packed)
+        work = np.bincount(batch_of, loads[mine], turns)
+        turn_of = np.empty(turns, dtype=np.int64)
+        turn_of[np.lexsort((np.arange(turns), -work))] = np.arange(turns)
+        cell_of[mine] = turn_of[batch_of] * ranks + rank
+    return cell_of
 
 
 def place_under_cap(loads: Ints, sizes: Ints, bins: int, cap: int) -> Ints | None:

@@ -197,7 +197,8 @@ def _setting(
     from equipoise.observe.machine import usable_cores
 
     pack, layout = resolved.spec.pack, resolved.spec.layout
-    data_ranks = layout.count_ranks(len(usable_cores())) // layout.sharing
+    ranks = layout.count_ranks(len(usable_cores()))
+    data_ranks = ranks // layout.sharing
     if args.micro_batches is not None:
         pack = dataclasses.replace(pack, step_tokens=args.micro_batches * pack.context_tokens)
     seed = resolved.spec.train.seed
@@ -210,6 +211,7 @@ def _setting(
         is_pipeline=args.micro_batches is not None,
         context_ranks=args.ranks,
         kv_bytes_per_token=kv_bytes_per_token(resolved.model) * resolved.model.layers,
+        meets_each_turn=layout.of_ranks(ranks).meets_each_turn,
     )
 
 

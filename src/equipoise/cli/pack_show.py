@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.balance.divided_price import TRAVEL_SHARE
 from equipoise.balance.evaluate import PackedRecord, PackScore, Setting
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
@@ -92,14 +93,17 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
     table.add_column("load of each bin", no_wrap=True)
     has_delay = any(score.delay_max for score in scores)
     has_travel = any(score.travel_bytes for score in scores)
+    has_turns = not setting.is_pipeline and any(score.turn_skew != score.skew for score in scores)
     names = ["skew", "p95", "gap", "tok/cap", "cuts", "plan"]
     names[4:4] = ["delay"] * has_delay
+    names[1:1] = ["by turn"] * has_turns
     names[-1:-1] = ["travels"] * has_travel
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     heaviest = max(score.bin_seconds[0] for score in scores)
     for score in scores:
-        row = [f"{score.skew:.3f}", f"{score.p95_skew:.3f}", f"{score.gap:+.1%}"]
+        row = [f"{score.skew:.3f}"] + [f"{score.turn_skew:.3f}"] * has_turns
+        row += [f"{score.p95_skew:.3f}", f"{score.gap:+.1%}"]
         row.append(f"{score.max_tokens_ratio:.2f}")
         if has_delay:
             row.append(f"{score.delay_mean:.2f} / {score.delay_max}" if score.delay_max else "0")
@@ -113,11 +117,38 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
         "skew: heaviest over mean; every other one waits for it. gap: over the least that the "
         "same pieces allow."
     ]
+    if has_turns:
+        meets = "as this layout's do" if setting.meets_each_turn else "as under ZeRO 2 and 3"
+        notes.append(f"by turn: the same where ranks meet in every micro-batch, {meets}.")
     if has_delay:
         notes.append("delay: steps that a token waits, mean / most.")
     if has_travel:
         notes.append("travels: keys and values sent in one step's forward.")
     console.print(" ".join(notes), style="dim")
+    for score in scores:
+        if sentence := _verdict(score):
+            console.print(sentence, highlight=False)
+    if any(score.whole_step_s is not None and score.travel_bytes for score in scores):
+        console.print(
+            f"Travel is priced at {TRAVEL_SHARE:g} of a token's linear layers for each token sent.",
+            style="dim",
+        )
+
+
+def _verdict(score: PackScore) -> str:
+    """Whether dividing documents pays; nothing of policies that keep them whole."""
+    if score.whole_step_s is None:
+        return ""
+    ratio = score.step_s / score.whole_step_s
+    does = f"cuts {score.fragments:,} times" if score.fragments else "cuts no document"
+    if score.travel_bytes:
+        does = f"sends {format_bytes(int(score.travel_bytes))} a step"
+    if ratio > 1:
+        return (
+            f"{score.policy} {does} and takes {ratio - 1:.1%} longer than by-work: by-work is "
+            f"faster here."
+        )
+    return f"{score.policy} {does} and takes {1 - ratio:.1%} less time than by-work."
 
 
 def _bars(loads: tuple[float, ...], heaviest: float) -> str:

@@ -18,8 +18,10 @@ examples:
   of each run: label folder policy ranks steps tokens stop faults; loss (of the last step);
     means over steps, the first of each session left out: step_s predicted_step_s tokens_per_s
     mfu wait_share plan_s, skew (max/mean of the ranks' busy seconds) predicted_skew
-    in_order_skew; step_error busy_error (a number for each rank): median of
-    |measured - predicted| / measured; peak_memory_bytes forecast_bytes of the fullest rank;
+    predicted_turn_skew (the slowest rank of each turn, added up, over the mean: what counts where
+    ranks meet in every micro-batch) in_order_skew; step_error busy_error (a number for each
+    rank): median of |measured - predicted| / measured; peak_memory_bytes forecast_bytes of the
+    fullest rank;
     plan, of a run that obeyed a plan.lock: keys, steps, and planned measured error of step_s (a
     median), parts (seconds) and memory_bytes; terms of the planned seconds
   of each comparison: baseline label; measured predicted: how many times faster label is;

@@ -248,7 +248,8 @@ def step_packer(
             context_tokens=options.context_tokens * options.micro_batch,
             step_tokens=step_tokens,
         )
-        packed = pack_step(pieces, spec, layout.dp, curve)
+        meets = layout.meets_each_turn
+        packed = pack_step(pieces, spec, layout.dp, curve, meets_each_turn=meets)
         return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
 
     return pack

@@ -68,13 +68,20 @@ def _alone(only: Summary) -> str:
     return (
         f"Packed {'in order' if is_in_order else only.policy}, the fullest of {only.ranks} ranks "
         f"works {only.skew:.2f}× the mean{_foreseen(', predicted {}', only.predicted_skew)}"
-        f"{otherwise}."
+        f"{_by_turn(only)}{otherwise}."
     )
 
 
 def _foreseen(clause: str, times: float) -> str:
     """The clause around a ratio; nothing where the ratio is unknown."""
     return "" if math.isnan(times) else clause.format(f"{times:.2f}×")
+
+
+def _by_turn(only: Summary) -> str:
+    """What the slowest ranks of all turns add up to, where that is more than the fullest rank."""
+    if not only.predicted_turn_skew >= only.predicted_skew + 0.005:
+        return ""
+    return _foreseen(" and, added up turn by turn, {}", only.predicted_turn_skew)
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -107,6 +114,10 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
         return ", ".join(texts)
 
     only = summaries[0]
+    by_turn = ""
+    if len(summaries) == 1 and _by_turn(only):
+        turns = _foreseen("{}", only.predicted_turn_skew)
+        by_turn = f"; the slowest ranks of all turns add up to {turns}, predicted"
     in_order = (
         _foreseen("; packed in order it would be {}", only.in_order_skew)
         if len(summaries) == 1 and only.policy != IN_ORDER
@@ -115,7 +126,7 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
     total = f"After {format_count(only.tokens)} tokens the loss" if one_total else "Loss"
     told = {
         "work": (
-            "On an average step the fullest rank works {}" + in_order + ".",
+            "On an average step the fullest rank works {}" + by_turn + in_order + ".",
             clauses(lambda one: one.skew, lambda one: f"{one.skew:.2f}×", " the mean"),
         ),
         "skew": (

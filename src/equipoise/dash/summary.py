@@ -40,6 +40,7 @@ class Summary:
     mfu: float
     skew: float
     predicted_skew: float
+    predicted_turn_skew: float
     in_order_skew: float
     wait_share: float
     step_error: float
@@ -123,6 +124,7 @@ def summarize(record: RunRecord, label: str) -> Summary:
         ),
         skew=_mean(skew_of(record.busy_s)[steady]),
         predicted_skew=_mean(record.skew[steady]),
+        predicted_turn_skew=_mean(record.turn_skew[steady]),
         in_order_skew=_mean(record.in_order_skew[steady]),
         wait_share=_mean(wait_share_of(record)[steady]),
         step_error=_error(record.step_s[steady], record.predicted_step_s[steady]),

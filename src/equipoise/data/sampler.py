@@ -61,6 +61,8 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         seed: Of the documents' order, which is another in each epoch.
         curve: Price of a document, the same on every rank: ``counted_curve`` of the model's
             sizes, or a measured one. ``in-order`` and ``by-tokens`` need none.
+        meets_each_turn: The loop's ranks wait for each other in every micro-batch, as under
+            ``fully_shard``, FSDP and ZeRO 2 and 3; ``by-work`` then evens out each turn.
 
     Raises:
         DataError: there are no documents, or a length is no whole number of tokens.
@@ -84,6 +86,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         rank: int,
         seed: int = 0,
         curve: LoadCurve | None = None,
+        meets_each_turn: bool = False,
     ) -> None:
         self._doc_tokens = whole_tokens(doc_tokens)
         self._stream = DocumentStream(
@@ -91,6 +94,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         )
         require_runnable(pack, int(self._doc_tokens.max()), ranks, rank, curve)
         self._pack, self._ranks, self._rank, self._seed = pack, ranks, rank, seed
+        self._meets = meets_each_turn
         # Policies that need no price are given one that nobody reads.
         self._curve = curve or LoadCurve(0.0, 1.0, (1.0,), (1.0,), 1.0, measured=False)
         self.steps = -(-self._stream.epoch_tokens // pack.step_tokens)
@@ -199,7 +203,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
 
     def _packer_at(self, epoch: int, step: int, state: dict[str, Any] | None) -> StepPacker:
         """The packer as it is before a step."""
-        packer = make_packer(self._pack, self._ranks, self._curve)
+        packer = make_packer(self._pack, self._ranks, self._curve, meets_each_turn=self._meets)
         if state is not None:
             packer.load_state_dict(state)
         elif packer.state_dict():  # has a memory, and nobody kept it
@@ -219,7 +223,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
             few = cut_at_windows(pieces, self._pack.context_tokens)
         if len(few) < self._ranks and self._pack.policy != "delayed":
             # Whole pieces cannot reach every rank; those left over get empty micro-batches.
-            return pack_step(pieces, self._pack, len(few), self._curve)
+            return pack_step(pieces, self._pack, len(few), self._curve, meets_each_turn=self._meets)
         return packer.step(pieces)
 
     def _mine(self, packed: PackedStep, epoch: int, step: int) -> list[list[PieceIndex]]:

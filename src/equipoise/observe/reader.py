@@ -123,6 +123,7 @@ def read_run(folder: Path) -> RunRecord:
         micro_batches=of_pack_ranks("micro_batches"),
         plan_s=of_pack("plan_s"),
         skew=of_pack("skew"),
+        turn_skew=of_pack("turn_skew"),
         in_order_skew=of_pack("in_order_skew"),
         spans=tuple(_spans(journals.get(rank, Journal())) for rank in range(ranks)),
         memory=_memory(zero.memory),

@@ -127,6 +127,8 @@ class RunRecord:
     micro_batches: Floats
     plan_s: Floats
     skew: Floats
+    turn_skew: Floats
+    """The slowest rank of each turn, added up, over the mean rank."""
     in_order_skew: Floats
 
     spans: tuple[Spans, ...]

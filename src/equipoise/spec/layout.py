@@ -117,6 +117,24 @@ class Layout:
         """Ranks of a stage that hold the same share of the same experts."""
         return self.stage_ranks // (self.ep * self.etp)
 
+    @property
+    def meets_each_turn(self) -> bool:
+        """Whether data-parallel ranks wait for each other in every micro-batch.
+
+        ZeRO 2 and 3 split gradients in each backward, and ZeRO 3 gathers parameters in each pass;
+        tokens travel to experts that lie with other data-parallel ranks.
+
+        >>> Layout(dp=4).meets_each_turn, Layout(dp=4, zero=2).meets_each_turn
+        (False, True)
+        >>> Layout(dp=2, tp=2, ep=2).meets_each_turn, Layout(dp=2, tp=2, ep=4).meets_each_turn
+        (False, True)
+        """
+        if self.zero >= 2 and self.dp > 1:
+            return True
+        data_rank = np.empty(self.world, dtype=np.int64)
+        data_rank[self.grid("dp", "pp", "cp", "tp")] = np.arange(self.dp)[:, None, None, None]
+        return bool(np.ptp(data_rank[self.groups("ep", "etp")], axis=1).any())
+
     def size(self, axis: str) -> int:
         """Ranks along one axis.
 

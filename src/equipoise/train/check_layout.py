@@ -45,6 +45,7 @@ from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run import TWO_STAGES, LayoutSpec, PackSpec
@@ -70,7 +71,7 @@ class _Known:
         self.sample = Sample.draw(model.vocab, DOCUMENT_TOKENS)
         self.pack = PackSpec(policy="by-work", context_tokens=_WINDOW_TOKENS)
         self.curve = counted_curve(model)
-        packed = self.packed(1)
+        packed = self.packed(Layout())
         self.labels = self.sample.count_labels(packed)
         self.initial = make_decoder(model, self.labels).double()
         self.reference = compute_reference(self.initial, self.sample, packed)
@@ -78,8 +79,11 @@ class _Known:
             name: float(grad.abs().max()) for name, grad in self.reference.gradients.items()
         }
 
-    def packed(self, data_ranks: int) -> PackedStep:
-        return pack_step(self.sample.pieces, self.pack, data_ranks, self.curve)
+    def packed(self, layout: Layout) -> PackedStep:
+        meets = layout.meets_each_turn
+        return pack_step(
+            self.sample.pieces, self.pack, layout.dp, self.curve, meets_each_turn=meets
+        )
 
     def decoder(self, precision: Precision) -> Decoder:
         """Initial weights of one's own."""
@@ -104,7 +108,7 @@ class _LayoutRun:
         self.mesh = Mesh.join(ranks, layout)
         place = self.mesh.coordinates
         planner = ContextPlanner(case.model, LayoutSpec(context=layout.cp, tensor=layout.tp))
-        self.packed = known.packed(layout.dp)
+        self.packed = known.packed(layout)
         self.sharing = ContextGroup(planner, place["dp"], place["cp"], self.mesh, Ledger(layout.cp))
         self.decoder = known.decoder(case.precision)
         self.schedule: PipelineSchedule | None = None

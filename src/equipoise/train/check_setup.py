@@ -47,7 +47,13 @@ class Setup:
         model, sample = references.model, references.sample
         pack = PackSpec(policy=case.policy, context_tokens=case.context_tokens)
         data_ranks = case.ranks // (case.layout.sharing * case.pipeline)
-        packed = pack_step(sample.pieces, pack, data_ranks, counted_curve(model))
+        packed = pack_step(
+            sample.pieces,
+            pack,
+            data_ranks,
+            counted_curve(model),
+            meets_each_turn=case.layout.of_ranks(case.ranks // case.pipeline).meets_each_turn,
+        )
         if case.policy in TOGETHER:
             packed = align_turns(packed)
         planner = ContextPlanner(model, case.layout)

@@ -87,7 +87,8 @@ class Trainer:
             )
         self.sharing = join_sharing(resolved, ranks, self.curve, self.stream)
         data_ranks = ranks.world // self.spec.layout.sharing
-        self.packer = make_packer(self.spec.pack, data_ranks, self.curve)
+        meets = self.spec.layout.of_ranks(ranks.world).meets_each_turn
+        self.packer = make_packer(self.spec.pack, data_ranks, self.curve, meets_each_turn=meets)
         touch_libraries(ranks.device, activation_dtype(self.spec))
         spare_small_chunks()
         return_freed_memory()

@@ -131,6 +131,7 @@ class RunRecord:
             longest_s=loads.longest_s,
             in_order_longest_s=plain_loads.longest_s,
             skew=skew(loads.predicted_s),
+            turn_skew=loads.turn_skew,
             in_order_skew=skew(plain_s),
             digest=packed.digest,
         )

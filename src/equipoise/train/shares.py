@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.context_price import ContextPrice
-from equipoise.balance.pack import rank_seconds
+from equipoise.balance.pack import rank_seconds, turns_seconds
 from equipoise.balance.stage import LayerPrices, price_layers
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs, useful_flop
@@ -68,11 +68,27 @@ class RankLoads:
     """The longest pipeline from its first forward to its last backward, bubbles included [s]."""
     kept_layer_tokens: tuple[int, ...] = ()
     """Of each rank of a pipeline, tokens times layers that it keeps activations of at a time."""
+    turns_s: float = 0.0
+    """The slowest rank of each turn, added up; in a pipeline the mean stage's part of it [s]."""
+    meets_each_turn: bool = False
+    """Whether data-parallel ranks wait for each other in every micro-batch."""
 
     @property
     def longest_s(self) -> float:
         """When the last rank has computed [s]."""
+        if self.meets_each_turn and not self.pipeline_s:
+            return max(self.turns_s, *self.predicted_s)
         return max(self.pipeline_s, *self.predicted_s)
+
+    @property
+    def turn_skew(self) -> float:
+        """The slowest rank of each turn, added up, over the mean rank [ratio].
+
+        >>> RankLoads([2.0, 2.0], [5, 5], [3, 3], [9, 9], turns_s=3.0).turn_skew
+        1.5
+        """
+        mean = sum(self.predicted_s) / len(self.predicted_s)
+        return self.turns_s / mean if mean else 1.0
 
     def divided(self, ranks: int) -> "RankLoads":
         """With so many ranks in place of each, which share its weights and so its work.
@@ -94,6 +110,8 @@ class RankLoads:
             divide(self.flop),
             self.pipeline_s,
             tuple(kept for kept in self.kept_layer_tokens for _ in range(ranks)),
+            self.turns_s / ranks,
+            self.meets_each_turn,
         )
 
 
@@ -168,19 +186,25 @@ class ContextPlanner:
 
     def context_loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
         """Load of each context rank, as if it held all weights."""
+        ranks = len(packed.ranks) * self.layout.sharing
+        meets = self.layout.of_ranks(ranks).meets_each_turn
         if self.context == 1:
             return RankLoads(
                 rank_seconds(packed, curve),
                 packed.rank_tokens,
                 [sum(len(batch.pieces) for batch in rank) for rank in packed.ranks],
                 [sum(batch_flop(batch, self.model) for batch in rank) for rank in packed.ranks],
+                turns_s=turns_seconds(packed, curve),
+                meets_each_turn=meets,
             )
-        rows = []
+        rows, slowest_ns = [], np.zeros(packed.micro_batches)
         for turns in packed.ranks:
             columns = np.zeros((4, self.context))
-            for batch in turns:
-                columns += self._batch_loads(batch, curve)
-            columns[0] += len(turns) * curve.fixed_ns + curve.ns_per_token * columns[1]
+            for turn, batch in enumerate(turns):
+                loads = self._batch_loads(batch, curve)
+                loads[0] += curve.fixed_ns + curve.ns_per_token * loads[1]
+                slowest_ns[turn] = max(slowest_ns[turn], loads[0].max())
+                columns += loads
             rows += columns.T.tolist()
         predicted_ns, tokens, pieces, flop = zip(*rows, strict=True)
         return RankLoads(
@@ -188,6 +212,8 @@ class ContextPlanner:
             list(map(int, tokens)),
             list(map(int, pieces)),
             list(map(int, flop)),
+            turns_s=float(slowest_ns.sum()) * 1e-9,
+            meets_each_turn=meets,
         )
 
     def _batch_loads(self, batch: MicroBatch, curve: LoadCurve) -> np.ndarray[tuple[int, int]]:

@@ -158,14 +158,24 @@ class StagePlanner:
             _whole_parts(whole.tokens, parts),
             pieces.tolist(),
             _whole_parts(whole.flop, parts),
-            max(each.predicted.makespan_ns for each in planned) * 1e-9,
+            self._longest_ns(packed, planned) * 1e-9,
             tuple(
                 kept
                 for each in planned
                 for kept in each.kept_layer_tokens.tolist()
                 for _ in range(context)
             ),
+            whole.turns_s / ranks,
+            whole.meets_each_turn,
         ).divided(self.planner.layout.tensor)
+
+    def _longest_ns(self, packed: PackedStep, planned: Sequence[PlannedPipeline]) -> int:
+        """When the last pipeline ends; those that meet go at the pace of each turn's slowest."""
+        if not self._is_shared:
+            return max(each.predicted.makespan_ns for each in planned)
+        layers = [self.planner.layer_prices(turns, self.curve) for turns in packed.ranks]
+        together = PlannedPipeline(planned[0].schedule, self._price(_longest(layers)))
+        return together.predicted.makespan_ns
 
     @property
     def _is_shared(self) -> bool:

@@ -89,10 +89,13 @@ def test_divided_travels_what_its_parts_miss() -> None:
     setting = make_setting([1], 2, steps=[whole(256, 8)], is_pipeline=False)
     score, [record] = score_policy("divided", setting)
     parts = {tuple(row) for share in record.shares for row in share.pieces.tolist() if row[0] == 0}
-    assert parts == {(0, 0, 64), (0, 192, 256), (0, 64, 192)}
-    # One rank reads all 256 and holds 128; the other reads the first 192 and holds 128.
-    assert score.travel_bytes == 10 * (128 + 64)
-    assert score.fragments == 2
+    assert parts == {(0, 0, 171), (0, 171, 256)}
+    # The rank with the end of it reads all 256 and holds 85.
+    assert score.travel_bytes == 10 * 171
+    assert score.fragments == 1
+    ends_ns = CURVE.slice_ns(np.array([171]), np.array([256])) + CURVE.document_ns(np.array([8]))
+    assert score.step_s == pytest.approx(1e-9 * (int(ends_ns[0]) + 1e5 * 0.1 * (171 + 100)))
+    assert score.whole_step_s == pytest.approx(1e-9 * CURVE.document_ns(np.array([256]))[0])
 
 
 def test_in_order_by_hand() -> None:

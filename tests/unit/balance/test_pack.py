@@ -208,10 +208,10 @@ def test_a_packer_of_one_step_alone_has_no_state_and_nothing_to_flush() -> None:
     packer.load_state_dict({})
 
 
-@given(lengths=st.lists(st.integers(12, 320), min_size=1, max_size=20), ranks=st.integers(1, 6))
+@given(lengths=st.lists(st.integers(12, 320), min_size=1, max_size=20), ranks=st.integers(3, 6))
 def test_ranks_of_a_gang_hold_equally_many_tokens(lengths: list[int], ranks: int) -> None:
     pieces = np.array([(document, 0, tokens) for document, tokens in enumerate(lengths)])
-    pack = PackSpec(policy="gangs", context_tokens=256)
+    pack = PackSpec(policy="bytescale", context_tokens=96)
     held: dict[tuple[int, ...], list[int]] = {}
     for batch in pack_step(pieces, pack, ranks, CURVE):
         documents = tuple(sorted(set(batch.pieces[:, 0].tolist())))

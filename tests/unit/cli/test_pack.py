@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.base.units import format_bytes
 from equipoise.cli.main import main
 
 KEYS = [
     "policy",
     "skew",
     "p95_skew",
+    "turn_skew",
     "gap",
     "max_tokens_ratio",
     "delay_mean",
@@ -20,6 +22,8 @@ KEYS = [
     "documents",
     "fragments",
     "travel_bytes",
+    "step_s",
+    "whole_step_s",
 ]
 SMALL = (
     "--lengths",
@@ -186,3 +190,71 @@ def test_fewer_documents_than_micro_batches(
         "A step of 1,000 tokens holds 1 documents for 2 ranks, and by-work packs whole documents. "
         "Smallest changes that fit: layout.dp = 1, or a larger pack.step_tokens.\n"
     )
+
+
+def test_both_skews_are_shown_where_ranks_run_several_micro_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.toml"
+    lengths = ("--lengths", "wikipedia", "--steps", "4", "--model", "llama3-8b")
+    lengths += ("--policy", "by-work")
+    found = {}
+    for zero in (1, 3):
+        run.write_text(
+            "[pack]\ncontext_tokens = 8192\nstep_tokens = 262144\n"
+            f"[layout]\ndp = 8\nzero = {zero}\n"
+        )
+        [found[zero]] = rows(capsys, str(run), *lengths)
+        assert main(["pack", str(run), *lengths]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        meets = {1: "as under ZeRO 2 and 3", 3: "as this layout's do"}[zero]
+        assert f"by turn: the same where ranks meet in every micro-batch, {meets}." in said
+        assert f"{found[zero]['skew']:.3f} │ {found[zero]['turn_skew']:.3f}" in said
+    assert found[1]["skew"] <= 1.001 and found[1]["turn_skew"] >= 1.02
+    assert found[3]["turn_skew"] <= 1.005
+
+
+def test_ranks_with_nothing_to_do_count_in_the_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("tokens\n" + "8192\n" * 3)
+    argv = ("--lengths", str(lengths), "--context-tokens", "8192", "--steps", "1")
+    for policy in ("bytescale", "gangs", "by-tokens", "in-order"):
+        [row] = rows(capsys, *argv, "--micro-batches", "3", "--policy", policy)
+        assert row["skew"] == pytest.approx(1.0)
+    # Two documents of a window leave two of four bins idle.
+    run = tmp_path / "run.toml"
+    run.write_text("[pack]\ncontext_tokens = 8192\nstep_tokens = 16384\n[layout]\ndp = 4\n")
+    [row] = rows(capsys, str(run), *argv, "--policy", "bytescale")
+    assert row["skew"] == row["turn_skew"] == pytest.approx(2.0)
+
+
+def test_it_says_whether_dividing_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("tokens\n" + "20000\n" * 105)
+    argv = ("--lengths", str(lengths), "--context-tokens", "32768", "--steps", "1")
+    argv += ("--micro-batches", "64", "--model", "llama3-8b")
+    [row] = rows(capsys, *argv, "--policy", "divided")
+    assert 0 < row["fragments"] <= 63
+    assert row["travel_bytes"] < 100 * 2**30
+    assert row["step_s"] < row["whole_step_s"]
+    assert main(["pack", *argv, "--policy", "divided"]) == 0
+    said = capsys.readouterr().out
+    saved = 1 - row["step_s"] / row["whole_step_s"]
+    sent = format_bytes(int(row["travel_bytes"]))
+    assert f"divided sends {sent} a step and takes {saved:.1%} less time than by-work." in said
+    assert "Travel is priced at 0.1 of a token's linear layers for each token sent." in said
+    chat = tmp_path / "chat.csv"
+    chat.write_text("tokens\n" + "\n".join(str(100 + 37 * n % 5000) for n in range(4000)))
+    argv = ("--lengths", str(chat), *argv[2:])
+    [row] = rows(capsys, *argv, "--policy", "bytescale")
+    assert row["step_s"] > row["whole_step_s"]
+    assert main(["pack", *argv, "--policy", "bytescale"]) == 0
+    longer = row["step_s"] / row["whole_step_s"] - 1
+    assert (
+        f"bytescale cuts no document and takes {longer:.1%} longer than by-work: by-work is "
+        "faster here."
+    ) in " ".join(capsys.readouterr().out.split())
+    [row] = rows(capsys, *argv, "--policy", "by-work")
+    assert row["whole_step_s"] is None

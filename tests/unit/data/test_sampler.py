@@ -209,6 +209,31 @@ def test_by_work_is_more_even_than_in_order_on_the_same_pieces():
     assert skews["by-work"] - 1 < (skews["in-order"] - 1) / 5, skews
 
 
+def test_ranks_that_meet_in_each_batch_have_even_turns_and_the_same_steps():
+    drawn = np.random.default_rng(0).pareto(1.2, 2000)
+    doc_tokens = np.clip(drawn * 40, 1, 512).astype(int).tolist()
+    pack = PackSpec(policy="by-work", context_tokens=512, step_tokens=8192)
+    skews, steps = {}, {}
+    for meets in (False, True):
+        every = [
+            PackedBatchSampler(
+                doc_tokens, pack, ranks=4, rank=rank, curve=CURVE, meets_each_turn=meets
+            )
+            for rank in range(4)
+        ]
+        loads = np.zeros((every[0].steps, 8, 4))
+        steps[meets] = [set() for _ in range(every[0].steps)]
+        for rank, sampler in enumerate(every):
+            for batch in sampler:
+                sizes = np.array([stop - start for _, start, stop, *_ in batch])
+                turn = batch[0].turn
+                loads[turn.step, turn.micro_batch, rank] += CURVE.document_ns(sizes).sum()
+                steps[meets][turn.step] |= {piece[:3] for piece in batch if piece[1] < piece[2]}
+        skews[meets] = (loads.max(2).sum(1) / loads.sum(1).mean(1)).mean()
+    assert steps[False] == steps[True]
+    assert skews[True] - 1 < (skews[False] - 1) / 2, skews
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fewer_documents_than_ranks(policy):
     pack = PackSpec(policy=policy, context_tokens=8, step_tokens=64)

@@ -201,3 +201,23 @@ def test_what_goes_together_passes() -> None:
     layout = Layout(dp=2, tp=2, pp=2)
     layout.require_world(8)
     layout.require_model(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("layout", "meets"),
+    [
+        (Layout(dp=8), False),
+        (Layout(dp=8, zero=0), False),
+        (Layout(dp=8, zero=2), True),
+        (Layout(dp=8, zero=3, replicas=8), True),
+        (Layout(dp=1, cp=4, zero=3), False),
+        (Layout(dp=4, cp=2, tp=2, ep=4), False),  # experts within a data rank
+        (Layout(dp=4, cp=2, tp=2, ep=8), True),
+        (Layout(dp=4, tp=2, ep=2, expert_order=("ep", "edp", "etp")), True),
+        (Layout(dp=2, etp=2), True),
+        (Layout(dp=2, pp=2, ep=2), True),
+        (Layout(dp=2, tp=2, pp=2, ep=2), False),
+    ],
+)
+def test_where_data_ranks_meet_in_each_micro_batch(layout: Layout, meets: bool) -> None:
+    assert layout.meets_each_turn is meets

@@ -1,5 +1,6 @@
 """Loads of ranks that share micro-batches, against the pack's own."""
 
+import dataclasses
 from typing import get_args
 
 import numpy as np
@@ -81,3 +82,24 @@ def test_alone_is_priced_as_ever() -> None:
     assert loads.predicted_s[0] == pytest.approx(
         (2000 + CURVE.document_ns(np.array([64, 8])).sum()) * 1e-9
     )
+
+
+@settings(max_examples=20, deadline=None)
+@given(ranks=packs, context=st.integers(1, 3), tensor=st.integers(1, 2))
+def test_turns_last_as_long_as_their_slowest_rank(ranks, context: int, tensor: int) -> None:
+    turns = max(map(len, ranks))
+    packed = packed_of([batches + [[]] * (turns - len(batches)) for batches in ranks])
+    layout = LayoutSpec(dp=len(ranks), context=context, tensor=tensor)
+    loads = ContextPlanner(MODEL, layout).loads(packed, CURVE)
+    each = [
+        ContextPlanner(MODEL, layout).loads(
+            packed_of([[batches[turn] if turn < len(batches) else []] for batches in ranks]), CURVE
+        )
+        for turn in range(turns)
+    ]
+    expected = sum(max(turn.predicted_s) for turn in each)
+    assert loads.turns_s == pytest.approx(expected)
+    assert loads.turn_skew >= max(loads.predicted_s) / np.mean(loads.predicted_s) - 1e-9
+    assert loads.longest_s == max(loads.predicted_s)
+    met = ContextPlanner(MODEL, dataclasses.replace(layout, zero=3)).loads(packed, CURVE)
+    assert met.longest_s == pytest.approx(expected if len(ranks) > 1 else max(loads.predicted_s))
