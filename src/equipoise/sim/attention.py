@@ -108,8 +108,8 @@ class AttentionCore:
         lengths = np.sort(np.asarray(doc_tokens, dtype=np.int64))
         key = lengths.tobytes()
         if key not in self._known:
-            one = self._layout.cp == 1
-            self._known[key] = self._alone(lengths) if one else self._shared(lengths)
+            alone = self._layout.cp == 1 or not lengths.any()
+            self._known[key] = self._alone(lengths) if alone else self._shared(lengths)
         return self._known[key]
 
     def price_tiles(self, doc_tokens: Ints, pairs: Ints) -> CoreTimes:

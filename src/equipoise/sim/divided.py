@@ -27,12 +27,17 @@ import numpy as np
 from equipoise.balance.divided import macro_units
 from equipoise.balance.stage import StageSplit
 from equipoise.balance.turns import TOGETHER, align_turns, place_turn
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints
 from equipoise.sim.gangs import Gang
 from equipoise.sim.parts import BatchParts, PipelineRun, StepParts, run_pipeline, split_layers
 from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, lengths_of
+from equipoise.spec.recompute import layer_recompute
+
+_SUM_BYTES = 4
+"""Of a gradient of a key that is summed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +110,42 @@ class DividedStep:
                     others = pairs - size * (size + 1) // 2
                     found[rank].append(Slices(size, others[others > 0]))
         return [found[rank] for rank in sorted(found)]
+
+
+def keys_bytes(
+    model: ModelSpec,
+    layout: Layout,
+    options: StepOptions,
+    step: DividedStep,
+    held: Sequence[Sequence[int]],
+) -> Floats:
+    """What each pipeline rank keeps of other pieces for its backward, float64 [pp] [bytes].
+
+    Of documents divided over ranks the keys that it receives, until its backward has used them:
+    of all layers that do not receive them again. Of those divided over time the sums of gradients
+    that later micro-batches leave to earlier ones, and keys where layers keep none.
+
+    Args:
+        model: Sizes.
+        layout: Degrees.
+        options: Precision and recomputation.
+        step: Its documents.
+        held: Numbers of the layers of each rank.
+    """
+    width = element_bytes(options.precision)
+    values = max(1, model.kv_heads // layout.tp) * (model.score_width + model.head_width)
+    most = max((int(g.received_tokens.max()) for gangs in step.turns for g in gangs), default=0)
+    later = 0
+    for row, units in zip(step.rows, step.units, strict=True):
+        sizes = [batch.tokens for batch in row]
+        later = max(later, *(sum(sizes[first : stop - 1]) for first, stop in units))
+    found = np.zeros(len(held))
+    for rank, mine in enumerate(held):
+        again = [layer_recompute(options.recompute, layer) for layer in mine]
+        receives = sum(how not in ("full", "attention") for how in again)
+        alone = later * values * (_SUM_BYTES * len(mine) + width * again.count("full"))
+        found[rank] = most * values * width * max(1, receives) + alone
+    return found
 
 
 def gangs_of(packed: PackedStep, turn: int) -> tuple[Gang, ...]:

@@ -25,7 +25,7 @@ from equipoise.cost.step import Floats
 from equipoise.cost.work import Ints
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import Links, LinkPrice, replay_pass, tiles_by_round
+from equipoise.schedule.attention_price import LinkPrice, Links, replay_pass, tiles_by_round
 from equipoise.spec.pack import Pieces, lengths_of
 
 _MOST_RANKS = 96
@@ -55,9 +55,7 @@ class Gang:
     @cached_property
     def pairs(self) -> list[Ints]:
         """Of each rank, what the queries of each of its pieces read, int64 [pieces]."""
-        return [
-            lengths_of(pieces) * (pieces[:, 1] + pieces[:, 2] + 1) // 2 for pieces in self.home
-        ]
+        return [lengths_of(pieces) * (pieces[:, 1] + pieces[:, 2] + 1) // 2 for pieces in self.home]
 
     @cached_property
     def received_tokens(self) -> Ints:

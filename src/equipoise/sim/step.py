@@ -31,10 +31,10 @@ from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step import TERMS, Floats, StepOptions, StepPrice
 from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
-from equipoise.sim.divided import DividedStep, run_divided
+from equipoise.sim.divided import DividedStep, keys_bytes, run_divided
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
-from equipoise.sim.memory import StageMemory, stage_memory
+from equipoise.sim.memory import StageMemory, stage_memory, with_keys
 from equipoise.sim.parameters import between_s, travel_of
 from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
 from equipoise.spec.layout import Layout
@@ -166,6 +166,8 @@ def run_step(
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     memory = stage_memory(model, layout, options, split, runs)
     held = layers_of_ranks(split, layout, options)
+    if isinstance(rows, DividedStep):
+        memory = with_keys(memory, keys_bytes(model, layout, options, rows, held))
     if here is None:
         ends = _ends(model, machine, layout, options, slowest, held)
     else:

@@ -155,7 +155,7 @@ def test_a_table_a_line_a_picture_and_a_trace(
         (
             ("--layout=dp=16", "--lengths=prolong", "--policy=by-wrok"),
             '--policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
-            "divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "
+            "delayed, divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "
             '"by-work".\n',
         ),
         (
