@@ -33,12 +33,11 @@ DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "flexsp", 
 """Policies whose pieces of one document attend to each other."""
 
 
-def require_policy(policy: str, *, tensor: int, context: int, pipeline: int) -> None:
+def require_policy(policy: str, *, context: int, pipeline: int) -> None:
     """Refuse a policy that divides documents where no ranks can run it.
 
     Args:
         policy: Of packing.
-        tensor: Ranks that share weights.
         context: Ranks that share each micro-batch.
         pipeline: Ranks that share layers.
 
@@ -63,12 +62,6 @@ def require_policy(policy: str, *, tensor: int, context: int, pipeline: int) -> 
             f'pack.policy = "{policy}" divides documents over ranks itself, and layout.context = '
             f"{context} would divide them again. Set layout.context = 1, or pack.policy = "
             f'"by-work".'
-        )
-    if tensor > 1 and policy in TOGETHER:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over all ranks, and layout.tensor = '
-            f"{tensor} has ranks that share weights among them. Set layout.tensor = 1, "
-            f'or pack.policy = "by-work".'
         )
 
 

@@ -116,9 +116,7 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
     curve = counted_curve(model, flop_per_s=machine.flop_per_s)
     dp, has_stages = layout.dp, layout.pipeline > 1
     ranks = args.ranks or (layout.pipeline if has_stages else EXAMPLE_RANKS)
-    require_policy(
-        resolved.spec.pack.policy, tensor=layout.tensor, context=layout.context, pipeline=ranks
-    )
+    require_policy(resolved.spec.pack.policy, context=layout.context, pipeline=ranks)
     pieces, pack, origin = _step(args, resolved, 1 if dp == "cores" else dp)
     if not len(pieces):
         raise SpecError(f"--lengths {args.lengths}: there is no token to train on. Give lengths.")

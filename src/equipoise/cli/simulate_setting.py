@@ -251,7 +251,7 @@ def step_packer(
     def pack(layout: "Layout", options: "StepOptions") -> "Documents | DividedStep":
         options.count_micro_batches(layout)
         policy = cast("Policy", options.policy)
-        require_policy(policy, tensor=layout.tp, context=layout.cp, pipeline=layout.pp)
+        require_policy(policy, context=layout.cp, pipeline=layout.pp)
         spec = PackSpec(
             policy=policy,
             context_tokens=options.context_tokens * options.micro_batch,

@@ -33,7 +33,6 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
     layout = spec.layout
     require_policy(
         spec.pack.policy,
-        tensor=layout.tensor,
         context=layout.context,
         pipeline=layout.pipeline,
     )
