@@ -152,7 +152,7 @@ class ClassSearch(Search):
         choice = self.space.choice(row)
         layout, options = choice.layout, choice.options
         try:
-            rows = self.documents(choice)[:1]
+            rows = self.whole_documents(choice)[:1]
             run = run_sites(
                 self.model, self.machine, layout, options, documents=rows, prices=self.prices
             )
@@ -178,7 +178,7 @@ class ClassSearch(Search):
             LayoutError: heads, or ranks of a node, do not divide.
         """
         layout, options = choice.layout, choice.options
-        batches = self.documents(choice)[0]
+        batches = self.whole_documents(choice)[0]
         sites = self.prices.sites(layout)
         distinct = {id(site): site for site in sites}
         counts = [sum(site is one for site in sites) for one in distinct.values()]
@@ -254,7 +254,7 @@ class ClassSearch(Search):
             return np.asarray(bound * again)
         layout = choice.layout
         plain = dataclasses.replace(choice.options, recompute="none")
-        batches = self.documents(choice)[0]
+        batches = self.whole_documents(choice)[0]
         first, sites = np.asarray(batches[0]), self.prices.sites(layout)
         parts = [self.prices.parts(site, layout, plain).price(first) for site in sites]
         once = float(np.mean([layer_passes(each).sum() for each in parts]))

@@ -22,9 +22,11 @@ from equipoise.plan.bound import needed_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.layered import plan_layers
 from equipoise.plan.outcome import Outcome
+from equipoise.plan.packs import first_ranks
 from equipoise.plan.place import Placement, place_nodes, placed
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
+from equipoise.sim.divided import DividedStep
 from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.layered_step import run_layered, run_sites
 from equipoise.sim.machine import Machine
@@ -89,11 +91,14 @@ def price_choice(search: Search, choice: Choice) -> Finalist:
     return Finalist(choice, _of_all(search, documents, run), nodes)
 
 
-def _of_all(search: Search, documents: Documents, run: StepRun) -> StepRun:
+def _of_all(search: Search, documents: Documents | DividedStep, run: StepRun) -> StepRun:
     """Tokens and FLOP of all pipelines, of which some were replayed."""
     if search.packer is None:
         return run
-    every = np.array([length for row in documents for batch in row for length in batch])
+    if isinstance(documents, DividedStep):
+        every = documents.doc_tokens
+    else:
+        every = np.array([length for row in documents for batch in row for length in batch])
     tokens, pairs = int(every.sum()), int(causal_pairs(every).sum())
     price = dataclasses.replace(
         run.price,
@@ -116,7 +121,7 @@ def with_layers(search: Search, outcome: Outcome, found: list[Finalist]) -> list
     if plan is None:
         return found
     documents, choice = search.documents(plan.choice), plan.choice
-    rows = documents[:_PIPELINES] if search.packer is not None else None
+    rows = first_ranks(documents, _PIPELINES) if search.packer is not None else None
     machine = Machine(search.machine.cluster)
     layout, options = choice.layout, choice.options
     run = run_layered(search.model, machine, layout, options, plan.layers, documents=rows)
@@ -125,9 +130,11 @@ def with_layers(search: Search, outcome: Outcome, found: list[Finalist]) -> list
     return [Finalist(choice, _of_all(search, documents, run), (), plan.layers), *found]
 
 
-def _run(search: Search, choice: Choice, documents: Documents, cluster: ClusterSpec) -> StepRun:
+def _run(
+    search: Search, choice: Choice, documents: Documents | DividedStep, cluster: ClusterSpec
+) -> StepRun:
     """On a machine of its own, which remembers what was extrapolated for this choice alone."""
-    rows = documents[:_PIPELINES]
+    rows = first_ranks(documents, _PIPELINES)
     machine = Machine(cluster)
     return run_sites(search.model, machine, choice.layout, choice.options, documents=rows)
 

@@ -7,7 +7,7 @@ Why
 What it decides
     The first ``STEPS`` steps of the run are packed as they will be, and the one of median work
     stands for all. Work is FLOP, so that the same step stands for every layout. Policies that
-    share a document out over ranks are not packed here: no price of a step knows them.
+    divide documents are not packed here: parts of a step are timed with whole ones.
 
 Kept true (tests/unit/plan/test_run_steps.py)
     Each token of a step is in one micro-batch; the packs are those of the run's own packer.
@@ -120,8 +120,8 @@ def policies_of(policy: Policy, *, is_given: bool) -> tuple[Policy, ...]:
         return POLICIES
     if policy in DIVIDES:
         raise SpecError(
-            f'pack.policy = "{policy}" shares documents out over ranks, which no price of a plan '
-            f'knows. Leave it out, or give "by-work", "by-tokens", "delayed", "fixed" or '
+            f'pack.policy = "{policy}" divides documents, and the parts of a step that a plan of a '
+            f'run.toml prices are timed with whole ones. Leave it out, or give "by-work", "by-tokens", "delayed", "fixed" or '
             f'"in-order".'
         )
     return (policy,)

@@ -48,6 +48,7 @@ from equipoise.plan.tally import Tally
 from equipoise.plan.team import Home, Team, spare_cores
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline_sweep import fill, sweep
+from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import Documents
@@ -136,9 +137,17 @@ class Search:
             least_bytes=float(needs.min()),
         )
 
-    def documents(self, choice: Choice) -> Documents:
+    def documents(self, choice: Choice) -> Documents | DividedStep:
         """Micro-batches of every data-parallel rank, those with most work first."""
         return self.estimates.packs.documents(choice)
+
+    def whole_documents(self, choice: Choice) -> Documents:
+        """Likewise.
+
+        Raises:
+            LayoutError: the choice's policy divides documents.
+        """
+        return require_whole(self.documents(choice))
 
     def parts(self, choice: Choice) -> StepParts:
         """Prices of its micro-batches."""

@@ -119,10 +119,13 @@ class AttentionCore:
             doc_tokens: Length of each piece, int64 [pieces].
             pairs: Of each tile of a piece and an earlier one of its document, int64 [tiles].
         """
-        alike = np.concatenate((doc_tokens, np.sqrt(2.0 * pairs)))
-        forward = float(self._documents_s(alike).sum())
-        backward = float(self._documents_s(alike, backward=True).sum())
-        return CoreTimes(float(doc_tokens.sum()), forward, backward, 0.0, 0.0)
+        key = doc_tokens.tobytes() + b"|" + pairs.tobytes()
+        if key not in self._known:
+            alike = np.concatenate((doc_tokens, np.sqrt(2.0 * pairs)))
+            forward = float(self._documents_s(alike).sum())
+            backward = float(self._documents_s(alike, backward=True).sum())
+            self._known[key] = CoreTimes(float(doc_tokens.sum()), forward, backward, 0.0, 0.0)
+        return self._known[key]
 
     def gang(self, gang: Gang, links: Links) -> GangCore:
         """The core of ranks that share documents; of one gang always the same.
@@ -176,15 +179,22 @@ class AttentionCore:
         whole = float(forward.sum()), float(backward.sum())
         return CoreTimes(float(lengths.sum()), *whole, 0.0, 0.0)
 
-    def price_each(self, doc_tokens: Floats) -> tuple[Floats, Floats]:
+    def price_each(
+        self, doc_tokens: Floats, *, pack_tokens: Floats | None = None
+    ) -> tuple[Floats, Floats]:
         """Forward and backward of each document on one context rank, float64 [documents] [s].
 
         Args:
             doc_tokens: Of one pack, float64 [documents] [tokens].
+            pack_tokens: Of packs that they are in, likewise, where they are not all of one.
         """
         if self._options.stack.attention == "unfused":
             return self._unfused(doc_tokens)
-        return self._documents_s(doc_tokens), self._documents_s(doc_tokens, backward=True)
+        forward, backward = (
+            self._documents_s(doc_tokens, backward=back, pack_tokens=pack_tokens)
+            for back in (False, True)
+        )
+        return forward, backward
 
     def _unfused(self, lengths: Floats) -> tuple[Floats, Floats]:
         """Scores of whole windows, written and read: masked pairs cost as much as others."""

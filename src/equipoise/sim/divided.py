@@ -26,7 +26,8 @@ import numpy as np
 
 from equipoise.balance.divided import macro_units
 from equipoise.balance.stage import StageSplit
-from equipoise.balance.turns import TOGETHER, align_turns, place_turn
+from equipoise.balance.turns import TOGETHER, align_turns, place_turn, require_policy
+from equipoise.base.errors import LayoutError
 from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints
 from equipoise.sim.gangs import Gang
@@ -38,6 +39,10 @@ from equipoise.spec.recompute import layer_recompute
 
 _SUM_BYTES = 4
 """Of a gradient of a key that is summed."""
+
+
+Documents = Sequence[Sequence[Sequence[int]]]
+"""Of each data-parallel rank, of each of its micro-batches, the documents' lengths [tokens]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +99,7 @@ class DividedStep:
         """The pipelines of some ranks; all where ranks run documents together."""
         if self.turns:
             return self
-        rows, units = (tuple(each[at] for at in chosen) for each in (self.rows, self.units))
+        rows, units = tuple(self.rows[at] for at in chosen), tuple(self.units[at] for at in chosen)
         return DividedStep(self.policy, self.doc_tokens, (), rows, units)
 
     @property
@@ -110,6 +115,21 @@ class DividedStep:
                     others = pairs - size * (size + 1) // 2
                     found[rank].append(Slices(size, others[others > 0]))
         return [found[rank] for rank in sorted(found)]
+
+
+def require_whole(documents: Documents | DividedStep) -> Documents:
+    """Refuse documents that are divided.
+
+    Raises:
+        LayoutError: names the policy.
+    """
+    if isinstance(documents, DividedStep):
+        raise LayoutError(
+            f'pack.policy = "{documents.policy}" divides documents, and layers of their own, or '
+            f"stages on several classes of nodes, are priced with whole documents. Take "
+            f'pack.policy = "by-work", or one layout of all layers on one class of nodes.'
+        )
+    return documents
 
 
 def keys_bytes(
@@ -279,7 +299,11 @@ def run_divided(
         step: Its documents.
         layout: Degrees.
         options: Schedule.
+
+    Raises:
+        LayoutError: ranks of this layout cannot run the policy.
     """
+    require_policy(step.policy, tensor=layout.tp, context=layout.cp, pipeline=layout.pp)
     if step.turns:
         chain = longest_chain(parts, step, layout)
         split = split_layers(chain.batches[0], options, layout.pp * options.virtual)

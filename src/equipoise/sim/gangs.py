@@ -150,14 +150,11 @@ def make_core(
         kv_heads: Of this rank.
     """
     token_bytes = 2 * kv_heads * wire.head_width * wire.element_bytes
-    rest = gang, links, wire, token_bytes
     if len(gang.ranks) <= _MOST_RANKS:
         schedule = write(gang)
-        both = (
-            tiles_by_round(schedule, lambda pairs, at: tiles_ns(pairs, at)),
-            tiles_by_round(schedule, lambda pairs, at: tiles_ns(pairs, at, backward=True)),
-        )
-        return GangCore(gang, schedule, *both, *rest[1:])
+        forward = tiles_by_round(schedule, lambda pairs, at: tiles_ns(pairs, at))
+        backward = tiles_by_round(schedule, lambda pairs, at: tiles_ns(pairs, at, backward=True))
+        return GangCore(gang, schedule, forward, backward, links, wire, token_bytes)
     counts = [len(pieces) for pieces in gang.home]
     rank = np.repeat(np.arange(len(counts)), counts)
     pieces = np.concatenate(gang.home)
@@ -165,9 +162,11 @@ def make_core(
     own = size * (size + 1) // 2
     others = np.concatenate(gang.pairs) - own
     pairs, rounds = np.stack((own, others)).reshape(-1), np.concatenate((2 * rank, 2 * rank + 1))
-    tables = []
-    for backward in (False, True):
+
+    def table(*, backward: bool) -> Floats:
         each = tiles_ns(pairs.astype(np.float64), rounds, backward=backward)
-        table = np.bincount(rounds, np.where(pairs > 0, each, 0.0), 2 * len(counts))
-        tables.append(table.reshape(-1, 2))
-    return GangCore(gang, None, *tables, *rest[1:])
+        whole = np.bincount(rounds, np.where(pairs > 0, each, 0.0), 2 * len(counts))
+        return whole.astype(np.float64).reshape(-1, 2)
+
+    tables = table(backward=False), table(backward=True)
+    return GangCore(gang, None, *tables, links, wire, token_bytes)

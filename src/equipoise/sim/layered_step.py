@@ -21,7 +21,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import add
-from equipoise.sim.divided import DividedStep
+from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.layered import LayerStrategy, redistribute_s, require_strategy
 from equipoise.sim.layered_memory import layered_memory
 from equipoise.sim.machine import Machine
@@ -118,13 +118,7 @@ def run_layered(
     """
     options.require()
     require_host(machine.device, options.offload)
-    if isinstance(documents, DividedStep):
-        raise LayoutError(
-            f'pack.policy = "{documents.policy}" divides documents, and layers of their own, or '
-            f"stages on several classes of nodes, are priced with whole documents. Take "
-            f'pack.policy = "by-work", or one layout of all layers on one class of nodes.'
-        )
-    rows = uniform_documents(layout, options) if documents is None else documents
+    rows = uniform_documents(layout, options) if documents is None else require_whole(documents)
     for strategy in dict.fromkeys(layers):
         require_strategy(model, layout, options, strategy, has_documents=documents is not None)
     if len(layers) != model.layers:

@@ -114,6 +114,7 @@ class StepParts:
         )
         self._next = layout.rank_at(pp=min(1, layout.pp - 1))
         self._links: Links | None = None
+        self._gangs: dict[Gang, BatchParts] = {}
 
     def price(self, doc_tokens: Floats) -> BatchParts:
         """One micro-batch's documents [tokens]."""
@@ -144,6 +145,11 @@ class StepParts:
         """
         if len(gang.ranks) == 1:
             return self.price(gang.doc_tokens.astype(np.float64))
+        if gang not in self._gangs:
+            self._gangs[gang] = self._make_gang(gang)
+        return self._gangs[gang]
+
+    def _make_gang(self, gang: Gang) -> BatchParts:
         if self._links is None:
             self._links = self._machine.data_links(self._layout)
         near, far = self._links.near, self._links.far

@@ -21,7 +21,6 @@ Sources
     As the modules that it calls.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +31,7 @@ from equipoise.cost.step import TERMS, Floats, StepOptions, StepPrice
 from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.sim.divided import DividedStep, keys_bytes, run_divided
+from equipoise.sim.divided import Documents as Documents
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory, stage_memory, with_keys
@@ -48,9 +48,6 @@ _TRAFFIC = (
     "redistribution",
     "offload traffic",
 )
-
-Documents = Sequence[Sequence[Sequence[int]]]
-"""Of each data-parallel rank, of each of its micro-batches, the documents' lengths [tokens]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,8 +147,13 @@ def run_step(
             f"virtual = {max(1, model.layers // layout.pp)} or less, or fewer stages."
         )
     rows = uniform_documents(layout, options) if documents is None else documents
-    is_divided = isinstance(rows, DividedStep)
-    here = None if is_divided else measured_parts(model, machine, layout, options)
+    here = measured_parts(model, machine, layout, options)
+    if here is not None and isinstance(rows, DividedStep):
+        raise LayoutError(
+            f'pack.policy = "{rows.policy}" divides documents, and steps of this model on '
+            f"{machine.cluster.name} are priced from parts that were timed with whole ones. Take "
+            f'pack.policy = "by-work", or equipoise plan run.toml --measure, which trains choices.'
+        )
     if isinstance(rows, DividedStep):
         own = parts or StepParts(model, machine, layout, options)
         split, runs = run_divided(own, rows, layout, options)
