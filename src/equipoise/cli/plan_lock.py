@@ -267,7 +267,7 @@ def _searched(
     if args.policy is not None:
         tp, cp, pp = (cast("int | None", fixed.get(name)) for name in ("tp", "cp", "pp"))
         stages = pp or (1 if args.policy in TOGETHER else 2)
-        require_policy(args.policy, tensor=tp or 1, context=cp or 1, pipeline=stages)
+        require_policy(args.policy, context=cp or 1, pipeline=stages)
     return ()
 
 

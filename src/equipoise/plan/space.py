@@ -281,7 +281,7 @@ def _divides(rows: Rows) -> Flags:
         for names in (TOGETHER, [name for name in DIVIDES if name not in TOGETHER])
     )
     one = rows["cp"] == 1
-    alone = one & (rows["pp"] == 1) & (rows["tp"] == 1)
+    alone = one & (rows["pp"] == 1)
     in_units = one & (rows["pp"] > 1) & _is(rows, ("1f1b",))
     return np.asarray((~together | alone) & (~over_time | in_units))
 

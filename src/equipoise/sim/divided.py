@@ -303,7 +303,7 @@ def run_divided(
     Raises:
         LayoutError: ranks of this layout cannot run the policy.
     """
-    require_policy(step.policy, tensor=layout.tp, context=layout.cp, pipeline=layout.pp)
+    require_policy(step.policy, context=layout.cp, pipeline=layout.pp)
     if step.turns:
         chain = longest_chain(parts, step, layout)
         split = split_layers(chain.batches[0], options, layout.pp * options.virtual)

@@ -135,10 +135,9 @@ def test_any_policy_goes_with_other_searches(
             "equipoise simulate.\n",
         ),
         (
-            ["--policy", "gangs", "--lengths", "wikipedia", "--layout", "tp=2"],
-            'pack.policy = "gangs" divides documents over all ranks, and layout.tensor = 2 has '
-            "ranks that share weights among them. Set layout.tensor = 1, or pack.policy = "
-            '"by-work".\n',
+            ["--policy", "gangs", "--lengths", "wikipedia", "--layout", "cp=2"],
+            'pack.policy = "gangs" divides documents over ranks itself, and layout.context = 2 '
+            'would divide them again. Set layout.context = 1, or pack.policy = "by-work".\n',
         ),
         (
             ["--policy", "divided", "--lengths", "wikipedia", "--layers", "own"],

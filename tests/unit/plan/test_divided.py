@@ -65,13 +65,13 @@ def test_the_space_has_the_layouts_that_train_runs(devices: int) -> None:
     for row in range(len(space)):
         choice = space.choice(row)
         layout, options = choice.layout, choice.options
-        require_policy(options.policy, tensor=layout.tp, context=layout.cp, pipeline=layout.pp)
+        require_policy(options.policy, context=layout.cp, pipeline=layout.pp)
         listed.add(dataclasses.replace(options, policy="") if options.policy in DIVIDES else None)
     assert len(listed) > 1
     plain = space["policy"] == space["policy"][0]
     over_time = plain & (space["pp"] > 1) & (space["cp"] == 1)
     over_time &= space["schedule"] == SCHEDULES.index("1f1b")
-    together = plain & (space["pp"] * space["cp"] * space["tp"] == 1)
+    together = plain & (space["pp"] * space["cp"] == 1)
     count = int(plain.sum() + over_time.sum() + 4 * together.sum())
     assert len(space) == count
 

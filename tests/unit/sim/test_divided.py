@@ -100,7 +100,7 @@ def test_useful_work_is_that_of_the_documents(policy, lengths, degrees, zero, re
     except LayoutError:
         assume(False)
     try:
-        require_policy(policy, tensor=tp, context=cp, pipeline=pp)
+        require_policy(policy, context=cp, pipeline=pp)
     except LayoutError:
         return
     machine = h100(tp * dp * cp * pp)
@@ -254,13 +254,6 @@ def test_keys_of_others_are_kept() -> None:
 @pytest.mark.parametrize(
     ("policy", "layout", "message"),
     [
-        (
-            "gangs",
-            Layout(tp=2, dp=2),
-            'pack.policy = "gangs" divides documents over all ranks, and layout.tensor = 2 has '
-            "ranks that share weights among them. Set layout.tensor = 1, or pack.policy = "
-            '"by-work".',
-        ),
         (
             "divided",
             Layout(cp=2, dp=2),
