@@ -269,7 +269,8 @@ def join_context(ranks: Ranks, context: int, device: str) -> None:
 
 
 def join_partners(ranks: Ranks, device: str) -> None:
-    Partners.join(dataclasses.replace(ranks, device=torch.device(device)), preset("2m"))
+    planner = ContextPlanner(preset("2m"), LayoutSpec())
+    Partners.join(dataclasses.replace(ranks, device=torch.device(device)), planner)
 
 
 def sharers_of(ranks: Ranks, context: int) -> list[int]:

@@ -30,6 +30,7 @@ LAYOUTS = {
         "data": {"dp": 2, "tensor": 2, "zero": 2},
         "context": {"context": 2, "tensor": 2},
         "hybrid": {"dp": 4, "zero": 3, "replicas": 2},
+        "divided": {"dp": 2, "tensor": 2, "zero": 2, "policy": "divided"},
     },
 }
 
@@ -95,11 +96,6 @@ REFUSED = {
         "4 heads do not divide over 3 tensor-parallel ranks. Set tp (layout.tensor) to one of 1, "
         "2, 4, or share tokens, which needs no division of heads: cp (layout.context) = 3 "
         "with needed-kv.",
-    ),
-    "policy": (
-        ["--layout.tensor=2", "--layout.dp=1", "--pack.policy=divided"],
-        'pack.policy = "divided" divides documents over all ranks, and layout.tensor = 2 has ranks '
-        'that share weights among them. Set layout.tensor = 1, or pack.policy = "by-work".',
     ),
 }
 

@@ -26,6 +26,8 @@ from typing import Any, Protocol
 from equipoise.balance.delayed import DelayedPacker
 from equipoise.balance.divided import pack_divided, pack_divided_in_time
 from equipoise.balance.grouped import pack_bytescale, pack_flexsp, pack_gangs
+from equipoise.balance.turns import DIVIDES as DIVIDES
+from equipoise.balance.turns import require_policy as require_policy
 from equipoise.balance.whole import pack_by_tokens, pack_by_work, pack_by_work_each_turn
 from equipoise.balance.windows import cut_at_windows, pack_fixed, pack_fixed_exact, pack_in_order
 from equipoise.cost.curve import LoadCurve
@@ -50,10 +52,6 @@ POLICIES: dict[Policy, Packer] = {
 
 ALL_POLICIES: tuple[Policy, ...] = (*list(POLICIES)[:5], "delayed", *list(POLICIES)[5:])
 """Every policy, in the order in which they are shown."""
-
-
-DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "flexsp", "bytescale")
-"""Policies whose pieces of one document attend to each other."""
 
 
 _PRICED = {"divided": pack_divided, "gangs": pack_gangs}

@@ -10,7 +10,8 @@ Why
                    turn 0             turn 1
 
 What it decides
-    In which turn each micro-batch runs: as early as its rank and its partners are free. A rank
+    Which layouts a policy that divides documents goes with, for runs and for prices alike; and in
+    which turn each micro-batch runs: as early as its rank and its partners are free. A rank
     with nothing to do in a turn has a micro-batch of no tokens there, so that all ranks have the
     same number of them, and of the collectives that ZeRO 2 and 3 put into each.
 
@@ -27,6 +28,42 @@ from equipoise.spec.run import Policy
 
 TOGETHER: tuple[Policy, ...] = ("divided", "gangs", "flexsp", "bytescale")
 """Policies whose documents lie on several ranks that run them at the same time."""
+
+DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "flexsp", "bytescale")
+"""Policies whose pieces of one document attend to each other."""
+
+
+def require_policy(policy: str, *, context: int, pipeline: int) -> None:
+    """Refuse a policy that divides documents where no ranks can run it.
+
+    Args:
+        policy: Of packing.
+        context: Ranks that share each micro-batch.
+        pipeline: Ranks that share layers.
+
+    Raises:
+        LayoutError: names the keys that do not go together.
+    """
+    if policy in DIVIDES and policy not in TOGETHER and (pipeline == 1 or context > 1):
+        raise LayoutError(
+            f'pack.policy = "{policy}" lets parts of one document attend to each other from '
+            f"different micro-batches, which only a pipeline of whole micro-batches runs; "
+            f"layout.pipeline = {pipeline} and layout.context = {context}. Set layout.pipeline = 2 "
+            f'and layout.context = 1, or pack.policy = "divided", "by-work" or "delayed".'
+        )
+    if pipeline > 1 and policy in TOGETHER:
+        raise LayoutError(
+            f'pack.policy = "{policy}" divides documents over all ranks at once, and '
+            f"layout.pipeline = {pipeline} has ranks that compute one after another. Set "
+            f'layout.pipeline = 1, or pack.policy = "divided-in-time" or "by-work".'
+        )
+    if context > 1 and policy in TOGETHER:
+        raise LayoutError(
+            f'pack.policy = "{policy}" divides documents over ranks itself, and layout.context = '
+            f"{context} would divide them again. Set layout.context = 1, or pack.policy = "
+            f'"by-work".'
+        )
+
 
 _Place = tuple[int, int]
 """A micro-batch: rank, and number among those of the rank."""

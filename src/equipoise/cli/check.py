@@ -197,7 +197,8 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
     experts = f", experts {case.expert}" if case.expert > 1 else ""
     experts += f", in {case.expert_tensor} parts" if case.expert_tensor > 1 else ""
     if case.policy in TOGETHER:
-        return str(case.ranks), case.policy + experts
+        tensor = f", tensor {case.tensor}" if case.tensor > 1 else ""
+        return str(case.ranks), case.policy + tensor + experts
     shared = [("pipeline", case.pipeline), ("context", case.context), ("tensor", case.tensor)]
     parts = [f"{name} {ranks}" for name, ranks in shared if ranks > 1]
     if not parts:

@@ -18,6 +18,7 @@ def explain_rows(scores: list[PipelineScore], left_out: LeftOut, setting: "Pipel
     return {
         "origin": setting.origin,
         "policy": setting.policy,
+        "documents": setting.documents,
         "ranks": setting.ranks,
         "model": {"name": setting.model_name, "layers": setting.model.layers},
         "dtype": setting.dtype,

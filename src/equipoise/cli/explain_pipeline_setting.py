@@ -75,6 +75,18 @@ class PipelineSetting:
     """Whether one rank computes each stage; what shares one in the run's layout is not priced."""
 
     @property
+    def documents(self) -> int:
+        """Documents that these micro-batches hold, each once however it is divided."""
+        divided, whole = set[tuple[int, int]](), 0
+        for batch in self.batches:
+            if batch.attends_from is None:
+                whole += len(batch.pieces)
+            else:
+                starts = batch.attends_from.tolist()
+                divided |= set(zip(batch.pieces[:, 0].tolist(), starts, strict=True))
+        return whole + len(divided)
+
+    @property
     def share_bytes(self) -> float:
         """Activations of the mean micro-batch in a rank's share of the layers [bytes]."""
         tokens = int(self.layers.tokens.sum())
@@ -91,7 +103,7 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
         LayoutError: documents that the policy cannot pack.
     """
     from equipoise.balance.divided import macro_units
-    from equipoise.balance.pack import pack_step
+    from equipoise.balance.pack import pack_step, require_policy
     from equipoise.balance.stage import price_layers
     from equipoise.cost.curve import counted_curve
     from equipoise.schedule.attention_score import AssumedMachine
@@ -103,6 +115,8 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
     machine = AssumedMachine(1e12 * args.tflop_per_s, read_link("--link", args.link))
     curve = counted_curve(model, flop_per_s=machine.flop_per_s)
     dp, has_stages = layout.dp, layout.pipeline > 1
+    ranks = args.ranks or (layout.pipeline if has_stages else EXAMPLE_RANKS)
+    require_policy(resolved.spec.pack.policy, context=layout.context, pipeline=ranks)
     pieces, pack, origin = _step(args, resolved, 1 if dp == "cores" else dp)
     if not len(pieces):
         raise SpecError(f"--lengths {args.lengths}: there is no token to train on. Give lengths.")
@@ -119,7 +133,7 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
     )
     setting = PipelineSetting(
         strategy=args.strategy or layout.schedule,
-        ranks=args.ranks or (layout.pipeline if has_stages else EXAMPLE_RANKS),
+        ranks=ranks,
         chunks=args.chunks or layout.virtual,
         batches=batches,
         units=macro_units(batches),

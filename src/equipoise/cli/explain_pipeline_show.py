@@ -98,12 +98,15 @@ def _asked(setting: "PipelineSetting") -> str:
     least, most = int(tokens.min()), int(tokens.max())
     size = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     count = len(setting.batches)
-    documents = sum(len(batch.pieces) for batch in setting.batches)
+    pieces = sum(len(batch.pieces) for batch in setting.batches)
+    documents = f"{setting.documents} documents or pieces of one"
+    if setting.documents < pieces:
+        documents = f"{setting.documents} documents, divided into {pieces} pieces"
     shared = sum(stop - first for first, stop in setting.units if stop - first > 1)
     in_time = f" {shared} of them share documents over time." if shared else ""
     return (
-        f"{count} micro-batch{'es' * (count != 1)} of {size} tokens, of {documents} documents or "
-        f"pieces of one ({setting.origin}; packed by the policy {setting.policy}); the heaviest is "
+        f"{count} micro-batch{'es' * (count != 1)} of {size} tokens, of {documents} "
+        f"({setting.origin}; packed by the policy {setting.policy}); the heaviest is "
         f"{float(load.max() / load.mean()):.3f}x the mean.{in_time} {setting.model_name}, "
         f"{setting.model.layers} layers on {setting.ranks} ranks, {setting.dtype}, recompute "
         f"{setting.recompute}."

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from equipoise import __version__
+from equipoise.balance.turns import DIVIDES, TOGETHER, require_policy
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
 from equipoise.base.units import GIB
@@ -209,7 +210,9 @@ def read_inputs(args: argparse.Namespace, due: Deadline) -> ClusterInputs:
         if getattr(args, name) not in (None, "any"):
             fixed[name] = getattr(args, name)
     judge_idle(args, experts=model.experts, cp=cast("int | None", fixed.get("cp")))
-    policies = POLICIES if args.policy == "any" else ()
+    is_plain = not by_layer and args.export is None and len(cluster.classes) == 1
+    is_plain &= cluster.classes[0].device.name != THIS_CPU
+    policies = _searched(args, is_plain=is_plain, fixed=fixed)
     whole = argparse.Namespace(**vars(args))
     whole.micro_batch = args.micro_batch or 1
     whole.recompute = args.recompute or "none"
@@ -247,6 +250,42 @@ def read_inputs(args: argparse.Namespace, due: Deadline) -> ClusterInputs:
         *(args.model, args.lengths, policies, by_layer, args.offload, program),
         *(asked, read, search, every is not None),
     )
+
+
+def _searched(
+    args: argparse.Namespace, *, is_plain: bool, fixed: dict[str, int | str]
+) -> tuple[Policy, ...]:
+    """The policies that are searched; none where one is given.
+
+    Args:
+        args: The policy, and what it is searched for.
+        is_plain: Whether all layers, and all devices, are alike and known from kernels: only so are
+            divided documents priced.
+        fixed: Degrees that are given.
+
+    Raises:
+        SpecError: layouts cannot be compared under the policy.
+        LayoutError: no rank of such a layout runs the policy.
+    """
+    if args.policy == "any":
+        return (*POLICIES, *DIVIDES) if is_plain else POLICIES
+    if args.policy == "delayed":
+        raise SpecError(
+            "--policy delayed packs other documents for every layout, so their steps are not to be "
+            "compared. Plan with --policy by-work, and price its layout under delayed with "
+            "equipoise simulate."
+        )
+    if args.policy in DIVIDES and not is_plain:
+        raise SpecError(
+            f"--policy {args.policy} divides documents, which is priced on a cluster of one class, "
+            f"with all layers alike, and not with --export or on this machine. Take --policy "
+            f"by-work."
+        )
+    if args.policy is not None:
+        cp, pp = (cast("int | None", fixed.get(name)) for name in ("cp", "pp"))
+        stages = pp or (1 if args.policy in TOGETHER else 2)
+        require_policy(args.policy, context=cp or 1, pipeline=stages)
+    return ()
 
 
 def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str]:

@@ -9,11 +9,13 @@ from equipoise.base.errors import SpecError
 
 if TYPE_CHECKING:
     from equipoise.cost.step import StepOptions
+    from equipoise.sim.divided import DividedStep
     from equipoise.sim.step import Documents
     from equipoise.spec.cluster import ClusterSpec
     from equipoise.spec.device import DeviceSpec, Dtype
     from equipoise.spec.layout import Layout
     from equipoise.spec.model import ModelSpec
+    from equipoise.spec.pack import Pieces
     from equipoise.spec.run import Policy
 
 
@@ -122,7 +124,7 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
         "--policy",
         metavar="NAME",
         help="pack.policy, which makes micro-batches of documents; with --lengths"
-        + ("; any searches by-work and by-tokens" if is_searched else "")
+        + ("; any searches by-work, by-tokens and all that divide" if is_searched else "")
         + " (default: by-work)",
     )
     parser.add_argument(
@@ -194,7 +196,7 @@ def require_no_offload(args: argparse.Namespace) -> None:
 
 def step_documents(
     args: argparse.Namespace, layout: "Layout", options: "StepOptions"
-) -> "Documents | None":
+) -> "Documents | DividedStep | None":
     """Documents of one step, packed by the policy; None for full windows."""
     pack = step_packer(args, options)
     return None if pack is None else pack(layout, options)
@@ -202,7 +204,7 @@ def step_documents(
 
 def step_packer(
     args: argparse.Namespace, options: "StepOptions"
-) -> "Callable[[Layout, StepOptions], Documents] | None":
+) -> "Callable[[Layout, StepOptions], Documents | DividedStep] | None":
     """What packs one step's documents, drawn once, for any layout; None for full windows.
 
     Args:
@@ -215,18 +217,20 @@ def step_packer(
     """
     if args.lengths is None:
         return None
-    from equipoise.balance.pack import POLICIES, pack_step
+    from equipoise.balance.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
     from equipoise.base.nearest import nearest
     from equipoise.cost.curve import counted_curve
     from equipoise.data.stream import DocumentStream
+    from equipoise.plan.run_steps import STEPS, middle_step
+    from equipoise.sim.divided import DividedStep
     from equipoise.spec.run import PackSpec
     from equipoise.spec.words import read_model
     from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
 
-    if options.policy not in POLICIES:  # delayed looks at steps before, and one step has none
+    if options.policy not in ALL_POLICIES:
         raise SpecError(
-            f'--policy: "{options.policy}" is not one of {", ".join(POLICIES)}. Nearest: '
-            f'"{nearest(options.policy, POLICIES)}".'
+            f'--policy: "{options.policy}" is not one of {", ".join(ALL_POLICIES)}. Nearest: '
+            f'"{nearest(options.policy, ALL_POLICIES)}".'
         )
     step_tokens = options.context_tokens * options.step_sequences
     if args.lengths in distribution_names():
@@ -238,18 +242,32 @@ def step_packer(
     else:
         lengths = read_lengths(Path(args.lengths))
     stream = DocumentStream(lengths, seed=args.seed, context_tokens=options.context_tokens)
-    pieces = stream.step(0, step_tokens)
-    curve = counted_curve(read_model(args.model))
+    model = read_model(args.model)
+    curve = counted_curve(model)
 
-    def pack(layout: "Layout", options: "StepOptions") -> "Documents":
+    def pieces_of(step: int) -> "Pieces":
+        return stream.step(step * step_tokens, step_tokens)
+
+    def pack(layout: "Layout", options: "StepOptions") -> "Documents | DividedStep":
         options.count_micro_batches(layout)
+        policy = cast("Policy", options.policy)
+        require_policy(policy, context=layout.cp, pipeline=layout.pp)
         spec = PackSpec(
-            policy=cast("Policy", options.policy),
+            policy=policy,
             context_tokens=options.context_tokens * options.micro_batch,
             step_tokens=step_tokens,
         )
-        meets = layout.meets_each_turn
-        packed = pack_step(pieces, spec, layout.dp, curve, meets_each_turn=meets)
+        packer = make_packer(spec, layout.dp, curve, meets_each_turn=layout.meets_each_turn)
+        if policy == "delayed":  # as soon as the longest waiting document has been through
+            steps = [packer.step(pieces_of(at)) for at in range(spec.max_delay_steps + STEPS)]
+            packed = middle_step(model, steps[spec.max_delay_steps :])
+        else:
+            pieces = pieces_of(0)
+            if policy in DIVIDES:  # a document that comes twice in a step is two documents
+                pieces[:, 0] = range(len(pieces))
+            packed = packer.step(pieces)
+        if policy in DIVIDES:
+            return DividedStep.of(packed)
         return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
 
     return pack

@@ -19,6 +19,7 @@ import numpy as np
 
 from equipoise.cost.step import Floats
 from equipoise.schedule.instruction import Ints
+from equipoise.sim.divided import Slices, typical_slices
 from equipoise.sim.step import typical
 
 Batches = Sequence[Sequence[int]]
@@ -54,6 +55,8 @@ class Bins:
     """Documents of the micro-batch that layers are split for."""
     is_alike: bool
     """Whether all micro-batches have the same documents."""
+    is_divided: bool = False
+    """Whether documents are tiles, in place of each a document of as many pairs."""
     cores: dict[tuple[int, bool], BinCores] = field(default_factory=dict)
     """As they were priced: by tensor ranks, and whether there are context ranks."""
 
@@ -90,15 +93,31 @@ def sort_batches(batches: Batches, grain: int = 1) -> Bins:
     documents = np.array([length for batch in batches for length in batch], dtype=np.int64)
     batch_of = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
     sums = np.bincount(batch_of, documents, len(batches)).astype(np.int64)
+    return Bins(documents, batch_of, *_round(sums, grain), median, is_alike=False)
+
+
+def sort_slices(batches: Sequence[Slices], grain: int = 1) -> Bins:
+    """Likewise, micro-batches of divided documents.
+
+    Args:
+        batches: Of one data-parallel rank.
+        grain: Tokens that micro-batches of one bin differ by, at most.
+    """
+    alike = [np.sqrt(2.0 * each.pairs).astype(np.int64) for each in batches]
+    tiles = [
+        np.concatenate((batch.doc_tokens, more)) for batch, more in zip(batches, alike, strict=True)
+    ]
+    batch_of = np.repeat(np.arange(len(batches)), list(map(len, tiles)))
+    sums = np.array([each.tokens for each in batches], dtype=np.int64)
+    median = np.sort(typical_slices(batches).doc_tokens)
+    documents = np.concatenate(tiles)
+    rest = _round(sums, grain)
+    return Bins(documents, batch_of, *rest, median, is_alike=False, is_divided=True)
+
+
+def _round(sums: Ints, grain: int) -> tuple[Ints, tuple[int, ...], Floats]:
+    """Bin of each micro-batch, tokens of each bin, and how many it has."""
     # Kernels of no tokens have no price.
     rounded = np.where(sums < grain, sums, sums // grain * grain)
     tokens, bin_of, counts = np.unique(rounded, return_inverse=True, return_counts=True)
-    return Bins(
-        documents,
-        batch_of,
-        bin_of.reshape(-1),
-        tuple(tokens.tolist()),
-        counts.astype(np.float64),
-        median,
-        is_alike=False,
-    )
+    return bin_of.reshape(-1), tuple(tokens.tolist()), counts.astype(np.float64)

@@ -142,7 +142,7 @@ class ClassSearch(Search):
     def replay(self, choice: Choice) -> StepRun:
         """The step as it was priced: with documents, on the pipeline that has most work."""
         layout, options = choice.layout, choice.options
-        rows, prices = self.documents(choice)[:1], self.prices
+        rows, prices = self.whole_documents(choice)[:1], self.prices
         return run_sites(self.model, self.machine, layout, options, documents=rows, prices=prices)
 
     def _replay(self, row: int) -> Priced | None:
@@ -170,7 +170,7 @@ class ClassSearch(Search):
             LayoutError: heads, or ranks of a node, do not divide.
         """
         layout, options = choice.layout, choice.options
-        batches = self.documents(choice)[0]
+        batches = self.whole_documents(choice)[0]
         sites = self.prices.sites(layout)
         distinct = {id(site): site for site in sites}
         counts = [sum(site is one for site in sites) for one in distinct.values()]
@@ -246,7 +246,7 @@ class ClassSearch(Search):
             return np.asarray(bound * again)
         layout = choice.layout
         plain = dataclasses.replace(choice.options, recompute="none")
-        batches = self.documents(choice)[0]
+        batches = self.whole_documents(choice)[0]
         first, sites = np.asarray(batches[0]), self.prices.sites(layout)
         parts = [self.prices.parts(site, layout, plain).price(first) for site in sites]
         once = float(np.mean([layer_passes(each).sum() for each in parts]))

@@ -17,6 +17,7 @@ Kept true (tests/unit/plan/test_cores.py)
 from equipoise.plan.choice import Choice
 from equipoise.plan.packs import Packs
 from equipoise.sim.attention import AttentionCore, Splits
+from equipoise.sim.divided import DividedStep
 from equipoise.sim.machine import Machine
 from equipoise.sim.sharding import auto_price
 from equipoise.sim.step import typical, uniform_documents
@@ -53,7 +54,8 @@ class Cores:
             core = AttentionCore(
                 self._model, layout, options, machine, links, splits=splits, price=price
             )
-            rows = uniform_documents(layout, options)
-            core.price(typical(rows if alone else self._packs.documents(choice)[:1]))
+            rows = uniform_documents(layout, options) if alone else self._packs.heaviest(choice)
+            if not isinstance(rows, DividedStep):
+                core.price(typical(rows))
             self._known[key] = core
         return key, self._known[key]

@@ -26,23 +26,29 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.base.errors import LayoutError, SpecError
+from equipoise.balance.turns import DIVIDES, TOGETHER
+from equipoise.base.errors import FitError, LayoutError, SpecError
 from equipoise.plan.alike import group_alike
+from equipoise.plan.bound import Floats
 from equipoise.plan.choice import Choice
 from equipoise.plan.cores import Cores
-from equipoise.plan.family import Kernels, Passes, own_passes
+from equipoise.plan.family import Kernels, Passes, divided_passes, own_passes
 from equipoise.plan.fullest import Travels
 from equipoise.plan.kernels import bound_by_kernels
-from equipoise.plan.least import least_step_s
+from equipoise.plan.least import LESS, least_step_s, rounding_s
 from equipoise.plan.outcome import Priced
 from equipoise.plan.packs import Packer, Packs
 from equipoise.plan.room import fullest_bytes
 from equipoise.plan.space import COLUMNS, Ints, Space
+from equipoise.sim.divided import DividedStep
 from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
 from equipoise.spec.model import ModelSpec
+
+_NOT_LAID_OUT = (FitError, LayoutError, SpecError)
+"""What a choice raises that cannot be: heads that do not divide, documents that nothing holds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,9 +101,15 @@ class Estimates:
         """
         space, packs = self._space, self.packs
         choice = space.choice(int(rows[0]))
-        passes = self.kernels.group_passes(choice, packs.bins(choice))
+        try:
+            passes = self.kernels.group_passes(choice, packs.bins(choice))
+        except FitError:  # a document that no ranks hold
+            return Opened([], np.inf, rows)
         of_rows = self._model, self._machine, space, rows, passes, self._travels
-        least = bound_by_kernels(*of_rows, has_documents=packs.has_documents)
+        if choice.options.policy in TOGETHER:
+            least = self._least_together(rows, passes)
+        else:
+            least = bound_by_kernels(*of_rows, has_documents=packs.has_documents)
         least = np.maximum(least, bound)
         near = least < limit
         others = float(least[~near].min(initial=np.inf))
@@ -110,9 +122,18 @@ class Estimates:
         families = [(float(least[group[0]]), rows[group]) for group in groups]
         return Opened(families, others, too_large)
 
+    def _least_together(self, rows: Ints, passes: Passes) -> Floats:
+        """Where ranks wait for each other, none computes longer than the step, float64 [rows]."""
+        least = LESS * (passes.busy_s - rounding_s(int(passes.counts.sum()), 1))
+        return np.full(len(rows), least / (1.0 - self._space.base.residuals.step_share))
+
     def family_s(self, row: int) -> float:
         """Of choices that differ from this one in their context strategy alone."""
         choice = self._space.choice(row)
+        if (
+            choice.options.policy in TOGETHER
+        ):  # what hides is known of the ranks that are waited for
+            return 0.0
         return self._least_s(choice, self._passes(choice, own=False))
 
     def split_s(self, row: int) -> float:
@@ -122,7 +143,7 @@ class Estimates:
         choice = self._space.choice(row)
         try:
             parts = self.parts(choice)
-        except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
+        except _NOT_LAID_OUT:  # heads, or ranks of a node, that do not divide
             return float(np.inf)
         median = parts.price(self.packs.bins(choice).typical.astype(np.float64))
         passes = self._passes(choice, own=False)
@@ -136,7 +157,7 @@ class Estimates:
         choice = self._space.choice(row)
         try:
             passes = self._passes(choice, own=True)
-        except (LayoutError, SpecError):
+        except _NOT_LAID_OUT:
             return float(np.inf)
         return self._least_s(choice, passes)
 
@@ -161,11 +182,11 @@ class Estimates:
         choice = self._space.choice(row)
         layout, options = choice.layout, choice.options
         try:
-            documents, parts = self.packs.documents(choice)[:1], self.parts(choice)
+            documents, parts = self.packs.heaviest(choice), self.parts(choice)
             price = price_step(
                 self._model, self._machine, layout, options, documents=documents, parts=parts
             )
-        except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
+        except _NOT_LAID_OUT:  # as by a schedule that this many micro-batches do not fill
             return None
         return Priced(row, price.step_s, price.needs_bytes)
 
@@ -192,14 +213,23 @@ class Estimates:
         key = own, kernel_key(layout, alike), layout.dp, options.micro_batch, options.policy
         if key not in self._read:
             if own:
-                batches = self.packs.documents(choice)[0]
-                self._read[key] = own_passes(self.parts(choice), batches, self.kernels.splits)
+                documents, parts = self.packs.documents(choice), self.parts(choice)
+                self._read[key] = (
+                    divided_passes(parts, documents, layout, self.kernels.splits)
+                    if isinstance(documents, DividedStep)
+                    else own_passes(parts, documents[0], self.kernels.splits)
+                )
             else:
-                parts = self.parts(choice) if layout.cp == 1 else None
+                is_own = layout.cp == 1 and options.policy not in DIVIDES
+                own_parts = self.parts(choice) if is_own else None
                 bins = self.packs.bins(choice)
-                self._read[key] = self.kernels.family_passes(choice, bins, own=parts)
+                self._read[key] = self.kernels.family_passes(choice, bins, own=own_parts)
         return self._read[key]
 
     def _least_s(self, choice: Choice, passes: Passes) -> float:
-        micro_batches = len(self.packs.documents(choice)[0])
+        documents = self.packs.documents(choice)
+        if isinstance(documents, DividedStep):
+            micro_batches = int(passes.counts.sum())
+        else:
+            micro_batches = len(documents[0])
         return least_step_s(self._model, self._machine, choice, passes, micro_batches)

@@ -29,12 +29,16 @@ from equipoise.plan.bins import Batches, BinCores, Bins
 from equipoise.plan.choice import Choice
 from equipoise.plan.room import even_layers, is_even
 from equipoise.sim.attention import AttentionCore, CoreTimes
+from equipoise.sim.divided import DividedStep, longest_chain, typical_slices
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, LayerKinds, StepParts, split_layers
 from equipoise.sim.sharding import auto_price
 from equipoise.sim.step import typical
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+
+_FULL_TOKENS = 1e9
+"""Of a pack that fills any device."""
 
 _ROUNDING = 1.0 + 1e-9
 """Of sums in another order."""
@@ -208,7 +212,10 @@ class Kernels:
         key = layout.tp, layout.cp > 1
         if key not in bins.cores:
             core = self._core(layout, options)
-            bins.cores[key] = bins.sum_cores(core.price_each(bins.documents.astype(np.float64)))
+            documents = bins.documents.astype(np.float64)
+            # Tiles may be more than these, and fill a device better, but none of them is longer.
+            full = np.full(len(documents), _FULL_TOKENS) if bins.is_divided else None
+            bins.cores[key] = bins.sum_cores(core.price_each(documents, pack_tokens=full))
         return bins.cores[key]
 
     def _core(self, layout: Layout, options: StepOptions) -> AttentionCore:
@@ -253,6 +260,32 @@ class Kernels:
         is_sure = is_sure and abs(last - first) > (_ROUNDING - 1.0) * last
         heavier = last > first if is_sure else None
         return dataclasses.replace(passes, lacks=lacks, is_last_heavier=heavier)
+
+
+def divided_passes(
+    parts: StepParts, step: DividedStep, layout: Layout, splits: Splits | None = None
+) -> Passes:
+    """The choice's own passes of a step whose documents are divided.
+
+    Over ranks, of the chain of gangs that is the step; over time, of the pipeline with most work,
+    whose order of micro-batches nothing is known of.
+
+    Args:
+        parts: The choice's own.
+        step: Its documents, as ``plan.packs`` has them.
+        layout: Degrees.
+        splits: As of ``own_passes``.
+    """
+    if step.turns:
+        priced = longest_chain(parts, step, layout).batches
+        median = priced[0]
+    else:
+        middle = typical_slices(step.rows[0])
+        priced = tuple(parts.price_slices(each.doc_tokens, each.pairs) for each in step.rows[0])
+        median = parts.price_slices(middle.doc_tokens, middle.pairs)
+    is_exact = bool(step.turns)
+    found = _collect(priced, [1.0] * len(priced), median, is_exact=is_exact, is_alike=False)
+    return found if splits is None else dataclasses.replace(found, splits=splits)
 
 
 def own_passes(parts: StepParts, batches: Batches, splits: Splits | None = None) -> Passes:

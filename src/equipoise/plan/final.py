@@ -24,9 +24,11 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.deadline import NEVER, Deadline
 from equipoise.plan.layered import plan_layers
 from equipoise.plan.outcome import Outcome
+from equipoise.plan.packs import first_ranks
 from equipoise.plan.place import Placement, place_nodes, placed
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
+from equipoise.sim.divided import DividedStep
 from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.layered_step import run_layered, run_sites
 from equipoise.sim.machine import Machine
@@ -105,11 +107,14 @@ def _as_searched(search: Search, choice: Choice) -> Finalist:
     return Finalist(choice, _of_all(search, search.documents(choice), search.replay(choice)))
 
 
-def _of_all(search: Search, documents: Documents, run: StepRun) -> StepRun:
+def _of_all(search: Search, documents: Documents | DividedStep, run: StepRun) -> StepRun:
     """Tokens and FLOP of all pipelines, of which some were replayed."""
     if search.packer is None:
         return run
-    every = np.array([length for row in documents for batch in row for length in batch])
+    if isinstance(documents, DividedStep):
+        every = documents.doc_tokens
+    else:
+        every = np.array([length for row in documents for batch in row for length in batch])
     tokens, pairs = int(every.sum()), int(causal_pairs(every).sum())
     price = dataclasses.replace(
         run.price,
@@ -135,7 +140,7 @@ def with_layers(
     if plan is None:
         return found
     documents, choice = search.documents(plan.choice), plan.choice
-    rows = documents[:_PIPELINES] if search.packer is not None else None
+    rows = first_ranks(documents, _PIPELINES) if search.packer is not None else None
     machine = Machine(search.machine.cluster)
     layout, options = choice.layout, choice.options
     of_all = search.model, machine, layout, options, plan.layers
@@ -145,9 +150,11 @@ def with_layers(
     return [Finalist(choice, _of_all(search, documents, run), (), plan.layers), *found]
 
 
-def _run(search: Search, choice: Choice, documents: Documents, cluster: ClusterSpec) -> StepRun:
+def _run(
+    search: Search, choice: Choice, documents: Documents | DividedStep, cluster: ClusterSpec
+) -> StepRun:
     """On a machine of its own, which remembers what was extrapolated for this choice alone."""
-    rows = documents[:_PIPELINES]
+    rows = first_ranks(documents, _PIPELINES)
     machine = Machine(cluster)
     return run_sites(search.model, machine, choice.layout, choice.options, documents=rows)
 

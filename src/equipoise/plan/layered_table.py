@@ -100,7 +100,7 @@ def price_strategies(
     Cost: about 1 ms a strategy on one context rank, 10 ms on several.
     """
     layout, model = choice.layout, search.model
-    batches = search.documents(choice)[0]
+    batches = search.whole_documents(choice)[0]
     most, count = max(sum(batch) for batch in batches), len(batches)
     share = most / (layout.tp * layout.cp)
     rows = [

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import numpy as np
 
 from equipoise.cost.work import useful_flop
-from equipoise.plan.bins import Bins, sort_batches
+from equipoise.plan.bins import Bins, sort_batches, sort_slices
 from equipoise.plan.choice import Choice
 from equipoise.schedule.instruction import Ints
+from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
 from equipoise.spec.model import ModelSpec
 
@@ -22,8 +23,17 @@ _GRAINS = 64
 """Of a full micro-batch: those that differ by less than one count as having as few tokens as the
 least of them could have."""
 
-Packer = Callable[[Choice], Documents]
+Packer = Callable[[Choice], Documents | DividedStep]
 """Documents of one step, as the choice's policy packs them for its layout."""
+
+
+_Key = tuple[int, int, str, bool]
+
+
+def _key_of(choice: Choice) -> _Key:
+    """What a packer's answer depends on."""
+    layout, options = choice.layout, choice.options
+    return layout.dp, options.micro_batch, options.policy, layout.meets_each_turn
 
 
 class Packs:
@@ -31,43 +41,74 @@ class Packs:
 
     def __init__(self, model: ModelSpec, packer: Packer | None) -> None:
         self._model, self._packer = model, packer
-        self._packed: dict[tuple[int, int, str], Documents] = {}
-        self._bins: dict[tuple[int, int, str], Bins] = {}
+        self._packed: dict[_Key, Documents | DividedStep] = {}
+        self._bins: dict[_Key, Bins] = {}
 
     @property
     def has_documents(self) -> bool:
         """Whether micro-batches differ."""
         return self._packer is not None
 
-    def documents(self, choice: Choice) -> Documents:
+    def documents(self, choice: Choice) -> Documents | DividedStep:
         """Micro-batches of every data-parallel rank, those with most work first.
 
-        Of full windows one rank stands for all.
+        Of full windows one rank stands for all; of documents divided over ranks, none does.
         """
         layout, options = choice.layout, choice.options
         if self._packer is None:
             batch = [options.context_tokens] * options.micro_batch
             return [[batch] * options.count_micro_batches(layout)]
-        key = layout.dp, options.micro_batch, options.policy
+        key = _key_of(choice)
         if key not in self._packed:
             packed = self._packer(choice)
-            self._packed[key] = [packed[at] for at in _by_work(self._model, packed)]
+            if isinstance(packed, DividedStep):
+                self._packed[key] = packed.ranks(self._by_work(packed))
+            else:
+                self._packed[key] = [packed[at] for at in _by_work(self._model, packed)]
         return self._packed[key]
+
+    def heaviest(self, choice: Choice) -> Documents | DividedStep:
+        """What a choice is priced on: one pipeline, where documents lie on one."""
+        return first_ranks(self.documents(choice), 1)
+
+    def _by_work(self, step: DividedStep) -> list[int]:
+        """Ranks by their work; where all run documents together, the one with most first."""
+        one = useful_flop(self._model, 1, 0), useful_flop(self._model, 0, 1)
+        work = [
+            sum(one[0] * each.tokens + one[1] * each.all_pairs for each in row)
+            for row in step.rank_slices
+        ]
+        return sorted(range(len(work)), key=lambda at: -work[at])
 
     def tokens(self, choice: Choice) -> Ints | None:
         """Of the micro-batches of the rank that has most work, in order; None of full windows."""
         if self._packer is None:
             return None
-        return np.array([sum(batch) for batch in self.documents(choice)[0]], dtype=np.int64)
+        documents = self.documents(choice)
+        if isinstance(documents, DividedStep):
+            sizes = [each.tokens for each in documents.rank_slices[self._by_work(documents)[0]]]
+            return np.array(sizes, dtype=np.int64)
+        return np.array([sum(batch) for batch in documents[0]], dtype=np.int64)
 
     def bins(self, choice: Choice) -> Bins:
         """Micro-batches of the rank that has most work, by their tokens."""
-        options = choice.options
-        key = choice.layout.dp, options.micro_batch, options.policy
+        options, key = choice.options, _key_of(choice)
         if key not in self._bins:
             grain = max(1, options.micro_batch * options.context_tokens // _GRAINS)
-            self._bins[key] = sort_batches(self.documents(choice)[0], grain)
+            documents = self.documents(choice)
+            if isinstance(documents, DividedStep):
+                row = documents.rank_slices[self._by_work(documents)[0]]
+                self._bins[key] = sort_slices(row, grain)
+            else:
+                self._bins[key] = sort_batches(documents[0], grain)
         return self._bins[key]
+
+
+def first_ranks(documents: Documents | DividedStep, count: int) -> Documents | DividedStep:
+    """The pipelines with most work; all ranks, where they run documents together."""
+    if isinstance(documents, DividedStep):
+        return documents.ranks(range(min(count, len(documents.rows))))
+    return documents[:count]
 
 
 def _by_work(model: ModelSpec, packed: Documents) -> list[int]:

@@ -7,13 +7,14 @@ Why
 What it decides
     The first ``STEPS`` steps of the run are packed as they will be, and the one of median work
     stands for all. Work is FLOP, so that the same step stands for every layout. Policies that
-    share a document out over ranks are not packed here: no price of a step knows them.
+    divide documents are not packed here: parts of a step are timed with whole ones.
 
 Kept true (tests/unit/plan/test_run_steps.py)
     Each token of a step is in one micro-batch; the packs are those of the run's own packer.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.data.stream import DocumentStream
 from equipoise.sim.step import Documents
 from equipoise.spec.model import ModelSpec
+from equipoise.spec.pack import PackedStep
 from equipoise.spec.run import Policy, RunSpec
 
 STEPS = 9
@@ -33,6 +35,20 @@ STEPS = 9
 POLICIES: tuple[Policy, ...] = ("by-work", "by-tokens")
 """What is compared where no policy is given: those that keep documents whole and let none wait, so
 that a plan does not change what is learnt from."""
+
+
+def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
+    """The step of median work, of steps whose documents are whole.
+
+    Args:
+        model: What a document's work is counted for.
+        steps: An odd number of them.
+    """
+    work = []
+    for step in steps:
+        lengths = np.concatenate([batch.doc_tokens for batch in step])
+        work.append(useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum())))
+    return steps[int(np.argsort(work, kind="stable")[len(work) // 2])]
 
 
 class RunSteps:
@@ -104,8 +120,8 @@ def policies_of(policy: Policy, *, is_given: bool) -> tuple[Policy, ...]:
         return POLICIES
     if policy in DIVIDES:
         raise SpecError(
-            f'pack.policy = "{policy}" shares documents out over ranks, which no price of a plan '
-            f'knows. Leave it out, or give "by-work", "by-tokens", "delayed", "fixed" or '
-            f'"in-order".'
+            f'pack.policy = "{policy}" divides documents, and the parts of a step that a plan of a '
+            f"run.toml prices are timed with whole ones. Leave it out, or give "
+            f'"by-work", "by-tokens", "delayed", "fixed" or "in-order".'
         )
     return (policy,)

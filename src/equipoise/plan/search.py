@@ -55,6 +55,7 @@ from equipoise.plan.tally import Tally
 from equipoise.plan.team import Home, Team, spare_cores
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline_sweep import fill, sweep
+from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import Documents, StepRun, run_step
@@ -217,9 +218,17 @@ class Search:
                     break
         return [rows for _, rows in sorted(timed)[:_HINTS]] or recipes
 
-    def documents(self, choice: Choice) -> Documents:
+    def documents(self, choice: Choice) -> Documents | DividedStep:
         """Micro-batches of every data-parallel rank, those with most work first."""
         return self.estimates.packs.documents(choice)
+
+    def whole_documents(self, choice: Choice) -> Documents:
+        """Likewise.
+
+        Raises:
+            LayoutError: the choice's policy divides documents.
+        """
+        return require_whole(self.documents(choice))
 
     def parts(self, choice: Choice) -> StepParts:
         """Prices of its micro-batches."""
@@ -228,7 +237,7 @@ class Search:
     def replay(self, choice: Choice) -> StepRun:
         """The step as it was priced: with documents, on the pipeline that has most work."""
         layout, options = choice.layout, choice.options
-        documents, parts = self.documents(choice)[:1], self.parts(choice)
+        documents, parts = self.estimates.packs.heaviest(choice), self.parts(choice)
         of_all = self.model, self.machine, layout, options
         return run_step(*of_all, documents=documents, parts=parts)
 

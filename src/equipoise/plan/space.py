@@ -21,7 +21,8 @@ What it decides
         recompute            every setting
         offload              none, unless it is fixed: ``plan.offload`` lists where it may pay
         context_strategy     where cp > 1
-        policy               of packed documents: the given one, or those that are asked for
+        policy               of packed documents: the given one, or those that are asked for;
+                             those that divide documents where ranks can run them
 
     With documents a micro-batch of m windows is a token cap: documents, each cut to a window, are
     packed as if m windows were one. ``by-work`` and ``by-tokens`` make as many micro-batches of a
@@ -46,6 +47,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balance.turns import DIVIDES, TOGETHER
 from equipoise.base.errors import SpecError
 from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import ORDERS, Choice
@@ -216,6 +218,7 @@ def list_space(
     offload = OFFLOADS.index(cast(Offload, (fixed or {}).get("offload", "none")))
     rows.columns["offload"] = np.full(len(rows["tp"]), offload)
     rows.cross("policy", [NAMED["policy"].index(each) for each in policies or (base.policy,)])
+    rows.keep(_divides(rows))
     rows.derive("micro_batches", base.step_sequences // (rows["dp"] * rows["micro_batch"]))
     if not len(rows["tp"]):
         said = ", ".join(f"{name} = {value}" for name, value in (fixed or {}).items())
@@ -267,6 +270,22 @@ def _strategy_carries(rows: Rows, model: ModelSpec) -> Flags:
     heads = model.heads // rows["tp"]
     exchanges = rows["context_strategy"] == CONTEXT_STRATEGIES.index("ulysses")
     return np.asarray(~exchanges | (heads % rows["cp"] == 0))
+
+
+def _divides(rows: Rows) -> Flags:
+    """Where ranks can run what a policy divides, as ``balance.turns.require_policy``.
+
+    Of schedules 1F1B alone runs units of micro-batches that share documents.
+    """
+    policy = rows["policy"]
+    together, over_time = (
+        np.isin(policy, [NAMED["policy"].index(name) for name in names])
+        for names in (TOGETHER, [name for name in DIVIDES if name not in TOGETHER])
+    )
+    one = rows["cp"] == 1
+    alone = one & (rows["pp"] == 1)
+    in_units = one & (rows["pp"] > 1) & _is(rows, ("1f1b",))
+    return np.asarray((~together | alone) & (~over_time | in_units))
 
 
 def _carries(model: ModelSpec, tp: int) -> bool:

@@ -149,35 +149,76 @@ def price_attention(
     Cost: O(tiles + messages).
     """
     per_node = max(1, schedule.ranks if node_link is None else ranks_per_node or schedule.ranks)
-    links = _Links(link, node_link or link, per_node)
-    longest = max(map(len, schedule.rounds), default=0)
-    compute = _computing(schedule, longest, tile_ns, full_ns, block, call_ns)
-    forward, backward = [], []
-    for source, at, each in schedule:
-        for message in each.sends:
-            first, last = at, at + message.rounds - 1
-            mirrored = longest - 1 - last, longest - 1 - first
-            sizes = wire.forward_bytes(message), wire.backward_bytes(message)
-            carries, target = message.carries, message.peer
-            forward.append(_Planned(source, target, carries, sizes[0], first, last))
-            backward.append(_Planned(target, source, carries, sizes[1], *mirrored))
+    node_of = tuple(rank // per_node for rank in range(schedule.ranks))
+    links = Links(link, node_link or link, node_of)
+    compute = tiles_by_round(schedule, tile_ns, full_ns, block=block, call_ns=call_ns)
     total: npt.NDArray[np.float64] = (1 + BACKWARD_OVER_FORWARD) * compute.sum(axis=1)
     return AttentionPrice(
-        _replay(compute, forward, links),
-        _replay(BACKWARD_OVER_FORWARD * compute[:, ::-1], backward, links),
+        replay_pass(schedule, compute, links, wire),
+        replay_pass(schedule, BACKWARD_OVER_FORWARD * compute, links, wire, is_backward=True),
         total,
     )
 
 
-def _computing(
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What connects the ranks of a schedule."""
+
+    near: LinkPrice
+    far: LinkPrice
+    node_of: tuple[int, ...]
+    """Of each rank; ``far`` is between ranks of different nodes."""
+
+    def is_far(self, source: int, target: int) -> bool:
+        """Whether a message between them leaves its node."""
+        return self.node_of[source] != self.node_of[target]
+
+
+def replay_pass(
     schedule: AttentionSchedule,
-    longest: int,
+    compute_ns: npt.NDArray[np.float64],
+    links: Links,
+    wire: Wire,
+    *,
+    is_backward: bool = False,
+    starts_ns: npt.NDArray[np.float64] | None = None,
+) -> Replay:
+    """When each rank is through one pass of one layer.
+
+    Args:
+        schedule: What is replayed.
+        compute_ns: What the tiles of each round take in this pass, float64 [ranks, rounds], by the
+            rounds of the forward pass [ns].
+        links: Between its ranks.
+        wire: Sizes of what travels.
+        is_backward: Whether rounds go back, and gradients with them.
+        starts_ns: When each rank begins, float64 [ranks]; all at 0 unless given [ns].
+    """
+    longest = compute_ns.shape[1]
+    planned = []
+    for source, at, each in schedule:
+        for message in each.sends:
+            first, last, carries = at, at + message.rounds - 1, message.carries
+            if is_backward:
+                size, ends = wire.backward_bytes(message), (message.peer, source)
+                first, last = longest - 1 - last, longest - 1 - first
+            else:
+                size, ends = wire.forward_bytes(message), (source, message.peer)
+            planned.append(_Planned(*ends, carries, size, first, last))
+    starts = np.zeros(schedule.ranks) if starts_ns is None else starts_ns
+    return _replay(compute_ns[:, ::-1] if is_backward else compute_ns, planned, links, starts)
+
+
+def tiles_by_round(
+    schedule: AttentionSchedule,
     tile_ns: TileTime,
-    full_ns: TileTime | None,
-    block: int,
-    call_ns: float,
+    full_ns: TileTime | None = None,
+    *,
+    block: int = 1,
+    call_ns: float = 0.0,
 ) -> npt.NDArray[np.float64]:
     """What the tiles of each round take, all of them priced at once, float64 [ranks, rounds]."""
+    longest = max(map(len, schedule.rounds), default=0)
     places = [(rank, at, len(each.tiles)) for rank, at, each in schedule]
     none = np.zeros((0, TILE_COLUMNS), np.int64)
     tiles = np.concatenate([none, *(each.tiles for *_, each in schedule)])
@@ -195,16 +236,6 @@ def _computing(
 
 
 @dataclass(frozen=True, slots=True)
-class _Links:
-    near: LinkPrice
-    far: LinkPrice
-    per_node: int
-
-    def is_far(self, source: int, target: int) -> bool:
-        return source // self.per_node != target // self.per_node
-
-
-@dataclass(frozen=True, slots=True)
 class _Planned:
     source: int
     target: int
@@ -217,11 +248,12 @@ class _Planned:
 def _replay(
     compute_ns: npt.NDArray[np.float64],
     planned: list[_Planned],
-    links: _Links,
+    links: Links,
+    starts_ns: npt.NDArray[np.float64],
 ) -> Replay:
     """When what happens, from what rounds compute and which messages fly between them."""
     ranks, rounds = compute_ns.shape
-    begin, begins = np.zeros(ranks), np.zeros((ranks, rounds))
+    begin, begins = starts_ns, np.zeros((ranks, rounds))
     leaves, arrives = np.zeros((2, ranks)), np.zeros((2, ranks))  # when ports are free
     due: list[list[Flight]] = [[] for _ in range(rounds)]
     leaving: list[list[_Planned]] = [[] for _ in range(rounds)]

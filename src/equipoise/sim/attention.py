@@ -23,13 +23,16 @@ from equipoise.balance.context_split import ContextSplit
 from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import Rates
 from equipoise.cost.work import Ints
+from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_count import Wire
 from equipoise.schedule.attention_price import (
     BACKWARD_OVER_FORWARD,
     LinkPrice,
+    Links,
     price_attention,
 )
 from equipoise.schedule.attention_strategies import write_attention
+from equipoise.sim.gangs import Gang, GangCore, make_core
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
@@ -101,6 +104,7 @@ class AttentionCore:
         self._splits = {} if splits is None else splits
         self._price = price
         self._known: dict[bytes, CoreTimes] = {}
+        self._gangs: dict[Gang, GangCore] = {}
         self._replayed: list[tuple[float, CoreTimes]] = []
 
     def price(self, doc_tokens: Sequence[int] | Floats) -> CoreTimes:
@@ -108,9 +112,63 @@ class AttentionCore:
         lengths = np.sort(np.asarray(doc_tokens, dtype=np.int64))
         key = lengths.tobytes()
         if key not in self._known:
-            one = self._layout.cp == 1
-            self._known[key] = self._alone(lengths) if one else self._shared(lengths)
+            alone = self._layout.cp == 1 or not lengths.any()
+            self._known[key] = self._alone(lengths) if alone else self._shared(lengths)
         return self._known[key]
+
+    def price_tiles(self, doc_tokens: Ints, pairs: Ints) -> CoreTimes:
+        """The core of a micro-batch whose pieces read earlier micro-batches of the same rank.
+
+        Args:
+            doc_tokens: Length of each piece, int64 [pieces].
+            pairs: Of each tile of a piece and an earlier one of its document, int64 [tiles].
+        """
+        key = doc_tokens.tobytes() + b"|" + pairs.tobytes()
+        if key not in self._known:
+            alike = np.concatenate((doc_tokens, np.sqrt(2.0 * pairs)))
+            forward = float(self._documents_s(alike).sum())
+            backward = float(self._documents_s(alike, backward=True).sum())
+            self._known[key] = CoreTimes(float(doc_tokens.sum()), forward, backward, 0.0, 0.0)
+        return self._known[key]
+
+    def gang(self, gang: Gang, links: Links) -> GangCore:
+        """The core of ranks that share documents; of one gang always the same.
+
+        Args:
+            gang: Of two ranks or more.
+            links: Between its ranks.
+        """
+        if gang not in self._gangs:
+            self._gangs[gang] = make_core(
+                gang, self._write_gang, self.tiles_ns, links, self._wire, self._kv_heads
+            )
+        return self._gangs[gang]
+
+    def _write_gang(self, gang: Gang) -> AttentionSchedule:
+        return write_attention(
+            "needed-kv",
+            gang.home,
+            gang.doc_tokens,
+            heads=-(-self._model.heads // self._layout.tp),
+            kv_heads=self._kv_heads,
+        )
+
+    def tiles_ns(self, pairs: Floats, rounds: Ints, *, backward: bool = False) -> Floats:
+        """Tiles, each at the rate of a causal document of as many pairs [ns].
+
+        Args:
+            pairs: Of each, in all heads, float64 [tiles].
+            rounds: Which run together, int64 [tiles].
+            backward: Which pass.
+        """
+        alike = np.sqrt(2.0 * np.maximum(pairs, 0.5))
+        together = np.bincount(rounds, alike)[rounds].astype(np.float64)
+        return 1e9 * self._documents_s(alike, backward=backward, pack_tokens=together)
+
+    @property
+    def _wire(self) -> Wire:
+        width = (self._model.score_width + self._model.head_width) // 2
+        return Wire(width, element_bytes(self._options.precision))
 
     @property
     def _kv_heads(self) -> int:
@@ -125,15 +183,22 @@ class AttentionCore:
         whole = float(forward.sum()), float(backward.sum())
         return CoreTimes(float(lengths.sum()), *whole, 0.0, 0.0)
 
-    def price_each(self, doc_tokens: Floats) -> tuple[Floats, Floats]:
+    def price_each(
+        self, doc_tokens: Floats, *, pack_tokens: Floats | None = None
+    ) -> tuple[Floats, Floats]:
         """Forward and backward of each document on one context rank, float64 [documents] [s].
 
         Args:
             doc_tokens: Of one pack, float64 [documents] [tokens].
+            pack_tokens: Of packs that they are in, likewise, where they are not all of one.
         """
         if self._options.stack.attention == "unfused":
             return self._unfused(doc_tokens)
-        return self._documents_s(doc_tokens), self._documents_s(doc_tokens, backward=True)
+        forward, backward = (
+            self._documents_s(doc_tokens, backward=back, pack_tokens=pack_tokens)
+            for back in (False, True)
+        )
+        return forward, backward
 
     def _unfused(self, lengths: Floats) -> tuple[Floats, Floats]:
         """Scores of whole windows, written and read: masked pairs cost as much as others."""
@@ -201,19 +266,11 @@ class AttentionCore:
             kv_heads=self._kv_heads,
             ranks_per_node=self._links.ranks_per_node,
         )
-
-        def tile_ns(pairs: Floats, rounds: Ints) -> Floats:
-            # A tile of so many pairs at the rate of a causal document of as many.
-            alike = np.sqrt(2.0 * np.maximum(pairs, 0.5))
-            together = np.bincount(rounds, alike)[rounds].astype(np.float64)
-            return 1e9 * self._documents_s(alike, pack_tokens=together)
-
-        width = (model.score_width + model.head_width) // 2
         priced = price_attention(
             schedule,
-            tile_ns,
+            self.tiles_ns,
             self._links.near,
-            Wire(width, element_bytes(options.precision)),
+            self._wire,
             node_link=self._links.far,
             ranks_per_node=self._links.ranks_per_node,
         )

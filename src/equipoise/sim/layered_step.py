@@ -21,6 +21,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step import Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import add
+from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.layered import LayerStrategy, redistribute_s, require_strategy
 from equipoise.sim.layered_memory import layered_memory
 from equipoise.sim.machine import Machine
@@ -64,7 +65,7 @@ def run_sites(
     layout: Layout,
     options: StepOptions,
     *,
-    documents: Documents | None = None,
+    documents: Documents | DividedStep | None = None,
     prices: SiteParts | None = None,
 ) -> StepRun:
     """Price one step, each stage on the devices on which it stands.
@@ -95,7 +96,7 @@ def run_layered(
     options: StepOptions,
     layers: Sequence[LayerStrategy],
     *,
-    documents: Documents | None = None,
+    documents: Documents | DividedStep | None = None,
     prices: SiteParts | None = None,
 ) -> StepRun:
     """Price one step of layers with strategies of their own.
@@ -110,13 +111,14 @@ def run_layered(
         prices: Of choices of the same step that were priced before.
 
     Raises:
-        LayoutError: strategies do not go together with the base, or with each other.
+        LayoutError: strategies do not go together with the base, or with each other; documents
+            are divided.
 
     Cost: that of ``run_step`` for each distinct strategy's kernels, and for one pipeline.
     """
     options.require()
     require_host(machine.device, options.offload)
-    rows = uniform_documents(layout, options) if documents is None else documents
+    rows = uniform_documents(layout, options) if documents is None else require_whole(documents)
     for strategy in dict.fromkeys(layers):
         require_strategy(model, layout, options, strategy, has_documents=documents is not None)
     if len(layers) != model.layers:

@@ -15,7 +15,7 @@ from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.link import Op, collective_s, group_of
 from equipoise.cost.step import Floats, Precision
 from equipoise.cost.step_layer import Collective
-from equipoise.schedule.attention_price import LinkPrice
+from equipoise.schedule.attention_price import LinkPrice, Links
 from equipoise.sim.attention import ContextLinks
 from equipoise.spec.cluster import ClusterSpec
 from equipoise.spec.device import DeviceSpec, Dtype
@@ -147,6 +147,19 @@ class Machine:
         if inside in (1, len(ranks)):
             return ContextLinks(near)
         return ContextLinks(near, self._link(ranks[0], ranks[inside]), inside)
+
+    def data_links(self, layout: Layout) -> Links:
+        """What connects data-parallel ranks, of each of which rank 0's place stands for all."""
+        ranks = layout.group_of(0, "dp")
+        nodes = self.cluster.node_of(self.stand(ranks)).tolist()
+        near = far = LinkPrice(0.0, float("inf"))
+        beside = [at for at in range(1, len(ranks)) if nodes[at] == nodes[0]]
+        away = [at for at in range(1, len(ranks)) if nodes[at] != nodes[0]]
+        if away:
+            near = far = self._link(ranks[0], ranks[away[0]])
+        if beside:
+            near = self._link(ranks[0], ranks[beside[0]])
+        return Links(near, far, tuple(nodes))
 
     def _link(self, source: int, target: int) -> LinkPrice:
         small, large = 1.0, float(1 << 26)

@@ -9,6 +9,7 @@ Kept true (tests/unit/sim/test_memory.py)
     Schedules that hold more need more; stages of a pipeline differ.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,21 @@ def stage_memory(
     left = split.layers.astype(np.float64)
     fullest = terms[int(peaks.argmax())]
     return StageMemory(peaks, fullest, host, flight, in_flight.astype(np.float64), left)
+
+
+def with_keys(memory: StageMemory, keys_bytes: Floats) -> StageMemory:
+    """With the keys of other pieces of divided documents.
+
+    Args:
+        memory: Of a step without them.
+        keys_bytes: Of each pipeline rank, float64 [pp] [bytes].
+    """
+    peaks = memory.stage_bytes + keys_bytes
+    # One rank's terms are known: that of the fullest without keys, which pipelines even out.
+    more = float(peaks.max() - memory.stage_bytes.max())
+    terms = memory.terms | {"activations": memory.terms["activations"] + more}
+    flight = memory.flight_bytes + keys_bytes
+    return dataclasses.replace(memory, stage_bytes=peaks, terms=terms, flight_bytes=flight)
 
 
 def share_of_ranks(

@@ -11,7 +11,7 @@ Kept true (tests/unit/sim/test_parts.py)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,18 +21,23 @@ from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
 from equipoise.cost.step import TERMS, Floats, StepOptions, element_bytes
 from equipoise.cost.step_layer import LayerTraffic, add, price_layer, product_passes
 from equipoise.cost.step_work import head_work, layer_work
+from equipoise.schedule.attention_price import Links
 from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline import PipelineSchedule, place_in_loop, place_in_v
 from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline_replay import PipelineTimeline, replay_pipeline
 from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
 from equipoise.sim.attention import AttentionCore, CoreTimes
+from equipoise.sim.gangs import Gang, GangCore
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
 from equipoise.sim.sharding import auto_price
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
+
+_MOST_SIZES = 8
+"""Numbers of tokens for which layers of a gang's ranks are priced."""
 
 _LOGIT_PASSES = (3.0, 3.0)
 """Times that forward and backward of the loss read or write the logits in fp32."""
@@ -110,6 +115,8 @@ class StepParts:
             machine.collective(tuple(layout.group_of(0, "etp"))) if layout.etp > 1 else None,
         )
         self._next = layout.rank_at(pp=min(1, layout.pp - 1))
+        self._links: Links | None = None
+        self._gangs: dict[Gang, BatchParts] = {}
 
     def price(self, doc_tokens: Floats) -> BatchParts:
         """One micro-batch's documents [tokens]."""
@@ -118,10 +125,80 @@ class StepParts:
             self._known[key] = self._make(doc_tokens)
         return self._known[key]
 
+    def price_slices(self, doc_tokens: Ints, pairs: Ints) -> BatchParts:
+        """One micro-batch whose pieces read earlier ones of the same rank.
+
+        Args:
+            doc_tokens: Length of each piece, int64 [pieces].
+            pairs: Of each tile of a piece and an earlier one of its document, int64 [tiles].
+        """
+        if not len(pairs):
+            return self.price(doc_tokens.astype(np.float64))
+        key = np.sort(doc_tokens).tobytes() + b"|" + np.sort(pairs).tobytes()
+        if key not in self._known:
+            core = self._attention.price_tiles(doc_tokens, pairs)
+            self._known[key] = self._assemble([core] * len(self._distinct))
+        return self._known[key]
+
+    def price_gang(self, gang: Gang) -> BatchParts:
+        """One turn of ranks that share documents: of the rank that ends each pass last.
+
+        Cost: two replays of the gang's messages for each kind of layer.
+        """
+        if len(gang.ranks) == 1:
+            return self.price(gang.doc_tokens.astype(np.float64))
+        if gang not in self._gangs:
+            self._gangs[gang] = self._make_gang(gang)
+        return self._gangs[gang]
+
+    def _make_gang(self, gang: Gang) -> BatchParts:
+        if self._links is None:
+            self._links = self._machine.data_links(self._layout)
+        near, far = self._links.near, self._links.far
+        node_of = tuple(self._links.node_of[rank] for rank in gang.ranks)
+        core = self._attention.gang(gang, Links(near, far, node_of))
+        return self._assemble([self._slowest(core, kind) for kind in self._distinct])
+
+    @property
+    def _attention(self) -> AttentionCore:
+        if not isinstance(self._core, AttentionCore):
+            raise TypeError("A core that is looked up has no divided documents.")
+        return self._core
+
+    def _slowest(self, core: GangCore, kind: tuple[bool, LayerRecompute]) -> CoreTimes:
+        """The core of a gang's last rank in a layer of this kind, its waits for others with it."""
+        tokens = core.gang.tokens
+        forward, backward = self._beside_s(tokens, kind)
+        computes, gradients = core.compute_s()
+        ends = core.ends_s(forward)
+        again = (ends - forward) * (kind[1] in ("full", "attention"))
+        returns = core.ends_s(backward + again, is_backward=True)
+        last = int((ends + returns).argmax())
+        own = CoreTimes(float(tokens[last]), float(computes[last]), float(gradients[last]), 0, 0)
+        alone = self._layer(own, *kind).sum(axis=1)
+        waits = max(0.0, float(ends.max() - alone[0]))
+        repeated = waits if kind[1] in ("full", "attention") else 0.0
+        late = max(0.0, float(returns.max() - alone[1:].sum()) - repeated)
+        return replace(own, forward_exposed_s=waits, backward_exposed_s=late)
+
+    def _beside_s(self, tokens: Ints, kind: tuple[bool, LayerRecompute]) -> tuple[Floats, Floats]:
+        """Forward and backward of a layer without its core, float64 [ranks] [s]."""
+        sizes = np.unique(tokens)
+        if len(sizes) > _MOST_SIZES:  # between them a layer's kernels take their tokens' share
+            sizes = sizes[np.linspace(0, len(sizes) - 1, _MOST_SIZES).astype(np.int64)]
+        nothing = [self._layer(CoreTimes(float(size), 0, 0, 0, 0), *kind) for size in sizes]
+        both = [(float(parts[0].sum()), float(parts[1:].sum())) for parts in nothing]
+        forward, backward = np.array(both).T
+        return np.interp(tokens, sizes, forward), np.interp(tokens, sizes, backward)
+
     def _make(self, doc_tokens: Floats) -> BatchParts:
+        return self._assemble([self._core.price(doc_tokens)] * len(self._distinct))
+
+    def _assemble(self, cores: Sequence[CoreTimes]) -> BatchParts:
+        """A micro-batch, of the core that it has in layers of each kind."""
         model, layout = self._model, self._layout
-        core = self._core.price(doc_tokens)
-        made = [self._layer(core, sparse, recompute) for sparse, recompute in self._distinct]
+        made = [self._layer(core, *kind) for core, kind in zip(cores, self._distinct, strict=True)]
+        core = max(cores, key=lambda each: each.tokens)
         beside = layout.tp if self._options.stack.sequence_parallel else 1
         size = core.tokens * model.hidden * self._width / beside
         hop = self._machine.hop_s(0, self._next, size) if layout.pp > 1 else 0.0
@@ -224,6 +301,7 @@ def run_pipeline(
     options: StepOptions,
     *,
     tokens: Sequence[int],
+    units: Sequence[tuple[int, int]] | None = None,
 ) -> PipelineRun:
     """Write and replay one data-parallel rank's step.
 
@@ -233,6 +311,7 @@ def run_pipeline(
         layout: Degrees.
         options: Schedule.
         tokens: Of each micro-batch.
+        units: Runs of micro-batches that share documents over time; each alone unless given.
     """
     stages = split.stages
     table = _by_stage(batches, split)
@@ -243,7 +322,7 @@ def run_pipeline(
     known, copies = prices, 1e9 * table[..., COPIES]
     if copies.any():  # in the order that it has without offloading, no wait makes a step faster
         known = make_prices(*np.moveaxis(by_pass - copies, 2, 0), hop_ns=hop_ns, **sizes)
-    schedule = write_pipeline(options.schedule, known, ranks=layout.pp)
+    schedule = write_pipeline(options.schedule, known, ranks=layout.pp, units=units)
     timeline = replay_pipeline(schedule, prices)
     place = _place(stages, layout, options)
     parts = np.zeros((layout.pp, len(TERMS)))

@@ -21,7 +21,6 @@ Sources
     As the modules that it calls.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +30,11 @@ from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step import TERMS, Floats, StepOptions, StepPrice
 from equipoise.cost.step_work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.sim.divided import DividedStep, keys_bytes, run_divided
+from equipoise.sim.divided import Documents as Documents
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
-from equipoise.sim.memory import StageMemory, stage_memory
+from equipoise.sim.memory import StageMemory, stage_memory, with_keys
 from equipoise.sim.parameters import between_s, travel_of
 from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
 from equipoise.spec.layout import Layout
@@ -47,9 +48,6 @@ _TRAFFIC = (
     "redistribution",
     "offload traffic",
 )
-
-Documents = Sequence[Sequence[Sequence[int]]]
-"""Of each data-parallel rank, of each of its micro-batches, the documents' lengths [tokens]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +82,7 @@ class Ends:
 class Replayed:
     """A step before it is added up."""
 
-    rows: Documents
+    rows: Documents | DividedStep
     slowest: PipelineRun
     """The data-parallel rank that ends last."""
     memory: StageMemory
@@ -105,7 +103,7 @@ def price_step(
     layout: Layout,
     options: StepOptions,
     *,
-    documents: Documents | None = None,
+    documents: Documents | DividedStep | None = None,
     parts: StepParts | None = None,
 ) -> StepPrice:
     """Price one step.
@@ -116,7 +114,8 @@ def price_step(
         layout: Degrees; their product is the cluster's devices.
         options: Everything else.
         documents: Lengths of each data-parallel rank's micro-batches, as a packer made them;
-            full windows unless given. One row stands for all ranks.
+            full windows unless given. One row stands for all ranks. A step whose documents are
+            divided says what their pieces read in each other.
         parts: Of the same setting, which may differ in schedule, virtual stages and ZeRO 0 to 2:
             what they have priced is not priced again.
 
@@ -134,7 +133,7 @@ def run_step(
     layout: Layout,
     options: StepOptions,
     *,
-    documents: Documents | None = None,
+    documents: Documents | DividedStep | None = None,
     parts: StepParts | None = None,
 ) -> StepRun:
     """Likewise, with the replayed pipeline of the rank that ends last."""
@@ -149,16 +148,28 @@ def run_step(
         )
     rows = uniform_documents(layout, options) if documents is None else documents
     here = measured_parts(model, machine, layout, options)
-    prices = here or parts or StepParts(model, machine, layout, options)
-    split = split_layers(prices.price(typical(rows)), options, layout.pp * options.virtual)
-    runs = []
-    for row in rows if here is None else here.pace(rows):
-        batches = [prices.price(np.asarray(batch)) for batch in row]
-        tokens = [int(sum(batch)) for batch in row]
-        runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
+    if here is not None and isinstance(rows, DividedStep):
+        raise LayoutError(
+            f'pack.policy = "{rows.policy}" divides documents, and steps of this model on '
+            f"{machine.cluster.name} are priced from parts that were timed with whole ones. Take "
+            f'pack.policy = "by-work", or equipoise plan run.toml --measure, which trains choices.'
+        )
+    if isinstance(rows, DividedStep):
+        own = parts or StepParts(model, machine, layout, options)
+        split, runs = run_divided(own, rows, layout, options)
+    else:
+        prices = here or parts or StepParts(model, machine, layout, options)
+        split = split_layers(prices.price(typical(rows)), options, layout.pp * options.virtual)
+        runs = []
+        for row in rows if here is None else here.pace(rows):
+            batches = [prices.price(np.asarray(batch)) for batch in row]
+            tokens = [int(sum(batch)) for batch in row]
+            runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     memory = stage_memory(model, layout, options, split, runs)
     held = layers_of_ranks(split, layout, options)
+    if isinstance(rows, DividedStep):
+        memory = with_keys(memory, keys_bytes(model, layout, options, rows, held))
     if here is None:
         ends = _ends(model, machine, layout, options, slowest, held)
     else:
@@ -172,8 +183,11 @@ def add_up(
 ) -> StepRun:
     """The price of a step whose pipelines were replayed."""
     rows, slowest, memory = replayed.rows, replayed.slowest, replayed.memory
-    copies = layout.dp if len(rows) == 1 else 1
-    flat = np.concatenate([np.asarray(batch, np.int64) for row in rows for batch in row])
+    if isinstance(rows, DividedStep):
+        flat, copies = rows.doc_tokens, 1
+    else:
+        copies = layout.dp if len(rows) == 1 else 1
+        flat = np.concatenate([np.asarray(batch, np.int64) for row in rows for batch in row])
     tokens_all, pairs = int(flat.sum()) * copies, int(causal_pairs(flat).sum()) * copies
     times = _sum_times(slowest, replayed.ends, options, layout)
     price = StepPrice(

@@ -42,10 +42,10 @@ def join_sharing(
         LayoutError: the layout cannot run on these ranks, or this model.
     """
     spec = resolved.spec
-    if spec.pack.policy in TOGETHER:
-        return Partners.join(ranks, resolved.model)
     price = run_price(resolved.context_machine, spec, resolved.model)
     planner, stages = ContextPlanner(resolved.model, spec.layout, price), None
+    if spec.pack.policy in TOGETHER:
+        return Partners.join(ranks, planner)
     if spec.layout.pipeline > 1:
         first = stream.step(0, spec.pack.step_tokens)
         stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
@@ -112,7 +112,7 @@ def _first_decoder(
 
 def _mesh(resolved: ResolvedFile, ranks: Ranks, sharing: ContextGroup | Partners) -> Mesh | None:
     """The groups of the layout, where weights are not sharded over all ranks alike."""
-    if isinstance(sharing, ContextGroup):
+    if sharing.mesh is not None:
         return sharing.mesh
     layout = resolved.spec.layout
     if max(layout.expert, layout.expert_tensor, layout.replicas) == 1:

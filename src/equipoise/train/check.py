@@ -61,11 +61,9 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
     setup, sample = Setup.of(case, references), references.sample
     sharing: ContextGroup | Partners
     if case.policy in TOGETHER:
-        ledger = Ledger(ranks.world)
-        sharing = dataclasses.replace(Partners.join(ranks, references.model), ledger=ledger)
+        sharing = Partners.on_mesh(setup.planner, joined.mesh)
     else:
-        ledger = Ledger(case.context)
-        sharing = dataclasses.replace(joined, planner=setup.planner, ledger=ledger)
+        sharing = dataclasses.replace(joined, planner=setup.planner, ledger=Ledger(case.context))
     decoder = make_decoder(references.model, setup.labels)
     set_recompute(decoder, case.recompute)
     mesh = joined.mesh if case.shares_weights else None
@@ -86,6 +84,7 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
     if sharded.sums_at_end:
         sharded.sum_gradients()
     mine = (*setup.gradient_error(decoder), forward_error, loss_sum)
+    ledger = sharing.ledger
     sent = int(ledger.sent_bytes.sum()), int(ledger.sent_messages.sum())
     return _join_verdict(ranks, setup, (*mine, *sent))
 

@@ -206,6 +206,14 @@ def tensor_cases(ranks: int, heads: int) -> list[Case]:
                 dataclasses.replace(own, policy="in-order", context_tokens=512, recompute="full"),
                 dataclasses.replace(own, zero=3, context_tokens=512, recompute="full"),
             ]
+            if context == 1:
+                alone = tensor == ranks  # one data-parallel rank has nobody to divide with
+                cases += [
+                    dataclasses.replace(
+                        own, policy=each, zero=turn % 4, context_tokens=1024 if alone else 128
+                    )
+                    for turn, each in enumerate(TOGETHER[:1] if alone else TOGETHER)
+                ]
     return cases
 
 

@@ -62,8 +62,12 @@ class Setup:
     def plans(self) -> list[ContextPlan]:
         """Of the attention of every micro-batch, or of every turn of all ranks."""
         if self.case.policy in TOGETHER:
-            turns = range(self.packed.micro_batches)
-            return [plan_turn(self.packed, turn, self.planner.model) for turn in turns]
+            model, tensor = self.planner.model, self.case.tensor
+            return [
+                plan_turn(self.packed, turn, model, tensor=tensor, tensor_rank=rank)
+                for turn in range(self.packed.micro_batches)
+                for rank in range(tensor)
+            ]
         if self.case.context == 1:
             return []
         return [

@@ -160,10 +160,20 @@ def play_share(batch: Batch, plan: ContextPlan, sent_bytes: Ints) -> Share:
         sent_bytes: Bytes from each rank to each, int64 [ranks, ranks]; added to in both passes.
     """
     rows, positions = (np.concatenate(x) for x in (plan.shares.rows, plan.shares.positions))
-    order = torch.from_numpy(rows)
+    return take(batch, rows, positions, attend_alone(plan, sent_bytes))
+
+
+def attend_alone(plan: ContextPlan, sent_bytes: Ints | None = None) -> Attend:
+    """Attention of all ranks of a plan in this process, rows in the order in which they hold them.
+
+    Args:
+        plan: Of any number of ranks.
+        sent_bytes: As of ``play_share``.
+    """
+    order = torch.from_numpy(np.concatenate(plan.shares.rows))
     back = torch.argsort(order)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_in_one_process(q[back], k[back], v[back], plan, sent_bytes)[order]
 
-    return take(batch, rows, positions, attend)
+    return attend

@@ -3,6 +3,8 @@
 Why
     One process group serves all the sets of ranks that share documents: what one *turn* of all
     ranks holds is one attention plan, in which a document's keys pass between its own ranks alone.
+    Where ``layout.tensor`` ranks share weights, each exchanges the keys of its own heads with the
+    ranks of other data-parallel ranks that have the same heads.
 
 What it decides
     Nothing: ``balance.turns`` says what runs when.
@@ -20,46 +22,58 @@ from equipoise.balance.turns import place_turn
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
+from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
+from equipoise.nn.attention import Attend
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import ContextPlan, plan_pieces
+from equipoise.spec.heads import share_heads
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import LayoutSpec
-from equipoise.train.context import Share, received_bytes, take
+from equipoise.train.context import Share, attend_alone, received_bytes, take
 from equipoise.train.shares import ContextPlanner, RankLoads
 
 
-def plan_turn(packed: PackedStep, turn: int, model: ModelSpec) -> ContextPlan:
+def plan_turn(
+    packed: PackedStep, turn: int, model: ModelSpec, *, tensor: int = 1, tensor_rank: int = 0
+) -> ContextPlan:
     """The attention of one turn of all ranks, in which every document stays on its own ranks.
 
     Args:
         packed: As ``align_turns`` returns it.
         turn: Which micro-batch of each rank.
         model: Its heads.
+        tensor: Ranks that share the weights of each data-parallel rank.
+        tensor_rank: Whose heads, of those.
 
     Raises:
         CheckError: a token of a document is on no rank, or on two.
     """
     home, doc_tokens = place_turn(packed, turn)
-    return plan_pieces(home, doc_tokens.tolist(), heads=model.heads, kv_heads=model.kv_heads)
+    heads = share_heads(model.heads, model.kv_heads, ranks=tensor, rank=tensor_rank)
+    return plan_pieces(
+        home, doc_tokens.tolist(), heads=len(heads.heads), kv_heads=len(heads.kv_heads)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partners:
     """This rank among all, of whom others hold parts of its documents."""
 
-    model: ModelSpec
+    planner: ContextPlanner
     rank: int
+    """Its data-parallel rank: whose micro-batches of a ``PackedStep`` it computes."""
     ledger: Ledger
-    """What it has sent to others and received."""
+    """What it has sent to other data-parallel ranks and received."""
+    mesh: Mesh | None = None
+    """The groups of the layout, where ranks share weights."""
     kept: dict[tuple[str, int], ContextPlan] = field(default_factory=dict)
     """Plans of the turns of one step, by its digest."""
 
     @classmethod
-    def join(cls, ranks: Ranks, model: ModelSpec) -> "Partners":
-        """Find the others; they are all ranks.
+    def join(cls, ranks: Ranks, planner: ContextPlanner) -> "Partners":
+        """Find the others: all data-parallel ranks. Every rank calls it.
 
         Raises:
             LayoutError: the ranks are not on a CPU.
@@ -69,12 +83,25 @@ class Partners:
                 f"Documents are divided over CPU ranks, and this rank is on {ranks.device}. Set "
                 f'pack.policy = "by-work".'
             )
-        return cls(model, ranks.rank, Ledger(ranks.world))
+        if planner.layout.tensor == 1:
+            return cls(planner, ranks.rank, Ledger(ranks.world))
+        return cls.on_mesh(planner, Mesh.join(ranks, planner.layout.of_ranks(ranks.world)))
+
+    @classmethod
+    def on_mesh(cls, planner: ContextPlanner, mesh: Mesh) -> "Partners":
+        """Among the data-parallel ranks of groups that exist already."""
+        peers = mesh.peers("dp")
+        return cls(planner, peers.rank, Ledger(peers.count), mesh)
 
     @property
     def counts_loss(self) -> bool:
-        """Whether this rank's loss is added to the others': it has tokens of its own."""
-        return True
+        """Whether this rank's loss is added to the others': of ranks that share weights one is."""
+        return self.tensor_rank == 0
+
+    @property
+    def tensor_rank(self) -> int:
+        """This rank's number among those that share its weights."""
+        return 0 if self.mesh is None else self.mesh.coordinates["tp"]
 
     def turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes, some of them with others."""
@@ -83,23 +110,36 @@ class Partners:
     def share(self, packed: PackedStep, turn: int, batch: Batch) -> Share:
         """A micro-batch of this rank, with attention over all ranks of its documents."""
         plan = self._plan(packed, turn)
-        attend = partial(attend_by_plan, plan=plan, ledger=self.ledger)
         positions = plan.shares.positions[self.rank]
-        return take(batch, np.arange(len(positions)), positions, attend)
+        return take(batch, np.arange(len(positions)), positions, self._attend(plan))
 
     def holds(self, packed: PackedStep, turn: int) -> tuple[int, int]:
         """Tokens of a micro-batch, and bytes that a layer keeps of what it receives, in fp32."""
         plan = self._plan(packed, turn)
-        return packed.ranks[self.rank][turn].tokens, received_bytes(plan, self.model, self.rank)
+        return packed.ranks[self.rank][turn].tokens, received_bytes(
+            plan, self.planner.model, self.rank
+        )
 
     def loads(self, packed: PackedStep, curve: LoadCurve) -> RankLoads:
-        """Load of each rank, by the pairs of its own queries."""
-        return ContextPlanner(self.model, LayoutSpec()).loads(packed, curve)
+        """Load of each rank of the world, by the pairs of its own queries."""
+        return self.planner.loads(packed, curve)
+
+    def _attend(self, plan: ContextPlan) -> Attend:
+        if plan.schedule.ranks == 1:  # a group of one rank does not exist, and None is all ranks
+            return attend_alone(plan)
+        group = None if self.mesh is None else self.mesh.peers("dp").group
+        return partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
 
     def _plan(self, packed: PackedStep, turn: int) -> ContextPlan:
         name = packed.digest
         for other in [key for key in self.kept if key[0] != name]:
             del self.kept[other]
         if (name, turn) not in self.kept:
-            self.kept[name, turn] = plan_turn(packed, turn, self.model)
+            self.kept[name, turn] = plan_turn(
+                packed,
+                turn,
+                self.planner.model,
+                tensor=self.planner.layout.tensor,
+                tensor_rank=self.tensor_rank,
+            )
         return self.kept[name, turn]

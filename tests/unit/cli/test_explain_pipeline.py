@@ -104,6 +104,8 @@ def test_json_holds_what_the_replay_says(capsys: pytest.CaptureFixture[str]) -> 
     assert [each["documents"] for each in answer["micro_batches"]] == [
         each.doc_tokens.tolist() for each in batches
     ]
+    pieces_made = sum(len(each["documents"]) for each in answer["micro_batches"])
+    assert answer["documents"] == len(lengths) < pieces_made
     units = macro_units(batches)
     assert answer["units"] == [list(unit) for unit in units]
     assert len(units) < len(batches)
@@ -221,3 +223,18 @@ def test_a_picture_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = [one for rank in answer["strategies"][0]["by_rank"] for one in rank["instructions"]]
     assert [event["ts"] for event in drawn] == pytest.approx([1e6 * one["begin_s"] for one in said])
     assert sum(event["ph"] == "s" for event in events) == 8  # 4 activations, 4 gradients
+
+
+def test_a_document_is_counted_once_however_it_is_divided(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["explain", "--schedule", "--lengths", "4000,100,100,100", "--micro-batches", "4"]
+    assert main([*argv, "--policy", "divided-in-time"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "of 4 documents, divided into 7 pieces (--lengths; packed by the policy" in out
+    assert main([*argv, "--policy", "divided"]) == 2
+    assert capsys.readouterr().err == (
+        'pack.policy = "divided" divides documents over all ranks at once, and layout.pipeline = 4 '
+        "has ranks that compute one after another. Set layout.pipeline = 1, or pack.policy = "
+        '"divided-in-time" or "by-work".\n'
+    )

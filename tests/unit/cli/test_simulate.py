@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from equipoise.balance.pack import ALL_POLICIES, DIVIDES
+from equipoise.balance.turns import TOGETHER
 from equipoise.cli.main import main
 from equipoise.cost.step import Residuals, residuals_of
 from equipoise.spec.device import find_device
@@ -155,7 +157,7 @@ def test_a_table_a_line_a_picture_and_a_trace(
         (
             ("--layout=dp=16", "--lengths=prolong", "--policy=by-wrok"),
             '--policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
-            "divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "
+            "delayed, divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "
             '"by-work".\n',
         ),
         (
@@ -235,3 +237,52 @@ def test_lengths_below_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         f"{file}:2  '-3' is not a document length. Give each document one whole number of tokens, "
         "1 to 2,147,483,647, and leave empty documents out.\n"
     )
+
+
+POLICIES_HERE = {
+    "dp=16": [each for each in ALL_POLICIES if each != "divided-in-time"],
+    "tp=2,pp=2,dp=4": [each for each in ALL_POLICIES if each not in TOGETHER],
+    "tp=2,cp=2,dp=4": [each for each in ALL_POLICIES if each not in DIVIDES],
+}
+
+
+@pytest.mark.parametrize("layout", POLICIES_HERE)
+def test_every_policy_has_the_work_of_its_documents(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, layout: str
+) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("\n".join(["16384", *["700"] * 351, "60"]))  # of 16 windows, one epoch
+    asked = [
+        *SMALL,
+        "--context-tokens=16384",
+        "--step-sequences=16",
+        f"--lengths={file}",
+        f"--layout={layout}",
+        "--json",
+    ]
+    flop = {}
+    for policy in POLICIES_HERE[layout]:
+        assert main([*asked, f"--policy={policy}"]) == 0
+        row = json.loads(capsys.readouterr().out)
+        flop[policy] = row["useful_tflops_per_device"] * row["step_s"]
+    whole = flop["by-work"]
+    cut = ("in-order", "fixed", "fixed-exact", "delayed")  # at windows, or other documents
+    for policy, found in flop.items():
+        assert policy in cut or found == pytest.approx(whole, rel=1e-12)
+
+
+def test_documents_that_one_rank_holds_in_parts_are_waited_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("\n".join(["65536", *["1000"] * 983, "40"]))
+    asked = [*SMALL, "--context-tokens=65536", "--step-sequences=16", f"--lengths={file}"]
+    asked += ["--layout=dp=16", "--json"]
+    steps = {}
+    for policy in ("by-work", "divided", "gangs", "flexsp"):
+        assert main([*asked, f"--policy={policy}"]) == 0
+        row = json.loads(capsys.readouterr().out)
+        steps[policy] = row["step_s"]
+        if policy != "by-work":
+            assert row["terms"]["context traffic"] > 0
+            assert steps[policy] < steps["by-work"]

@@ -5,11 +5,12 @@ from typing import cast
 
 import numpy as np
 
-from equipoise.balance.pack import pack_step
+from equipoise.balance.pack import DIVIDES, pack_step
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.packs import Packer
+from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import PackSpec, Policy
@@ -40,14 +41,16 @@ def packer_of(model: ModelSpec, base: StepOptions, seed: int) -> Packer:
     plain = PackSpec(context_tokens=base.context_tokens, step_tokens=whole)
     curve = counted_curve(model)
 
-    def pack(choice: Choice) -> Documents:
+    def pack(choice: Choice) -> Documents | DividedStep:
         options = choice.options
         spec = dataclasses.replace(
             plain,
             policy=cast(Policy, options.policy),
             context_tokens=options.context_tokens * options.micro_batch,
         )
-        ranks = pack_step(pieces, spec, choice.layout.dp, curve).ranks
-        return [[batch.doc_tokens.tolist() for batch in rank] for rank in ranks]
+        packed = pack_step(pieces, spec, choice.layout.dp, curve)
+        if options.policy in DIVIDES:
+            return DividedStep.of(packed)
+        return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
 
     return pack

@@ -104,7 +104,7 @@ def test_what_no_price_knows_is_tried(key: str, value: str, axis: str) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "shapes"),
-    [("divided", {(2, 1, 1, 1)}), ("divided-in-time", {(1, 1, 1, 2)})],
+    [("divided", {(2, 1, 1, 1), (1, 1, 2, 1)}), ("divided-in-time", {(1, 1, 1, 2)})],
 )
 def test_a_policy_leaves_the_layouts_that_run_it(policy: str, shapes: set[Any]) -> None:
     found = listed(read_run(None, [("pack.policy", policy)]), 2)
