@@ -121,7 +121,7 @@ def policies_of(policy: Policy, *, is_given: bool) -> tuple[Policy, ...]:
     if policy in DIVIDES:
         raise SpecError(
             f'pack.policy = "{policy}" divides documents, and the parts of a step that a plan of a '
-            f'run.toml prices are timed with whole ones. Leave it out, or give "by-work", "by-tokens", "delayed", "fixed" or '
-            f'"in-order".'
+            f"run.toml prices are timed with whole ones. Leave it out, or give "
+            f'"by-work", "by-tokens", "delayed", "fixed" or "in-order".'
         )
     return (policy,)
