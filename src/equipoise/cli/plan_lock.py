@@ -69,6 +69,9 @@ _ASKED = (
 )
 """Flags that say what is planned."""
 
+_SEARCHED: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "bytescale")
+"""Policies that divide documents, all but flexsp: it packs one step for a minute."""
+
 _DEFAULTS = {
     "layers": "alike",
     "precision": "bf16",
@@ -268,7 +271,7 @@ def _searched(
         LayoutError: no rank of such a layout runs the policy.
     """
     if args.policy == "any":
-        return (*POLICIES, *DIVIDES) if is_plain else POLICIES
+        return (*POLICIES, *_SEARCHED) if is_plain else POLICIES
     if args.policy == "delayed":
         raise SpecError(
             "--policy delayed packs other documents for every layout, so their steps are not to be "

@@ -124,7 +124,11 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
         "--policy",
         metavar="NAME",
         help="pack.policy, which makes micro-batches of documents; with --lengths"
-        + ("; any searches by-work, by-tokens and all that divide" if is_searched else "")
+        + (
+            "; any searches by-work, by-tokens and all that divide but flexsp"
+            if is_searched
+            else ""
+        )
         + " (default: by-work)",
     )
     parser.add_argument(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from verbs import run
 
-from equipoise.balance.turns import TOGETHER
 from equipoise.cli.simulate_setting import step_packer
 from equipoise.cost.step import StepOptions
 from equipoise.plan.run_steps import POLICIES
@@ -32,7 +31,7 @@ def test_any_is_the_faster_policy_and_simulates_alike(
     capsys: pytest.CaptureFixture[str], documents: list[str]
 ) -> None:
     asked = ["plan", *SMALL, *FIXED, *documents, "--json"]
-    searched = (*POLICIES, *TOGETHER)  # one over time needs a pipeline
+    searched = (*POLICIES, "divided", "gangs", "bytescale")  # one over time needs a pipeline
     *single, every = (
         json.loads(run(capsys, *asked, "--policy", policy)[1]) for policy in (*searched, "any")
     )

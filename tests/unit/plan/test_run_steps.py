@@ -46,6 +46,7 @@ def test_policies_that_divide_documents_have_no_price() -> None:
     with pytest.raises(SpecError) as caught:
         policies_of("gangs", is_given=True)
     assert str(caught.value) == (
-        'pack.policy = "gangs" shares documents out over ranks, which no price of a plan knows. '
-        'Leave it out, or give "by-work", "by-tokens", "delayed", "fixed" or "in-order".'
+        'pack.policy = "gangs" divides documents, and the parts of a step that a plan of a '
+        "run.toml prices are timed with whole ones. Leave it out, or give "
+        '"by-work", "by-tokens", "delayed", "fixed" or "in-order".'
     )
