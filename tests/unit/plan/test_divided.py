@@ -29,12 +29,12 @@ def space_of(model: str, devices: int, micro: int, policies: tuple[Policy, ...])
     return list_space(MODELS[model], devices, base, policies=policies)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=80)
 @given(
     st.sampled_from(sorted(MODELS)),
     st.sampled_from([2, 4, 8]),
     st.sampled_from([1, 2]),
-    st.sampled_from(DIVIDES),
+    st.sampled_from([each for each in DIVIDES if each != "flexsp"]),  # packs for seconds
     st.integers(0, 2**31),
     st.integers(0, 2**31),
 )

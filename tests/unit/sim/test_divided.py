@@ -81,7 +81,7 @@ class _Nothing:
         return CoreTimes(float(doc_tokens[0]), 0.0, 0.0, 0.0, 0.0)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=80)
 @given(
     st.sampled_from(ALL_POLICIES),
     LENGTHS,
