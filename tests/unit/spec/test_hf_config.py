@@ -173,7 +173,7 @@ def test_both_spellings_of_rope_are_one() -> None:
         ),
         (
             {"num_hidden_layers": 10**9},
-            "config.json: num_hidden_layers 1000000000 is more than 1,024.",
+            "config.json: num_hidden_layers 1000000000 is more than 4,096.",
         ),
         (
             {"tie_word_embeddings": "no"},
