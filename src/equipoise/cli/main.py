@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-_LONG = re.compile(r'\S{301,}|"[^"\n]{301,}"')
-"""A word or a quotation longer than any name or path that somebody means."""
+_LONG = re.compile(r'\S{501,}|"[^"\n]{1001,}"')
+"""A word longer than any path, or a quotation longer than any command, that somebody means."""
 
 
 def _brief(message: str) -> str:

@@ -26,7 +26,7 @@ from equipoise.base.read import read_json
 from equipoise.spec.cluster import MOST_DEVICES
 from equipoise.spec.hf_config import model_from_hf_config
 from equipoise.spec.layout import Layout
-from equipoise.spec.limits import MOST_LAYERS, MOST_SIZE
+from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.model import PLANNED, ModelSpec
 
 _MODEL_WORDS = (
@@ -52,6 +52,8 @@ MOST = MOST_SIZE
 """The largest size or degree of a command line."""
 _DIGITS = 40
 """Longer words are no numbers, whatever they hold."""
+_MOST_LAYERS = 1024
+"""Splitting many more over many stages takes minutes."""
 LAYOUT_WORDS = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas", "virtual")
 
 
@@ -176,9 +178,9 @@ def read_model(text: str) -> ModelSpec:
 
 def _require_layers(model: ModelSpec) -> ModelSpec:
     """Refuse what no price is meant for, before it is priced layer by layer."""
-    if model.layers > MOST_LAYERS:
+    if model.layers > _MOST_LAYERS:
         raise SpecError(
-            f"--model: {model.layers:,} layers are more than are priced. Give {MOST_LAYERS:,} or "
+            f"--model: {model.layers:,} layers are more than are priced. Give {_MOST_LAYERS:,} or "
             f"less."
         )
     if model.experts and not model.sparse_layers:

@@ -31,7 +31,7 @@ BAD_RUNS = {
     ),
     "10^9 layers": (
         "[model]\nlayers = 1000000000",
-        "run.toml:2  model.layers: 1000000000 is too large; the most is 1024.",
+        "run.toml:2  model.layers: 1000000000 is too large; the most is 4096.",
     ),
     "10^9 experts": (
         "[model]\nexperts = 1000000000",
@@ -71,7 +71,7 @@ BAD_FLAGS = {
         "(text)."
     ),
     ("config", "--model.layers=1000000000"): (
-        "--model.layers: 1000000000 is too large; the most is 1024."
+        "--model.layers: 1000000000 is too large; the most is 4096."
     ),
     ("config", "--layout.tensor=10000000000"): (
         "--layout.tensor: 10000000000 is too large; the most is 2147483647."

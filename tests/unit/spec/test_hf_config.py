@@ -173,7 +173,7 @@ def test_both_spellings_of_rope_are_one() -> None:
         ),
         (
             {"num_hidden_layers": 10**9},
-            "config.json: num_hidden_layers 1000000000 is more than 1,024.",
+            "config.json: num_hidden_layers 1000000000 is more than 4,096.",
         ),
         (
             {"tie_word_embeddings": "no"},
@@ -240,3 +240,24 @@ def test_a_model_that_no_type_describes_is_refused() -> None:
         "No Hugging Face model type has both query/key/value biases (qwen2) and "
         "query/key norms (qwen3). Train with one of them to export."
     )
+
+
+def test_a_shared_expert_without_biases_survives_the_round_trip() -> None:
+    model = dataclasses.replace(preset("qwen2-57b-a14b"), qkv_bias=False)
+    config = hf_config(model)
+    assert (config["model_type"], config["qkv_bias"]) == ("qwen2_moe", False)
+    assert model_from_hf_config(config) == model
+
+
+def test_a_window_of_mixtral_is_refused() -> None:
+    with pytest.raises(ModelError) as caught:
+        model_from_hf_config({**LLAMA, "model_type": "mixtral", "sliding_window": 16})
+    assert str(caught.value) == ("config.json: sliding_window 16 is not supported; only null is.")
+
+
+def test_a_config_that_is_no_table() -> None:
+    for config in ([1, 2], "llama", None):
+        with pytest.raises(ModelError) as caught:
+            model_from_hf_config(config)
+        shown = {"llama": '"llama"', "None": "null"}.get(str(config), str(config))
+        assert str(caught.value) == f"config.json holds {shown} and no table of sizes."

@@ -102,7 +102,7 @@ def test_the_schema_is_closed_and_described() -> None:
     }
     assert whole["$defs"]["ModelSection"]["properties"]["layers"] == {
         "description": "decoder layers",
-        "maximum": 1024,
+        "maximum": 4096,
         "minimum": 1,
         "title": "Layers",
         "type": "integer",
