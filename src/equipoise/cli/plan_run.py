@@ -122,7 +122,7 @@ class RunInputs:
         """Of the window: a forecast, which takes no time."""
         del due
         policy = cast(Policy, best.choice.options.policy)
-        tokens = self.steps.most_tokens(policy, best.choice.layout.dp)
+        tokens = self.steps.most_tokens(policy, best.choice.layout)
         return find_window_wall(self.search.model, best, tokens, self.run.spec.train.precision)
 
 

@@ -45,7 +45,7 @@ def packer_of(steps: RunSteps, policy: Policy) -> Packer:
     """Packs for a search as the run will."""
 
     def pack(choice: Choice) -> Documents:
-        return steps.documents(policy, choice.layout.dp)
+        return steps.documents(policy, choice.layout)
 
     return pack
 
@@ -79,7 +79,7 @@ def price_run(
         space = Space(space.columns | {"policy": np.full(len(space), place)}, space.base)
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
         for each in price_finalists(under, outcome, _PRICED, due):
-            tokens = steps.most_tokens(policy, each.choice.layout.dp)
+            tokens = steps.most_tokens(policy, each.choice.layout)
             found.append(with_memory(search.model, each, tokens, precision))
     found.sort(key=_order)
     distinct: dict[Choice, Finalist] = {}

@@ -25,6 +25,7 @@ from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.data.stream import DocumentStream
 from equipoise.sim.step import Documents
+from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run import Policy, RunSpec
@@ -74,29 +75,31 @@ class RunSteps:
             work.append(useful_flop(model, size, int(causal_pairs(lengths).sum())))
         self.median = int(np.argsort(work, kind="stable")[STEPS // 2])
         """Which step stands for all, from 0."""
-        self._packed: dict[tuple[Policy, int], list[Documents]] = {}
+        self._packed: dict[tuple[Policy, int, bool], list[Documents]] = {}
 
-    def documents(self, policy: Policy, dp: int) -> Documents:
+    def documents(self, policy: Policy, layout: Layout) -> Documents:
         """Of each data-parallel rank the micro-batches of the step that stands for all.
 
         Raises:
             LayoutError: a step has fewer documents than ranks.
         """
-        return self._pack(policy, dp)[self.median]
+        return self._pack(policy, layout)[self.median]
 
-    def most_tokens(self, policy: Policy, dp: int) -> int:
+    def most_tokens(self, policy: Policy, layout: Layout) -> int:
         """Of the largest micro-batch of all these steps."""
-        return max(sum(batch) for step in self._pack(policy, dp) for row in step for batch in row)
+        steps = self._pack(policy, layout)
+        return max(sum(batch) for step in steps for row in step for batch in row)
 
     def count_batches(self, policy: Policy, dp: int) -> int:
         """Micro-batches of the rank that has most of them, in the step that stands for all."""
-        return max(map(len, self.documents(policy, dp)))
+        return max(map(len, self.documents(policy, Layout(dp=dp))))
 
-    def _pack(self, policy: Policy, dp: int) -> list[Documents]:
-        key = policy, dp
+    def _pack(self, policy: Policy, layout: Layout) -> list[Documents]:
+        dp, meets = layout.dp, layout.meets_each_turn
+        key = policy, dp, meets
         if key not in self._packed:
             pack = dataclasses.replace(self._spec.pack, policy=policy)
-            packer = make_packer(pack, dp, self._curve)
+            packer = make_packer(pack, dp, self._curve, meets_each_turn=meets)
             self._packed[key] = [
                 [
                     [batch.doc_tokens.tolist() for batch in rank if batch.tokens] or [[1]]

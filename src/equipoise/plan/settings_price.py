@@ -65,8 +65,8 @@ def _price(run: ResolvedRun, choice: Choice, cluster: ClusterSpec, steps: RunSte
     """On a machine of its own, which remembers what was extrapolated for this choice alone."""
     machine = Machine(cluster)
     (policy,) = policies_of(cast(Policy, choice.options.policy), is_given=True)
-    documents = steps.documents(policy, choice.layout.dp)
+    documents = steps.documents(policy, choice.layout)
     priced = run_step(run.model, machine, choice.layout, choice.options, documents=documents)
-    tokens = steps.most_tokens(policy, choice.layout.dp)
+    tokens = steps.most_tokens(policy, choice.layout)
     finalist = Finalist(choice, priced)
     return with_memory(run.model, finalist, tokens, run.spec.train.precision)

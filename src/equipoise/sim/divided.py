@@ -257,7 +257,6 @@ def longest_chain(parts: StepParts, step: DividedStep, layout: Layout) -> Chain:
         step: Of documents divided over ranks.
         layout: Says whether all ranks meet in every turn.
     """
-    meets = (layout.zero >= 2 and layout.zero_ranks > 1) or layout.ep * layout.etp > 1
     ends: dict[int, float] = defaultdict(float)
     last: dict[int, tuple[int, ...]] = defaultdict(tuple)
     priced: list[BatchParts] = []
@@ -266,7 +265,7 @@ def longest_chain(parts: StepParts, step: DividedStep, layout: Layout) -> Chain:
     for gangs in step.turns:
         each = [(parts.price_gang(gang), gang.ranks) for gang in gangs]
         widest = max(int(gang.tokens.max()) for gang in gangs)
-        if meets:
+        if layout.meets_each_turn:
             each = [(max((batch for batch, _ in each), key=batch_s), (0,))]
         for batch, ranks in each:
             latest = max(ranks, key=lambda rank: ends[rank])

@@ -129,7 +129,9 @@ class Layout:
         >>> Layout(dp=2, tp=2, ep=2).meets_each_turn, Layout(dp=2, tp=2, ep=4).meets_each_turn
         (False, True)
         """
-        if self.zero >= 2 and self.dp > 1:
+        if self.dp == 1 or self.ep * self.etp == 1:
+            return self.zero >= 2 and self.dp > 1
+        if self.zero >= 2:
             return True
         data_rank = np.empty(self.world, dtype=np.int64)
         data_rank[self.grid("dp", "pp", "cp", "tp")] = np.arange(self.dp)[:, None, None, None]

@@ -210,9 +210,11 @@ def tensor_cases(ranks: int, heads: int) -> list[Case]:
                 alone = tensor == ranks  # one data-parallel rank has nobody to divide with
                 cases += [
                     dataclasses.replace(
-                        own, policy=each, zero=turn % 4, context_tokens=1024 if alone else 128
+                        own, policy=each, zero=zero, context_tokens=1024 if alone else 128
                     )
-                    for turn, each in enumerate(TOGETHER[:1] if alone else TOGETHER)
+                    for zero, each in zip(
+                        _STAGES, TOGETHER[:1] if alone else TOGETHER, strict=False
+                    )
                 ]
     return cases
 

@@ -57,7 +57,7 @@ def test_the_first_is_the_fastest_and_none_is_there_twice(finalists: list[Finali
 def test_every_finalist_has_the_faster_policy(steps: RunSteps, finalists: list[Finalist]) -> None:
     for each in finalists:
         for policy in POLICIES:
-            documents = steps.documents(policy, each.choice.layout.dp)
+            documents = steps.documents(policy, each.choice.layout)
             options = dataclasses.replace(each.choice.options, policy=policy)
             other = run_step(RUN.model, MACHINE, each.choice.layout, options, documents=documents)
             assert each.run.price.step_s <= other.price.step_s * (1 + 1e-9)
@@ -71,12 +71,12 @@ def test_memory_is_the_forecast_of_the_runs_own_ranks(
         assert sum(price.memory.values()) == price.memory_bytes.max()
         if layout.pp > 1 or layout.cp > 1:
             continue
-        batches = steps.documents(options.policy, layout.dp)
+        batches = steps.documents(options.policy, layout)
         sizes = [sum(batch) for row in batches for batch in row]
         forecast = forecast_memory(
             RUN.model,
             layout,
-            tokens=steps.most_tokens(options.policy, layout.dp),
+            tokens=steps.most_tokens(options.policy, layout),
             precision="fp32",
             recompute=options.recompute,
             micro_batches=max(map(len, batches)),

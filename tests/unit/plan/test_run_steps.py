@@ -12,6 +12,7 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.data.stream import DocumentStream
 from equipoise.plan.run_steps import STEPS, RunSteps, policies_of
+from equipoise.spec.layout import Layout
 from equipoise.spec.model import preset
 from equipoise.spec.run import PackSpec, RunSpec
 
@@ -27,7 +28,7 @@ PACK = PackSpec(context_tokens=64, step_tokens=256)
 )
 def test_each_token_of_the_step_is_in_one_micro_batch(lengths, dp, policy) -> None:
     steps = RunSteps(RunSpec(pack=PACK), MODEL, np.array(lengths, dtype=np.int64))
-    documents = steps.documents(policy, dp)
+    documents = steps.documents(policy, Layout(dp=dp))
     assert len(documents) == dp
     if policy != "delayed":
         assert sum(sum(batch) for row in documents for batch in row) == 256
@@ -39,7 +40,7 @@ def test_each_token_of_the_step_is_in_one_micro_batch(lengths, dp, policy) -> No
     own = [[b.doc_tokens.tolist() for b in rank if b.tokens] for rank in packed[steps.median].ranks]
     assert [row or [[1]] for row in own] == documents
     most = max(batch.tokens for step in packed for rank in step.ranks for batch in rank)
-    assert steps.most_tokens(policy, dp) == most
+    assert steps.most_tokens(policy, Layout(dp=dp)) == most
 
 
 def test_policies_that_divide_documents_have_no_price() -> None:

@@ -37,7 +37,7 @@ def test_every_choice_has_a_price() -> None:
     prices = prior_of(price_choices(run, choices.laid, CLUSTER, steps))
     assert np.isfinite(prices).all() and prices.max() > 1.1 * prices.min()
     layout, options = choices.laid[0].layout, choices.laid[0].options
-    documents = steps.documents("by-work", layout.dp)
+    documents = steps.documents("by-work", layout)
     alone = price_step(run.model, Machine(CLUSTER), layout, options, documents=documents)
     assert prices[0] == pytest.approx(alone.step_s)
 
