@@ -24,7 +24,7 @@ from equipoise.comm.watchdog import Watchdog
 from equipoise.data.store import open_store
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import Journal, Span
 from equipoise.spec.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
 from equipoise.train.process import StopRequest, end_with_agent, settle
@@ -91,7 +91,7 @@ class _WatchedJournal(Journal):
         self._watchdog = watchdog
 
     @contextmanager
-    def span(self, name: str, **fields: Any) -> Iterator[None]:
+    def span(self, name: str, **fields: Any) -> Iterator[Span]:
         """Append how long the block took, and be in it meanwhile."""
         with ExitStack() as stack:
             if self._watchdog is not None:
