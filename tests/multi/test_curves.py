@@ -4,9 +4,11 @@ import dataclasses
 import json
 from pathlib import Path
 
+import on_ranks
 import pytest
 from curve_ranks import obtain, obtain_beside_others
 from make_run import MODEL
+from read_run import events
 
 from equipoise.comm.local import run_ranks
 from equipoise.cost.curve import LoadCurve
@@ -55,3 +57,19 @@ def test_what_was_measured_beside_others_is_not_put_into_the_cache(tmp_path: Pat
     found = run_ranks(1, obtain_beside_others, SPEC, MODEL, tmp_path / "cache", tmp_path / "run")
     assert found[0].busy_share < 0.7
     assert not curves(tmp_path / "cache") and len(curves(tmp_path / "run")) == 1
+
+
+def test_steps_that_contradict_the_curve_are_said_and_written_down(
+    tmp_path: Path, make_run
+) -> None:
+    wide = dataclasses.replace(MODEL, layers=4, hidden=256, heads=4, ffn=1024, head_width=64)
+    resolved = make_run(model=wide, steps=6, step_tokens=4096)  # counted: a rank of 1 TFLOP/s
+    ended = run_ranks(2, on_ranks.train, tmp_path, resolved, {})
+    said = [line for line in ended[0].said if line.startswith("Computing took ")]
+    assert len(said) == 1 and said[0].endswith(
+        "than the price curve predicted (median of 5 steps). This run keeps its curve; the next "
+        "run measures it again."
+    )
+    (doubt,) = events(tmp_path, "doubt")
+    assert (doubt["step"], doubt["message"]) == (5, said[0])
+    assert not events(tmp_path, "doubt", rank=1)
