@@ -37,7 +37,7 @@ from equipoise.plan.fullest import Travels
 from equipoise.plan.kernels import bound_by_kernels
 from equipoise.plan.least import LESS, least_step_s, rounding_s
 from equipoise.plan.outcome import Priced
-from equipoise.plan.packs import Packer, Packs
+from equipoise.plan.packs import Packer, Packs, pack_key
 from equipoise.plan.room import fullest_bytes
 from equipoise.plan.space import COLUMNS, Ints, Space
 from equipoise.sim.divided import DividedStep
@@ -210,7 +210,7 @@ class Estimates:
     def _passes(self, choice: Choice, *, own: bool) -> Passes:
         layout, options = choice.layout, choice.options
         alike = dataclasses.replace(options, context_strategy="") if not own else options
-        key = own, kernel_key(layout, alike), layout.dp, options.micro_batch, options.policy
+        key = own, kernel_key(layout, alike), pack_key(choice)
         if key not in self._read:
             if own:
                 documents, parts = self.packs.documents(choice), self.parts(choice)

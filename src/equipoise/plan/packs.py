@@ -27,11 +27,12 @@ Packer = Callable[[Choice], Documents | DividedStep]
 """Documents of one step, as the choice's policy packs them for its layout."""
 
 
-_Key = tuple[int, int, str, bool]
+PackKey = tuple[int, int, str, bool]
+"""What a packer's answer depends on: ranks, windows of a micro-batch, policy, where ranks meet."""
 
 
-def _key_of(choice: Choice) -> _Key:
-    """What a packer's answer depends on."""
+def pack_key(choice: Choice) -> PackKey:
+    """Of a choice."""
     layout, options = choice.layout, choice.options
     return layout.dp, options.micro_batch, options.policy, layout.meets_each_turn
 
@@ -41,8 +42,8 @@ class Packs:
 
     def __init__(self, model: ModelSpec, packer: Packer | None) -> None:
         self._model, self._packer = model, packer
-        self._packed: dict[_Key, Documents | DividedStep] = {}
-        self._bins: dict[_Key, Bins] = {}
+        self._packed: dict[PackKey, Documents | DividedStep] = {}
+        self._bins: dict[PackKey, Bins] = {}
 
     @property
     def has_documents(self) -> bool:
@@ -58,7 +59,7 @@ class Packs:
         if self._packer is None:
             batch = [options.context_tokens] * options.micro_batch
             return [[batch] * options.count_micro_batches(layout)]
-        key = _key_of(choice)
+        key = pack_key(choice)
         if key not in self._packed:
             packed = self._packer(choice)
             if isinstance(packed, DividedStep):
@@ -92,7 +93,7 @@ class Packs:
 
     def bins(self, choice: Choice) -> Bins:
         """Micro-batches of the rank that has most work, by their tokens."""
-        options, key = choice.options, _key_of(choice)
+        options, key = choice.options, pack_key(choice)
         if key not in self._bins:
             grain = max(1, options.micro_batch * options.context_tokens // _GRAINS)
             documents = self.documents(choice)
