@@ -189,7 +189,7 @@ def turns_seconds(packed: PackedStep, curve: LoadCurve) -> float:
     >>> long, short = (MicroBatch(np.array([[0, 0, tokens]])) for tokens in (9, 1))
     >>> packed = PackedStep("by-work", ((long, short), (short, long)))
     >>> curve = break_even_curve(float("inf"))
-    >>> turns_seconds(packed, curve) / max(rank_seconds(packed, curve))
+    >>> round(turns_seconds(packed, curve) / max(rank_seconds(packed, curve)), 3)
     1.8
     """
     return 1e-9 * sum(
