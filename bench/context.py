@@ -17,15 +17,19 @@ from equipoise.spec.workload import distribution_names, draw_lengths
 
 PACK_TOKENS = 131_072
 PACKS = 200
-RANKS = (2, 4, 8, 16)
+RANKS = (2, 4, 8, 16, 32)
 SEED = 7  # the strategies were tried out on seed 0
-GOALS = {"tile_ratio": {2: 1.05, 4: 1.05, 8: 1.07, 16: 1.10}, "pair_skew": 1.02, "plan_ms": 1.0}
+GOALS = {
+    "tile_ratio": {2: 1.05, 4: 1.05, 8: 1.07, 16: 1.10, 32: 1.08},
+    "pair_skew": "1.02 up to 16 ranks",
+    "plan_ms": "1 up to 16 ranks",
+}
 REFERENCE = {
     "what": "an independent simulation on packs of pretrain-128k, tiles of 128 by 128; of "
     "strategies that papers describe, not figures that papers print. How it aligned "
     "tiles is not recorded: its rows for head-tail-document and adaptive are higher than those "
     "counted here, those for head-tail are within 3%",
-    "ranks": RANKS,
+    "ranks": (2, 4, 8, 16),
     "tile_ratio": {
         "head-tail": (1.31, 1.60, 1.89, 2.17),
         "head-tail-document": (1.14, 1.25, 1.48, 1.99),

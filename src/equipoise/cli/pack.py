@@ -230,7 +230,8 @@ def _corpus_lengths(resolved: "ResolvedRun", quiet: bool) -> tuple["Lengths", st
     from equipoise.data.store import prepare
 
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
-    return store.doc_tokens, f"{store.source_name} (counted)"
+    left_out = f"; {store.left_out}" if store.left_out else ""
+    return store.doc_tokens, f"{store.source_name} (counted{left_out})"
 
 
 def document_lengths(

@@ -70,7 +70,7 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     """Make the token cache and write the run's folder; what the ranks will read."""
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.store import prepare
-    from equipoise.plan.accepted import require_accepted
+    from equipoise.plan.accepted import require_accepted, require_step
     from equipoise.sim.sharding import settle_machine
     from equipoise.spec.resolved import ResolvedFile, write_resolved
 
@@ -79,6 +79,9 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     _require_device(resolved.spec)
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
     check_vocabulary(store, resolved.model.vocab)
+    if store.left_out and not quiet:
+        sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
+    require_step(resolved.spec, resolved.model, ranks, store.doc_tokens)
     init = resolved.spec.model.init
     settled = ResolvedFile(
         spec=resolved.spec,

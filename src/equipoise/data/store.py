@@ -123,6 +123,21 @@ class TokenStore:
         """Documents that count: not empty, and decodable."""
         return len(self.doc_tokens)
 
+    @property
+    def left_out(self) -> str:
+        """What the corpus has that is no document, in words; nothing where it has none."""
+        kinds = (
+            (self.empty_documents, "empty document", "empty documents"),
+            (
+                self.undecodable_documents,
+                "document that is not UTF-8",
+                "documents that are not UTF-8",
+            ),
+        )
+        parts = [f"{n:,} {one if n == 1 else many}" for n, one, many in kinds if n]
+        was = "was" if sum(n for n, *_ in kinds) == 1 else "were"
+        return f"{' and '.join(parts)} {was} left out" if parts else ""
+
     @cached_property
     def names(self) -> list[str]:
         """The corpus' files, relative to its root."""

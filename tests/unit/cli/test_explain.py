@@ -94,8 +94,8 @@ def test_the_page_shows_what_the_tool_says(capsys: pytest.CaptureFixture[str]) -
     homes = [rank["home"] for rank in answer["strategies"][1]["by_rank"]]
     assert {d for home in homes[1:] for d, *_ in home}.isdisjoint({1, 3, 4})
     for flags, said in (
-        (("--strategy", "ring", "--sharding", "head-tail-document"), "is hidden (11.3 ms)"),
-        (("--strategy", "double-ring", "--ranks-per-node", "2"), "and 11.5 ms are predicted"),
+        (("--strategy", "ring", "--sharding", "head-tail-document"), "is hidden (12.8 ms)"),
+        (("--strategy", "double-ring", "--ranks-per-node", "2"), "and 12.0 ms are predicted"),
     ):
         [each] = told(capsys, *flags)["strategies"]
         assert said in page
