@@ -341,7 +341,7 @@ if os.geteuid() == 0:
 
 def test_a_tokenizer_that_does_not_fit_the_model(run_toml, cache, tmp_path, capsys) -> None:
     main(["train", str(run_toml), "--out", str(tmp_path / "run"), "--prepare"])
-    (tokenizer, *_) = cache.glob("tokenizer-*.json")
+    (tokenizer, *_) = cache.glob("tokenizer-*/tokenizer.json")
     shutil.copy(tokenizer, tmp_path / "tokenizer.json")
     capsys.readouterr()
     code, err = refused(

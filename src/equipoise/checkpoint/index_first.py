@@ -26,7 +26,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.index import ITEM_BYTES, Chunk, Index, StoredTensor, require_sound
@@ -200,7 +200,7 @@ def _require_archives(folder: Path, index: Index) -> None:
     for name, tensor in index.items():
         for chunk in tensor.chunks:
             with (folder / chunk.file).open("rb") as file:
-                view = _View(file, chunk.start, chunk.size_bytes)
+                view = cast("IO[bytes]", _View(file, chunk.start, chunk.size_bytes))
                 try:
                     with _archive(view, tensor.dtype, chunk.shape):
                         pass

@@ -72,7 +72,7 @@ from equipoise.data.shard_tokens import (
 )
 from equipoise.data.source import Source, open_source
 from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
-from equipoise.data.verified import VerifiedTokens, damaged
+from equipoise.data.verified import VerifiedTokens, damaged, unreadable
 from equipoise.data.workers import tokenize_parallel
 from equipoise.spec.run import DataSpec
 
@@ -247,7 +247,10 @@ def open_store(folder: Path) -> TokenStore:
         dtype, doc_tokens = np.dtype(meta.dtype), np.diff(offsets)
         is_sound = len(doc_tokens) == meta.documents and doc_tokens.min() > 0
         is_sound = bool(is_sound and offsets[0] == 0 and offsets[-1] == meta.tokens)
+        is_sound = is_sound and dtype == token_dtype(meta.vocab)
         content = meta.content
+    except OSError as error:
+        raise unreadable(folder, error) from None
     except (KeyError, TypeError, ValueError):
         is_sound = False
     if not is_sound:

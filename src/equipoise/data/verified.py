@@ -46,6 +46,14 @@ def damaged(file: Path, what: str) -> DataError:
     )
 
 
+def unreadable(folder: Path, error: OSError) -> DataError:
+    """The error of a cache that the disk or its owner does not give."""
+    return DataError(
+        f"{folder} cannot be read ({error.strerror}). Make its files readable, or delete the "
+        "folder; the next run makes it again."
+    )
+
+
 class ChunkTable:
     """The table of a file that is being written.
 
@@ -98,7 +106,10 @@ class VerifiedTokens:
             raise damaged(file, f"it has {held_bytes:,} bytes where meta.json says {size_bytes:,}")
         if len(table) != -(-size_bytes // CHUNK_BYTES) * _DIGEST_BYTES:
             raise damaged(file, "its table of digests has another number of chunks")
-        self._handle = os.open(file, os.O_RDONLY)
+        try:
+            self._handle = os.open(file, os.O_RDONLY)
+        except OSError as error:
+            raise unreadable(file.parent, error) from None
         weakref.finalize(self, os.close, self._handle)
 
     def __len__(self) -> int:

@@ -176,12 +176,41 @@ def test_a_cache_under_the_name_of_another(message, copy: Path, tmp_path: Path) 
     )
 
 
-def test_sizes_that_do_not_go_together(message, copy: Path) -> None:
+@pytest.mark.parametrize("changes", [{"documents": 3}, {"tokens": 7}, {"dtype": "<u4"}])
+def test_sizes_that_do_not_go_together(message, copy: Path, changes: dict) -> None:
     meta = read_meta(copy)
-    (copy / "meta.json").write_text(render(dataclasses.replace(meta, documents=3)))
+    (copy / "meta.json").write_text(render(dataclasses.replace(meta, **changes)))
     assert message(DataError, open_store, copy) == (
         f"{copy}/meta.json is damaged: it does not go with the other files. "
         + AGAIN.format(folder=copy)
+    )
+
+
+UNREADABLE = """
+import mmap, os  # NumPy would import it later, as the other user
+from pathlib import Path
+from equipoise.base.errors import DataError
+from equipoise.data.store import open_store
+os.chmod({file!r}, 0)
+os.setuid(65534)
+try:
+    open_store(Path({folder!r}))
+except DataError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone becomes another user")
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin"])
+def test_a_file_that_may_not_be_read(copy: Path, name: str) -> None:
+    for folder in copy.parents[:3]:
+        folder.chmod(0o755)
+    code = UNREADABLE.format(file=str(copy / name), folder=str(copy))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout == (
+        f"{copy} cannot be read (Permission denied). Make its files readable, or delete the "
+        "folder; the next run makes it again.\n"
     )
 
 
