@@ -142,7 +142,7 @@ class ClassSearch(Search):
     def replay(self, choice: Choice) -> StepRun:
         """The step as it was priced: with documents, on the pipeline that has most work."""
         layout, options = choice.layout, choice.options
-        rows, prices = self.whole_documents(choice)[:1], self.prices
+        rows, prices = self.whole_documents(choice), self.prices
         return run_sites(self.model, self.machine, layout, options, documents=rows, prices=prices)
 
     def _replay(self, row: int) -> Priced | None:

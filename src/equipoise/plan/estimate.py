@@ -213,7 +213,7 @@ class Estimates:
         key = own, kernel_key(layout, alike), pack_key(choice)
         if key not in self._read:
             if own:
-                documents, parts = self.packs.documents(choice), self.parts(choice)
+                documents, parts = self.packs.heaviest(choice), self.parts(choice)
                 self._read[key] = (
                     divided_passes(parts, documents, layout, self.kernels.splits)
                     if isinstance(documents, DividedStep)
@@ -227,7 +227,7 @@ class Estimates:
         return self._read[key]
 
     def _least_s(self, choice: Choice, passes: Passes) -> float:
-        documents = self.packs.documents(choice)
+        documents = self.packs.heaviest(choice)
         if isinstance(documents, DividedStep):
             micro_batches = int(passes.counts.sum())
         else:

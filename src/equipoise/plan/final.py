@@ -24,7 +24,6 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.deadline import NEVER, Deadline
 from equipoise.plan.layered import plan_layers
 from equipoise.plan.outcome import Outcome
-from equipoise.plan.packs import first_ranks
 from equipoise.plan.place import Placement, place_nodes, placed
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
@@ -93,11 +92,11 @@ def degrees_of(choice: Choice) -> tuple[int, ...]:
 def price_choice(search: Search, choice: Choice) -> Finalist:
     """One choice, priced whole."""
     documents = search.documents(choice)
-    run, nodes = _run(search, choice, documents, search.machine.cluster), tuple[int, ...]()
+    run, nodes = _run(search, choice, search.machine.cluster), tuple[int, ...]()
     cluster = search.machine.cluster
     if cluster.node_bytes_per_s is not None and len(cluster.classes) == 1:
         placement = _place(search, choice, cluster)
-        moved = _run(search, choice, documents, placed(cluster, placement))
+        moved = _run(search, choice, placed(cluster, placement))
         if moved.price.step_s < run.price.step_s:
             run, nodes = moved, placement.nodes
     return Finalist(choice, _of_all(search, documents, run), nodes)
@@ -140,7 +139,7 @@ def with_layers(
     if plan is None:
         return found
     documents, choice = search.documents(plan.choice), plan.choice
-    rows = first_ranks(documents, _PIPELINES) if search.packer is not None else None
+    rows = search.estimates.packs.deciding(choice, _PIPELINES) if search.packer else None
     machine = Machine(search.machine.cluster)
     layout, options = choice.layout, choice.options
     of_all = search.model, machine, layout, options, plan.layers
@@ -150,11 +149,9 @@ def with_layers(
     return [Finalist(choice, _of_all(search, documents, run), (), plan.layers), *found]
 
 
-def _run(
-    search: Search, choice: Choice, documents: Documents | DividedStep, cluster: ClusterSpec
-) -> StepRun:
+def _run(search: Search, choice: Choice, cluster: ClusterSpec) -> StepRun:
     """On a machine of its own, which remembers what was extrapolated for this choice alone."""
-    rows = first_ranks(documents, _PIPELINES)
+    rows = search.estimates.packs.deciding(choice, _PIPELINES)
     machine = Machine(cluster)
     return run_sites(search.model, machine, choice.layout, choice.options, documents=rows)
 

@@ -113,7 +113,7 @@ def plan_base(search: Search, base: int) -> LayeredPlan | None:
         base: Row of its space.
     """
     choice = search.space.choice(base)
-    documents = search.whole_documents(choice)[:1] if search.packer is not None else None
+    documents = search.whole_documents(choice) if search.packer is not None else None
     try:
         whole = run_sites(
             search.model, search.machine, choice.layout, choice.options, documents=documents

@@ -17,6 +17,7 @@ from equipoise.plan.choice import Choice
 from equipoise.schedule.instruction import Ints
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
+from equipoise.sim.turns import slowest_turns
 from equipoise.spec.model import ModelSpec
 
 _GRAINS = 64
@@ -43,6 +44,7 @@ class Packs:
     def __init__(self, model: ModelSpec, packer: Packer | None) -> None:
         self._model, self._packer = model, packer
         self._packed: dict[PackKey, Documents | DividedStep] = {}
+        self._paced: dict[PackKey, Documents] = {}
         self._bins: dict[PackKey, Bins] = {}
 
     @property
@@ -68,9 +70,27 @@ class Packs:
                 self._packed[key] = [packed[at] for at in _by_work(self._model, packed)]
         return self._packed[key]
 
+    def deciding(self, choice: Choice, count: int) -> Documents | DividedStep:
+        """The pipelines with most work; all ranks where they wait for each other within a step.
+
+        Args:
+            choice: Whose documents.
+            count: Pipelines, where each goes at its own pace.
+        """
+        documents = self.documents(choice)
+        if isinstance(documents, DividedStep):
+            return documents.ranks(range(min(count, len(documents.rows))))
+        return documents if choice.layout.meets_each_turn else documents[:count]
+
     def heaviest(self, choice: Choice) -> Documents | DividedStep:
-        """What a choice is priced on: one pipeline, where documents lie on one."""
-        return first_ranks(self.documents(choice), 1)
+        """What a look is priced on: one pipeline, where documents lie on one."""
+        documents = self.deciding(choice, 1)
+        if isinstance(documents, DividedStep) or len(documents) == 1:
+            return documents
+        key = pack_key(choice)
+        if key not in self._paced:
+            self._paced[key] = slowest_turns(self._model, choice.layout, documents)[:1]
+        return self._paced[key]
 
     def _by_work(self, step: DividedStep) -> list[int]:
         """Ranks by their work; where all run documents together, the one with most first."""
@@ -85,7 +105,7 @@ class Packs:
         """Of the micro-batches of the rank that has most work, in order; None of full windows."""
         if self._packer is None:
             return None
-        documents = self.documents(choice)
+        documents = self.heaviest(choice)
         if isinstance(documents, DividedStep):
             sizes = [each.tokens for each in documents.rank_slices[self._by_work(documents)[0]]]
             return np.array(sizes, dtype=np.int64)
@@ -96,20 +116,13 @@ class Packs:
         options, key = choice.options, pack_key(choice)
         if key not in self._bins:
             grain = max(1, options.micro_batch * options.context_tokens // _GRAINS)
-            documents = self.documents(choice)
+            documents = self.heaviest(choice)
             if isinstance(documents, DividedStep):
                 row = documents.rank_slices[self._by_work(documents)[0]]
                 self._bins[key] = sort_slices(row, grain)
             else:
                 self._bins[key] = sort_batches(documents[0], grain)
         return self._bins[key]
-
-
-def first_ranks(documents: Documents | DividedStep, count: int) -> Documents | DividedStep:
-    """The pipelines with most work; all ranks, where they run documents together."""
-    if isinstance(documents, DividedStep):
-        return documents.ranks(range(min(count, len(documents.rows))))
-    return documents[:count]
 
 
 def _by_work(model: ModelSpec, packed: Documents) -> list[int]:

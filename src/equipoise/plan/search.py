@@ -223,12 +223,12 @@ class Search:
         return self.estimates.packs.documents(choice)
 
     def whole_documents(self, choice: Choice) -> Documents:
-        """Likewise.
+        """Of the pipeline that decides how long a step takes.
 
         Raises:
             LayoutError: the choice's policy divides documents.
         """
-        return require_whole(self.documents(choice))
+        return require_whole(self.estimates.packs.heaviest(choice))
 
     def parts(self, choice: Choice) -> StepParts:
         """Prices of its micro-batches."""
@@ -275,7 +275,10 @@ class Search:
     def _groups(self, rows: Ints, peak: Floats) -> list[Item]:
         """A queue of rows that run the same kernels, by the least bound of each group."""
         names = (*_KERNELS, *(["dp", "policy"] if self.packer is not None else []))
-        groups = group_alike([self.space[name][rows] for name in names])
+        columns = [self.space[name][rows] for name in names]
+        if self.packer is not None:  # where ranks meet in each turn, other documents are packed
+            columns.append(self.space["zero"][rows] >= 2)
+        groups = group_alike(columns)
         self._members = [rows[group] for group in groups]
         queue = [(float(peak[group].min()), GROUP, at) for at, group in enumerate(groups)]
         heapq.heapify(queue)

@@ -17,8 +17,6 @@ Kept true (tests/unit/sim/test_here.py)
     recomputation never make it faster; what was not timed is priced from kernels.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from equipoise.balance.context import split_context
@@ -89,13 +87,6 @@ class MeasuredParts:
             self._known[key] = self._make(lengths)
         return self._known[key]
 
-    def pace(self, rows: Sequence[Sequence[Sequence[int]]]) -> Sequence[Sequence[Sequence[int]]]:
-        """Micro-batches of each data-parallel rank, as they hold each other up."""
-        meets = self._layout.zero >= 2 and self._layout.zero_ranks > 1
-        if not meets or len({len(row) for row in rows}) != 1:
-            return rows
-        return [[max(turn, key=self._total_s) for turn in zip(*rows, strict=True)]]
-
     def ends(self, layers: list[list[int]]) -> tuple[Floats, Floats, Floats, float]:
         """What each stage's rank pays once: before, after, optimizer, float64 [pp]; and a step."""
         last = len(layers) - 1
@@ -110,10 +101,6 @@ class MeasuredParts:
             for kind in kinds
         )
         return before, after, optimizer, self._curves.way.step_s.mid
-
-    def _total_s(self, doc_tokens: Sequence[int]) -> float:
-        found = self.price(np.asarray(doc_tokens))
-        return float(sum(part.sum() for part in (*found.layers, found.first, found.last)))
 
     def _make(self, lengths: Ints) -> BatchParts:
         model, layout, options = self._model, self._layout, self._options

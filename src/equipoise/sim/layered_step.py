@@ -54,6 +54,7 @@ from equipoise.sim.step import (
     typical,
     uniform_documents,
 )
+from equipoise.sim.turns import slowest_turns
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.recompute import layer_recompute
@@ -129,7 +130,7 @@ def run_layered(
     step = _Step(model, machine, layout, options, tuple(layers), documents is None, known)
     split = step.split(typical(rows))
     runs = []
-    for row in rows:
+    for row in slowest_turns(model, layout, rows):
         batches = [step.price(np.asarray(batch), split) for batch in row]
         tokens = [int(sum(batch)) for batch in row]
         runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))

@@ -37,6 +37,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory, stage_memory, with_keys
 from equipoise.sim.parameters import between_s, travel_of
 from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
+from equipoise.sim.turns import fullest_turns, slowest_turns
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
@@ -161,9 +162,10 @@ def run_step(
         prices = here or parts or StepParts(model, machine, layout, options)
         split = split_layers(prices.price(typical(rows)), options, layout.pp * options.virtual)
         runs = []
-        for row in rows if here is None else here.pace(rows):
+        fullest = fullest_turns(layout, rows)
+        for row in slowest_turns(model, layout, rows):
             batches = [prices.price(np.asarray(batch)) for batch in row]
-            tokens = [int(sum(batch)) for batch in row]
+            tokens = fullest or [int(sum(batch)) for batch in row]
             runs.append(run_pipeline(batches, split, layout, options, tokens=tokens))
     slowest = max(runs, key=lambda run: run.timeline.makespan_ns)
     memory = stage_memory(model, layout, options, split, runs)

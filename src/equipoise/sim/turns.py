@@ -1,0 +1,61 @@
+"""Micro-batches of data-parallel ranks that wait for each other in every one.
+
+Why
+    Where ranks meet in each turn (``Layout.meets_each_turn``), a turn takes as long as its
+    heaviest micro-batch, whichever rank has it::
+
+        rank 0   |####|##  |        the step is 4 + 5,
+        rank 1   |##  |#####|       not the 7 of the rank that has most
+
+What it decides
+    Which micro-batch stands for each turn: the one of most useful FLOP, the lowest rank's of
+    equal ones.
+
+Kept true (tests/unit/sim/test_turns.py)
+    No rank's own sum is more; where ranks do not meet, nothing changes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.spec.layout import Layout
+from equipoise.spec.model import ModelSpec
+
+Rows = Sequence[Sequence[Sequence[int]]]
+"""Lengths of the documents of each data-parallel rank's micro-batches."""
+
+
+def slowest_turns(model: ModelSpec, layout: Layout, rows: Rows) -> Rows:
+    """One rank that has the heaviest micro-batch of each turn; all ranks where none wait.
+
+    Args:
+        model: What a document's work is counted for.
+        layout: Says whether ranks meet in each turn.
+        rows: Micro-batches of each data-parallel rank.
+
+    >>> from equipoise.spec.model import preset
+    >>> rows = [[[4], [2]], [[2], [5]]]
+    >>> slowest_turns(preset("2m"), Layout(dp=2, zero=3), rows)
+    [[[4], [5]]]
+    """
+    if len(rows) == 1 or not layout.meets_each_turn or len({len(row) for row in rows}) != 1:
+        return rows
+
+    def work(batch: Sequence[int]) -> int:
+        lengths = np.asarray(batch, dtype=np.int64)
+        return useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum()))
+
+    return [[max(turn, key=work) for turn in zip(*rows, strict=True)]]
+
+
+def fullest_turns(layout: Layout, rows: Rows) -> list[int] | None:
+    """Most tokens that any rank holds in each turn; None where ranks do not wait.
+
+    >>> fullest_turns(Layout(dp=2, zero=3), [[[4], [2]], [[2, 3], [5]]])
+    [5, 5]
+    """
+    if len(rows) == 1 or not layout.meets_each_turn or len({len(row) for row in rows}) != 1:
+        return None
+    return [max(map(sum, turn)) for turn in zip(*rows, strict=True)]
