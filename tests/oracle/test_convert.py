@@ -121,8 +121,8 @@ def test_a_manifest_of_another_model(built: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_checkpoint_weights(folder, deeper)
     assert str(caught.value) == (
-        f"The weights of {folder} could not be read (Missing key in checkpoint state_dict: "
-        "model.layers.2.attention_norm.weight)."
+        f"{folder} is torn: its model has layers.2.attention_norm.weight of shape [32], and the "
+        "checkpoint does not have it."
     )
     newer = dataclasses.replace(manifest, model=manifest.model | {"memory_layers": 3})
     with pytest.raises(CheckpointError) as caught:
