@@ -277,7 +277,7 @@ class Search:
         names = (*_KERNELS, *(["dp", "policy"] if self.packer is not None else []))
         columns = [self.space[name][rows] for name in names]
         if self.packer is not None:  # where ranks meet in each turn, other documents are packed
-            columns.append(self.space["zero"][rows] >= 2)
+            columns.append((self.space["zero"][rows] >= 2).astype(np.int64))
         groups = group_alike(columns)
         self._members = [rows[group] for group in groups]
         queue = [(float(peak[group].min()), GROUP, at) for at, group in enumerate(groups)]
