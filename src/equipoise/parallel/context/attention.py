@@ -46,7 +46,8 @@ def context_attention(
     """Attention inside each document of a pack whose tokens lie on several ranks.
 
     Args:
-        q_tHE: Queries of this rank's tokens [tokens, query heads, head width], RoPE applied.
+        q_tHE: Queries of this rank's tokens [tokens, query heads, head width], RoPE applied; of
+            any strides. Under ``torch.autocast`` all three are cast as torch's attention casts.
         k_tGE: Keys of the same tokens; the number of key/value heads divides the query heads.
         v_tGE: Values, shaped as the keys.
         doc_tokens: Length of each document of the whole pack, in order [tokens].

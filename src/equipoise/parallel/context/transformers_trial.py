@@ -209,7 +209,7 @@ def try_over_ranks(
 
 
 def _shorten_windows(model: PreTrainedModel, longest: int) -> None:
-    places = [model.config, model.config.get_text_config(), *model.modules()]
+    places: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
     places += [each.config for each in model.modules() if hasattr(each, "config")]
     for place in places:
         window = getattr(place, "sliding_window", None)
@@ -222,7 +222,7 @@ def _over_ranks(
 ) -> tuple[Tensor, float]:
     """Logits in the order of the documents, and how far the loss is from theirs."""
     shares: ContextShares = share_tokens(pack.doc_tokens, RANKS, _SHARDING)
-    meeting, batches = _Meeting(), []
+    meeting, batches = _Meeting(), list[dict[str, Any]]()
     for rank, (rows, counted) in enumerate(zip(shares.rows, shares.positions, strict=True)):
         positions = counted if pack.positions is None else np.array(pack.positions)[rows]
         ids_1t = ids[torch.from_numpy(rows).to(ids.device)].unsqueeze(0)
