@@ -145,18 +145,24 @@ def _told(folder: Path, rank: int) -> Iterator[None]:
 
 def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> None:
     known = isinstance(error, EquipoiseError)
-    fields: dict[str, Any] = {
-        "name": "error" if known else "exception",
-        "type": type(error).__name__,
-        "message": str(error),
-        "exit_code": error.exit_code if isinstance(error, EquipoiseError) else 6,
-        "traceback": "" if known else traceback.format_exc(),
-    }
-    say({"rank": rank, **fields})
+    name, message = "error" if known else "exception", str(error)
+    exit_code = error.exit_code if isinstance(error, EquipoiseError) else 6
+    trace = "" if known else traceback.format_exc()
+    kind = type(error).__name__
+    told = {"rank": rank, "name": name, "type": kind, "message": message}
+    say({**told, "exit_code": exit_code, "traceback": trace})
     if isinstance(error, FolderTakenError | FolderGoneError) or not folder.is_dir():
         return
     with suppress(OSError, FaultError), Journal(folder / "journal", rank) as journal:
-        journal.write("fault", **fields, **more)
+        journal.write(
+            "fault",
+            name,
+            type=kind,
+            message=message,
+            exit_code=exit_code,
+            traceback=trace,
+            **more,
+        )
 
 
 def _tell(folder: Path, rank: int, found: Standstill) -> None:
