@@ -16,6 +16,7 @@ from equipoise.cli.run_arguments import add_run_arguments, run_from
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from equipoise.spec.model import ModelSpec
     from equipoise.train.check_case import Verdict
 
 HELP = "prove that every layout and packing gives one rank's loss and gradients"
@@ -109,11 +110,27 @@ def run(args: argparse.Namespace) -> int:
             ]
         ]
         verdicts += run_cases(real, model, progress)
-    _show(args, verdicts)
+    _show(args, verdicts, model)
     return 0
 
 
-def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]") -> None:
+def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
+    """What the cases are proven on, and what they leave out."""
+    from equipoise.train.check_sample import DOCUMENT_TOKENS
+
+    played = sum(verdict.case.played for verdict in verdicts)
+    worlds = sorted({verdict.case.ranks for verdict in verdicts if not verdict.case.played})
+    parts = [f"{len(verdicts) - played} on {', '.join(map(str, worlds))} gloo ranks"] * bool(worlds)
+    parts += [f"{played} played in this process"] * (played > 0)
+    return (
+        f"Cases: {' and '.join(parts)}. Model: {model.layers} layers of width {model.hidden}, "
+        f"{'fp64' if model.experts else 'fp32'} on a CPU. Sample: {len(DOCUMENT_TOKENS)} documents "
+        f"of {min(DOCUMENT_TOKENS)} to {max(DOCUMENT_TOKENS)} tokens. Not covered: bf16, CUDA "
+        f"devices, longer documents.\n"
+    )
+
+
+def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "ModelSpec") -> None:
     from equipoise.train.check_case import TOLERANCE
 
     failed = [verdict for verdict in verdicts if not verdict.is_exact]
@@ -121,6 +138,7 @@ def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]") -> None:
         rows = [_row(verdict) for verdict in verdicts]
         sys.stdout.write(json.dumps({"tolerance": TOLERANCE, "cases": rows}, indent=1) + "\n")
     elif not args.quiet:
+        sys.stdout.write(_scope(verdicts, model))
         _print_table(verdicts)
     if failed:
         raise CheckError(_blame(failed, len(verdicts), TOLERANCE))

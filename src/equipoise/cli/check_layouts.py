@@ -43,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
         rows = [_row(verdict) for verdict in verdicts]
         sys.stdout.write(json.dumps({"layouts": rows}, indent=1) + "\n")
     elif not args.quiet:
+        sys.stdout.write(
+            f"{_count(cases)} of {', '.join(map(str, worlds))} ranks, in fp64 and once for all "
+            f"degrees in fp32, on a CPU. Not covered: bf16, CUDA devices, long documents.\n"
+        )
         _print_table(verdicts)
     if failed:
         raise CheckError(_blame(failed, len(verdicts)))

@@ -21,9 +21,12 @@ class Batch:
 
 
 def count_labels(pieces: Pieces, doc_tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Labels of some pieces: every token has one but the last of its document."""
+    """Labels of some pieces: every token has one but the last of its document.
+
+    Documents may be numbered apart, as ``data.stream.tell_apart`` does.
+    """
     lengths = pieces[:, 2] - pieces[:, 1]
-    ends = pieces[:, 2] == doc_tokens[pieces[:, 0]]
+    ends = pieces[:, 2] == doc_tokens[pieces[:, 0] % len(doc_tokens)]
     return int(lengths.sum() - ends.sum())
 
 
@@ -39,8 +42,8 @@ def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device)
     tokens = np.empty(micro_batch.tokens, dtype=np.int64)
     labels = np.empty(micro_batch.tokens, dtype=np.int64)
     at = 0
-    for document, start, stop in micro_batch.pieces.tolist():
-        length = stop - start
+    for number, start, stop in micro_batch.pieces.tolist():
+        document, length = number % store.documents, stop - start
         # One more than the piece where its document goes on: the last label.
         read = store.read(document, start, min(stop + 1, int(store.doc_tokens[document])))
         tokens[at : at + length] = read[:length]

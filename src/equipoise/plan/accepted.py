@@ -22,7 +22,7 @@ from equipoise.balance.turns import TOGETHER, require_policy
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import Ints
-from equipoise.data.stream import DocumentStream
+from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.schedule.expert import split_experts
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
@@ -84,7 +84,10 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
     data_ranks = ranks // layout.sharing
     meets = layout.of_ranks(ranks).meets_each_turn
     packer = make_packer(pack, data_ranks, counted_curve(model), meets_each_turn=meets)
-    packed = packer.step(stream.step(0, pack.step_tokens))
+    pieces = stream.step(0, pack.step_tokens)
+    if pack.policy in DIVIDES:
+        pieces = tell_apart(pieces, len(doc_tokens))
+    packed = packer.step(pieces)
     for turns in packed.ranks:
         is_divided = any(turn.attends_from is not None for turn in turns)
         _require_schedule(layout, len(turns), macro_units(turns) if is_divided else None)

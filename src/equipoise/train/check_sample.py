@@ -32,7 +32,7 @@ from equipoise.nn.moe_balance import balances, set_loss_scale
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 
-_DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
+DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
 
 Row = tuple[int, int, int]
 """A piece: document, start, stop."""
@@ -45,7 +45,7 @@ class Sample:
     tokens: tuple[Tensor, ...]
 
     @classmethod
-    def draw(cls, vocab: int, doc_tokens: Sequence[int] = _DOCUMENT_TOKENS) -> "Sample":
+    def draw(cls, vocab: int, doc_tokens: Sequence[int] = DOCUMENT_TOKENS) -> "Sample":
         """The same documents on every rank."""
         generator = torch.Generator().manual_seed(0)
         return cls(tuple(torch.randint(vocab, (n,), generator=generator) for n in doc_tokens))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import equipoise
 from equipoise.balance.pack import make_packer, skew
-from equipoise.balance.turns import TOGETHER, align_turns
+from equipoise.balance.turns import DIVIDES, TOGETHER, align_turns
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
@@ -29,7 +29,7 @@ from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.store import TokenStore, open_store
-from equipoise.data.stream import DocumentStream
+from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
@@ -332,6 +332,8 @@ class Trainer:
         """Decide the step, on every rank alike, and journal the decision on rank 0."""
         began = time.perf_counter()
         pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
+        if self.spec.pack.policy in DIVIDES:
+            pieces = tell_apart(pieces, self.store.documents)
         packed = self.packer.step(pieces)
         if packed.policy in TOGETHER:
             packed = align_turns(packed)

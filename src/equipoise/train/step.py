@@ -248,7 +248,8 @@ class StepRunner:
             for batch, loss in zip(self._turns(packed), losses, strict=True)
             if not np.isfinite(loss)
         ]
-        mine = sorted({int(document) for batch in bad for document in batch.pieces[:, 0]})
+        numbers = {int(number) for batch in bad for number in batch.pieces[:, 0]}
+        mine = sorted({number % self.store.documents for number in numbers})
         documents = sorted(set(itertools.chain(*self.ranks.gather_objects(mine))))
         if documents:
             named = [f"{each} ({self.store.name(each)})" for each in documents[:_NAMED_DOCUMENTS]]

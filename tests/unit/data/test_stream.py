@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import DataError
-from equipoise.data.stream import DocumentStream
+from equipoise.data.stream import DocumentStream, tell_apart
 
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 seeds = st.integers(0, 2**63 - 1)
@@ -135,3 +135,17 @@ def test_wrong_steps(message):
         "position_tokens = -5 is before the stream's start. Give the number of tokens that were "
         "read, at least 0."
     )
+
+
+@given(lengths, seeds, contexts, st.integers(0, 400), st.integers(1, 400))
+def test_documents_that_come_again_are_told_apart(doc_tokens, seed, context, position, step):
+    count = len(doc_tokens)
+    stream = DocumentStream(doc_tokens, seed=seed, context_tokens=context)
+    pieces = stream.step(position, step)
+    apart = tell_apart(pieces, count)
+    tokens = spelled(apart)
+    assert len(set(tokens)) == len(tokens)
+    assert (apart[:, 0] % count == pieces[:, 0]).all()
+    assert (apart[:, 1:] == pieces[:, 1:]).all()
+    if len(set(spelled(pieces))) == len(tokens):
+        assert len(set(apart[:, 0].tolist())) <= len(set(pieces[:, 0].tolist())) + 1

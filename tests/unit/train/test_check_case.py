@@ -11,6 +11,7 @@ from equipoise.balance.turns import TOGETHER
 from equipoise.base.errors import CheckError
 from equipoise.cli import check as verb
 from equipoise.cli.main import main
+from equipoise.spec.model import preset
 from equipoise.spec.run import Sharding, StrategyName
 from equipoise.train import check
 from equipoise.train.check_case import (
@@ -186,6 +187,10 @@ def test_one_sentence_where_all_is_right(
 ) -> None:
     assert told(monkeypatch, [RIGHT, ALONE]) == 0
     captured = capsys.readouterr()
+    assert captured.out.startswith(
+        "Cases: 2 on 2, 4 gloo ranks. Model: 2 layers of width 64, fp32 on a CPU. Sample: 12 "
+        "documents of 1 to 200 tokens. Not covered: bf16, CUDA devices, longer documents.\n"
+    )
     assert captured.out.endswith("2 cases equal one rank to 1e-05 of each gradient's scale.\n")
     assert captured.err == ""
     assert told(monkeypatch, [RIGHT, ALONE], "--quiet") == 0
@@ -209,7 +214,7 @@ def test_a_number_of_ranks_that_is_none(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_sentence_of_a_case_without_context() -> None:
     wrong = dataclasses.replace(ALONE, forward_error=float("inf"))
     with pytest.raises(CheckError) as caught:
-        verb._show(argparse.Namespace(json=False, quiet=True), [wrong])
+        verb._show(argparse.Namespace(json=False, quiet=True), [wrong], preset("2m"))
     assert str(caught.value) == (
         "1 of 1 cases differ from one rank by more than 1e-05; the worst is embed.weight on 2 "
         'ranks (zero = 0, policy = "in-order"): gradient 3.0e-07, logits inf, loss 1.0e-07. '
