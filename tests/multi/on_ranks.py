@@ -183,10 +183,11 @@ def train_first(ranks: Ranks, folder: Path, resolved: ResolvedFile) -> None:
 
     def save(
         root: Path, module: Any, optimizer: Any, ranks: Ranks, manifest: Manifest, **_
-    ) -> None:
+    ) -> Path:
         store = open_store(Path(resolved.corpus))
         manifest = dataclasses.replace(manifest, corpus_digest=store.first_digest)
         write_first(root, module, optimizer, ranks, manifest)
+        return root / f"step-{manifest.step:06}"
 
     loop.save = save
     train(ranks, folder, resolved, {})

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from equipoise.base.digest import digest, digest_bytes, digest_file
 from equipoise.base.errors import DataError
-from equipoise.data.verified import damaged
+from equipoise.data.verified import damaged, unreadable
 
 # Part of every cache's name. Count it up when files are laid out, corpora divided into shards,
 # or texts sampled in another way: a build may go on with the shards of an older version.
@@ -77,13 +77,17 @@ def read_meta(folder: Path) -> CacheMeta:
         DataError: the folder has none, of another format, or one that was changed.
     """
     file = folder / META
-    if not file.is_file():
-        raise DataError(
-            f"{folder} is no token cache: it has no {META}. Delete the folder; the next run "
-            "makes it again."
-        )
     try:
-        text = file.read_bytes().decode()
+        data_bytes = file.read_bytes()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise DataError(
+            f"{folder} is not a token cache: it has no {META}. Delete the folder; the next run "
+            "makes it again."
+        ) from None
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    try:
+        text = data_bytes.decode()
         data = json.loads(text)
         found = data["format"]
         if isinstance(found, int) and found != FORMAT:
@@ -95,7 +99,7 @@ def read_meta(folder: Path) -> CacheMeta:
         fields = {each.name: data[each.name] for each in dataclasses.fields(CacheMeta)}
         meta = CacheMeta(**{**fields, "files": files})
         is_same = text == render(meta)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_same = False
     if not is_same:
         raise _changed(file)

@@ -504,7 +504,7 @@ def empty(folder: Path) -> None:
         ),
         (
             empty,
-            "{folder} is no token cache: it has no meta.json. Delete the folder; the next run "
+            "{folder} is not a token cache: it has no meta.json. Delete the folder; the next run "
             "makes it again.",
         ),
     ],

@@ -182,7 +182,9 @@ def test_documents_are_packed_once_for_each_number_of_ranks_and_windows() -> Non
 
     search = Search(MODEL, Machine(cluster(40.0)), space(cp=1), packer=pack)
     found = search.run()
-    keys = [(each.layout.dp, each.options.micro_batch) for each in asked]
+    keys = [
+        (each.layout.dp, each.options.micro_batch, each.layout.meets_each_turn) for each in asked
+    ]
     assert len(keys) == len(set(keys))
     choice = search.space.choice(found.fitting[0].row)
     rows = search.documents(choice)
