@@ -143,6 +143,8 @@ def _verdict(score: PackScore) -> str:
     does = f"cuts {score.fragments:,} times" if score.fragments else "cuts no document"
     if score.travel_bytes:
         does = f"sends {format_bytes(int(score.travel_bytes))} a step"
+    if abs(ratio - 1) < 0.0005:
+        return f"{score.policy} {does} and takes as long as by-work."
     if ratio > 1:
         return (
             f"{score.policy} {does} and takes {ratio - 1:.1%} longer than by-work: by-work is "

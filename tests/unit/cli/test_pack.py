@@ -256,5 +256,8 @@ def test_it_says_whether_dividing_pays(tmp_path: Path, capsys: pytest.CaptureFix
         f"bytescale cuts no document and takes {longer:.1%} longer than by-work: by-work is "
         "faster here."
     ) in " ".join(capsys.readouterr().out.split())
+    assert main(["pack", *argv, "--policy", "divided"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "divided cuts no document and takes as long as by-work." in said
     [row] = rows(capsys, *argv, "--policy", "by-work")
     assert row["whole_step_s"] is None
