@@ -34,8 +34,13 @@ def write_torchrun(job: Job, *, host: str = "") -> str:
         host: The first node, as all nodes name it; needed where there are several.
 
     Raises:
-        LayoutError: several nodes, and no host that could be one or no prepared folder.
+        LayoutError: a host that cannot be one; several nodes, and no host or no prepared folder.
     """
+    if host and not _HOST.fullmatch(host):
+        raise LayoutError(
+            f"--host {shown(host)} is not a name or address of a node. Give one as every node "
+            f"resolves it: --host node-0."
+        )
     words = agent_words(job)
     if job.nodes.count == 1:
         where = "Start it on the node."
@@ -46,11 +51,6 @@ def write_torchrun(job: Job, *, host: str = "") -> str:
             raise LayoutError(
                 f"{job.nodes.count} nodes must know where to meet. Give the name or address of "
                 f"one of them: --host NAME."
-            )
-        if not _HOST.fullmatch(host):
-            raise LayoutError(
-                f"--host {shown(host)} is no name or address of a node. Give one as every node "
-                f"resolves it: --host node-0."
             )
         where = f"Start it on each node; they meet at {host}."
         words += [

@@ -466,14 +466,15 @@ def test_no_name_ends_the_line_that_it_stands_on(text: str) -> None:
         assert len(changed.splitlines()) == len(plain.splitlines())
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("host", [*BREAKS, "a b", "$(id)", "a'b"])
-def test_a_host_that_is_none(host: str) -> None:
+def test_a_host_that_is_none(host: str, nodes: int) -> None:
     with pytest.raises(LayoutError) as caught:
-        write_torchrun(job(), host=host)
+        write_torchrun(job(nodes=nodes), host=host)
     shown = json.dumps(host, ensure_ascii=False)
     shown = shown.replace("\u2028", "\\u2028").replace("\x85", "\\x85")
     assert str(caught.value) == (
-        f"--host {shown} is no name or address of a node. Give one as every node resolves it: "
+        f"--host {shown} is not a name or address of a node. Give one as every node resolves it: "
         "--host node-0."
     )
 
