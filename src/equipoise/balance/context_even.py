@@ -30,7 +30,7 @@ from equipoise.balance.tiles import count_tile_pairs
 from equipoise.cost.work import Ints
 
 _EVEN = 128
-"""A rank may have one part in so many more than the mean before its blocks are exchanged."""
+"""Blocks are exchanged once a rank has 1/N more than the mean, N being this."""
 
 _PARTNERS = 8
 """Lightest ranks that are asked first; all of them where these have nothing that helps."""

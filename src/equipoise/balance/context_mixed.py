@@ -65,7 +65,7 @@ _EXACT = 512
 """A rank may miss its work by one part in so many before a block is changed for another."""
 
 _EVEN_ENOUGH = 32
-"""A line that leaves a rank one part in so many above the mean in tiles is not left as it is."""
+"""A line is not kept as it is once a rank has 1/N more tiles than the mean, N being this."""
 
 _OPTIONS = 6
 """Pairs of runs that are tried for a rank, the nearest to its work first."""

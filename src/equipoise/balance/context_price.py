@@ -35,7 +35,7 @@ from equipoise.schedule.attention_strategies import write_attention
 from equipoise.spec.model import ModelSpec
 
 TILE_S = 5e-6
-"""Of a kernel's start on a GPU: a guess, as long as launches take that nothing hides [s]."""
+"""What starting a kernel takes on a GPU: a guess, as long as a launch that nothing hides [s]."""
 
 ASSUMED = AssumedMachine(4e14, LinkPrice(1e-5, 5e10), block=TILE, tile_s=TILE_S)
 """What is assumed of a machine where nothing is said: H100s, and a network port for each."""

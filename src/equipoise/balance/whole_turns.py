@@ -85,7 +85,7 @@ def even_turns(
 def _on_shelves(
     loads: Ints, sizes: Ints, ranks: int, turns: int, cap: int, shelves: int
 ) -> Ints | None:
-    """Fill so many first turns at most to the height of their heaviest; share out the rest."""
+    """Fill the first turns up to the height of their heaviest at most; share out the rest."""
     cell_of = np.zeros(len(loads), dtype=np.int64)
     left = np.lexsort((np.arange(len(loads)), -loads))
     turn = 0

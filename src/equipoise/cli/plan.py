@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from equipoise.plan.search import Search
 
 _SECONDS = 30.0
-"""Of a plan, unless given."""
+"""A plan's budget unless one is given."""
 
 _SEARCH_SHARE = 0.8
-"""Of the time, for the search; the rest is for pricing the best and the next whole."""
+"""The search's share of the time; the rest is for pricing the best and the next whole."""
 
 HELP = "search the layout that trains a model fastest on a cluster; needs no torch"
 

@@ -81,7 +81,7 @@ _DEFAULTS = {
 }
 
 _LIST_SHARE = 0.25
-"""Of the time, for listing every choice."""
+"""The share of the time for listing every choice."""
 _LIST_S = 1.0
 """That it may take however little time there is."""
 

@@ -119,7 +119,7 @@ class RunInputs:
         return choice.words() | {"policy": policy}, run_keys(choice)
 
     def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
-        """Of the window: a forecast, which takes no time."""
+        """The wall that a longer window hits: a forecast, which takes no time."""
         del due
         policy = cast(Policy, best.choice.options.policy)
         tokens = self.steps.most_tokens(policy, best.choice.layout)

@@ -37,7 +37,7 @@ def _same_documents(best: Comparison) -> str:
         measured, predicted, word = 1 / measured, 1 / predicted, "slower"
     return (
         f"{best.label} is {measured:.2f}× {word} per step than {best.baseline} on the same "
-        f"documents{_foreseen('; predicted {}', predicted)}."
+        f"documents{_predicted('; predicted {}', predicted)}."
     )
 
 
@@ -46,7 +46,7 @@ def _other_documents(best: Comparison) -> str:
     differ = f" The runs differ in {_listed(keys)}." if keys else " Their documents differ."
     return (
         f"{best.label} trains {best.measured:.2f}× the tokens a second of {best.baseline}"
-        f"{_foreseen('; predicted {}', best.predicted)}.{differ}"
+        f"{_predicted('; predicted {}', best.predicted)}.{differ}"
     )
 
 
@@ -64,15 +64,15 @@ def _alone(only: Summary) -> str:
         rate = format_count(only.tokens_per_s)
         return f"{only.label} trains {rate} tokens a second on {where}{foreseen}."
     is_in_order = only.policy == IN_ORDER
-    otherwise = "" if is_in_order else _foreseen("; in order it would be {}", only.in_order_skew)
+    otherwise = "" if is_in_order else _predicted("; in order it would be {}", only.in_order_skew)
     return (
         f"Packed {'in order' if is_in_order else only.policy}, the fullest of {only.ranks} ranks "
-        f"works {only.skew:.2f}× the mean{_foreseen(', predicted {}', only.predicted_skew)}"
+        f"works {only.skew:.2f}× the mean{_predicted(', predicted {}', only.predicted_skew)}"
         f"{_by_turn(only)}{otherwise}."
     )
 
 
-def _foreseen(clause: str, times: float) -> str:
+def _predicted(clause: str, times: float) -> str:
     """The clause around a ratio; nothing where the ratio is unknown."""
     return "" if math.isnan(times) else clause.format(f"{times:.2f}×")
 
@@ -81,7 +81,7 @@ def _by_turn(only: Summary) -> str:
     """What the slowest ranks of all turns add up to, where that is more than the fullest rank."""
     if not only.predicted_turn_skew >= only.predicted_skew + 0.005:
         return ""
-    return _foreseen(" and, added up turn by turn, {}", only.predicted_turn_skew)
+    return _predicted(" and, added up turn by turn, {}", only.predicted_turn_skew)
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -116,10 +116,10 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
     only = summaries[0]
     by_turn = ""
     if len(summaries) == 1 and _by_turn(only):
-        turns = _foreseen("{}", only.predicted_turn_skew)
+        turns = _predicted("{}", only.predicted_turn_skew)
         by_turn = f"; the slowest ranks of all turns add up to {turns}, predicted"
     in_order = (
-        _foreseen("; packed in order it would be {}", only.in_order_skew)
+        _predicted("; packed in order it would be {}", only.in_order_skew)
         if len(summaries) == 1 and only.policy != IN_ORDER
         else ""
     )

@@ -82,7 +82,7 @@ _DIGEST = "digest"
 _NAME = re.compile("tokens-[0-9a-f]{32}")
 
 _FIRST_FORMAT = 1
-"""Of caches that had no digests; checkpoints of that time know a corpus by its cache's name."""
+"""The format without digests; its checkpoints know a corpus by its cache's name."""
 
 
 class Tokens(Protocol):

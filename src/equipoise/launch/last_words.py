@@ -26,7 +26,7 @@ from typing import Any
 VARIABLE = "EQUIPOISE_LAST_WORDS"
 
 _MOST_CHARACTERS = 20_000
-"""Of a message, or of a traceback's end: a datagram holds 200 KB."""
+"""Most bytes of a message, or of a traceback's end: a datagram holds 200 KB."""
 
 Words = dict[str, Any]
 

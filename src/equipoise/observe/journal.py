@@ -37,7 +37,7 @@ _CHUNK_BYTES = 1 << 13
 """Written out without waiting for a flush."""
 
 _MOST_WAITING_BYTES = 16 << 20
-"""Of lines that the disk refuses: thousands of steps."""
+"""Most bytes of lines that the disk refuses: thousands of steps."""
 
 
 def _finite(value: Any) -> Any:

@@ -37,7 +37,7 @@ class Journal:
     packs: dict[int, Event] = field(default_factory=dict)
     spans: list[Event] = field(default_factory=list)
     sessions: list[int] = field(default_factory=list)
-    """Of each span, how often the rank had started again before it."""
+    """How often the rank had started again before each span."""
     faults: list[Event] = field(default_factory=list)
     memory: Event | None = None
     stop: Event | None = None

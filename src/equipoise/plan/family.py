@@ -38,7 +38,7 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
 
 _FULL_TOKENS = 1e9
-"""Of a pack that fills any device."""
+"""Tokens of a pack that fills any device."""
 
 _ROUNDING = 1.0 + 1e-9
 """Of sums in another order."""

@@ -33,7 +33,7 @@ PackKey = tuple[int, int, str, bool]
 
 
 def pack_key(choice: Choice) -> PackKey:
-    """Of a choice."""
+    """The key of a choice."""
     layout, options = choice.layout, choice.options
     return layout.dp, options.micro_batch, options.policy, layout.meets_each_turn
 

@@ -68,7 +68,7 @@ _HINT_SHARE = 0.5
 """Of the time, for full windows."""
 
 _SEED_SHARE = 0.5
-"""Of the time, for recipes."""
+"""The share of the time for recipes."""
 
 _DIVES = 24
 """Families that are priced as soon as all are bounded by their kernels."""
@@ -184,7 +184,7 @@ class Search:
         self._was_stopped = False
 
     def _price_seeds(self, priced: list[Priced], due: Deadline) -> None:
-        """Of each recipe the first choice that fits, as far as there is time.
+        """The first choice of each recipe that fits, as far as there is time.
 
         With documents, of those few recipes that are best with full windows.
         """
@@ -223,7 +223,7 @@ class Search:
         return self.estimates.packs.documents(choice)
 
     def whole_documents(self, choice: Choice) -> Documents:
-        """Of the pipeline that decides how long a step takes.
+        """The documents of the pipeline that decides how long a step takes.
 
         Raises:
             LayoutError: the choice's policy divides documents.

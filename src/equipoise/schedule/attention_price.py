@@ -167,7 +167,7 @@ class Links:
     near: LinkPrice
     far: LinkPrice
     node_of: tuple[int, ...]
-    """Of each rank; ``far`` is between ranks of different nodes."""
+    """Each rank's node; ``far`` is between ranks of different nodes."""
 
     def is_far(self, source: int, target: int) -> bool:
         """Whether a message between them leaves its node."""

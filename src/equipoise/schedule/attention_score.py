@@ -29,7 +29,7 @@ class AssumedMachine:
     """Speeds that a prediction takes for granted."""
 
     flop_per_s: float
-    """Of one rank's attention, in whole blocks."""
+    """Speed of one rank's attention, in whole blocks."""
     link: LinkPrice
     """Between any two ranks; of different nodes, if ``link_in_node`` is given."""
     link_in_node: LinkPrice | None = None
@@ -38,7 +38,7 @@ class AssumedMachine:
     block: int = 1
     """Queries, and keys, of a kernel's block: a tile is computed in whole ones [tokens]."""
     tile_s: float = 0.0
-    """Of each tile's kernel, beside its pairs, in the forward pass [s]."""
+    """What each tile's kernel takes beside its pairs, in the forward pass [s]."""
 
     def __post_init__(self) -> None:
         if not self.flop_per_s > 0:

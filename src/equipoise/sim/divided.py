@@ -38,11 +38,11 @@ from equipoise.spec.pack import MicroBatch, PackedStep, lengths_of
 from equipoise.spec.recompute import layer_recompute
 
 _SUM_BYTES = 4
-"""Of a gradient of a key that is summed."""
+"""Bytes of a key's gradient while it is summed."""
 
 
 Documents = Sequence[Sequence[Sequence[int]]]
-"""Of each data-parallel rank, of each of its micro-batches, the documents' lengths [tokens]."""
+"""Documents' lengths in each micro-batch of each data-parallel rank [tokens]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,11 +52,11 @@ class Slices:
     doc_tokens: Ints
     """Length of each piece, int64 [pieces]."""
     pairs: Ints
-    """Of each piece with each earlier one of its document, int64 [tiles]."""
+    """Pairs of each piece with each earlier one of its document, int64 [tiles]."""
 
     @property
     def tokens(self) -> int:
-        """Of all pieces."""
+        """Tokens of all pieces."""
         return int(self.doc_tokens.sum())
 
     @property
@@ -77,7 +77,7 @@ class DividedStep:
     rows: tuple[tuple[Slices, ...], ...] = ()
     """Micro-batches of each data-parallel rank; of documents divided over time."""
     units: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Of each rank, runs of micro-batches that share documents; likewise."""
+    """Runs of micro-batches that share documents, by rank; likewise."""
 
     @classmethod
     def of(cls, packed: PackedStep) -> "DividedStep":
@@ -246,7 +246,7 @@ class Chain:
 
     batches: tuple[BatchParts, ...]
     tokens: tuple[int, ...]
-    """Of the rank that has most in the same turn."""
+    """Tokens of the rank that has most in the same turn."""
 
 
 def longest_chain(parts: StepParts, step: DividedStep, layout: Layout) -> Chain:
@@ -281,7 +281,7 @@ def longest_chain(parts: StepParts, step: DividedStep, layout: Layout) -> Chain:
 
 
 def batch_s(batch: BatchParts) -> float:
-    """Of all layers and both ends [s]."""
+    """Seconds of all layers and both ends [s]."""
     layers = {id(layer): layer for layer in batch.layers}
     counts = {key: sum(id(layer) == key for layer in batch.layers) for key in layers}
     found = sum(counts[key] * float(layer.sum()) for key, layer in layers.items())

@@ -29,7 +29,7 @@ from equipoise.schedule.attention_price import LinkPrice, Links, replay_pass, ti
 from equipoise.spec.pack import Pieces, lengths_of
 
 _MOST_RANKS = 96
-"""Of a gang that is replayed: some 9,000 messages a pass, and 50 ms."""
+"""Most ranks of a gang that is replayed: some 9,000 messages a pass, and 50 ms."""
 
 TileNs = Callable[..., Floats]
 """``AttentionCore.tiles_ns``."""
@@ -43,23 +43,23 @@ class Gang:
     ranks: tuple[int, ...]
     """Numbers among the data-parallel ranks."""
     home: tuple[Pieces, ...]
-    """Of each its pieces, int64 [n, 3]: document of this gang, start, stop."""
+    """Each rank's pieces, int64 [n, 3]: document of this gang, start, stop."""
     doc_tokens: Ints
     """Length of each document, int64 [documents]."""
 
     @cached_property
     def tokens(self) -> Ints:
-        """Of each rank, int64 [ranks]."""
+        """Tokens of each rank, int64 [ranks]."""
         return np.array([int(lengths_of(pieces).sum()) for pieces in self.home], dtype=np.int64)
 
     @cached_property
     def pairs(self) -> list[Ints]:
-        """Of each rank, what the queries of each of its pieces read, int64 [pieces]."""
+        """What the queries of each piece read, by rank, int64 [pieces]."""
         return [lengths_of(pieces) * (pieces[:, 1] + pieces[:, 2] + 1) // 2 for pieces in self.home]
 
     @cached_property
     def received_tokens(self) -> Ints:
-        """Of each rank, tokens of others whose keys it reads, int64 [ranks]."""
+        """Tokens of others whose keys each rank reads, int64 [ranks]."""
         found = np.zeros(len(self.home), dtype=np.int64)
         for rank, pieces in enumerate(self.home):
             last = np.zeros(len(self.doc_tokens), dtype=np.int64)
@@ -69,7 +69,7 @@ class Gang:
 
     @cached_property
     def sent_tokens(self) -> Ints:
-        """Of each rank, its tokens as often as another reads them, int64 [ranks]."""
+        """Tokens of each rank, as often as another reads them, int64 [ranks]."""
         last = np.zeros((len(self.home), len(self.doc_tokens)), dtype=np.int64)
         for rank, pieces in enumerate(self.home):
             np.maximum.at(last[rank], pieces[:, 0], pieces[:, 2])
@@ -122,7 +122,7 @@ class GangCore:
         return np.asarray(np.maximum(begin + own, there) + rest)
 
     def _travel_s(self, is_backward: bool) -> Floats:
-        """Of all messages through each rank's port, float64 [ranks]."""
+        """Seconds of all messages through each rank's port, float64 [ranks]."""
         links, peers = self.links, len(self.gang.ranks) - 1
         link: LinkPrice = links.far if len(set(links.node_of)) > 1 else links.near
         wider = self.wire.sum_bytes / self.wire.element_bytes if is_backward else 1.0

@@ -212,7 +212,7 @@ def _read_experts(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
         return {"experts": experts, "top_k": top_k, "expert_ffn": expert_ffn}
     dense = config["mlp_only_layers"] or []
     if not isinstance(dense, list) or {type(each) for each in dense} - {int}:
-        raise ModelError(f"config.json: mlp_only_layers {shown(dense)} is no list of layers.")
+        raise ModelError(f"config.json: mlp_only_layers {shown(dense)} is not a list of layers.")
     if sorted(dense) != list(range(len(dense))):
         raise unsupported("mlp_only_layers", dense, list(range(len(dense))))
     return {

@@ -26,11 +26,11 @@ class ContextMachine:
     """What ``layout.sharding = "auto"`` prices by, on every rank and after every resume."""
 
     flop_per_s: float
-    """Of a rank's attention."""
+    """Speed of a rank's attention."""
     tile_s: float
-    """Of each tile's kernel beside that, in the forward pass."""
+    """What each tile's kernel takes beside that, in the forward pass."""
     latency_s: float
-    """Of a message between two ranks."""
+    """Latency of a message between two ranks."""
     bytes_per_s: float
 
 

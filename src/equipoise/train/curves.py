@@ -44,7 +44,7 @@ DOUBT_STEPS = 5
 """Steps that say whether it is: fewer prove nothing, for the first ones warm up."""
 
 _UNDISTURBED = 0.7
-"""Of the processor time that a rank may have, what it has where nothing else computes."""
+"""The share of its processor time that a rank has where nothing else computes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def test_layers_without_experts_that_are_not_the_first_are_refused() -> None:
     for wrong, shown in ((5, "5"), (["a"], '["a"]')):
         with pytest.raises(ModelError) as caught:
             model_from_hf_config({**config, "mlp_only_layers": wrong})
-        assert str(caught.value) == f"config.json: mlp_only_layers {shown} is no list of layers."
+        assert str(caught.value) == f"config.json: mlp_only_layers {shown} is not a list of layers."
 
 
 def test_more_experts_a_token_than_there_are() -> None:

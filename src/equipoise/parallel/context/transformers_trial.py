@@ -270,7 +270,7 @@ def _on_one_rank(model: nn.Module, ids: Tensor, pack: TriedPack, is_packed: bool
 def _differences(
     model: nn.Module, mine: Tensor, right: Tensor, source: torch.Generator
 ) -> list[tuple[float, str]]:
-    """Of the logits, and of the gradient that differs most, of a sum of the logits drawn."""
+    """Errors of the logits, and of the gradient that differs most, of a drawn sum of the logits."""
     found, wanted = mine.detach().double(), right.detach().double()
     errors = [(float((found - wanted).abs().max() / wanted.abs().max()), "largest logit")]
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
