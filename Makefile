@@ -1,6 +1,8 @@
 # make demo    install and see it work, about six minutes on two cores
 # make test    install what is missing and run every test that needs no accelerator
+# make quick   the inner loop: unit tests, lint and floors, in three minutes on two cores
 # make check   lint, types, floors
+# make map     write docs/map.md from the tree
 # make docs    build the documentation
 # make bench   print the measured numbers as JSON (about forty minutes, a quiet machine)
 
@@ -12,7 +14,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 LOG := $(VENV)/install.log
 RUNS := runs/demo
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test quick check lint docs map bench clean
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	@echo "Installing equipoise and torch into $(VENV) (about a minute) ..."
@@ -45,11 +47,21 @@ test: $(VENV)/.dev
 	@mkdir -p .pytest_cache
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --junitxml=.pytest_cache/report.xml
 
-check: $(VENV)/.dev
+quick: $(VENV)/.dev
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check .
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit -m "not slow"
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/lint-imports
+
+map: $(VENV)/.dev
+	$(BIN)/python docs/_ext/house.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html

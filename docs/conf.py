@@ -16,7 +16,14 @@ version = release = equipoise.__version__
 author = "the equipoise authors"
 project_copyright = author
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "foresight", "tables"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "foresight",
+    "house",
+    "tables",
+]
 exclude_patterns = ["_build"]
 nitpicky = False
 

@@ -1,6 +1,5 @@
 """A corpus as tokens, and a way for tests and ranks to find each other's functions."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from equipoise.data.store import TokenStore, prepare
 from equipoise.spec.run import DataSpec
 
 # Ranks are other processes: they import by name what the tests hand to ``run_ranks``.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from make_run import MakeRun
+from support.make_run import MakeRun
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import importlib.util
 import itertools
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,6 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 
-# Ranks are other processes: they import by name what these tests hand to ``run_ranks``.
-sys.path.insert(0, str(Path(__file__).parent))
-
-import hf_context_ranks
-from hf_context_ranks import CONFIGS, SIZES, VOCAB, Case, build, draw
-
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
@@ -27,6 +20,10 @@ from equipoise.parallel.context.batch import ContextCollator, ContextPack, shard
 from equipoise.parallel.context.transformers import attend_pack, limit_keys, use_context_parallelism
 from equipoise.parallel.context.transformers_check import check_context_parallelism
 from equipoise.schedule.attention_strategies import STRATEGIES
+
+# Ranks are other processes: they import by name what these tests hand to ``run_ranks``.
+from support.ranks import hf_context_ranks
+from support.ranks.hf_context_ranks import CONFIGS, SIZES, VOCAB, Case, build, draw
 
 LENGTHS = (1, 40, 7, 97, 2)
 SHARDINGS = ["contiguous", "head-tail", "head-tail-document", "mixed"]

@@ -1,17 +1,14 @@
 """Ranks of the one-call path that were given different packs: they stop, and say which."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# Ranks are other processes: they import by name what these tests hand to ``run_ranks``.
-sys.path.insert(0, str(Path(__file__).parent))
-
-import hf_agree_ranks
-
 from equipoise.comm.local import run_ranks
+
+# Ranks are other processes: they import by name what these tests hand to ``run_ranks``.
+from support.ranks import hf_agree_ranks
 
 FIX = (
     "Give all ranks of the group the same documents in the same order; loaders that accelerate "

@@ -3,21 +3,15 @@
 It builds some 150 models, which takes a minute: a list of names proves nothing.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from hf_models import KINDS, build_tiny
 
 from equipoise.base.errors import ModelError
 from equipoise.parallel.context.transformers import use_context_parallelism
 from equipoise.parallel.context.transformers_check import check_context_parallelism
 from equipoise.parallel.context.transformers_models import PROVEN
+from support.hf_models import KINDS, build_tiny
 
 # Their configurations need more than sizes. ``use_context_parallelism`` tries them out when it
 # meets one, as it does any model that is not in PROVEN.

@@ -1,7 +1,5 @@
 """RoPE whose frequencies go by the longest sequence, over ranks; and a check that can fail."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,18 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-# Ranks are other processes: they import by name what these tests hand to ``run_ranks``.
-sys.path.insert(0, str(Path(__file__).parent))
-
-import hf_rope_ranks
-from hf_context_ranks import build
-from hf_rope_ranks import MODELS, PACKS
-
 from equipoise.base.errors import CheckError, LayoutError, ModelError
 from equipoise.comm.local import run_ranks
 from equipoise.parallel.context.transformers import use_context_parallelism
 from equipoise.parallel.context.transformers_check import check_context_parallelism
 from equipoise.parallel.context.transformers_rope import switch_lengths
+
+# Ranks are other processes: they import by name what these tests hand to ``run_ranks``.
+from support.ranks import hf_rope_ranks
+from support.ranks.hf_context_ranks import build
+from support.ranks.hf_rope_ranks import MODELS, PACKS
 
 
 @pytest.mark.parametrize("sharding", ["contiguous", "head-tail-document"])

@@ -1,6 +1,7 @@
 """The pages against the product: they build without a warning and leave no event unnamed."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -56,6 +57,18 @@ def test_the_journals_events_are_all_described() -> None:
     page = (DOCS / "run-folder.md").read_text()
     missing = [word for word in sorted(names | fields) if f"`{word}`" not in page]
     assert not missing, f"docs/run-folder.md does not describe {missing}"
+
+
+def test_the_map_is_that_of_the_tree() -> None:
+    """``make map`` writes it."""
+    spec = importlib.util.spec_from_file_location("house", DOCS / "_ext" / "house.py")
+    assert spec is not None and spec.loader is not None
+    house = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(house)
+    assert (DOCS / "map.md").read_text() == house.render_map()
+    for files in house.QUESTIONS.values():
+        assert len(files) <= 3
+        assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
 def test_every_file_that_a_page_names_is_there() -> None:

@@ -11,7 +11,7 @@ What it decides
     Entries that are no tensors, such as the optimizer's settings, are pickles again; they were
     never used and are left out.
 
-Kept true (tests/unit/checkpoint/test_index_first.py, tests/multi/test_checkpoint.py)
+Kept true (tests/unit/checkpoint/test_index_first.py, tests/multi/train/test_checkpoint.py)
     A name beyond the dozen ends the reading; checkpoints of format 1 load bitwise.
 
 Sources

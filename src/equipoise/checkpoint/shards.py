@@ -9,7 +9,7 @@ What it decides
     Each rank writes its chunks one after another into ``shard-00003.bin``; which chunks those
     are, and which of them a rank of another layout reads, torch's planners decide.
 
-Kept true (tests/multi/test_checkpoint.py, tests/multi/test_checkpoint_pickles.py)
+Kept true (tests/multi/train/test_checkpoint.py, tests/multi/check/test_checkpoint_pickles.py)
     Whatever the layouts, tensors come back bitwise; nothing that a folder holds is run.
 """
 

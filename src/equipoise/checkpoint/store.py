@@ -12,7 +12,7 @@ What it decides
     Checkpoints are dropped only from this step downwards: one of a later step was passed over
     as torn, and counting it would drop a whole one in its stead.
 
-Kept true (tests/multi/test_checkpoint.py)
+Kept true (tests/multi/train/test_checkpoint.py)
     Saved on 2 ranks and loaded on 1 or 3, every tensor is bitwise the same; a save that fails
     leaves what was there.
 """

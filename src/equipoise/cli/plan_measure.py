@@ -5,7 +5,7 @@ What it decides
     process of its own, and the journal of trials keeps how it ended. The fastest is written down
     as a plan.lock (``cli.plan_measure_lock``), where any other plan of the run.toml would be.
 
-Kept true (tests/multi/test_plan_measure.py)
+Kept true (tests/multi/train/test_plan_measure.py)
     A rank that is killed fails its trial and not the search; the same command goes on.
 """
 

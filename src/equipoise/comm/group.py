@@ -4,7 +4,7 @@ Why
     Process groups in module globals have given other trainers silently wrong gradients.
     ``Ranks`` is an argument.
 
-Kept true (tests/multi/test_watchdog.py)
+Kept true (tests/multi/comm/test_watchdog.py)
     No message of gloo's about a wait reaches anybody: the watchdog ends a run before.
 """
 

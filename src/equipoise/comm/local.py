@@ -4,7 +4,7 @@ Why
     Checking a layout wants real ranks and no launcher. A fork server that has torch loaded
     starts eight of them in 0.3 s, where fresh interpreters take 20 s.
 
-Kept true (tests/multi/test_local.py)
+Kept true (tests/multi/comm/test_local.py)
     A rank that raises, dies or hangs is named, and no rank outlives the call.
 """
 

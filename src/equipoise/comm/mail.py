@@ -8,7 +8,7 @@ What it decides
     Messages are posted together and waited for by when they are due, so some may stay under
     way while later ones are posted.
 
-Kept true (tests/multi/test_context.py)
+Kept true (tests/multi/parallel/test_context.py)
     Bytes and messages counted equal those of the schedule, link by link.
 """
 

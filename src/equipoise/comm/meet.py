@@ -9,7 +9,7 @@ What it decides
     wait at the first difference or at the deadline, and leaves a verdict that all others read: so
     each rank reads twice, however many there are, and all tell the same.
 
-Kept true (tests/unit/comm/test_meet.py, tests/multi/test_start.py)
+Kept true (tests/unit/comm/test_meet.py, tests/multi/launch/test_start.py)
     A difference is told by every rank with the values of both sides, and a rank that does not
     come by the others, before any process group is made.
 """

@@ -18,7 +18,7 @@ What it decides
         tp 0, dp 0    0 1          tp 1, dp 0    3
         tp 0, dp 1    2            tp 1, dp 1    4
 
-Kept true (tests/multi/test_mesh.py)
+Kept true (tests/multi/comm/test_mesh.py)
     Every rank's peers are those of ``Layout.group_of``, and a sum over them reaches them alone.
 """
 

@@ -11,7 +11,7 @@ What it decides
     thread is looked at for ``Mail.wait``, and for torch's own functions that meet before there is
     a group. One look takes some two milliseconds; nobody looks but the watchdog.
 
-Kept true (tests/multi/test_watchdog.py)
+Kept true (tests/multi/comm/test_watchdog.py)
     Collectives of ours and of ``fully_shard``, and messages, are named as what a rank waits for.
 """
 

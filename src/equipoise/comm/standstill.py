@@ -8,7 +8,7 @@ What it decides
     A rank has not come to a collective if it has entered fewer in that group, or is silent. Whom
     those wait for is followed until there are ranks that do not wait: these are the culprits.
 
-Kept true (tests/unit/comm/test_standstill.py, tests/multi/test_watchdog.py)
+Kept true (tests/unit/comm/test_standstill.py, tests/multi/comm/test_watchdog.py)
     The sentence names the collective, who is missing from it, and why, for ranks that are busy,
     silent, gone, in another collective, or waiting for such.
 """

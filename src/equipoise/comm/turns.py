@@ -9,7 +9,7 @@ What it decides
     A process that plays ranks does nothing else: torch's own table of groups is replaced by one
     for each thread, as torch does to test itself.
 
-Kept true (tests/multi/test_turns.py)
+Kept true (tests/multi/comm/test_turns.py)
     Collectives and messages give what gloo's give; a rank that fails or waits for ever ends all.
 
 Sources

@@ -1,6 +1,6 @@
 """A process group of ranks that take turns in one process: every collective is a copy.
 
-Kept true (tests/multi/test_turns.py)
+Kept true (tests/multi/comm/test_turns.py)
     Collectives and messages give what gloo's give.
 """
 

@@ -5,7 +5,7 @@ What it decides
     not depend on who is when. If every rank that is left waits, no turn can ever be handed back,
     and all end with a sentence that says who waits where.
 
-Kept true (tests/multi/test_turns.py)
+Kept true (tests/multi/comm/test_turns.py)
     A rank that fails, and ranks that wait for each other, end all.
 """
 

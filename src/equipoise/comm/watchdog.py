@@ -16,7 +16,7 @@ What it decides
     A rank that was itself not run for a while, in a stopped process that goes on, begins anew: it
     must not blame those who waited for it.
 
-Kept true (tests/multi/test_watchdog.py)
+Kept true (tests/multi/comm/test_watchdog.py)
     A rank that is stopped, or sleeps, in any phase of a step ends the run within the deadline and
     a few looks; a slow rank within the deadline ends nothing.
 """

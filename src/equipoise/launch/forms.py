@@ -10,7 +10,7 @@ What it decides
     asked for and nothing of the machine that wrote it: no variable of its environment, no path of
     its interpreter.
 
-Kept true (tests/unit/launch/test_forms.py, tests/multi/test_launch_forms.py)
+Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     Every path survives a shell; two agents that a form starts train a run to its end.
 
 Sources

@@ -6,7 +6,7 @@ What it decides
     place where they were prepared. Shared memory is the node's: a container has 64 MiB of it
     unless told otherwise, which NCCL does not start with.
 
-Kept true (tests/unit/launch/test_forms.py, tests/multi/test_launch_forms.py)
+Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     What is printed is YAML of these fields, whatever stands in a path; the containers' command,
     two of it on this machine, trains a run to its end.
 

@@ -7,7 +7,7 @@ What it decides
     others, and the reason is what ranks said before they ended (``launch.last_words``), or
     the agent's report, in one sentence.
 
-Kept true (tests/multi/test_launch.py)
+Kept true (tests/multi/launch/test_launch.py)
     A killed rank is named; the next start resumes; SIGINT saves and exits 0.
 """
 

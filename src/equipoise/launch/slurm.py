@@ -6,7 +6,7 @@ What it decides
     shell leaves the file ``stop`` in the run's folder, so that the ranks finish their step, save
     and leave; the same script resumes.
 
-Kept true (tests/unit/launch/test_forms.py, tests/multi/test_launch_forms.py)
+Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     bash accepts it; with ``srun`` and ``scontrol`` that start processes of this machine, two nodes
     train to the end, and a TERM saves and ends with 0.
 

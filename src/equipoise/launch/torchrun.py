@@ -1,6 +1,6 @@
 """A run under torchrun: a script for this machine, or one to be started on each of several nodes.
 
-Kept true (tests/unit/launch/test_forms.py, tests/multi/test_launch_forms.py)
+Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     Two of it, with one host, train a run to its end.
 """
 

@@ -10,7 +10,7 @@ What it decides
     gradient of a copied weight is a part of a sum, because its ranks hold different tokens, or
     different heads.
 
-Kept true (tests/unit/nn/test_declare.py, tests/multi/test_tensor.py)
+Kept true (tests/unit/nn/test_declare.py, tests/multi/parallel/test_tensor.py)
     Every weight of a decoder is declared once; gradients of copied weights are summed.
 """
 

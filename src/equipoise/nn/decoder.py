@@ -5,7 +5,7 @@ What it decides
     positions and attends over all of them; every other layer treats each token by itself. Ranks
     that share weights are ``tensor``: a block computes with what it holds of its weights.
 
-Kept true (tests/unit/nn/test_decoder.py, tests/multi/test_check.py)
+Kept true (tests/unit/nn/test_decoder.py, tests/multi/check/test_check.py)
     Documents do not see each other; however a pack is shared out, loss, logits and gradients
     are those of one rank.
 

@@ -11,7 +11,7 @@ What it decides
     Ranks that split the vocabulary exchange, for each token, the largest logit, the sum of
     exponentials and the logit of the label, which one of them has: no rank sees all logits.
 
-Kept true (tests/unit/nn/test_loss.py, tests/multi/test_tensor.py)
+Kept true (tests/unit/nn/test_loss.py, tests/multi/parallel/test_tensor.py)
     Equal to ``cross_entropy(x @ w.T, labels, reduction="sum")`` in float64; no valid label
     gives zero loss and zero gradients; the chunk size changes rounding alone; so does a
     vocabulary that is split.

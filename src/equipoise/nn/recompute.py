@@ -8,7 +8,7 @@ What it decides
     gathered for its backward by then. A router chooses the same experts, because the biases of its
     scores change between steps alone, and counts them once (``nn.moe_balance``).
 
-Kept true (tests/unit/nn/test_decoder.py, tests/multi/test_recompute.py)
+Kept true (tests/unit/nn/test_decoder.py, tests/multi/train/test_recompute.py)
     Loss and all gradients equal those without recomputation, bitwise.
 """
 

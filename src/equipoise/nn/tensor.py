@@ -14,7 +14,7 @@ What it decides
     tensor parallelism, with all tokens everywhere between blocks, moves the same bytes and keeps
     more, so there is none.
 
-Kept true (tests/multi/test_tensor.py)
+Kept true (tests/multi/parallel/test_tensor.py)
     Loss and every gradient equal one rank's.
 
 Sources

@@ -14,7 +14,7 @@ What it decides
     The gradient goes the way back: split as the tensor is, a sum of parts where the tensor is
     copied, copied where it is a sum of parts.
 
-Kept true (tests/multi/test_boxing.py, tests/multi/test_boxing_in_process.py)
+Kept true (tests/multi/parallel/test_boxing.py, tests/multi/parallel/test_boxing_in_process.py)
     Every transition equals the dense tensor, forward and gradient; the bytes in the ledger are
     those of the schedule, link by link.
 """

@@ -10,7 +10,7 @@ What it decides
     Within ``refuse_wrong_scans()`` such a call is refused before anything is computed. Nothing in
     this package scans a DTensor; it is for modules that do.
 
-Kept true (tests/multi/test_boxing.py)
+Kept true (tests/multi/parallel/test_boxing.py)
     Of these scans, along every dim of DTensors split along every dim, those that torch gets wrong
     are refused and all others are right. When torch mends it, that test says so.
 

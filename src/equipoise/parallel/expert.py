@@ -21,7 +21,7 @@ What it decides
     edp. Their gradients are sums over the tokens of all ranks: over ep because the tokens came,
     over edp by ``fully_shard``; nobody divides by a number of ranks.
 
-Kept true (tests/multi/test_expert.py)
+Kept true (tests/multi/parallel/test_expert.py)
     Loss and every gradient equal one rank's in fp64, at every ZeRO stage, with experts and ranks
     that no token chose, and numbers of experts that ranks do not divide; what is dropped for want
     of capacity is the same; the bytes sent are those of ``schedule.expert``.

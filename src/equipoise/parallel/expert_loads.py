@@ -9,7 +9,7 @@ What it decides
     One table of all sparse layers of the model; a rank has zeros in rows of layers that it does
     not hold. Counts are integers, so one sum over all ranks is exact whatever the layout.
 
-Kept true (tests/multi/test_pipeline_experts.py)
+Kept true (tests/multi/parallel/test_pipeline_experts.py)
     Counts, balance and auxiliary loss of stages are those of one rank.
 """
 

@@ -11,7 +11,7 @@ What it decides
     Rows are as uneven as routers made them, so both ways are one uneven all-to-all; sums are taken
     in the order of ranks.
 
-Kept true (tests/multi/test_expert.py)
+Kept true (tests/multi/parallel/test_expert.py)
     Gathering and summing are each other's backward; with them loss and gradients equal one rank's.
 """
 

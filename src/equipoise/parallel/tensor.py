@@ -9,7 +9,7 @@ What it decides
     read is computed, and gradients are summed: exact for any number of heads, for the memory of
     the copies.
 
-Kept true (tests/multi/test_tensor.py)
+Kept true (tests/multi/parallel/test_tensor.py)
     Loss and every gradient equal one rank's in float64 at 1 to 4 ranks, with data and context
     parallelism, where a rank has no token; a rerun is bitwise the same.
 

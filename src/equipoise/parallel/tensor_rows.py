@@ -4,7 +4,7 @@ What it decides
     Both directions are one all-to-all. Sums add the parts of the ranks in their order, so they
     are bitwise the same on every run; no row is padded, and a rank may have none.
 
-Kept true (tests/multi/test_tensor.py)
+Kept true (tests/multi/parallel/test_tensor.py)
     Gathered rows are the rows, sums are sums, each is the other's backward.
 """
 

@@ -22,7 +22,8 @@ What it decides
     Gradients are summed, never averaged: the loss of each rank is already divided by the
     global count of labels.
 
-Kept true (tests/multi/test_check.py, tests/multi/test_train.py, tests/multi/test_zero.py)
+Kept true (tests/multi/check/test_check.py, tests/multi/train/test_train.py,
+tests/multi/parallel/test_zero.py)
     Loss and every gradient equal one rank's, at every stage, tied and untied, also when a
     rank's micro-batch is empty.
 

@@ -13,7 +13,7 @@ What it decides
     Two ranks swap what the other lacks, and nothing passes through a message to oneself. More of
     them gather as gloo does: an exchange would have to lay out a copy for each.
 
-Kept true (tests/multi/test_zero.py)
+Kept true (tests/multi/parallel/test_zero.py)
     What gloo's own collectives give, for two ranks and for more; a second time bit for bit.
 
 Sources

@@ -12,7 +12,7 @@ What it decides
 
     What a rank receives it keeps until its backward pass has used it.
 
-Kept true (tests/unit/schedule/test_attention_count.py, tests/multi/test_context.py)
+Kept true (tests/unit/schedule/test_attention_count.py, tests/multi/parallel/test_context.py)
     The bytes and messages that ranks send are these, exactly, link by link.
 """
 

@@ -17,7 +17,8 @@ What it decides
         P, S(0) -> B, S(0)      all-reduce, slow links, an eighth of it
         B, S(0) -> B, B         all-gather, fast links
 
-Kept true (tests/unit/schedule/test_boxing_search.py, by Hypothesis; tests/multi/test_boxing.py)
+Kept true (tests/unit/schedule/test_boxing_search.py, by Hypothesis;
+tests/multi/parallel/test_boxing.py)
     Never dearer than any other path by these prices (brute force on small cases); the steps join
     end to end; the tensor comes out as a dense one does.
 

@@ -28,7 +28,7 @@ What it decides
     takes the links of the outermost axis in which its ends differ. Packing and adding are not
     priced.
 
-Kept true (tests/unit/schedule/test_boxing.py, tests/multi/test_boxing.py)
+Kept true (tests/unit/schedule/test_boxing.py, tests/multi/parallel/test_boxing.py)
     The table above; ranks send what is counted here, link by link.
 
 Sources

@@ -4,7 +4,8 @@ What it decides
     All axes in one step; axis by axis, each once, in the best order; and through the whole tensor,
     which is what gathering by hand does. Not all are possible everywhere.
 
-Kept true (tests/unit/schedule/test_boxing_search.py, tests/multi/test_boxing_in_process.py)
+Kept true (tests/unit/schedule/test_boxing_search.py,
+tests/multi/parallel/test_boxing_in_process.py)
     Each leads to the dense tensor, and none is cheaper than the cheapest path.
 """
 

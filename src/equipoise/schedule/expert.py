@@ -15,7 +15,7 @@ What it decides
     A row goes to the rank of its expert and comes back, in the forward and, as a gradient, in the
     backward pass: four times in all. A row of an expert that lives where the row is stays there.
 
-Kept true (tests/unit/schedule/test_expert.py, tests/multi/test_expert.py)
+Kept true (tests/unit/schedule/test_expert.py, tests/multi/parallel/test_expert.py)
     Each row is computed once; the bytes that ranks send are those counted here, link by link.
 """
 

@@ -12,7 +12,8 @@ What it decides
     follow one order cannot wait for each other in a circle: a meeting waits for nothing that
     ``check_pipeline`` has not proven to come before it, on each replica alike.
 
-Kept true (tests/unit/schedule/test_pipeline_replicas.py, tests/multi/test_pipeline_experts.py)
+Kept true (tests/unit/schedule/test_pipeline_replicas.py,
+tests/multi/parallel/test_pipeline_experts.py)
     Orders that meet otherwise are refused, and the first place is named; ranks have as many
     collectives as are counted here.
 """

@@ -1,6 +1,6 @@
 """What a run's keys make of one rank: those it shares with, its layers, what runs its steps.
 
-Kept true (tests/multi/test_train.py and beside it a file for each axis)
+Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
     Trained weights equal those of one rank, whatever the layout.
 """
 

@@ -6,7 +6,7 @@ What it decides
     documents, so that what a call costs and what a tile costs can be told apart. Each is
     timed once after every step of the others, so that what passes over the machine meets all alike.
 
-Kept true (tests/multi/test_calibrate_parts.py)
+Kept true (tests/multi/train/test_calibrate_parts.py)
     Every length and every strategy that the heads allow is timed.
 """
 

@@ -7,7 +7,7 @@ What it decides
 
     What a case expects, and how errors are measured, is ``train.check_setup``'s.
 
-Kept true (tests/multi/test_check.py)
+Kept true (tests/multi/check/test_check.py)
     A gradient that is wrong on one rank alone, or in one parameter alone, fails the case and
     names the parameter; so does a byte that no schedule speaks of.
 """

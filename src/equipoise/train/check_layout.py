@@ -11,7 +11,7 @@ What it decides
     another; each rank compares what it holds, so nothing is gathered, and copies are compared
     each. Then the same step runs again, and every gradient must have the same bits.
 
-Kept true (tests/multi/test_check_layout.py)
+Kept true (tests/multi/check/test_layout.py)
     A gradient that is wrong on one rank, or another one on a second run, fails the layout and is
     named.
 """

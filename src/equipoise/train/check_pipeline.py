@@ -4,7 +4,7 @@ What it decides
     Stages have layers as evenly as they come, so of a small model some have none. Schedules are
     priced by tokens. Micro-batches are as uneven as the sample.
 
-Kept true (tests/multi/test_check_pipeline.py)
+Kept true (tests/multi/check/test_pipeline.py)
     Every strategy that is not lossy is exact, and sends the bytes that its schedule says.
 """
 

@@ -1,6 +1,6 @@
 """How far cases on other processes have come, told through a file that grows by a byte with each.
 
-Kept true (tests/multi/test_check.py)
+Kept true (tests/multi/check/test_check.py)
     As many steps are told as there are cases.
 """
 

@@ -11,7 +11,7 @@ What it decides
     differs, rightly. Their routers begin as if the last step had been out of balance, so that the
     auxiliary loss is in every gradient.
 
-Kept true (tests/multi/test_check.py)
+Kept true (tests/multi/check/test_check.py)
     A gradient that is wrong in one parameter alone differs from the reference.
 """
 

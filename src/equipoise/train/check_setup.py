@@ -4,7 +4,7 @@ What it decides
     The error of a parameter is ``max |g - reference| / max |reference|`` over its elements, that
     of the logits over the largest logit of the sample.
 
-Kept true (tests/multi/test_check.py)
+Kept true (tests/multi/check/test_check.py)
     A gradient that is wrong in one parameter alone names it; bytes that were sent are those of
     the schedules.
 """

@@ -5,7 +5,7 @@ What it decides
     on one node where they fit. Tokens, labels and positions are taken by the same rows; attention
     runs over all rows. Ranks that share weights have the same rows, and each its own heads.
 
-Kept true (tests/multi/test_check.py, tests/multi/test_train.py)
+Kept true (tests/multi/check/test_check.py, tests/multi/train/test_train.py)
     Loss, logits and every gradient equal one rank's, also where a rank has no token or no label.
 """
 

@@ -11,7 +11,7 @@ What it decides
     while ranks had less than 70% of the processor time that their cores have for them is not put
     there, and what a run's first steps contradict is taken out, so the next run measures again.
 
-Kept true (tests/unit/train/test_doubt_curve.py, tests/multi/test_curves.py)
+Kept true (tests/unit/train/test_doubt_curve.py, tests/multi/train/test_curves.py)
     A resumed run has the curve it had; a curve that was disturbed, or that steps contradict, is
     not in the cache.
 """

@@ -9,7 +9,7 @@ What it decides
     A rank tells what it met in a word that goes with the numbers of a step, so that nothing more
     is exchanged while all is well; sentences follow only when a word says so.
 
-Kept true (tests/multi/test_disks.py)
+Kept true (tests/multi/train/test_disks.py)
     One rank whose disk is full, or whose journal is gone, keeps no other waiting.
 """
 

@@ -4,7 +4,7 @@ What it decides
     Nothing: ``train.stages`` has the schedule. Each instruction is journaled with when it was
     to begin and how long it was to take, so that the report lays the two beside each other.
 
-Kept true (tests/multi/test_train_pipeline.py)
+Kept true (tests/multi/train/test_pipeline.py)
     Trained weights equal those of one rank, with every schedule and beside every other axis.
 """
 

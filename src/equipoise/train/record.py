@@ -1,6 +1,6 @@
 """What a run writes down: its start, each pack, each step, its memory; predicted and measured.
 
-Kept true (tests/multi/test_train.py, tests/unit/dash)
+Kept true (tests/multi/train/test_train.py, tests/unit/dash)
     The overhead of a step is fitted on the first step of a process and scored on later ones.
 """
 

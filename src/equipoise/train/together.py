@@ -9,7 +9,7 @@ Why
 What it decides
     Nothing: ``balance.turns`` says what runs when.
 
-Kept true (tests/unit/train/test_together.py, by Hypothesis; tests/multi/test_check.py)
+Kept true (tests/unit/train/test_together.py, by Hypothesis; tests/multi/check/test_check.py)
     Nothing passes between ranks that share no document; loss and every gradient equal one rank's.
 """
 

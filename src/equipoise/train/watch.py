@@ -18,7 +18,7 @@ What it decides
     with it; one that was deleted is made again for them. Then the run stops, because whoever
     did it did not mean it to go on. A folder of another run in its place is left alone.
 
-Kept true (tests/multi/test_disks.py)
+Kept true (tests/multi/train/test_disks.py)
     No step that could be saved is lost, on real disks that fill and folders that vanish.
 """
 

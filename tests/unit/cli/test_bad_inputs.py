@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from verbs import run
+
+from support.verbs import run
 
 DEEP = "brackets are nested more than 64 deep"
 LONG = "a whole number has more digits than 64 bits hold"

@@ -1,20 +1,17 @@
 """``equipoise calibrate``: what it covers, what it refuses, how a run corrects the curves."""
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "spec"))
-from device_files import A_FILE
 
 from equipoise.cli.calibrate import fitted, plan_for
 from equipoise.cli.calibrate_show import comparison_rows, file_rows, print_comparison, print_file
 from equipoise.cli.main import main
 from equipoise.cost.compare import Comparison, Factor
 from equipoise.spec.load import read_run
+from support.device_files import A_FILE
 
 COMPARISON = Comparison(
     steps=8,

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from verbs import plan
 
 from equipoise.cli.main import main
+from support.verbs import plan
 
 STEP = ["--context-tokens", "4096", "--step-sequences", "16"]
 SMALL = ["--model", "layers=4,hidden=1024,heads=8,vocab=8000", "--cluster", "h100-sxm:4", *STEP]

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from verbs import run
+
+from support.verbs import run
 
 STEP = ["--context-tokens", "8192", "--step-sequences", "64"]
 MODEL = ["--model", "layers=24,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=32000"]

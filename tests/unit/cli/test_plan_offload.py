@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from verbs import run
+
+from support.verbs import run
 
 ALONE = ["--model", "llama3-8b", "--context-tokens", "8192", "--step-sequences", "8"]
 ALONE += ["--cluster", "h100-sxm:1"]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from verbs import run
 
 from equipoise.cli.simulate_setting import step_packer
 from equipoise.cost.step import StepOptions
 from equipoise.plan.run_steps import POLICIES
 from equipoise.spec.layout import Layout
+from support.verbs import run
 
 SMALL = ["--model", "layers=4,hidden=1024,heads=8,vocab=8000", "--cluster", "h100-sxm:4"]
 SMALL += ["--context-tokens", "4096", "--step-sequences", "16"]

@@ -2,15 +2,9 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from verbs import plan, run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "spec"))
-from device_files import A_FILE
-from timed_parts import parts
 
 from equipoise.base.errors import PlanError, SpecError
 from equipoise.cli.main import main
@@ -20,6 +14,9 @@ from equipoise.spec.device_file import write_device_file
 from equipoise.spec.device_here import cpu_model, device_file
 from equipoise.spec.load import read_run
 from equipoise.spec.plan import read_plan
+from support.device_files import A_FILE
+from support.timed_parts import parts
+from support.verbs import plan, run
 
 CORES = len(usable_cores())
 

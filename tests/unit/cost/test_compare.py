@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from device_files import A_FILE, about, written
 
 from equipoise.base.errors import SpecError
 from equipoise.cost.compare import _foresee, compare_run
@@ -16,6 +15,7 @@ from equipoise.spec.device_file import AttentionPoint, GemmPoint
 from equipoise.spec.device_here import calibrated_device, cpu_model
 from equipoise.spec.device_spec import DeviceSpec
 from equipoise.spec.model import ModelSpec
+from support.device_files import A_FILE, about, written
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=4, ffn=96, vocab=300, head_width=16)
 FILE = dataclasses.replace(

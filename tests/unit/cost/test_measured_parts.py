@@ -1,7 +1,6 @@
 """Parts of a step, read between the sizes at which they were timed."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "spec"))
-from device_files import A_FILE, written
-from timed_parts import MODEL, parts
-
 from equipoise.cost.measured_parts import PartCurves, document_curves, part_curves
 from equipoise.spec.device_here import calibrated_device
 from equipoise.spec.device_spec import DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import preset
+from support.device_files import A_FILE, written
+from support.timed_parts import MODEL, parts
 
 WAY = next(each for each in parts().ways if each.way == "pipeline")
 CURVES = PartCurves(parts(), WAY, *document_curves(WAY.documents))

@@ -1,22 +1,15 @@
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+import support.journals
 
 
 @pytest.fixture(scope="session")
 def journals() -> ModuleType:
     """The writer of made-up journals."""
-    return load(Path(__file__).with_name("journals.py"))
+    return support.journals
 
 
 @pytest.fixture(scope="session")

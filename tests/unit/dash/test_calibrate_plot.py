@@ -1,12 +1,10 @@
 """Device files as pictures."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "spec"))
-from device_files import A_FILE
+from support.device_files import A_FILE
 
 
 @pytest.mark.parametrize("name", ["curves.png", "curves.svg"])

@@ -6,7 +6,6 @@ import importlib
 import numpy as np
 import pytest
 import torch
-from dense import SHARDINGS, WIDTH, errors, one_rank, plans, run, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from equipoise.parallel.context.plan import plan_context, plan_pieces, share_tok
 from equipoise.parallel.context.steps import Await, Parcel, Post
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.mask import Mask
+from support.dense import SHARDINGS, WIDTH, errors, one_rank, plans, run, tensors
 
 
 @given(plans())

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from dense import SHARDINGS, attend_densely, errors, one_rank, run, tensors
 
 from equipoise.parallel.context.attention import attend_in_one_process
 from equipoise.parallel.context.plan import ContextPlan, plan_context
 from equipoise.schedule.attention_strategies import STRATEGIES
 from equipoise.spec.mask import Mask
+from support.dense import SHARDINGS, attend_densely, errors, one_rank, run, tensors
 
 STRATEGY = pytest.mark.parametrize("strategy", list(STRATEGIES))
 MASKS = [Mask(), Mask("full"), Mask("window", 9), Mask("prefix", 0, 2, (1, 2))]

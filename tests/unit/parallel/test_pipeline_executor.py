@@ -6,7 +6,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from decoders import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.base.errors import CheckError, LayoutError
+from equipoise.parallel.pipeline.executor import Executor, StageBatch
+from equipoise.parallel.pipeline.pipeline import play_pipeline
+from equipoise.parallel.pipeline.program import compile_rank
+from equipoise.schedule.instruction import Op
+from equipoise.schedule.pipeline_messages import list_messages
+from equipoise.schedule.pipeline_prices import make_prices
+from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.spec.run import Recompute
+from support.decoders import (
     LENGTHS,
     MODEL,
     TIED,
@@ -19,19 +31,7 @@ from decoders import (
     schedule_of,
     uneven_edges,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pipelines import WHOLE, steps, write_if_legal
-
-from equipoise.base.errors import CheckError, LayoutError
-from equipoise.parallel.pipeline.executor import Executor, StageBatch
-from equipoise.parallel.pipeline.pipeline import play_pipeline
-from equipoise.parallel.pipeline.program import compile_rank
-from equipoise.schedule.instruction import Op
-from equipoise.schedule.pipeline_messages import list_messages
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
-from equipoise.spec.run import Recompute
+from support.pipelines import WHOLE, steps, write_if_legal
 
 RECOMPUTE: dict[int, Recompute] = {1: "every-2", 2: "selective", 3: "full", 4: "attention"}
 SMALL = dataclasses.replace(MODEL, layers=3)

@@ -5,11 +5,11 @@ import importlib
 
 import pytest
 import torch
-from decoders import MODEL, TIED, batches_of, uneven_edges
 
 from equipoise.base.errors import LayoutError
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
+from support.decoders import MODEL, TIED, batches_of, uneven_edges
 
 
 @pytest.mark.parametrize("model", [MODEL, TIED], ids=["untied", "tied"])

@@ -2,10 +2,10 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import WHOLE, steps, write_if_legal
 
 from equipoise.parallel.pipeline.program import compile_rank
 from equipoise.schedule.pipeline_messages import list_messages
+from support.pipelines import WHOLE, steps, write_if_legal
 
 drawn = given(
     steps(), st.sampled_from(WHOLE), st.sets(st.integers(0, 9)), st.sampled_from([0, 1, 4, 50])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from decoders import MODEL, TIED, Grads, gradient_errors, parts_of, uneven_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.run import PackSpec, Recompute
+from support.decoders import MODEL, TIED, Grads, gradient_errors, parts_of, uneven_edges
 
 KINDS = st.sampled_from(("none", "attention", "selective", "full"))
 

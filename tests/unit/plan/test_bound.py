@@ -4,8 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from bounded_spaces import MODELS, draws, setting
-from drawn_batches import batches_of, packer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +19,8 @@ from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.space import Space
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
+from support.bounded_spaces import MODELS, draws, setting
+from support.drawn_batches import batches_of, packer_of
 
 STACKS = {
     "ours": Stack(),

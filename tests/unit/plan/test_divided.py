@@ -5,8 +5,6 @@ import functools
 
 import numpy as np
 import pytest
-from bounded_spaces import MODELS
-from drawn_batches import packer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +19,8 @@ from equipoise.plan.space import SCHEDULES, Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster import find_cluster
 from equipoise.spec.run import Policy
+from support.bounded_spaces import MODELS
+from support.drawn_batches import packer_of
 
 
 @functools.cache

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measured_table import draw_table
 
 from equipoise.base.errors import SpecError
 from equipoise.plan.measured import MeasuredSpace, Trial, best_trial, next_choice
+from support.measured_table import draw_table
 
 SEEDS = range(40)
 

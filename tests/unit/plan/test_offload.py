@@ -4,8 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from bounded_spaces import MODELS, draws, setting
-from drawn_batches import batches_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +25,8 @@ from equipoise.sim.step import price_step
 from equipoise.spec.cluster import ClusterSpec, find_cluster
 from equipoise.spec.offload import OFFLOADS
 from equipoise.spec.words import read_model
+from support.bounded_spaces import MODELS, draws, setting
+from support.drawn_batches import batches_of
 
 STACKS = {
     "ours": Stack(),

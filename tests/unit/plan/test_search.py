@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from drawn_batches import packer_of
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import StepOptions
@@ -19,6 +18,7 @@ from equipoise.sim.step import Documents, price_step
 from equipoise.spec.cluster import ClusterSpec, find_cluster
 from equipoise.spec.run import Policy
 from equipoise.spec.words import read_model
+from support.drawn_batches import packer_of
 
 MODEL = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")
 BASE = StepOptions(4096, 16)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measured_table import draw_table
 
 from equipoise.plan.surrogate import believe
+from support.measured_table import draw_table
 
 
 @settings(deadline=None, max_examples=25)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from placements import pairs_of, schedules, written_out
 
 from equipoise.base.errors import CheckError
 from equipoise.schedule.attention import AttentionSchedule, Message, Round
@@ -15,6 +14,7 @@ from equipoise.schedule.attention_check import check_attention, find_faults
 from equipoise.schedule.attention_count import Wire
 from equipoise.schedule.attention_strategies import write_attention
 from equipoise.spec.mask import Mask
+from support.placements import pairs_of, schedules, written_out
 
 HOME = [np.array([[0, 0, 4]]), np.array([[0, 4, 6], [1, 0, 2]])]
 LENGTHS = [6, 2]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placements import masks_for, written_out
 
 from equipoise.base.errors import SpecError
 from equipoise.cost.work import pairs_before
 from equipoise.schedule.attention_mask import masks_of, reads_of
 from equipoise.spec.mask import Mask
+from support.placements import masks_for, written_out
 
 
 @given(st.integers(0, 12).flatmap(lambda n: st.tuples(st.just(n), masks_for(n))))

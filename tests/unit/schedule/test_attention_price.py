@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placements import schedules, written_out
 
 from equipoise.balance.context import split_context
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.schedule.attention_price import LinkPrice, price_attention
 from equipoise.schedule.attention_strategies import write_attention
+from support.placements import schedules, written_out
 
 WIRE = Wire(head_width=8, element_bytes=2)
 FREE = LinkPrice(0.0, float("inf"))

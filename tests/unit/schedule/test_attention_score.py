@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placements import schedules
 
 from equipoise.balance.context import split_context
 from equipoise.base.errors import LayoutError
@@ -12,6 +11,7 @@ from equipoise.schedule.attention_count import Wire
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.schedule.attention_score import AssumedMachine, score_attention
 from equipoise.schedule.attention_strategies import write_attention
+from support.placements import schedules
 
 
 @given(schedules(), st.floats(0, 1e-3), st.floats(1e6, 1e12))

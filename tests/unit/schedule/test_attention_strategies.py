@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placements import HEADS, placements
 
 from equipoise.balance.context import split_context
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.schedule.attention_strategies import STRATEGIES, write_attention
 from equipoise.spec.mask import CAUSAL, Mask
+from support.placements import HEADS, placements
 
 WIRE = Wire(head_width=8, element_bytes=2, sum_bytes=4)
 

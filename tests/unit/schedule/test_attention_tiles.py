@@ -3,12 +3,12 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from placements import masks_for, pairs_of, written_out
 
 from equipoise.schedule.attention_mask import reads_of
 from equipoise.schedule.attention_runs import cut_runs, join_runs, meet_runs
 from equipoise.schedule.attention_tiles import runs_read, tiles_between
 from equipoise.spec.mask import Mask
+from support.placements import masks_for, pairs_of, written_out
 
 DOC_TOKENS = np.array([10, 10, 10])
 TOKENS = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=30)

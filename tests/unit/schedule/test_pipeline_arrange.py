@@ -3,7 +3,6 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import steps, units_of
 
 from equipoise.schedule.pipeline import single_units
 from equipoise.schedule.pipeline_arrange import light_outside
@@ -11,6 +10,7 @@ from equipoise.schedule.pipeline_check import check_pipeline
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import replay_pipeline
 from equipoise.schedule.pipeline_strategies import write_pipeline
+from support.pipelines import steps, units_of
 
 
 @given(steps(), st.data())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pipelines import WHOLE, steps, write_if_legal
 
 from equipoise.base.errors import CheckError, FitError
 from equipoise.schedule.instruction import MICRO_BATCH, OP, STAGE, Op
@@ -14,6 +13,7 @@ from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_check import check_pipeline, find_faults
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import write_pipeline
+from support.pipelines import WHOLE, steps, write_if_legal
 
 
 def write(strategy: str = "1f1b", ranks: int = 2, stages: int = 2, **more) -> PipelineSchedule:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import WHOLE, steps, write_if_legal
 
 from equipoise.schedule import compiled, pipeline_fill, pipeline_replay
 from equipoise.schedule.compiled import compile_loop, run_loop
@@ -14,6 +13,7 @@ from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import count_in_flight, run_order
 from equipoise.schedule.pipeline_strategies import write_pipeline
+from support.pipelines import WHOLE, steps, write_if_legal
 
 
 def both(loop: compiled.Loop, _: int, *tables: Ints) -> int:

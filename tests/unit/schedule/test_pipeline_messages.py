@@ -4,12 +4,12 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import WHOLE, steps, write_if_legal
 
 from equipoise.schedule.instruction import OP, Op
 from equipoise.schedule.pipeline_messages import list_messages, rank_messages
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import write_pipeline
+from support.pipelines import WHOLE, steps, write_if_legal
 
 
 @given(steps(), st.sampled_from(WHOLE))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import WHOLE, steps, write_if_legal
 
 from equipoise.base.errors import CheckError, LayoutError
 from equipoise.schedule.instruction import MICRO_BATCH, OP, STAGE, Op
@@ -15,6 +14,7 @@ from equipoise.schedule.pipeline_bound import bound_pipeline
 from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline_replay import count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline_strategies import write_pipeline
+from support.pipelines import WHOLE, steps, write_if_legal
 
 
 def longest_path_ns(schedule: PipelineSchedule, prices: PipelinePrices) -> int:

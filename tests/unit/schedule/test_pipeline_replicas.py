@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import WHOLE, steps, write_if_legal
 
 from equipoise.base.errors import CheckError
 from equipoise.schedule.instruction import Op
@@ -16,6 +15,7 @@ from equipoise.schedule.pipeline_replicas import (
     list_meetings,
 )
 from equipoise.schedule.pipeline_strategies import write_pipeline
+from support.pipelines import WHOLE, steps, write_if_legal
 
 
 @given(steps(), st.sampled_from(WHOLE), st.data())

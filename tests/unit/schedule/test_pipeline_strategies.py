@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import WHOLE, steps, units_of, write_if_legal
 
 from equipoise.base.errors import FitError, LayoutError, SpecError
 from equipoise.schedule.pipeline import PipelineSchedule, place_in_loop, place_in_v
@@ -13,6 +12,7 @@ from equipoise.schedule.pipeline_check import check_pipeline
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline_strategies import IN_V, ONE_STAGE, STRATEGIES, write_pipeline
+from support.pipelines import WHOLE, steps, units_of, write_if_legal
 
 
 def even(strategy: str, ranks: int, micro_batches: int, chunks: int, **more):

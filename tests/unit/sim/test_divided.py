@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from machines import MODEL, h100, options
 
 from equipoise.balance.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
 from equipoise.balance.turns import align_turns, place_turn
@@ -26,6 +25,7 @@ from equipoise.sim.step import run_step
 from equipoise.spec.layout import Layout
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run import PackSpec
+from support.machines import MODEL, h100, options
 
 SMALL = dataclasses.replace(MODEL, layers=4)
 CURVE = counted_curve(SMALL)

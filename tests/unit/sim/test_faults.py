@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from machines import MODEL, h100, options
 
 from equipoise.base.errors import SpecError
 from equipoise.schedule.pipeline_replay import count_in_flight
@@ -14,6 +13,7 @@ from equipoise.sim.jitter import run_with_jitter
 from equipoise.sim.moments import bytes_over_time, held_over_time
 from equipoise.sim.step import StepRun, run_step
 from equipoise.spec.layout import Layout
+from support.machines import MODEL, h100, options
 
 FAULTS = FaultOptions(device_mtbf_s=1e7, checkpoint_s=30.0, restart_s=400.0, checkpoint_steps=50)
 

@@ -1,14 +1,9 @@
 """Steps on this machine from parts that were timed on it."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "spec"))
-from device_files import A_FILE, written
-from timed_parts import MODEL, parts
 
 from equipoise.cost.step import Residuals, StepOptions
 from equipoise.sim.machine import Machine
@@ -16,6 +11,8 @@ from equipoise.sim.step import price_step
 from equipoise.spec.cluster import cores_cluster
 from equipoise.spec.device_here import calibrated_device
 from equipoise.spec.layout import Layout
+from support.device_files import A_FILE, written
+from support.timed_parts import MODEL, parts
 
 OPTIONS = StepOptions(1024, 8, precision="fp32", residuals=Residuals())
 EVEN = [[[64] * 16] * 2] * 2

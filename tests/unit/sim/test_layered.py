@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machines import MODEL, SPARSE, h100, options, stack
 
 from equipoise.base.errors import LayoutError
 from equipoise.cost.step import StepOptions
@@ -15,6 +14,7 @@ from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import run_step
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec
+from support.machines import MODEL, SPARSE, h100, options, stack
 
 PP_DP = ("pp", "dp", "cp", "tp")
 

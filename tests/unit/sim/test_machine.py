@@ -1,13 +1,13 @@
 """A cluster at a precision."""
 
 import pytest
-from machines import MODEL, h100, options
 
 from equipoise.cost.step import TERMS
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.spec.cluster import find_cluster
 from equipoise.spec.layout import Layout
+from support.machines import MODEL, h100, options
 
 
 def test_a_precision_is_another_machine_that_is_made_once() -> None:

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from machines import MODEL, h100, options, stack
 
 from equipoise.sim.step import price_step
 from equipoise.spec.layout import Layout
+from support.machines import MODEL, h100, options, stack
 
 
 def activations(schedule: str, virtual: int) -> list[float]:

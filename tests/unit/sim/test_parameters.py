@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from machines import MODEL, SPARSE, h100, options
 
 from equipoise.cost.step import TERMS
 from equipoise.plan.choice import Choice
@@ -18,6 +17,7 @@ from equipoise.sim.step import price_step
 from equipoise.spec.cluster import find_cluster
 from equipoise.spec.layout import Layout
 from equipoise.spec.model import ModelSpec, preset
+from support.machines import MODEL, SPARSE, h100, options
 
 SMALL = preset("2m")
 NOTHING = Held(0.0, 0.0)

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from machines import MODEL, SPARSE, h100, options, stack
 
 from equipoise.cost.step import TERMS
 from equipoise.sim.attention import AttentionCore
 from equipoise.sim.parameters import Held, gather_s, held_by_layer, optimizer_s, reduce_s
 from equipoise.sim.parts import StepParts, layers_of_ranks, split_layers
 from equipoise.spec.layout import Layout
+from support.machines import MODEL, SPARSE, h100, options, stack
 
 
 def core(layout: Layout, **changes: object) -> AttentionCore:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machines import MODEL, h100, options
 
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
@@ -16,6 +15,7 @@ from equipoise.sim.step import run_step
 from equipoise.spec.cluster import ClusterSpec, node_class
 from equipoise.spec.layout import Layout
 from equipoise.spec.link import find_link
+from support.machines import MODEL, h100, options
 
 PP_DP = ("pp", "dp", "cp", "tp")
 DEEP = dataclasses.replace(MODEL, layers=12)

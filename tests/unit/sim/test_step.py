@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from machines import MODEL, SPARSE, h100, options, stack
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Residuals
@@ -13,6 +12,7 @@ from equipoise.sim.step import price_step, run_step
 from equipoise.spec.cluster import find_cluster
 from equipoise.spec.layout import Layout
 from equipoise.spec.link import find_link
+from support.machines import MODEL, SPARSE, h100, options, stack
 
 LAYOUTS = [
     Layout(dp=8),

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from device_files import A_FILE, written
 
 from equipoise.base.errors import SpecError
 from equipoise.spec.device import DEVICES, DTYPE_BYTES, find_device
 from equipoise.spec.device_here import cpu_model, this_cpu
 from equipoise.spec.device_spec import DeviceSpec
+from support.device_files import A_FILE, written
 
 NAMES = {
     "name",

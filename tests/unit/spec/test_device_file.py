@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from device_files import A_FILE, written
 
 from equipoise.base.errors import SpecError
 from equipoise.spec.device_file import read_device_file, write_device_file
+from support.device_files import A_FILE, written
 
 
 def test_what_is_written_reads_back(tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 import dataclasses
 from pathlib import Path
 
-from device_files import A_FILE, written
-from timed_parts import MODEL, parts
-
 from equipoise.spec.device_file import read_device_file
 from equipoise.spec.device_parts import way_of
 from equipoise.spec.layout import Layout
+from support.device_files import A_FILE, written
+from support.timed_parts import MODEL, parts
 
 
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hand_packed import packed_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from equipoise.schedule.attention_strategies import STRATEGIES
 from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import LayoutSpec, Sharding, StrategyName
 from equipoise.train.shares import ContextPlanner
+from support.hand_packed import packed_of
 
 MODEL = ModelSpec(layers=2, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)
 CURVE = LoadCurve(1000.0, 7.0, (1.0, 64.0), (5.0, 900.0), 1e9, measured=True)

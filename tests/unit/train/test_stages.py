@@ -5,7 +5,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hand_packed import packed_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from equipoise.spec.model import ModelSpec
 from equipoise.spec.run import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.stages import StagePlanner
+from support.hand_packed import packed_of
 
 MODEL = ModelSpec(layers=8, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)
 CURVE = counted_curve(MODEL)

@@ -9,7 +9,7 @@ What it decides
     All ranks of the group call each function with the same lengths and names; shares and
     schedule follow from those alone, so nothing is negotiated.
 
-Kept true (tests/multi/test_context.py)
+Kept true (tests/multi/parallel/test_context.py)
     Output and gradients equal one rank's for every strategy and sharding at 1 to 4 ranks.
 """
 

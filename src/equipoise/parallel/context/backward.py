@@ -6,7 +6,7 @@ What it decides
     comes back through it, with its own part added. Scores are computed again from the log-sum-exp
     over all keys, so each tile's gradients are exact by themselves.
 
-Kept true (tests/unit/parallel/test_context.py, tests/multi/test_context.py)
+Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Gradients of every schedule equal those of one rank; reruns are equal bit for bit.
 
 Sources

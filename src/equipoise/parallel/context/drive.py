@@ -4,7 +4,7 @@ Why
     A layout is checked in seconds where all its ranks are in one process, and its code is
     that of real ranks: only the messages are copied instead of sent.
 
-Kept true (tests/unit/parallel/test_context.py, tests/multi/test_context.py)
+Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Both equal one rank, and each other bit for bit.
 """
 

@@ -5,7 +5,7 @@ What it decides
     then tiles, then messages as listed. A rerun is equal bit for bit. Received queries, keys
     and values are kept for the backward pass.
 
-Kept true (tests/unit/parallel/test_context.py, tests/multi/test_context.py)
+Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Every schedule equals one rank; reruns are equal bit for bit.
 """
 

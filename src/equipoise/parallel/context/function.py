@@ -1,6 +1,6 @@
 """Attention by a schedule as a function that autograd knows, over a group or in one process.
 
-Kept true (tests/unit/parallel/test_context.py, tests/multi/test_context.py)
+Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Output and gradients equal those of one rank for every schedule.
 """
 

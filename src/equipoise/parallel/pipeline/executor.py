@@ -12,7 +12,7 @@ What it decides
     The executor is a coroutine, as that of context parallelism: it hands out what to post and
     what to wait for, and a process group or a loop over ranks in one process moves it.
 
-Kept true (tests/multi/test_pipeline.py, tests/unit/parallel/test_pipeline_executor.py)
+Kept true (tests/multi/parallel/test_pipeline.py, tests/unit/parallel/test_pipeline_executor.py)
     Loss and every gradient equal one rank's for every strategy; a rerun is equal bit for bit;
     a split backward leaves weights without a gradient until its second half; at the end nothing
     is kept.

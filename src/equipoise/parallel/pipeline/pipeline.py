@@ -28,7 +28,7 @@ What it decides
     A tied table's gradient is then summed over the first and the last stage's rank, shard by
     shard: each sends its own and adds the other's, and both have the same bits.
 
-Kept true (tests/multi/test_pipeline.py)
+Kept true (tests/multi/parallel/test_pipeline.py)
     Loss and every gradient equal one rank's: alone, with replicas, with context and tensor
     parallelism, with experts, at every ZeRO stage, tied and untied, over several runs before a
     sum; ranks that would run different schedules are told so before one waits.

@@ -5,7 +5,7 @@ What it decides
     layers whose experts are shared, and the ZeRO stage. Every rank of a pipeline compares, also
     one whose own stages never meet anybody: it would wait for messages of one that does.
 
-Kept true (tests/multi/test_pipeline_experts.py)
+Kept true (tests/multi/parallel/test_pipeline_experts.py)
     Replicas with other orders are told so, all of them, before one waits; what is counted before
     a step is what ranks do in it.
 """

@@ -8,7 +8,7 @@ What it decides
     Times are those of each rank's own clock, which ranks of one machine share to a microsecond;
     between machines they differ by what their clocks do.
 
-Kept true (tests/unit/parallel/test_pipeline_timeline.py, tests/multi/test_pipeline.py)
+Kept true (tests/unit/parallel/test_pipeline_timeline.py, tests/multi/parallel/test_pipeline.py)
     Rows are those of the schedule, rank by rank in its order; none begins before the rank's
     last has ended, or before what it needs was made.
 """

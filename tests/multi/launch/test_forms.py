@@ -1,0 +1,142 @@
+"""Forms of two nodes, run on this machine: two agents that meet and train to the last step."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from equipoise.cli.main import main
+from support.make_run import write_run
+from support.read_run import events
+
+STEPS = 12
+LIMIT_S = 240
+
+SRUN = """\
+#!/bin/bash
+# Starts a task for each node, as srun does, and ends with the worst of their codes.
+while [[ "$1" == --* ]]; do shift; done
+tasks=()
+for node in $(seq 0 $((SLURM_NNODES - 1))); do
+    SLURM_NODEID=$node "$@" & tasks+=($!)
+done
+code=0
+for task in "${tasks[@]}"; do wait "$task" || code=$?; done
+exit "$code"
+"""
+SCONTROL = '#!/bin/bash\n[ "$3" = "here[0-1]" ] && printf "127.0.0.1\\n127.0.0.1\\n"\n'
+CLUSTER = """\
+name = "two"
+[[nodes]]
+device = "this-cpu"
+nodes = 2
+devices_per_node = 1
+nic = "ethernet-25"
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose name a careless script would fall over."""
+    folder = tmp_path_factory.mktemp("forms") / "it's $(here) *"
+    (folder / "bin").mkdir(parents=True)
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "cluster.toml").write_text(CLUSTER)
+    return folder
+
+
+@pytest.fixture
+def run_toml(home: Path, texts: Path, cache: Path) -> Path:
+    return write_run(home, texts, cache, steps=STEPS, every_steps=100)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def form(capsys: pytest.CaptureFixture[str], home: Path, *words: object) -> str:
+    shared = ("--cluster", home / "cluster.toml", "--port", free_port(), "--python", sys.executable)
+    assert main(["launch", *map(str, (*words, *shared))]) == 0
+    return capsys.readouterr().out
+
+
+def prepare(capsys: pytest.CaptureFixture[str], run_toml: Path, folder: Path) -> None:
+    words = ["train", str(run_toml), "--out", str(folder), "--layout.dp", "2", "--prepare"]
+    assert main([*words, "--quiet"]) == 0
+    capsys.readouterr()
+
+
+def require_trained(folder: Path) -> None:
+    """Both ranks were there to the end."""
+    assert [event["step"] for event in events(folder, "step")] == list(range(1, STEPS + 1))
+    assert events(folder, "memory", rank=1)
+    assert (folder / "checkpoint" / f"step-{STEPS:06d}").is_dir()
+
+
+def require_ended(process: "subprocess.Popen[str]") -> None:
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, out
+
+
+def start(*words: str, **env: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **env},
+    )
+
+
+def test_slurm_stops_before_its_limit_and_the_same_script_resumes(
+    home: Path, run_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home / "slurm"
+    script = home / "slurm.sh"
+    script.write_text(form(capsys, home, run_toml, "--out", folder, "--form", "slurm"))
+    job = {
+        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "here[0-1]",
+        "SLURM_NNODES": "2",
+    }
+    first = start("bash", str(script), **job)
+    deadline = time.monotonic() + LIMIT_S
+    while not events(folder, "step"):
+        assert first.poll() is None, first.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first.send_signal(signal.SIGTERM)
+    require_ended(first)
+    assert not (folder / "stop").exists()
+    (folder / "stop").touch()  # asked for when nothing ran
+    require_ended(start("bash", str(script), **job))
+    require_trained(folder)
+
+
+def test_the_command_of_two_pods(
+    home: Path, run_toml: Path, texts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home / "pods"
+    prepare(capsys, run_toml, folder)
+    mount = os.path.commonpath([home, cache, texts])
+    words = ("--form", "kubernetes", "--image", "i", "--claim", "c", "--mount", mount)
+    _, found = yaml.safe_load_all(form(capsys, home, folder, *words))
+    [container] = found["spec"]["template"]["spec"]["containers"]
+    # As the kubelet reads a command; the name of pod 0 is known in a cluster alone.
+    command = [word.replace("$$(", "$(") for word in container["command"]]
+    command = [word.replace("=run-0.run:", "=127.0.0.1:") for word in command]
+    env = {each["name"]: each["value"] for each in container["env"]}
+    pods = [start(*command, **env, JOB_COMPLETION_INDEX=str(pod)) for pod in range(2)]
+    for pod in pods:
+        require_ended(pod)
+    require_trained(folder)

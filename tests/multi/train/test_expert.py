@@ -1,0 +1,116 @@
+"""Training with experts: the same losses, weights and loads on every layout, and after a resume."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.comm.local import run_ranks
+from equipoise.data.store import TokenStore
+from equipoise.spec.resolved import ResolvedFile
+from support.make_run import MODEL, MakeRun
+from support.ranks import on_ranks
+from support.ranks.on_ranks import Ended
+from support.read_run import EXACT, events
+
+SPARSE = dataclasses.replace(
+    MODEL, layers=2, experts=5, top_k=2, expert_ffn=24, shared_ffn=16, balance_rate=0.05
+)
+BIASED = dataclasses.replace(SPARSE, balance="bias", balance_rate=0.01, shared_ffn=0)
+# Experts where nothing else is shared, where tokens of a document are, and where documents are.
+LAYOUTS = {
+    1: {"one rank": {"dp": 1}},
+    2: {
+        "data": {"dp": 2},
+        "experts, zero 1": {"dp": 2, "expert": 2},
+        "experts, zero 3": {"dp": 2, "expert": 2, "zero": 3, "recompute": "full"},
+        "experts and context": {"dp": 1, "context": 2, "expert": 2},
+        "documents together": {"dp": 2, "expert": 2, "policy": "divided"},
+        "narrow": {"dp": 2, "expert": 2, "precision": "bf16"},
+    },
+    4: {
+        "two groups": {"dp": 4, "expert": 2, "zero": 2},
+        "in two parts": {"dp": 4, "expert": 2, "expert_tensor": 2},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict:
+    """Three steps of AdamW in every layout, on the same pieces: how each ended, and its folder."""
+    root, make = tmp_path_factory.mktemp("experts"), MakeRun(store)
+    # AdamW makes a whole step of a gradient that is all rounding, unless eps is above that.
+    same = {"steps": 3, "cut": "windows", "lr": 1e-3, "eps": 1e-6, "model": SPARSE}
+    found = {}
+    for world, layouts in LAYOUTS.items():
+        these = {name: make(**(same | keys)) for name, keys in layouts.items()}
+        for name, ended in run_ranks(world, on_ranks.train_each, root, these)[0].items():
+            found[name] = (ended, root / name)
+    return found
+
+
+def worst(found: Ended, expected: Ended) -> float:
+    return max(
+        np.abs(found.weights[name] - weights).max() / np.abs(weights).max()
+        for name, weights in expected.weights.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name for layouts in LAYOUTS.values() for name in layouts if name != "narrow"]
+)
+def test_every_layout_trains_as_one_rank_does(runs: dict, name: str) -> None:
+    ended, folder = runs[name]
+    expected, alone = runs["one rank"]
+    assert ended.losses == pytest.approx(expected.losses, rel=EXACT)
+    assert worst(ended, expected) <= EXACT
+    for one, other in zip(events(folder, "experts"), events(alone, "experts"), strict=True):
+        assert one["loads"] == other["loads"]
+        assert one["expert_skew"] == other["expert_skew"]
+        assert one["balance_loss"] == pytest.approx(other["balance_loss"], rel=EXACT)
+
+
+def test_bf16_is_near_fp32(runs: dict) -> None:
+    assert runs["narrow"][0].losses == pytest.approx(runs["one rank"][0].losses, rel=0.02)
+
+
+def test_loads_are_of_all_tokens_and_the_loss_begins_with_the_second_step(runs: dict) -> None:
+    folder = runs["experts, zero 1"][1]
+    steps, loads = events(folder, "step"), events(folder, "experts")
+    assert [each["step"] for each in loads] == [1, 2, 3]
+    for step, each in zip(steps, loads, strict=True):
+        assert [sum(layer) for layer in each["loads"]] == [2 * step["tokens"]] * 2
+        assert np.shape(each["loads"]) == (2, 5)
+        halves = [max(sum(layer[:3]), sum(layer[3:])) for layer in each["loads"]]
+        mean = step["tokens"]
+        assert each["rank_skew"] == [half / mean for half in halves]
+    assert [each["balance_loss"] > 0 for each in loads] == [False, True, True]
+
+
+@pytest.mark.parametrize("model", [SPARSE, BIASED], ids=["auxiliary", "bias"])
+def test_a_resumed_run_goes_on_bitwise_with_its_counts(
+    tmp_path: Path, make_run: MakeRun, model: object
+) -> None:
+    def run(name: str, resolved: ResolvedFile, **script: int) -> Ended:
+        return run_ranks(2, on_ranks.train, tmp_path / name, resolved, script)[0]
+
+    resolved = make_run(model=model, expert=2, steps=6)
+    whole = run("whole", resolved)
+    assert run("cut", resolved, stop_at=3).reason == "interrupted"
+    rest = run("cut", resolved)
+    assert rest.losses == whole.losses[4:]  # asked after step 3, known to all in step 4
+    for name, weights in whole.weights.items():
+        assert np.array_equal(rest.weights[name], weights), name
+    loads = [each["loads"] for each in events(tmp_path / "whole", "experts")]
+    assert [each["loads"] for each in events(tmp_path / "cut", "experts")] == loads
+
+
+def test_a_run_goes_on_with_its_experts_elsewhere(tmp_path: Path, make_run: MakeRun) -> None:
+    shared, alone = (make_run(model=SPARSE, expert=n, steps=6, eps=1e-6) for n in (2, 1))
+    folder = tmp_path / "moved"
+    run_ranks(2, on_ranks.train, folder, shared, {"stop_at": 3})
+    moved = run_ranks(2, on_ranks.train, folder, alone, {})[0]
+    stayed = run_ranks(2, on_ranks.train, tmp_path / "stayed", alone, {})[0]
+    assert moved.losses == pytest.approx(stayed.losses[4:], rel=EXACT)
+    assert worst(moved, stayed) <= EXACT

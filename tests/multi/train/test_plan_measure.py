@@ -1,0 +1,123 @@
+"""``equipoise plan run.toml --measure`` on real ranks: trials that fail do not end the search."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli.main import main
+from equipoise.spec.plan import read_plan
+from support.make_run import write_run
+from support.read_run import events
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture
+def run_toml(texts: Path, cache: Path, tmp_path: Path) -> Path:
+    return write_run(
+        tmp_path, texts, cache, layers=2, train='recompute = "none"', layout="zero = 1"
+    )
+
+
+def start(*words: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "equipoise.cli.main", "plan", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def rows(folder: Path) -> list[dict]:
+    file = folder / "trials.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def ranks_of(trial: Path) -> list[int]:
+    """Processes of a trial's ranks, by their command lines."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (each / "cmdline").read_bytes().decode().split("\0")
+        except OSError:  # it has ended
+            continue
+        if str(trial) in words and "equipoise.train.worker" in words and "-u" in words[:2]:
+            found.append(int(each.name))
+    return sorted(found)
+
+
+def kill_a_rank(folder: Path) -> int:
+    """Wait for the first trial's steps and kill one of its ranks; the choice that was tried."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        for trial in sorted((folder / "trials").glob("*")):
+            begun = list(trial.glob("journal/rank-*.jsonl"))
+            pids = ranks_of(trial)
+            if begun and len(pids) == 2:
+                os.kill(pids[1], signal.SIGKILL)
+                return int(trial.name)
+        time.sleep(0.05)
+    raise AssertionError("no trial began")
+
+
+def test_a_killed_rank_fails_its_trial_and_not_the_search(run_toml: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "measured"
+    longer = ["--pack.context_tokens", 2048, "--pack.step_tokens", 4096]  # for context ranks, too
+    words = [run_toml, "--measure", "--ranks", 2, "--out", folder, "--json", *longer]
+    process = start(*words)
+    killed = kill_a_rank(folder)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    assert (found["tried"], found["exhaustive"]) == (2, 8)
+    first, *others = found["trials"]
+    assert first["cause"] == "killed" and first["step_s"] is None
+    assert first["message"].startswith("Rank ") and "was ended by SIGKILL" in first["message"]
+    assert all(each["step_s"] > 0 and each["cause"] == "" for each in others)
+    assert found["best"]["step_s"] == min(each["step_s"] for each in others)
+    ended = [row for row in rows(folder) if "wall_s" in row]
+    assert next(row["choice"] for row in ended) == killed
+    assert not list(folder.glob("trials/*/checkpoint"))
+    assert not [pid for trial in folder.glob("trials/*") for pid in ranks_of(trial)]
+
+
+def test_the_same_command_goes_on(
+    run_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "measured"
+    one = ["--pack.policy", "by-work"]  # leaves three choices, and one trial
+    words = [str(run_toml), "--measure", "--ranks", "2", "--out", str(folder), *one]
+    process = start(*words)
+    while not (folder / "trials").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130 and err.endswith("Interrupted.\n"), err
+    assert [set(row) for row in rows(folder)] == [{"digest"}, {"begin"}, {"stopped"}]
+    assert main(["plan", *words]) == 0
+    caught = capsys.readouterr()
+    assert "trial 1 of 1, " in caught.err
+    assert "1 of the 3 trials that an exhaustive search would take; none failed." in caught.out
+    lock = folder / "plan.lock"
+    train = ["train", str(run_toml), *one, "--plan", str(lock)]
+    command = caught.out.splitlines()[-1]
+    assert command == f"Wrote {lock}. Train by it: {shlex.join(['equipoise', *train])}"
+    assert main(["plan", *words, "--json"]) == 0  # nothing is left to try: only told
+    caught = capsys.readouterr()
+    (trial,) = json.loads(caught.out)["trials"]
+    assert "trial" not in caught.err
+    assert len([row for row in rows(folder) if "begin" in row]) == 2
+
+    plan, run = read_plan(lock), tmp_path / "run"
+    assert plan.best.price["measured_s"] == trial["step_s"]
+    assert plan.best.price["step_s"] == trial["predicted_s"]
+    assert main([*train, "--train.steps", "3", "--out", str(run), "--quiet"]) == 0
+    (begin,) = events(run, "start")
+    assert {begin["origins"][name] for name in plan.best.keys} == {"plan.lock"}
+    for name, value in plan.best.keys.items():
+        section, key = name.split(".")
+        assert begin["spec"][section][key] == value
+    assert len(events(run, "step")) == 3

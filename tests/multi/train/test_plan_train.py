@@ -1,0 +1,94 @@
+"""The whole way on this machine: init, calibrate, plan, train by the plan, report."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_calibrate import PLAN as SMALL
+from test_calibrate import Stages
+
+from equipoise.cli.main import main
+from equipoise.observe.machine import usable_cores
+from equipoise.spec.device_file import write_device_file
+from equipoise.spec.device_here import device_file
+from equipoise.spec.plan import read_plan
+from equipoise.train.calibrate import measure_machine
+from support.read_run import events
+
+RANKS = min(2, len(usable_cores()))
+SIZES = {
+    "data.vocab": 300,
+    "model.layers": 2,
+    "model.hidden": 32,
+    "model.heads": 2,
+    "model.kv_heads": 1,
+    "model.ffn": 48,
+    "model.head_width": 16,
+    "pack.context_tokens": 256,
+    "pack.step_tokens": 1024,
+}
+TRAIN = {"train.steps": 6, "train.warmup_steps": 2}
+
+
+def verb(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    code = main([str(each) for each in argv])
+    caught = capsys.readouterr()
+    assert code == 0, caught.err
+    return caught.out
+
+
+def flags(keys: dict[str, object]) -> list[object]:
+    return [part for name, value in keys.items() for part in (f"--{name}", value)]
+
+
+def test_init_calibrate_plan_train_report(
+    texts: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    verb(capsys, "init", tmp_path, "--from", "text", "--path", texts)
+    run_toml, lock, folder = tmp_path / "run.toml", tmp_path / "plan.lock", tmp_path / "run"
+    device_file().parent.mkdir(parents=True)
+    write_device_file(device_file(), measure_machine(SMALL, device_file().parent, Stages()))
+    keys = flags(SIZES | {"data.cache": cache})
+
+    asked = ["plan", run_toml, "--ranks", RANKS, *keys, *flags({"layout.zero": 1})]
+    code = main([str(each) for each in asked])
+    caught = capsys.readouterr()
+    assert code == 0 and "never measured" not in caught.err
+    plan = read_plan(lock)
+    assert plan.best.keys["layout.zero"] == 1
+
+    train = ["train", run_toml, *keys, *flags(TRAIN), "--plan", lock, "--out", folder, "--quiet"]
+    verb(capsys, *train)
+    (start,) = events(folder, "start")
+    for name, value in plan.best.keys.items():
+        section, key = name.split(".")
+        assert start["spec"][section][key] == value
+        assert start["origins"][name] == "plan.lock"
+    assert start["world"] == RANKS
+    assert (folder / "plan.lock").read_bytes() == lock.read_bytes()
+    assert len(events(folder, "step")) == 6
+
+    found = json.loads(verb(capsys, "report", folder, "--json"))["runs"][0]["plan"]
+    assert found["keys"] == plan.best.keys and found["steps"] == 5
+    assert found["step_s"]["planned"] == plan.best.price["step_s"]
+    assert found["step_s"]["measured"] > 0 and found["memory_bytes"]["measured"] > 0
+    assert sum(each["planned"] for each in found["parts"]) == pytest.approx(
+        found["step_s"]["planned"]
+    )
+    assert '"plan":{"keys"' in (folder / "report.html").read_text()
+
+    # The lock of a run is a record: it is shown beside the run, whatever changed since.
+    device_file().unlink()
+    told = verb(capsys, "explain", "--plan", folder / "plan.lock")
+    assert "A step was planned to take" in told and "messages and waiting" in told
+    beside = json.loads(verb(capsys, "explain", "--plan", folder / "plan.lock", "--json"))
+    assert beside["measured"] == found
+
+    # The lock beside run.toml is stale without the curves that it was made from.
+    assert main([str(each) for each in train]) == 4
+    assert capsys.readouterr().err.startswith(f"{lock} is stale: curves changed since it was ")

@@ -1,0 +1,1 @@
+"""What several tests share: made-up journals, runs, schedules, clusters."""

@@ -1,0 +1,1 @@
+"""What tests run on ranks, which are other processes and import it by name."""

@@ -1,6 +1,0 @@
-"""Let tests of costs import ``device_files``."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "spec"))

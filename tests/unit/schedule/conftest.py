@@ -1,6 +1,0 @@
-"""Let tests of schedules import ``placements``."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
