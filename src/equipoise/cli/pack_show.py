@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +16,20 @@ from equipoise.cli.console import make_console
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.workload import Lengths
 
-_BARS = 20
-"""Characters for the loads of all bins; of more bins, neighbours share one."""
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_NARROWER: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (20, ()),
+    (12, ()),
+    (12, ("plan",)),
+    (0, ("plan",)),
+    (0, ("plan", "p95", "tok/cap")),
+    (0, ("plan", "p95", "tok/cap", "delay")),
+    (0, ("plan", "p95", "tok/cap", "delay", "gap")),
+)
+"""Characters for the loads of all bins, and columns left out, tried until the table fits; of more
+bins than characters, neighbours share one."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -74,8 +87,6 @@ def _line(
 
 def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, origin: str) -> None:
     """One row a policy, with the loads of its bins as bars."""
-    from rich.table import Table
-
     console = make_console(False)
     pack = setting.pack
     middle, tail, longest = np.percentile(lengths, [50, 99, 100])
@@ -88,9 +99,6 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
         f"{setting.curve.break_even_tokens:,.0f} tokens.",
         highlight=False,
     )
-    table = Table()
-    table.add_column("policy", no_wrap=True)
-    table.add_column("load of each bin", no_wrap=True)
     has_delay = any(score.delay_max for score in scores)
     has_travel = any(score.travel_bytes for score in scores)
     has_turns = not setting.is_pipeline and any(score.turn_skew != score.skew for score in scores)
@@ -98,20 +106,12 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
     names[4:4] = ["delay"] * has_delay
     names[1:1] = ["by turn"] * has_turns
     names[-1:-1] = ["travels"] * has_travel
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    heaviest = max(score.bin_seconds[0] for score in scores)
-    for score in scores:
-        row = [f"{score.skew:.3f}"] + [f"{score.turn_skew:.3f}"] * has_turns
-        row += [f"{score.p95_skew:.3f}", f"{score.gap:+.1%}"]
-        row.append(f"{score.max_tokens_ratio:.2f}")
-        if has_delay:
-            row.append(f"{score.delay_mean:.2f} / {score.delay_max}" if score.delay_max else "0")
-        row.append(f"{score.fragments:,}")
-        if has_travel:
-            row.append(format_bytes(int(score.travel_bytes)) if score.travel_bytes else "0")
-        row.append(f"{score.plan_s * 1e3:.1f} ms")
-        table.add_row(score.policy, _bars(score.bin_seconds, heaviest), *row)
+    endless = console.options.update(max_width=1_000)
+    for bars, dropped in _NARROWER:
+        kept = [name for name in names if name not in dropped]
+        table = _table(scores, bars, kept)
+        if console.measure(table, options=endless).maximum <= console.width:
+            break
     console.print(table)
     notes = [
         "skew: heaviest over mean; every other one waits for it. gap: over the least that the "
@@ -135,6 +135,44 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
         )
 
 
+def _table(scores: list[PackScore], bars: int, names: list[str]) -> "Table":
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("policy", no_wrap=True)
+    if bars:
+        table.add_column("load of each bin" if bars > 16 else "load of bins", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    heaviest = max(score.bin_seconds[0] for score in scores)
+    for score in scores:
+        loads = [_bars(score.bin_seconds, heaviest, bars)] if bars else []
+        table.add_row(score.policy, *loads, *(_cell(score, name) for name in names))
+    return table
+
+
+def _cell(score: PackScore, name: str) -> str:
+    match name:
+        case "skew":
+            return f"{score.skew:.3f}"
+        case "by turn":
+            return f"{score.turn_skew:.3f}"
+        case "p95":
+            return f"{score.p95_skew:.3f}"
+        case "gap":
+            return f"{score.gap:+.1%}"
+        case "tok/cap":
+            return f"{score.max_tokens_ratio:.2f}"
+        case "delay":
+            return f"{score.delay_mean:.2f} / {score.delay_max}" if score.delay_max else "0"
+        case "cuts":
+            return f"{score.fragments:,}"
+        case "travels":
+            return format_bytes(int(score.travel_bytes)) if score.travel_bytes else "0"
+        case _:
+            return f"{score.plan_s * 1e3:.1f} ms"
+
+
 def _verdict(score: PackScore) -> str:
     """Whether dividing documents pays; nothing of policies that keep them whole."""
     if score.whole_step_s is None:
@@ -153,11 +191,11 @@ def _verdict(score: PackScore) -> str:
     return f"{score.policy} {does} and takes {1 - ratio:.1%} less time than by-work."
 
 
-def _bars(loads: tuple[float, ...], heaviest: float) -> str:
-    """Loads side by side, heaviest first, as high as they are heavy."""
-    wide = max(1, _BARS // len(loads))
+def _bars(loads: tuple[float, ...], heaviest: float, width: int) -> str:
+    """Loads side by side, heaviest first, as high as they are heavy; in so many characters."""
+    wide = max(1, width // len(loads))
     shown = np.array(loads)
-    if len(loads) > _BARS:
-        shown = np.array([part.max() for part in np.array_split(shown, _BARS)])
+    if len(loads) > width:
+        shown = np.array([part.max() for part in np.array_split(shown, width)])
     levels = np.clip(np.rint(8 * shown / heaviest).astype(int), 1, 8)
     return "".join(_BLOCKS[level - 1] * wide for level in levels)

@@ -1,7 +1,15 @@
 """``equipoise pack``: the table, the JSON, the packs, the picture, and what it refuses."""
 
+import fcntl
 import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -261,3 +269,33 @@ def test_it_says_whether_dividing_pays(tmp_path: Path, capsys: pytest.CaptureFix
     assert "divided cuts no document and takes as long as by-work." in said
     [row] = rows(capsys, *argv, "--policy", "by-work")
     assert row["whole_step_s"] is None
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_is_cut_off_at_any_width(width: int) -> None:
+    """On a real terminal, which the command asks how wide it is."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    argv = ["--lengths", "pretrain-128k", "--context-tokens", "131072", "--micro-batches", "8"]
+    command = [sys.executable, "-m", "equipoise.cli.main", "pack", *argv, "--steps", "2"]
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env=kept | {"TERM": "xterm"},
+    ) as process:
+        os.close(theirs)
+        out = b""
+        with suppress(OSError):  # EIO: nobody writes any more
+            while more := os.read(ours, 65536):
+                out += more
+    os.close(ours)
+    assert process.returncode == 0
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out.decode()).splitlines()
+    table = [line.rstrip() for line in plain if "│" in line or "┃" in line]
+    assert len(table) == 10
+    assert max(map(len, table)) <= width
+    assert "…" not in "".join(table)
+    assert {"policy", "skew", "cuts"} <= set(table[0].replace("┃", " ").split())
