@@ -210,7 +210,11 @@ def _divide(
     sizes, cap = lengths_of(pieces), pack.most_tokens
     loads = curve.document_ns(sizes)
     turns = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
-    while turns <= int(sizes.sum()):
+    # With a turn for each document and for each full micro-batch whatever can fit does.
+    most_turns = 2 * (max(turns, -(-int(sizes.sum()) // cap)) + len(sizes))
+    if not in_time and int(sizes.max()) > ranks * cap:
+        most_turns = 0
+    while turns <= most_turns:
         best: _Cells | None = None
         is_too_dear = False
         parts = np.zeros_like(loads)

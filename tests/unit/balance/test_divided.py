@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.balance.divided import macro_units, pack_divided, pack_divided_in_time
 from equipoise.balance.pack import batch_ns, rank_seconds, skew
+from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import break_even_curve
 from equipoise.cost.work import causal_pairs
 from equipoise.data.stream import DocumentStream
@@ -133,3 +134,20 @@ def test_outliers_of_every_distribution_come_out_even(policy: str, name: str, bi
         assert max(loads) <= 1.02 * sum(loads) / bins
         if policy == "divided":
             assert skew(rank_seconds(packed, curve)) <= 1.02
+
+
+@pytest.mark.parametrize(("tokens", "ranks"), [(241, 3), (81, 1)])
+def test_a_document_that_no_turn_holds_is_refused_at_once(tokens: int, ranks: int) -> None:
+    """Not after a try with every number of turns up to that of tokens."""
+    lengths = np.array([tokens, *[50] * 2000])
+    index = np.arange(len(lengths))
+    pieces = np.stack((index, np.zeros_like(index), lengths), axis=1)
+    pack = PackSpec(policy="divided", context_tokens=64, max_tokens=80)
+    with pytest.raises(LayoutError) as caught:
+        pack_divided(pieces, pack, ranks, CURVE)
+    assert str(caught.value) == (
+        f"A step of {100_000 + tokens:,} tokens does not fit micro-batches of 80. Set a larger "
+        "pack.max_tokens."
+    )
+    pieces[0, 2] -= 1
+    assert pack_divided(pieces, pack, ranks, CURVE).micro_batches < 2_100
