@@ -1,6 +1,5 @@
 """Pipelines on real ranks over gloo: equal to one rank, alone and with the other axes."""
 
-import pipeline_ranks
 import pytest
 
 from equipoise.base.errors import CheckError
@@ -8,6 +7,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.schedule.pipeline_strategies import STRATEGIES
 from equipoise.spec.run import Recompute
 from support.decoders import LENGTHS
+from support.ranks import pipeline_ranks
 from support.ranks.pipeline_ranks import Case
 
 SETTINGS: tuple[Recompute, ...] = ("none", "full", "attention", "selective", "every-2")

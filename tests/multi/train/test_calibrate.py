@@ -13,24 +13,13 @@ from equipoise.spec.cluster import ClusterSpec, NodeClass, Tier
 from equipoise.spec.device_file import read_device_file, write_device_file
 from equipoise.spec.device_here import cpu_model, this_cpu
 from equipoise.spec.link import LinkSpec
-from equipoise.train.calibrate import CalibrationPlan, measure_machine
+from equipoise.train.calibrate import measure_machine
+from support.small_plan import SMALL
 from support.told import Stages
-
-PLAN = CalibrationPlan(
-    rows=(16, 64),
-    widths=(32, 64),
-    most_flop=2.0 * 64 * 64 * 32,  # of 8 products leaves one out
-    doc_tokens=(16, 32),
-    head_widths=(16,),
-    stream_elements=1 << 12,
-    collective_bytes=(1 << 10, 1 << 12),
-    disk_bytes=1 << 20,
-)
-
 
 def test_a_small_plan_gives_a_whole_file_that_prices_what_was_measured(tmp_path: Path) -> None:
     stages = Stages()
-    found = measure_machine(PLAN, tmp_path, stages)
+    found = measure_machine(SMALL, tmp_path, stages)
     assert stages.total == stages.done >= 7
     file = tmp_path / "this-cpu.json"
     write_device_file(file, found)

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from test_calibrate import PLAN as SMALL
-from test_calibrate import Stages
 
 from equipoise.cli.main import main
 from equipoise.observe.machine import usable_cores
@@ -14,6 +12,8 @@ from equipoise.spec.device_here import device_file
 from equipoise.spec.plan import read_plan
 from equipoise.train.calibrate import measure_machine
 from support.read_run import events
+from support.small_plan import SMALL
+from support.told import Stages
 
 RANKS = min(2, len(usable_cores()))
 SIZES = {
