@@ -17,6 +17,7 @@ from equipoise.train.calibrate import measure_machine
 from support.small_plan import SMALL
 from support.told import Stages
 
+
 def test_a_small_plan_gives_a_whole_file_that_prices_what_was_measured(tmp_path: Path) -> None:
     stages = Stages()
     found = measure_machine(SMALL, tmp_path, stages)
