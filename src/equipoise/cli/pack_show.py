@@ -192,7 +192,7 @@ def _verdict(score: PackScore) -> str:
 
 
 def _bars(loads: tuple[float, ...], heaviest: float, width: int) -> str:
-    """Loads side by side, heaviest first, as high as they are heavy; in so many characters."""
+    """Loads side by side, heaviest first, as high as they are heavy, ``width`` characters."""
     wide = max(1, width // len(loads))
     shown = np.array(loads)
     if len(loads) > width:

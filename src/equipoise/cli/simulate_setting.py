@@ -224,7 +224,7 @@ def step_packer(
     from equipoise.balance.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
     from equipoise.base.nearest import nearest
     from equipoise.cost.curve import counted_curve
-    from equipoise.data.stream import DocumentStream
+    from equipoise.data.stream import DocumentStream, tell_apart
     from equipoise.plan.run_steps import STEPS, middle_step
     from equipoise.sim.divided import DividedStep
     from equipoise.spec.run import PackSpec
@@ -267,8 +267,8 @@ def step_packer(
             packed = middle_step(model, steps[spec.max_delay_steps :])
         else:
             pieces = pieces_of(0)
-            if policy in DIVIDES:  # a document that comes twice in a step is two documents
-                pieces[:, 0] = range(len(pieces))
+            if policy in DIVIDES:
+                pieces = tell_apart(pieces, len(lengths))
             packed = packer.step(pieces)
         if policy in DIVIDES:
             return DividedStep.of(packed)

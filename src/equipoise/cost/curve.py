@@ -39,7 +39,7 @@ class LoadCurve:
     peak_flop_per_s: float
     measured: bool
     busy_share: float = 1.0
-    """Of the processor time that a rank may have, what the worst placed had while it was measured:
+    """The share of its processor time that the worst placed rank had while it was measured:
     1 unless other programs computed, too."""
 
     def attention_ns(self, pairs: npt.ArrayLike) -> npt.NDArray[np.float64]:

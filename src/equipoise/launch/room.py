@@ -15,7 +15,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.base.units import GIB
 
 _AGENT_DESCRIPTORS, _RANK_DESCRIPTORS = 32, 4
-"""Of torchrun's agent and its store, and of each rank beside them: torch 2.13 starts two ranks
+"""What torchrun's agent, its store and each rank beside them open: torch 2.13 starts two ranks
 with 40 and not with 14; a rank holds a socket to each other rank."""
 
 _LEAST_BYTES = 3 * GIB // 2

@@ -40,7 +40,7 @@ def slowest_turns(model: ModelSpec, layout: Layout, rows: Rows) -> Rows:
     >>> slowest_turns(preset("2m"), Layout(dp=2, zero=3), rows)
     [[[4], [5]]]
     """
-    if len(rows) == 1 or not layout.meets_each_turn or len({len(row) for row in rows}) != 1:
+    if not _wait(layout, rows):
         return rows
 
     def work(batch: Sequence[int]) -> int:
@@ -56,6 +56,11 @@ def fullest_turns(layout: Layout, rows: Rows) -> list[int] | None:
     >>> fullest_turns(Layout(dp=2, zero=3), [[[4], [2]], [[2, 3], [5]]])
     [5, 5]
     """
-    if len(rows) == 1 or not layout.meets_each_turn or len({len(row) for row in rows}) != 1:
+    if not _wait(layout, rows):
         return None
     return [max(map(sum, turn)) for turn in zip(*rows, strict=True)]
+
+
+def _wait(layout: Layout, rows: Rows) -> bool:
+    """Whether these ranks wait for each other in each turn."""
+    return len(rows) > 1 and layout.meets_each_turn and len({len(row) for row in rows}) == 1

@@ -6,8 +6,8 @@ Why
 """
 
 MOST_SIZE = 2**31 - 1
-"""Of a width, a vocabulary, a number of tokens or a degree; products of a few still fit what
-they are counted in."""
+"""The most of a width, a vocabulary, a number of tokens or a degree; products of a few still fit
+what they are counted in."""
 MOST_LAYERS = 4096
 """The deepest published Transformer has 1,000 (DeepNet, arXiv:2203.00555)."""
 MOST_EXPERTS = 1 << 16
