@@ -32,7 +32,7 @@ from equipoise.observe.machine import usable_cores
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention_price import LinkPrice
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.process import settle
 
 HEADS, KV_HEADS, WIDTH = 8, 2, 64

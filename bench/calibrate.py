@@ -20,10 +20,10 @@ from equipoise.cli.calibrate import fitted, plan_for
 from equipoise.cli.calibrate_show import comparison_rows
 from equipoise.cost.compare import compare_run
 from equipoise.observe.reader import read_run as read_journal
-from equipoise.spec.device_file import write_device_file
-from equipoise.spec.device_here import this_cpu
-from equipoise.spec.load import read_run
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.device.file import write_device_file
+from equipoise.spec.device.here import this_cpu
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.load import read_run
 from equipoise.train.calibrate import measure_machine
 
 GOAL = 0.08

@@ -20,7 +20,7 @@ import numpy as np
 from bench.stamp import environment
 from equipoise.cost.link import Group, Level, collective_s
 from equipoise.cost.link_curve import CollectiveCurve, curve_of_rows, nccl_rows
-from equipoise.spec.link import find_link
+from equipoise.spec.cluster.link import find_link
 
 GOAL = 0.08
 LARGE = 4 << 20

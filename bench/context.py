@@ -12,7 +12,7 @@ import numpy as np
 from bench.stamp import LoadStamp, environment
 from equipoise.balance.context import STRATEGIES, ContextSplit, split_context
 from equipoise.cost.curve import counted_curve
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 from equipoise.spec.workload import distribution_names, draw_lengths
 
 PACK_TOKENS = 131_072

@@ -7,7 +7,7 @@ import numpy as np
 
 from equipoise.data.progress import SilentProgress
 from equipoise.data.store import TokenStore, prepare
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 
 def open_corpus() -> TokenStore:

@@ -31,9 +31,9 @@ from equipoise.nn.moe_balance import collect_loads
 from equipoise.parallel.expert import spread_experts
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.expert import load_skew
-from equipoise.spec.hf_config import hf_config
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import preset
+from equipoise.spec.model.hf_config import hf_config
+from equipoise.spec.model.presets import preset
 
 MODEL = preset("moe-3m").scaled(hidden=256)
 TOKENS, ROUNDS = 2048, 15

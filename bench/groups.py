@@ -27,7 +27,7 @@ from equipoise.balance.groups_cost import FLEXSP_7B_A100, GroupCosts, kv_ring
 from equipoise.balance.groups_gangs import plan_gangs
 from equipoise.balance.groups_plan import Gang, GroupPlan, finish_plan, make_gang
 from equipoise.cost.curve import LoadCurve, counted_curve
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 from equipoise.spec.workload import distribution_names, draw_lengths
 
 SEEDS = range(200, 205)

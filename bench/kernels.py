@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.stamp import environment
 from equipoise.cost.kernel import attention_s, gemm_s
-from equipoise.spec.device import find_device
+from equipoise.spec.device.by_name import find_device
 
 FOLDER = Path(__file__).with_name("measured")
 LARGE_S = 1e-3

@@ -25,7 +25,7 @@ from bench.published_rows import (
 from equipoise.base.units import GIB
 from equipoise.cost.step import FITTED, StepOptions
 from equipoise.spec.layout import Layout
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 
 GOAL = {"mape": 0.08, "false fits": 0}
 

@@ -18,7 +18,7 @@ from equipoise.cost.offload import ADAM_BYTES, host_update_s
 from equipoise.cost.step import Stack, StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
 from equipoise.spec.words import read_model
 

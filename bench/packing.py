@@ -27,7 +27,7 @@ from equipoise.balance.partition import karmarkar_karp, partition
 from equipoise.cost.curve import break_even_curve
 from equipoise.cost.work import Ints
 from equipoise.data.stream import DocumentStream
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import distribution_names, draw_lengths
 
 CONTEXT = 131_072

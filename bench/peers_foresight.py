@@ -43,7 +43,7 @@ from bench.published_price import Priced, leave_one_out, table_of
 from bench.published_rows import rows
 from bench.stamp import LoadStamp, environment
 from equipoise.cost.link import Group, collective_s
-from equipoise.spec.model import PLANNED
+from equipoise.spec.model.presets import PLANNED
 
 Peer = Callable[[Priced], float | None]
 """Seconds of a published step; None where the peer has no words for it."""

@@ -27,8 +27,8 @@ from equipoise.schedule.pipeline_check import check_pipeline
 from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline_replay import count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, STRATEGIES, write_pipeline
-from equipoise.spec.model import preset
-from equipoise.spec.run import PackSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import draw_lengths
 
 SEED = 7  # strategies were tried out on seeds 0 to 3 and on log-normal prices

@@ -27,7 +27,7 @@ from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import PipelineTimeline
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.process import settle
 
 MODEL = ModelSpec(layers=8, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=1024, head_width=32)

@@ -43,7 +43,7 @@ from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline_replay import PipelineTimeline, replay_pipeline
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.pack import MicroBatch
-from equipoise.spec.run import PackSpec, RunSpec
+from equipoise.spec.run.spec import PackSpec, RunSpec
 from equipoise.train.curves import obtain_curve
 from equipoise.train.process import settle
 

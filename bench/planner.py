@@ -26,9 +26,9 @@ from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.schedule.pipeline_sweep import fill, sweep
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import PLANNED
+from equipoise.spec.model.presets import PLANNED
 
 MODEL, DEVICES = "llama3-405b", 16_384
 GOAL = {"choices_per_s": 200_000, "search_s": 10.0, "instructions_per_s": 1e6, "step_s": 0.5}

@@ -31,7 +31,7 @@ from equipoise.plan.search import Search
 from equipoise.plan.space import NAMED, Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 
 _SECONDS = 2.0
 """Of this process, for each of the two searches."""

@@ -42,10 +42,10 @@ from bench.ranking import kendall_tau
 from bench.stamp import LoadStamp, environment, spread
 from equipoise.launch.agent import whole_environment
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import cores_cluster
-from equipoise.spec.device_file import read_device_file, write_device_file
-from equipoise.spec.device_here import this_cpu
-from equipoise.spec.device_parts import Way
+from equipoise.spec.cluster.spec import cores_cluster
+from equipoise.spec.device.file import read_device_file, write_device_file
+from equipoise.spec.device.here import this_cpu
+from equipoise.spec.device.parts import Way
 from equipoise.spec.layout import Layout
 
 GOAL = {"error": 0.08, "tau": 0.9, "plans": 12}

@@ -1,6 +1,6 @@
 """The plans that ``plans_real`` trains, as keys of run.toml."""
 
-from equipoise.spec.device_parts import Way
+from equipoise.spec.device.parts import Way
 
 STEPS = 7
 

@@ -10,8 +10,8 @@ from equipoise.cli.calibrate import parts_plan_for
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.schedule.attention_price import LinkPrice
-from equipoise.spec.device_parts import ModelParts, Way
-from equipoise.spec.load import read_run
+from equipoise.spec.device.parts import ModelParts, Way
+from equipoise.spec.run.load import read_run
 from equipoise.train.calibrate_model import put_together
 from equipoise.train.calibrate_parts import time_way
 from equipoise.train.parts_plan import PartsPlan, WaySamples

@@ -11,9 +11,9 @@ from equipoise.cost.step import StepOptions, residuals_of
 from equipoise.data.stream import DocumentStream
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import StepRun, run_step
-from equipoise.spec.load import read_run
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.resolve import ResolvedRun
+from equipoise.spec.run.load import read_run
+from equipoise.spec.run.resolve import ResolvedRun
 
 
 def packs_of(resolved: ResolvedRun, curve: LoadCurve) -> Iterator[PackedStep]:

@@ -18,7 +18,7 @@ from equipoise.base.errors import EquipoiseError
 from equipoise.cost.step import Residuals, StepOptions, StepPrice
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 
 GRID = np.round(np.arange(0.80, 1.61, 0.01), 2), np.round(np.arange(0.6, 2.02, 0.02), 2)
 """Values of the two residuals that are tried."""

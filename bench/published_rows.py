@@ -13,8 +13,8 @@ from pathlib import Path
 
 from equipoise.cost.step import Stack, StepOptions
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import PLANNED, ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import PLANNED, ModelSpec
+from equipoise.spec.run.spec import Recompute
 
 FOLDER = Path(__file__).with_name("published")
 

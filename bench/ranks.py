@@ -26,8 +26,8 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.spec.model import preset
-from equipoise.spec.run import PackSpec, RunSpec, TrainSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import PackSpec, RunSpec, TrainSpec
 from equipoise.spec.workload import draw_lengths
 from equipoise.train.curves import obtain_curve
 from equipoise.train.process import settle

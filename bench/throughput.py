@@ -28,10 +28,10 @@ from equipoise.nn.measure import gemm_flop_per_s
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.spec.hf_config import hf_config
-from equipoise.spec.model import preset
+from equipoise.spec.model.hf_config import hf_config
+from equipoise.spec.model.presets import preset
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import TrainSpec
+from equipoise.spec.run.spec import TrainSpec
 from equipoise.train.process import settle
 from equipoise.train.step import StepRunner
 

@@ -35,9 +35,9 @@ from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 
 GOAL = {
     "left-out source, mean of all": 0.08,

@@ -26,7 +26,7 @@ from equipoise.balance.windows import cut_at_windows, fill_windows
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import break_even_curve
 from equipoise.spec.pack import Pieces, lengths_of
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 CONTEXT, MICRO_BATCHES, BATCHES, WARM = 131_072, 4, 2000, 50
 CAP = CONTEXT * 11 // 10

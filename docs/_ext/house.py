@@ -23,7 +23,7 @@ QUESTIONS = {
     ),
     "How do I add a packing policy?": (
         "src/equipoise/balance/pack.py",
-        "src/equipoise/spec/run.py",
+        "src/equipoise/spec/run/spec.py",
         "tests/unit/balance/test_pack.py",
     ),
     "How do I add a pipeline schedule?": (
@@ -31,7 +31,7 @@ QUESTIONS = {
         "src/equipoise/schedule/pipeline_strategies.py",
         "tests/unit/schedule/test_pipeline_strategies.py",
     ),
-    "How do I add a device?": ("src/equipoise/spec/device_table.py",),
+    "How do I add a device?": ("src/equipoise/spec/device/table.py",),
     "Where is the loss normalised?": (
         "src/equipoise/train/step.py",
         "src/equipoise/nn/loss.py",

@@ -1,7 +1,7 @@
 """Tables that are read from the product when the pages are built, so that they cannot be old.
 
-{run-keys}   every key of run.toml, a section for each table, from ``spec.run``
-{presets}    the model presets, from ``spec.model``
+{run-keys}   every key of run.toml, a section for each table, from ``spec.run.spec``
+{presets}    the model presets, from ``spec.model.presets``
 {systems}    the registry of systems, from ``base/systems.toml``
 """
 
@@ -16,9 +16,9 @@ from sphinx.util.docutils import SphinxDirective
 
 from equipoise.base.registry import systems
 from equipoise.base.units import format_count
-from equipoise.spec.keys import Key, keys, toml
-from equipoise.spec.load import schema
-from equipoise.spec.model import PRESETS
+from equipoise.spec.model.presets import PRESETS
+from equipoise.spec.run.keys import Key, keys, toml
+from equipoise.spec.run.load import schema
 
 Cell = str | Sequence[nodes.Node]
 

@@ -15,8 +15,8 @@ from equipoise.parallel.context.attention import attend_in_one_process
 from equipoise.parallel.context.plan import plan_context
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.mask import Mask
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import TrainSpec
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import TrainSpec
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,7 @@ import pytest
 from equipoise.cli.main import main
 from equipoise.data.progress import SilentProgress
 from equipoise.data.store import TokenStore, prepare
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 # Ranks are other processes: they import by name what the tests hand to ``run_ranks``.
 from support.make_run import MakeRun

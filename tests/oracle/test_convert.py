@@ -21,9 +21,9 @@ from equipoise.data.progress import SilentProgress
 from equipoise.data.store import prepare
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.spec.model import ModelSpec, RopeScaling
-from equipoise.spec.resolved import ResolvedFile, write_resolved
-from equipoise.spec.run import DataSpec, RunSpec
+from equipoise.spec.model.presets import ModelSpec, RopeScaling
+from equipoise.spec.run.resolved import ResolvedFile, write_resolved
+from equipoise.spec.run.spec import DataSpec, RunSpec
 
 MODEL = ModelSpec(
     layers=2,

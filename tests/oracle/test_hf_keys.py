@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from equipoise.base.errors import ModelError
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf import load_hf, read_hf
-from equipoise.spec.hf_config import MODEL_TYPES, model_from_hf_config
-from equipoise.spec.hf_keys import IGNORED, ONLY, READ
+from equipoise.spec.model.hf_config import MODEL_TYPES, model_from_hf_config
+from equipoise.spec.model.hf_keys import IGNORED, ONLY, READ
 
 BOUND = 1e-5
 TINY: dict[str, Any] = {

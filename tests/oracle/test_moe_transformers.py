@@ -11,8 +11,8 @@ from transformers.models.qwen2_moe import modeling_qwen2_moe
 
 from equipoise.nn.moe import MixtureOfExperts
 from equipoise.nn.moe_balance import balance_loss
-from equipoise.spec.hf_config import hf_config
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.hf_config import hf_config
+from equipoise.spec.model.presets import ModelSpec
 
 PLAIN = ModelSpec(
     layers=2,

@@ -24,7 +24,7 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.gguf_weights import read_gguf
 from equipoise.nn.hf import read_hf
 from equipoise.nn.loss import IGNORED
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.model.presets import ModelSpec, preset
 
 BOUND = 1e-4
 STDLIB = Path(sysconfig.get_path("stdlib"))

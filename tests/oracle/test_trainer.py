@@ -22,8 +22,8 @@ from equipoise.data.loader import (
 )
 from equipoise.data.sampler import PackedBatchSampler
 from equipoise.data.turn import PieceIndex, Turn
-from equipoise.spec.hf_config import model_from_hf_config
-from equipoise.spec.run import PackSpec
+from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.run.spec import PackSpec
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from equipoise.cost.step import Stack, StepOptions
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model
 
 MODELS = {

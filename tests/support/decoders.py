@@ -15,8 +15,8 @@ from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, ONE_STAGE, write_pipeline
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Recompute
 
 MODEL = ModelSpec(layers=6, hidden=16, heads=2, kv_heads=1, ffn=24, vocab=37, head_width=8)
 TIED = dataclasses.replace(MODEL, tied=True, qkv_bias=True, qk_norm=True)

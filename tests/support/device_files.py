@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from equipoise.spec.device_file import (
+from equipoise.spec.device.file import (
     AttentionPoint,
     CollectivePoint,
     DeviceFile,
@@ -10,7 +10,7 @@ from equipoise.spec.device_file import (
     Stream,
     write_device_file,
 )
-from equipoise.spec.device_parts import Measured
+from equipoise.spec.device.parts import Measured
 
 
 def about(value: float) -> Measured:

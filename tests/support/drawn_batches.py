@@ -12,8 +12,8 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.packs import Packer
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import PackSpec, Policy
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import PackSpec, Policy
 
 
 def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:

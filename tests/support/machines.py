@@ -5,8 +5,8 @@ from typing import Any
 
 from equipoise.cost.step import Stack, StepOptions
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.model.presets import ModelSpec, preset
 
 MODEL = dataclasses.replace(preset("llama3-8b"), layers=8)
 SPARSE = dataclasses.replace(preset("mixtral-8x7b"), layers=4)

@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 
 from equipoise.data.store import TokenStore
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.resolved import ResolvedFile
-from equipoise.spec.run import (
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import (
     CheckpointSpec,
     LayoutSpec,
     PackSpec,

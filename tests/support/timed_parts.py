@@ -1,6 +1,6 @@
 """Parts of a small model's step, as if they had been timed: round numbers."""
 
-from equipoise.spec.device_parts import (
+from equipoise.spec.device.parts import (
     WAYS,
     ContextPoint,
     DocPoint,
@@ -12,7 +12,7 @@ from equipoise.spec.device_parts import (
     WayParts,
     parts_name,
 )
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.model.presets import ModelSpec, preset
 
 MODEL = preset("2m")
 

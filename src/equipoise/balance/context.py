@@ -45,7 +45,7 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.cost.work import CAUSAL, Ints, Mask
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 
 __all__ = ["AUTO", "STRATEGIES", "ContextRequest", "ContextSplit", "split_context"]
 

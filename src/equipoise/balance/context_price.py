@@ -32,7 +32,7 @@ from equipoise.schedule.attention_score import (
     score_attention,
 )
 from equipoise.schedule.attention_strategies import write_attention
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 TILE_S = 5e-6
 """What starting a kernel takes on a GPU: a guess, as long as a launch that nothing hides [s]."""

@@ -34,7 +34,7 @@ from equipoise.balance.windows import deal_to_ranks
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.pack import PackedStep, Pieces
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 _EVEN = 1.01
 """Heaviest over mean at which no further document is divided."""

@@ -17,7 +17,7 @@ from equipoise.balance.whole import pack_by_work, pack_by_work_each_turn
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.pack import PackedStep, Pieces, lengths_of
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 _EVEN = (1.03, 1.01, 1.002, 1.0)
 """Heaviest over mean up to which a wrap keeps documents whole."""

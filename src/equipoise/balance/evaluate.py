@@ -18,7 +18,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec, Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from equipoise.balance.groups_plan import GroupPlan
 from equipoise.balance.turns import align_turns
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 
 def pack_gangs(

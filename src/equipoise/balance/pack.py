@@ -32,7 +32,7 @@ from equipoise.balance.whole import pack_by_tokens, pack_by_work, pack_by_work_e
 from equipoise.balance.windows import cut_at_windows, pack_fixed, pack_fixed_exact, pack_in_order
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec, Policy
 
 Packer = Callable[[Pieces, PackSpec, int, LoadCurve], PackedStep]
 

@@ -35,10 +35,10 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints, causal_pairs
 from equipoise.schedule.attention_price import BACKWARD_OVER_FORWARD
 from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.recompute import attention_repeats, linear_repeats
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ import numpy as np
 from equipoise.base.errors import LayoutError
 from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run import Policy
+from equipoise.spec.run.spec import Policy
 
 TOGETHER: tuple[Policy, ...] = ("divided", "gangs", "flexsp", "bytescale")
 """Policies whose documents lie on several ranks that run them at the same time."""

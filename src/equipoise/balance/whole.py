@@ -22,7 +22,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 Placer = Callable[[Ints, int, int], Ints | None]
 """Items, bins and capacity in [tokens]; the bin of each item out."""

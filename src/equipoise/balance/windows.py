@@ -19,7 +19,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 _EXACT_EFFORT = 0.5
 """CP-SAT's deterministic time a step; about half a second of one core."""

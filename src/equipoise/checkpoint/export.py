@@ -21,7 +21,7 @@ from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import Manifest, read_manifest
 from equipoise.checkpoint.shards import ShardReader, read_any_index
 from equipoise.nn.hf import weight_shapes
-from equipoise.spec.model import ModelSpec, RopeScaling
+from equipoise.spec.model.presets import ModelSpec, RopeScaling
 
 
 def model_of(manifest: Manifest) -> ModelSpec:

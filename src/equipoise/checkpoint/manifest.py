@@ -30,7 +30,7 @@ from equipoise.base.errors import CheckpointError
 from equipoise.base.read import parse_json, read_text
 from equipoise.checkpoint.index import read_index
 from equipoise.checkpoint.index_first import read_first_index
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 FORMAT, FIRST_FORMAT = 2, 1
 MANIFEST = "manifest.json"
@@ -51,7 +51,7 @@ class Manifest:
     context_tokens: int
     files: dict[str, tuple[int, str]]
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Keys of run.toml that decide what a step holds and how it trains (``spec.resume``)."""
+    """Keys of run.toml that decide what a step holds and how it trains (``spec.run.resume``)."""
 
 
 def describe_files(folder: Path) -> dict[str, tuple[int, str]]:

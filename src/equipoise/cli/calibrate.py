@@ -14,9 +14,9 @@ from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
     from equipoise.cost.compare import Comparison
-    from equipoise.spec.device_file import DeviceFile
-    from equipoise.spec.device_parts import ModelParts
-    from equipoise.spec.resolve import ResolvedRun
+    from equipoise.spec.device.file import DeviceFile
+    from equipoise.spec.device.parts import ModelParts
+    from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.train.calibrate import CalibrationPlan
     from equipoise.train.parts_plan import PartsPlan
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or compare."""
-    from equipoise.spec.device_here import device_file
+    from equipoise.spec.device.here import device_file
 
     _judge(args)
     file: Path = device_file() if args.out is None else args.out
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args, file)
     from equipoise.cli.calibrate_show import file_rows, print_file
     from equipoise.launch.agent import whole_environment
-    from equipoise.spec.device_file import write_device_file
+    from equipoise.spec.device.file import write_device_file
     from equipoise.train.calibrate import measure_machine
 
     # What is timed here has the variables of ranks that train.
@@ -105,8 +105,8 @@ def _kept_parts(file: Path) -> "tuple[ModelParts, ...]":
     """Of models that were timed before on this machine with this torch, where the file has any."""
     from importlib.metadata import version
 
-    from equipoise.spec.device_file import read_device_file
-    from equipoise.spec.device_here import cpu_model
+    from equipoise.spec.device.file import read_device_file
+    from equipoise.spec.device.here import cpu_model
 
     try:
         found = read_device_file(file)
@@ -120,8 +120,8 @@ def _time_parts(args: argparse.Namespace, resolved: "ResolvedRun", file: Path) -
     """The parts of the run's steps, with the links of the device file."""
     from equipoise.observe.machine import usable_cores
     from equipoise.sim.machine import Machine
-    from equipoise.spec.cluster import cores_cluster
-    from equipoise.spec.device_here import this_cpu
+    from equipoise.spec.cluster.spec import cores_cluster
+    from equipoise.spec.device.here import this_cpu
     from equipoise.spec.layout import Layout
     from equipoise.train.calibrate_model import measure_parts
 
@@ -134,7 +134,7 @@ def _time_parts(args: argparse.Namespace, resolved: "ResolvedRun", file: Path) -
 def parts_plan_for(resolved: "ResolvedRun") -> "PartsPlan":
     """What is timed of a run's steps: its model, at its precision, up to its largest pack.
 
-    >>> from equipoise.spec.load import read_run
+    >>> from equipoise.spec.run.load import read_run
     >>> parts_plan_for(read_run(None, [("pack.context_tokens", "1024")])).sizes
     (128, 1024, 1280)
     """
@@ -149,7 +149,7 @@ def parts_plan_for(resolved: "ResolvedRun") -> "PartsPlan":
 def plan_for(resolved: "ResolvedRun") -> "CalibrationPlan":
     """The usual sizes, and those of a run where they are larger.
 
-    >>> from equipoise.spec.load import read_run
+    >>> from equipoise.spec.run.load import read_run
     >>> plan_for(read_run(None, [("pack.context_tokens", "16384")])).doc_tokens[-1]
     16384
     """
@@ -200,9 +200,9 @@ def _compare(args: argparse.Namespace, file: Path) -> int:
     from equipoise.cli.calibrate_show import comparison_rows, print_comparison
     from equipoise.cost.compare import compare_run
     from equipoise.observe.reader import read_run
-    from equipoise.spec.device_file import read_device_file, write_device_file
-    from equipoise.spec.device_here import this_cpu
-    from equipoise.spec.model import ModelSpec
+    from equipoise.spec.device.file import read_device_file, write_device_file
+    from equipoise.spec.device.here import this_cpu
+    from equipoise.spec.model.presets import ModelSpec
 
     found = read_device_file(file)
     record = read_run(args.compare or args.fit)

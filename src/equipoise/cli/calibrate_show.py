@@ -9,8 +9,8 @@ from rich.table import Table
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cost.compare import Comparison
-from equipoise.spec.device_file import DeviceFile
-from equipoise.spec.device_parts import Measured
+from equipoise.spec.device.file import DeviceFile
+from equipoise.spec.device.parts import Measured
 
 _BUSY_CORES = 0.3
 """Cores of other load from which on the figures are doubted."""

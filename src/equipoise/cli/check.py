@@ -16,7 +16,7 @@ from equipoise.cli.run_arguments import add_run_arguments, run_from
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from equipoise.spec.model import ModelSpec
+    from equipoise.spec.model.presets import ModelSpec
     from equipoise.train.check_case import Verdict
 
 HELP = "prove that every layout and packing gives one rank's loss and gradients"

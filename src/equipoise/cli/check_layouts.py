@@ -13,7 +13,7 @@ from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import run_from
 
 if TYPE_CHECKING:
-    from equipoise.spec.model import ModelSpec
+    from equipoise.spec.model.presets import ModelSpec
     from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict
 
 _RANKS = (2, 3, 4, 8)

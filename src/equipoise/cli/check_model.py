@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from equipoise.base.errors import SpecError
 
 if TYPE_CHECKING:
-    from equipoise.spec.model import ModelSpec
+    from equipoise.spec.model.presets import ModelSpec
 
 
 def read_worlds(ranks: Sequence[int]) -> list[int]:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the resolved run, or the schema."""
-    from equipoise.spec.load import render, schema, to_dict
+    from equipoise.spec.run.load import render, schema, to_dict
 
     if args.schema:
         _print_json(schema())

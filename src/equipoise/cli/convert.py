@@ -12,7 +12,7 @@ from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecEr
 from equipoise.base.units import format_bytes, format_count
 from equipoise.checkpoint.manifest import MANIFEST, newest_good, read_manifest
 from equipoise.cli.console import make_progress
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import RESOLVED
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _from_gguf(file: Path) -> _Loaded:
 
 def _corpus_tokenizer(run_folder: Path) -> Path | None:
     from equipoise.data.store import open_store
-    from equipoise.spec.resolved import read_resolved
+    from equipoise.spec.run.resolved import read_resolved
 
     try:
         return open_store(Path(read_resolved(run_folder).corpus)).tokenizer_file

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from equipoise.cost.memory import StageShare
     from equipoise.launch.doctor_facts import LinkFacts, Needs
     from equipoise.launch.forms import Nodes
-    from equipoise.spec.cluster import ClusterSpec
+    from equipoise.spec.cluster.spec import ClusterSpec
     from equipoise.spec.layout import Layout
 
 HELP = "say what of this machine would break a run, and what to do about it"

@@ -85,7 +85,7 @@ def _cluster_links(text: str, on: "MeshTensor") -> "tuple[LinkPrice, ...]":
     from equipoise.cost.link import group_of
     from equipoise.schedule.attention_price import LinkPrice
     from equipoise.schedule.boxing_step import groups_along
-    from equipoise.spec.cluster_file import read_cluster
+    from equipoise.spec.cluster.file import read_cluster
 
     cluster = read_cluster(text)
     if cluster.devices < on.ranks:

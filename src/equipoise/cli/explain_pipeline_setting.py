@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from equipoise.balance.stage import LayerPrices
     from equipoise.cost.work import Ints
     from equipoise.schedule.attention_score import AssumedMachine
-    from equipoise.spec.model import ModelSpec
+    from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.pack import MicroBatch, Pieces
-    from equipoise.spec.resolve import ResolvedRun
-    from equipoise.spec.run import PackSpec, Recompute
+    from equipoise.spec.run.resolve import ResolvedRun
+    from equipoise.spec.run.spec import PackSpec, Recompute
 
 EXAMPLE_MICRO_BATCHES = 8
 EXAMPLE_CONTEXT = 8192

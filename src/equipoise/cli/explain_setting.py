@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from equipoise.schedule.attention_price import LinkPrice
     from equipoise.schedule.attention_score import AssumedMachine, AttentionScore
     from equipoise.spec.mask import Mask
-    from equipoise.spec.model import ModelSpec
-    from equipoise.spec.resolve import ResolvedRun
+    from equipoise.spec.model.presets import ModelSpec
+    from equipoise.spec.run.resolve import ResolvedRun
 
 RSA = "rsa"
 """The original ring self-attention: the strategy ``ring``, tokens dealt in one run each."""

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write DIR/run.toml."""
-    from equipoise.spec.load import read_run, template
+    from equipoise.spec.run.load import read_run, template
 
     if args.path is not None and not args.path.exists():
         raise SpecError(f"There is no file or folder {args.path}. Give --path one that exists.")

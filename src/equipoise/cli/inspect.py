@@ -13,7 +13,7 @@ from equipoise.base.errors import CheckpointError, DataError, SpecError
 from equipoise.base.read import read_json
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_progress
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import RESOLVED
 
 HELP = "say what a file or a folder of a run holds"
@@ -181,7 +181,7 @@ def _run(folder: Path, silent: bool) -> Facts:
 def _hugging_face(folder: Path, _silent: bool) -> Facts:
     from safetensors import SafetensorError, safe_open
 
-    from equipoise.spec.hf_config import model_from_hf_config
+    from equipoise.spec.model.hf_config import model_from_hf_config
 
     try:
         config = read_json(folder / "config.json")

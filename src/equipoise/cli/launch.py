@@ -12,9 +12,9 @@ from equipoise.cli.run_arguments import run_from
 
 if TYPE_CHECKING:
     from equipoise.launch.forms import Job
-    from equipoise.spec.cluster import ClusterSpec
-    from equipoise.spec.model import ModelSpec
-    from equipoise.spec.run import RunSpec
+    from equipoise.spec.cluster.spec import ClusterSpec
+    from equipoise.spec.model.presets import ModelSpec
+    from equipoise.spec.run.spec import RunSpec
 
 HELP = "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over"
 
@@ -210,7 +210,7 @@ def cluster_from(args: argparse.Namespace) -> "ClusterSpec | None":
     """The cluster that was named, if one was."""
     if args.cluster is None:
         return None
-    from equipoise.spec.cluster_file import read_cluster
+    from equipoise.spec.cluster.file import read_cluster
 
     return read_cluster(args.cluster)
 
@@ -252,7 +252,7 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
 
 
 def _prepared(args: argparse.Namespace) -> Asked:
-    from equipoise.spec.resolved import read_resolved
+    from equipoise.spec.run.resolved import read_resolved
 
     given = [f"--{key}" for key, _ in args.overrides]
     given += [f"--{key}" for key in ("name", "out", "plan") if getattr(args, key) is not None]

@@ -15,8 +15,8 @@ from equipoise.cli.written import require_folder_of, require_kind
 if TYPE_CHECKING:
     from equipoise.balance.evaluate import Setting
     from equipoise.cost.curve import LoadCurve
-    from equipoise.spec.resolve import ResolvedRun
-    from equipoise.spec.run import Policy
+    from equipoise.spec.run.resolve import ResolvedRun
+    from equipoise.spec.run.spec import Policy
     from equipoise.spec.workload import Lengths
 
 HELP = "show how evenly each policy would pack a corpus; needs no torch"

@@ -38,12 +38,12 @@ from equipoise.plan.search import Search
 from equipoise.plan.seeds import RECIPES
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import ClusterSpec
-from equipoise.spec.cluster_file import read_cluster
-from equipoise.spec.device_spec import THIS_CPU
+from equipoise.spec.cluster.file import read_cluster
+from equipoise.spec.cluster.spec import ClusterSpec
+from equipoise.spec.device.spec import THIS_CPU
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Candidate, Plan, Wall
-from equipoise.spec.run import Policy
+from equipoise.spec.run.spec import Policy
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
 

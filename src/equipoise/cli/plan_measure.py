@@ -41,11 +41,11 @@ from equipoise.plan.settings import Choices, list_choices
 from equipoise.plan.settings_price import price_choices, prior_of
 from equipoise.plan.trials import TrialJournal
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.device_here import cpu_model
-from equipoise.spec.device_spec import THIS_CPU
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.device.here import cpu_model
+from equipoise.spec.device.spec import THIS_CPU
 from equipoise.spec.plan import LOCK, RUN_TOML
-from equipoise.spec.resolve import ResolvedRun
+from equipoise.spec.run.resolve import ResolvedRun
 
 TRIALS = "trials.jsonl"
 

@@ -34,15 +34,15 @@ from equipoise.plan.run_steps import RunSteps, policies_of
 from equipoise.plan.search import Search
 from equipoise.plan.trainable import keep_timed, list_trainable, run_keys
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import ClusterSpec, find_cluster
-from equipoise.spec.device_here import cpu_model, device_file
-from equipoise.spec.device_spec import THIS_CPU
-from equipoise.spec.load import read_run
-from equipoise.spec.obey import is_given, obey
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
+from equipoise.spec.device.here import cpu_model, device_file
+from equipoise.spec.device.spec import THIS_CPU
 from equipoise.spec.offload import Offload
 from equipoise.spec.plan import RUN_TOML, Plan, Wall, read_plan, require_fresh
-from equipoise.spec.resolve import ResolvedRun
-from equipoise.spec.run import Policy
+from equipoise.spec.run.load import read_run
+from equipoise.spec.run.obey import is_given, obey
+from equipoise.spec.run.resolve import ResolvedRun
+from equipoise.spec.run.spec import Policy
 
 _OF_CLUSTERS = (
     "model",

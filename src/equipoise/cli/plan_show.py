@@ -6,8 +6,8 @@ from typing import Any
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cli.simulate_show import host_sentence, source_lines
-from equipoise.spec.keys import toml
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
+from equipoise.spec.run.keys import toml
 
 _WHY = "where it goes; what others lose by"
 MEMORY_ERROR = 0.05

@@ -1,8 +1,8 @@
 """The arguments that every verb over a run shares: a run.toml, and a flag for each of its keys.
 
 Why
-    Any key can be given as ``--section.key VALUE``, without a list of flags: the keys are known
-    to ``spec.load`` alone, which takes 0.1 s to import. So flags with a dot are set aside before
+    Any key can be given as ``--section.key VALUE``, without a list of flags: the keys are known to
+    ``spec.run.load`` alone, which takes 0.1 s to import. So flags with a dot are set aside before
     argparse sees the line, and judged together with the file, faults and all.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from equipoise.spec.resolve import ResolvedRun
+    from equipoise.spec.run.resolve import ResolvedRun
 
 _OVERRIDE = re.compile(r"--(\w[\w-]*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
 
@@ -38,7 +38,7 @@ def run_from(args: argparse.Namespace) -> "ResolvedRun":
     Raises:
         SpecError: every fault of the file and of the flags.
     """
-    from equipoise.spec.load import read_run
+    from equipoise.spec.run.load import read_run
 
     named = [] if args.name is None else [("name", args.name)]
     return read_run(args.run_toml, [*args.overrides, *named])
@@ -78,7 +78,7 @@ def split_overrides(
 def nearest_run_flag(flag: str, flags: Sequence[str]) -> str:
     """The flag that a wrong one most likely meant: ``--steps`` means ``--train.steps``."""
     from equipoise.base.nearest import nearest
-    from equipoise.spec.keys import keys
+    from equipoise.spec.run.keys import keys
 
     dotted = [f"--{name}" for name in keys()]
     alike = [name for name in dotted if name.rpartition(".")[2] == flag.lstrip("-")]

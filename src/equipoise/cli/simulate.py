@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from equipoise.cost.step import StepOptions
     from equipoise.sim.step import StepRun
-    from equipoise.spec.device_spec import DeviceSpec
+    from equipoise.spec.device.spec import DeviceSpec
     from equipoise.spec.layout import Layout
-    from equipoise.spec.run import Recompute
+    from equipoise.spec.run.spec import Recompute
 
 HELP = "say how long a step takes on another cluster, and whether it fits; needs no torch"
 
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.plan.layer_words import read_layers
     from equipoise.sim.layered_step import run_layered, run_sites
     from equipoise.sim.machine import Machine
-    from equipoise.spec.cluster_file import read_cluster
+    from equipoise.spec.cluster.file import read_cluster
     from equipoise.spec.words import read_layout, read_model
 
     _judge(args)
@@ -208,7 +208,7 @@ def _would_fit(
     device: "DeviceSpec",
 ) -> list[dict[str, Any]]:
     """Of changes to one setting those that fit, fastest first."""
-    from equipoise.spec.device_spec import THIS_CPU
+    from equipoise.spec.device.spec import THIS_CPU
     from equipoise.spec.offload import OFFLOADS
 
     changed = [

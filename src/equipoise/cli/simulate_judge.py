@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from equipoise.base.errors import SpecError
 
 if TYPE_CHECKING:
-    from equipoise.spec.device_spec import DeviceSpec
+    from equipoise.spec.device.spec import DeviceSpec
 
 _MOST_TOKENS = 2**31 - 1
 """As of a document: attention kernels count in int32."""

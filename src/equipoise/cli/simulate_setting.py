@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from equipoise.cost.step import StepOptions
     from equipoise.sim.divided import DividedStep
     from equipoise.sim.step import Documents
-    from equipoise.spec.cluster import ClusterSpec
-    from equipoise.spec.device import DeviceSpec, Dtype
+    from equipoise.spec.cluster.spec import ClusterSpec
+    from equipoise.spec.device.by_name import DeviceSpec, Dtype
     from equipoise.spec.layout import Layout
-    from equipoise.spec.model import ModelSpec
+    from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.pack import Pieces
-    from equipoise.spec.run import Policy
+    from equipoise.spec.run.spec import Policy
 
 
 _POLICY = "by-work"
@@ -227,7 +227,7 @@ def step_packer(
     from equipoise.data.stream import DocumentStream, tell_apart
     from equipoise.plan.run_steps import STEPS, middle_step
     from equipoise.sim.divided import DividedStep
-    from equipoise.spec.run import PackSpec
+    from equipoise.spec.run.spec import PackSpec
     from equipoise.spec.words import read_model
     from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
 

@@ -20,9 +20,9 @@ from equipoise.observe.machine import usable_cores
 from equipoise.spec.plan import LOCK
 
 if TYPE_CHECKING:
-    from equipoise.spec.resolve import ResolvedRun
-    from equipoise.spec.resolved import ResolvedFile
-    from equipoise.spec.run import RunSpec
+    from equipoise.spec.run.resolve import ResolvedRun
+    from equipoise.spec.run.resolved import ResolvedFile
+    from equipoise.spec.run.spec import RunSpec
 
 HELP = "train a model; the same command again resumes"
 
@@ -72,7 +72,7 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
     from equipoise.data.store import prepare
     from equipoise.plan.accepted import require_accepted, require_step
     from equipoise.sim.sharding import settle_machine
-    from equipoise.spec.resolved import ResolvedFile, write_resolved
+    from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 
     ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
     require_accepted(resolved.spec, resolved.model, ranks)

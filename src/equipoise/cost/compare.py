@@ -31,9 +31,9 @@ from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.step_work import head_work, layer_work
 from equipoise.cost.work import pair_flop
 from equipoise.observe.run_record import RunRecord
-from equipoise.spec.device import DeviceSpec, Dtype
+from equipoise.spec.device.by_name import DeviceSpec, Dtype
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 CURVES = ("products", "attention", "moves")
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from equipoise.base.errors import SpecError
 from equipoise.cost.work import Ints, causal_pairs, pair_flop
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

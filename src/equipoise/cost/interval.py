@@ -14,7 +14,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from equipoise.spec.device_parts import Measured
+from equipoise.spec.device.parts import Measured
 
 _MISSES = 0.05
 

@@ -39,8 +39,8 @@ import numpy.typing as npt
 from equipoise.base.errors import SpecError
 from equipoise.cost.grid import Flags, Floats, Timing
 from equipoise.cost.measured import collective_curve
-from equipoise.spec.cluster import ClusterSpec, NodeClass
-from equipoise.spec.link import LinkSpec
+from equipoise.spec.cluster.link import LinkSpec
+from equipoise.spec.cluster.spec import ClusterSpec, NodeClass
 
 Ints = npt.NDArray[np.int64]
 
@@ -93,7 +93,7 @@ def strided_group(cluster: ClusterSpec, size: npt.ArrayLike, stride: npt.ArrayLi
 
     Cost: about 0.1 us a group.
 
-    >>> from equipoise.spec.cluster import find_cluster
+    >>> from equipoise.spec.cluster.spec import find_cluster
     >>> group = strided_group(find_cluster("h100-sxm:64"), [8, 16, 8], [1, 1, 8])
     >>> [level.most.tolist() for level in group.levels]
     [[8, 8, 1], [8, 16, 8]]
@@ -122,7 +122,7 @@ def group_of(cluster: ClusterSpec, ranks: npt.ArrayLike) -> Group:
     Raises:
         SpecError: a rank is no device of the cluster, or named twice.
 
-    >>> from equipoise.spec.cluster import find_cluster
+    >>> from equipoise.spec.cluster.spec import find_cluster
     >>> group = group_of(find_cluster("h100-sxm:64"), [0, 1, 8, 9, 16])
     >>> [(int(level.most), int(level.least)) for level in group.levels]
     [(2, 1), (5, 5)]
@@ -207,7 +207,7 @@ def collective_s(op: Op, size_bytes: npt.ArrayLike, group: Group) -> Timing:
 
     Cost: about 1 us a group and size.
 
-    >>> from equipoise.spec.cluster import find_cluster
+    >>> from equipoise.spec.cluster.spec import find_cluster
     >>> node = strided_group(find_cluster("h100-sxm:16"), 8, 1)
     >>> round(float(collective_s("all_reduce", 1 << 29, node).s) * 1e3, 2)
     2.11

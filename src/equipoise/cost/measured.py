@@ -19,10 +19,10 @@ from pathlib import Path
 from equipoise.cost.grid import LogGrid, read_table
 from equipoise.cost.kernel_curve import AttentionCurve, attention_curve, decode_grid, gemm_grid
 from equipoise.cost.link_curve import CollectiveCurve, curve_of_rows, nccl_rows
-from equipoise.spec.device_file import DeviceFile, read_device_file
-from equipoise.spec.device_parts import ModelParts
-from equipoise.spec.device_spec import THIS_CPU, DeviceSpec, Dtype
-from equipoise.spec.link import LINKS, LinkSpec
+from equipoise.spec.cluster.link import LINKS, LinkSpec
+from equipoise.spec.device.file import DeviceFile, read_device_file
+from equipoise.spec.device.parts import ModelParts
+from equipoise.spec.device.spec import THIS_CPU, DeviceSpec, Dtype
 
 GEMM_TABLES = {"h100-sxm": "h100", "h200": "h200", "a100-80": "a100"}
 """The shipped table of each device whose products were measured."""

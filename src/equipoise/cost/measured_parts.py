@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.measured import model_parts
-from equipoise.spec.device_parts import (
+from equipoise.spec.device.parts import (
     ContextPoint,
     DocPoint,
     Measured,
@@ -34,9 +34,9 @@ from equipoise.spec.device_parts import (
     parts_name,
     way_of,
 )
-from equipoise.spec.device_spec import DeviceSpec, Dtype
+from equipoise.spec.device.spec import DeviceSpec, Dtype
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 Floats = npt.NDArray[np.float64]
 

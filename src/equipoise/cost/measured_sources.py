@@ -25,9 +25,9 @@ from equipoise.cost.measured import (
     gemm_curve,
 )
 from equipoise.cost.step import residuals_of
-from equipoise.spec.cluster import CLUSTERS, ClusterSpec, NodeClass
-from equipoise.spec.device_spec import DeviceSpec, Dtype
-from equipoise.spec.link import LinkSpec
+from equipoise.spec.cluster.link import LinkSpec
+from equipoise.spec.cluster.spec import CLUSTERS, ClusterSpec, NodeClass
+from equipoise.spec.device.spec import DeviceSpec, Dtype
 
 _FITTED = "fitted on 475 published steps of nine sources, each left out in turn"
 
@@ -39,7 +39,7 @@ def sources_of(cluster: ClusterSpec, dtype: Dtype) -> dict[str, str]:
         cluster: What a step is priced on.
         dtype: That matrix products are computed in.
 
-    >>> from equipoise.spec.cluster import find_cluster
+    >>> from equipoise.spec.cluster.spec import find_cluster
     >>> found = sources_of(find_cluster("h100-sxm:16"), "bf16")
     >>> found["usd_per_hour"]
     'AWS p5.48xlarge on demand, us-east-1, second half of 2025, over 8 GPUs'

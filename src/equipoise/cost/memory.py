@@ -42,9 +42,9 @@ from equipoise.cost.memory_layer import LayerBytes, token_bytes
 from equipoise.cost.memory_overhead import CPU_OVERHEAD, DeviceOverhead
 from equipoise.cost.memory_weights import Group, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
-from equipoise.spec.run import Precision, Recompute
+from equipoise.spec.run.spec import Precision, Recompute
 
 _LOSS_CHUNK_BYTES = 8 << 20
 
@@ -128,7 +128,7 @@ def forecast_memory(
 
     Cost: microseconds for each layer held.
 
-    >>> from equipoise.spec.model import preset
+    >>> from equipoise.spec.model.presets import preset
     >>> found = forecast_memory(
     ...     preset("7m"), Layout(dp=2, zero=3), tokens=2048, precision="fp32", recompute="none"
     ... )

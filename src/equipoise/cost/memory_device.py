@@ -43,7 +43,7 @@ from dataclasses import dataclass
 
 from equipoise.cost.step import StepOptions, element_bytes
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import offloads_activations, offloads_optimizer, resident_layers
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
@@ -111,7 +111,7 @@ def kept_bytes(
     """What a layer keeps of one token for its backward [bytes].
 
     >>> from equipoise.cost.step import Stack
-    >>> from equipoise.spec.model import PLANNED
+    >>> from equipoise.spec.model.presets import PLANNED
     >>> stack = Stack(attention="unfused", dropout=True, sequence_parallel=False)
     >>> options = StepOptions(2048, 1, stack=stack)
     >>> model = PLANNED["gpt3-175b"]

@@ -27,9 +27,9 @@ Sources
 
 from dataclasses import dataclass
 
-from equipoise.spec.heads import share_heads, share_model
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.heads import share_heads, share_model
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute
 
 _ROUTE_BYTES = 24

@@ -21,15 +21,15 @@ Sources
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equipoise.spec.heads import share_model
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.heads import share_model
+from equipoise.spec.model.presets import ModelSpec
 
 SMALL_BYTES = 1 << 20
 """Gathered bytes at which a message takes as long to begin as to pass: two gloo ranks on one
 machine took at least 0.30 ms to gather 0.74 MB and 0.90 ms for 4.2 MB, hence 0.17 ms and
 0.17 ms/MB (Intel Xeon, 2 cores, torch 2.13, 2026-11-21). ``latency_s x bytes_per_s`` of links that
-join GPUs (``spec.link``) is of the same size, 0.25 to 1.8 MB."""
+join GPUs (``spec.cluster.link``) is of the same size, 0.25 to 1.8 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def held_groups(
         embeds: It holds the embedding.
         has_head: It holds last norm and head; a tied head's copy of the embedding, too.
 
-    >>> from equipoise.spec.model import preset
+    >>> from equipoise.spec.model.presets import preset
     >>> tables, layers = held_groups(preset("7m"), Layout(dp=2, zero=3), range(6), True, True)
     >>> tables.params + sum(each.params for each in layers) == preset("7m").params
     True

@@ -35,9 +35,9 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.memory_device import kept_bytes, weight_bytes
 from equipoise.cost.step import TERMS, Floats, StepOptions
 from equipoise.cost.step_layer import add
-from equipoise.spec.device_spec import THIS_CPU, DeviceSpec
+from equipoise.spec.device.spec import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import KEPT_LAYERS, offloads_activations, offloads_optimizer
 from equipoise.spec.recompute import LayerRecompute
 
@@ -73,7 +73,7 @@ def require_host(device: DeviceSpec, offload: str) -> None:
 def copy_bytes_per_s(device: DeviceSpec) -> float:
     """Between device and host memory, one direction, as a copy reaches it.
 
-    >>> from equipoise.spec.device import find_device
+    >>> from equipoise.spec.device.by_name import find_device
     >>> round(copy_bytes_per_s(find_device("h100-sxm")) / 1e9, 1)
     46.1
     """
@@ -84,7 +84,7 @@ def copy_bytes_per_s(device: DeviceSpec) -> float:
 def host_update_s(device: DeviceSpec, weights: float, options: StepOptions) -> tuple[float, float]:
     """Of a rank's shard of so many weights: copies to and from the host, and its update [s].
 
-    >>> from equipoise.spec.device import find_device
+    >>> from equipoise.spec.device.by_name import find_device
     >>> copies, update = host_update_s(find_device("h100-sxm"), 1e9, StepOptions(8192, 1))
     >>> round(copies, 3), round(update, 3)
     (0.13, 0.651)

@@ -31,10 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.spec.device import THIS_CPU, DeviceSpec
+from equipoise.spec.device.by_name import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.offload import Offload
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 
 Floats = npt.NDArray[np.float64]
 
@@ -131,7 +131,7 @@ def residuals_of(device: DeviceSpec) -> Residuals:
 
     Its curves were measured here under a load like a run's, and hold residuals of their own.
 
-    >>> from equipoise.spec.device import find_device
+    >>> from equipoise.spec.device.by_name import find_device
     >>> residuals_of(find_device("h100-sxm")).products
     1.13
     """

@@ -31,7 +31,7 @@ import numpy as np
 
 from equipoise.cost.work import Ints, pair_flop
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def published_flop(model: ModelSpec, doc_tokens: Ints) -> float:
         model: Sizes.
         doc_tokens: Length of each document, or of each full window [tokens].
 
-    >>> from equipoise.spec.model import preset
+    >>> from equipoise.spec.model.presets import preset
     >>> round(published_flop(preset("llama3-405b"), np.array([8192])) / 1e16, 2)
     2.15
     """

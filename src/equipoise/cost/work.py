@@ -23,7 +23,7 @@ import numpy.typing as npt
 from equipoise.base.errors import SpecError
 from equipoise.spec.mask import CAUSAL as CAUSAL
 from equipoise.spec.mask import Mask as Mask
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 Ints = npt.NDArray[np.int64]
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from equipoise.spec.device_file import DeviceFile
-from equipoise.spec.device_parts import Measured
+from equipoise.spec.device.file import DeviceFile
+from equipoise.spec.device.parts import Measured
 
 _COLORS = ("#2f6690", "#c8553d", "#6a994e", "#8d6a9f", "#d9a441", "#5b6770")
 _INK, _PALE = "#1d2733", "#e7ebef"

@@ -43,7 +43,7 @@ from equipoise.data.sampler_arguments import require_runnable, whole_tokens
 from equipoise.data.stream import DocumentStream
 from equipoise.data.turn import PieceIndex, Turn
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 _KEPT = 256
 """Steps whose packer states are remembered; a ``DataLoader`` asks for batches in advance."""

@@ -17,7 +17,7 @@ from equipoise.balance.pack import DIVIDES
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import LoadCurve
-from equipoise.spec.run import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec, Policy
 
 _UNPRICED = ("in-order", "by-tokens")
 """Policies that look at tokens alone."""

@@ -28,7 +28,7 @@ from equipoise.base.errors import DataError
 from equipoise.data.columns import ArrowFile, check_column, open_parquet
 from equipoise.data.corpus_files import FoundFile, find_datasets, find_files
 from equipoise.data.shard import Part, Shard
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 # A shard is the unit of work of one process and of what a kill can lose: about 0.2 s of
 # tokenizing for a small corpus, and few enough files for a large one.

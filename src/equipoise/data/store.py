@@ -74,7 +74,7 @@ from equipoise.data.source import Source, open_source
 from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
 from equipoise.data.verified import VerifiedTokens, damaged, unreadable
 from equipoise.data.workers import tokenize_parallel
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 _DIGEST = "digest"
 """File beside a tokenizer that was trained here."""

@@ -29,8 +29,8 @@ from typing import Literal
 from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
 from equipoise.base.shown import printable
 from equipoise.launch.agent import agent_command, rank_environment
-from equipoise.spec.cluster import ClusterSpec
-from equipoise.spec.device import THIS_CPU
+from equipoise.spec.cluster.spec import ClusterSpec
+from equipoise.spec.device.by_name import THIS_CPU
 
 Accelerator = Literal["none", "nvidia", "amd"]
 
@@ -85,7 +85,7 @@ def place_on(cluster: ClusterSpec | None, ranks: int, *, sharing: int) -> Nodes:
     Raises:
         LayoutError: the ranks are not the devices, or nodes have different numbers of them.
 
-    >>> from equipoise.spec.cluster import find_cluster
+    >>> from equipoise.spec.cluster.spec import find_cluster
     >>> place_on(find_cluster("h100-sxm:16"), 16, sharing=1)
     Nodes(count=2, ranks=8, accelerator='nvidia')
     """

@@ -29,10 +29,10 @@ from equipoise.nn.project import add_project, add_swiglu, project
 from equipoise.nn.recompute import again
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
 from equipoise.nn.tensor import Alone, TensorRanks, look_up
-from equipoise.spec.heads import share_heads
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.heads import share_heads
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 
 
 class Attention(nn.Module):

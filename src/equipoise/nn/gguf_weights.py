@@ -38,7 +38,7 @@ from torch import Tensor
 from equipoise.base.errors import ModelError
 from equipoise.base.shown import shown
 from equipoise.nn.hf import check_weights, weight_shapes
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 if TYPE_CHECKING:
     import tokenizers

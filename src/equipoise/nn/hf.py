@@ -26,8 +26,8 @@ from equipoise.base.errors import ModelError
 from equipoise.base.read import read_json
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf_names import hf_names
-from equipoise.spec.hf_config import hf_config, model_from_hf_config
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.hf_config import hf_config, model_from_hf_config
+from equipoise.spec.model.presets import ModelSpec
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -62,7 +62,7 @@ def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
 
     Args:
         folder: Holds config.json and model.safetensors, or model.safetensors.index.json and
-            the shards that it names, of one of ``spec.hf_config.MODEL_TYPES``.
+            the shards that it names, of one of ``spec.model.hf_config.MODEL_TYPES``.
 
     Returns:
         The model, and its weights by our names, each in the dtype of the file.

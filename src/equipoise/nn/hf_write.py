@@ -28,8 +28,8 @@ from equipoise.base.durable import sync
 from equipoise.base.errors import ModelError
 from equipoise.base.units import GIB
 from equipoise.nn.hf import CONFIG, INDEX, WEIGHTS, check_weights, their_names, weight_shapes
-from equipoise.spec.hf_config import hf_config
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.hf_config import hf_config
+from equipoise.spec.model.presets import ModelSpec
 
 _COUNTS = ".balance.state_X"
 

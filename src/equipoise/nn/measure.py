@@ -21,9 +21,9 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, layer_recompute
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 
 _SHORT_TOKENS = 64
 _LONG_S = 0.25

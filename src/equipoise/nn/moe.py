@@ -34,7 +34,7 @@ from equipoise.nn.moe_balance import LoadBalance
 from equipoise.nn.moe_matmul import expert_swiglu
 from equipoise.nn.moe_route import Rows, choose, gather_back, sort_rows, spread
 from equipoise.nn.project import add_swiglu
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 class ExpertMatrix(nn.Module):

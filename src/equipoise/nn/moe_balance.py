@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 def balance_loss(scores_TX: Tensor, counts_X: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 def rotary_frequencies(model: ModelSpec, *, device: torch.device | None = None) -> Tensor:

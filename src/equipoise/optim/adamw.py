@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from equipoise.spec.run import TrainSpec
+from equipoise.spec.run.spec import TrainSpec
 
 
 def make_adamw(module: nn.Module, train: TrainSpec) -> torch.optim.AdamW:

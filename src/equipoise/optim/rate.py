@@ -2,7 +2,7 @@
 
 import math
 
-from equipoise.spec.run import TrainSpec
+from equipoise.spec.run.spec import TrainSpec
 
 
 def learning_rate(train: TrainSpec, step: int) -> float:

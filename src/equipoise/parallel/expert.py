@@ -47,7 +47,7 @@ from equipoise.comm.mesh import Mesh, Peers, join_alone
 from equipoise.nn.moe import Experts, MixtureOfExperts
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert_split import ExpertSplit
-from equipoise.spec.experts import require_units, split_experts
+from equipoise.spec.model.experts import require_units, split_experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,8 +26,8 @@ from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.schedule.expert import split_experts
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import LayoutSpec, RunSpec
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import LayoutSpec, RunSpec
 
 
 def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:

@@ -42,7 +42,7 @@ from equipoise.cost.work import causal_pairs, pair_flop
 from equipoise.plan.space import RECOMPUTES, SCHEDULES, TWO_STAGES, Space
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import (
     KEPT_LAYERS,
     OFFLOADS,

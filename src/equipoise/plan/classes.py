@@ -50,7 +50,7 @@ from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
 from equipoise.sim.sites import SiteParts, slowest_hop_s
 from equipoise.sim.step import StepRun
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 
 _SHARED = (
     *("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", "replicas", "offload"),

@@ -21,7 +21,7 @@ from equipoise.sim.divided import DividedStep
 from equipoise.sim.machine import Machine
 from equipoise.sim.sharding import auto_price
 from equipoise.sim.step import typical, uniform_documents
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 class Cores:

@@ -45,7 +45,7 @@ from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _NOT_LAID_OUT = (FitError, LayoutError, SpecError)
 """What a choice raises that cannot be: heads that do not divide, documents that nothing holds."""

@@ -18,7 +18,7 @@ from equipoise.base.units import GIB
 from equipoise.plan.choice import Choice
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Flip, Wall
 
 _ROUNDED_S = 1e-9

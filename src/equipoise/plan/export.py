@@ -40,7 +40,7 @@ import numpy as np
 from equipoise.plan.choice import ORDERS, Choice
 from equipoise.plan.export_model import megatron_model
 from equipoise.plan.export_program import Lack, Program
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import (
     KEPT_LAYERS,
     OFFLOADS,

@@ -15,7 +15,7 @@ Sources
 
 from itertools import groupby
 
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 def megatron_model(model: ModelSpec, context_tokens: int) -> list[str]:

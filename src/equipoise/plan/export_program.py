@@ -21,7 +21,7 @@ import numpy as np
 from equipoise.base.errors import SpecError
 from equipoise.plan.choice import ORDERS, Choice
 from equipoise.plan.space import MANY_STAGES, NAMED, Flags, Space
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload, offloads_activations, offloads_optimizer
 
 Lack = tuple[Callable[[Mapping[str, Any]], Any], str]

@@ -35,7 +35,7 @@ from equipoise.sim.parts import BatchParts, LayerKinds, StepParts, split_layers
 from equipoise.sim.sharding import auto_price
 from equipoise.sim.step import typical
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _FULL_TOKENS = 1e9
 """Tokens of a pack that fills any device."""

@@ -32,8 +32,8 @@ from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.layered_step import run_layered, run_sites
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, StepRun, price_step
-from equipoise.spec.cluster import ClusterSpec, find_cluster
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import Offload
 
 _PIPELINES = 4

@@ -54,7 +54,7 @@ from equipoise.sim.parameters import (
     pass_traffic,
     reduce_s,
 )
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
 
 _ROUNDED_S = 2e-9

@@ -16,7 +16,7 @@ from equipoise.plan.fullest import Travels, fullest_rank_s, mean_rank_s
 from equipoise.plan.least import LESS
 from equipoise.plan.space import SCHEDULES, Ints, Space
 from equipoise.sim.machine import Machine
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 def bound_by_kernels(

@@ -37,7 +37,7 @@ from equipoise.schedule.pipeline_strategies import IN_V
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import Travel, travel_of
 from equipoise.sim.parts import layers_of_ranks
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 LESS = 1.0 - 1e-9
 """For sums in another order."""

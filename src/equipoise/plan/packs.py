@@ -18,7 +18,7 @@ from equipoise.schedule.instruction import Ints
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
 from equipoise.sim.turns import slowest_turns
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _GRAINS = 64
 """Of a full micro-batch: those that differ by less than one count as having as few tokens as the

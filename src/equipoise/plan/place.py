@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError
-from equipoise.spec.cluster import ClusterSpec
+from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
 
 Ints = npt.NDArray[np.int64]

@@ -44,8 +44,8 @@ from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.schedule.pipeline_request import PipelineRequest
 from equipoise.schedule.pipeline_v import dualpipe_v, order_zb_v
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Recompute
 
 _LESS = 1.0 - 1e-9
 """For sums in another order."""

@@ -31,9 +31,9 @@ from equipoise.schedule.pipeline import place_in_loop, place_in_v
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.schedule.pipeline_strategies import IN_V
 from equipoise.sim.step import Documents, StepRun
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Wall
-from equipoise.spec.run import Policy, Precision
+from equipoise.spec.run.spec import Policy, Precision
 
 _PRICED = 24
 """Choices that are priced whole under each policy."""

@@ -26,9 +26,9 @@ from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.data.stream import DocumentStream
 from equipoise.sim.step import Documents
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.run import Policy, RunSpec
+from equipoise.spec.run.spec import Policy, RunSpec
 
 STEPS = 9
 """Odd, so that one is the median."""

@@ -59,7 +59,7 @@ from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import Documents, StepRun, run_step
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _HINTS = 6
 """Choices that are best with full windows, priced first with documents."""

@@ -33,7 +33,7 @@ from equipoise.plan.bound import least_seconds, needed_bytes
 from equipoise.plan.climb import guess_s
 from equipoise.plan.space import NAMED, RECOMPUTES, SCHEDULES, Flags, Space
 from equipoise.sim.machine import Machine
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full"))
 _IN_TURN, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))

@@ -30,11 +30,11 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.space import RECOMPUTES, Flags, Space
 from equipoise.plan.trainable import PRICED, given_keys, list_with, run_keys
-from equipoise.spec.keys import keys
-from equipoise.spec.obey import is_given, obey
-from equipoise.spec.render import value_of
-from equipoise.spec.resolve import ResolvedRun
-from equipoise.spec.run import LayoutSpec, Policy
+from equipoise.spec.run.keys import keys
+from equipoise.spec.run.obey import is_given, obey
+from equipoise.spec.run.render import value_of
+from equipoise.spec.run.resolve import ResolvedRun
+from equipoise.spec.run.spec import LayoutSpec, Policy
 
 DEGREES = ("layout.dp", "layout.context", "layout.tensor", "layout.pipeline")
 DIMENSIONS = (*DEGREES, "layout.zero", "train.recompute", "pack.policy")
@@ -79,7 +79,7 @@ def list_choices(
 
     Cost: some 0.2 ms a choice.
 
-    >>> from equipoise.spec.load import read_run
+    >>> from equipoise.spec.run.load import read_run
     >>> run = read_run(None, [("train.recompute", "none")])
     >>> found = list_choices(run, 2, StepOptions(8192, 4), count_batches=lambda dp: 4 // dp)
     >>> len(found.keys), found.keys[0]["layout.pipeline"], "train.recompute" in found.keys[0]

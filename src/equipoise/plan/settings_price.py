@@ -22,9 +22,9 @@ from equipoise.plan.run_price import with_memory
 from equipoise.plan.run_steps import RunSteps, policies_of
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import run_step
-from equipoise.spec.cluster import ClusterSpec
-from equipoise.spec.resolve import ResolvedRun
-from equipoise.spec.run import Policy
+from equipoise.spec.cluster.spec import ClusterSpec
+from equipoise.spec.run.resolve import ResolvedRun
+from equipoise.spec.run.spec import Policy
 
 _TOO_LARGE_TIMES = 10.0
 

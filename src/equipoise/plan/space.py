@@ -27,7 +27,8 @@ What it decides
     With documents a micro-batch of m windows is a token cap: documents, each cut to a window, are
     packed as if m windows were one. ``by-work`` and ``by-tokens`` make as many micro-batches of a
     rank as full windows would be, more only if that many do not hold them, and none has more than
-    1.25 m windows' tokens (``spec.run.PackSpec.most_tokens``); ``in-order`` and ``fixed`` cut at m.
+    1.25 m windows' tokens (``spec.run.spec.PackSpec.most_tokens``); ``in-order`` and ``fixed`` cut
+    at m.
 
 Kept true (tests/unit/plan/test_space.py)
     Every row is a legal layout of the model on the devices, and no row is there twice; rows of a
@@ -53,9 +54,9 @@ from equipoise.cost.step import StepOptions
 from equipoise.plan.choice import ORDERS, Choice
 from equipoise.plan.rows import Rows
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
-from equipoise.spec.run import Policy, Recompute
+from equipoise.spec.run.spec import Policy, Recompute
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -182,7 +183,7 @@ def list_space(
 
     Cost: about 0.2 us a choice.
 
-    >>> from equipoise.spec.model import preset
+    >>> from equipoise.spec.model.presets import preset
     >>> space = list_space(preset("llama3-8b"), 6, StepOptions(8192, 6), fixed={"tp": 2, "pp": 3})
     >>> sorted({space.choice(row).layout.dp for row in range(len(space))})
     [1]

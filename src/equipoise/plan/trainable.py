@@ -26,10 +26,10 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.space import CONTEXT_STRATEGIES, NAMED, SCHEDULES, Space, list_space
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
-from equipoise.spec.keys import keys, toml
-from equipoise.spec.obey import is_given
-from equipoise.spec.render import value_of
-from equipoise.spec.resolve import ResolvedRun
+from equipoise.spec.run.keys import keys, toml
+from equipoise.spec.run.obey import is_given
+from equipoise.spec.run.render import value_of
+from equipoise.spec.run.resolve import ResolvedRun
 
 _COLUMN = {
     "layout.dp": "dp",

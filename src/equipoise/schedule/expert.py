@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.spec.experts import split_experts as split_experts
+from equipoise.spec.model.experts import split_experts as split_experts
 
 Ints = npt.NDArray[np.int64]
 

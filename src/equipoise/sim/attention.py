@@ -34,7 +34,7 @@ from equipoise.schedule.attention_price import (
 from equipoise.schedule.attention_strategies import write_attention
 from equipoise.sim.gangs import Gang, GangCore, make_core
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _MOST_REPLAYED = 8
 """Distinct micro-batches of a step whose messages are replayed."""

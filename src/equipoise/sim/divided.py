@@ -33,7 +33,7 @@ from equipoise.cost.work import Ints
 from equipoise.sim.gangs import Gang
 from equipoise.sim.parts import BatchParts, PipelineRun, StepParts, run_pipeline, split_layers
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, lengths_of
 from equipoise.spec.recompute import layer_recompute
 

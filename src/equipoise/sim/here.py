@@ -36,10 +36,10 @@ from equipoise.schedule.attention_strategies import write_attention
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts
 from equipoise.sim.sharding import auto_price
-from equipoise.spec.device_parts import ContextPoint
-from equipoise.spec.device_spec import Dtype
+from equipoise.spec.device.parts import ContextPoint
+from equipoise.spec.device.spec import Dtype
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
 
 _WHOLE_BACKWARDS = ("gpipe", "1f1b", "interleaved")

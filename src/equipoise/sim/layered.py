@@ -34,7 +34,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.step import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute
 
 

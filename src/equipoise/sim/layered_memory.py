@@ -22,7 +22,7 @@ from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.memory import StageMemory, host_of_ranks, share_of_ranks
 from equipoise.sim.parts import PipelineRun, layers_of_ranks
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

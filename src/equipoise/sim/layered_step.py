@@ -56,7 +56,7 @@ from equipoise.sim.step import (
 )
 from equipoise.sim.turns import slowest_turns
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
 
 

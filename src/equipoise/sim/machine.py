@@ -17,8 +17,8 @@ from equipoise.cost.step import Floats, Precision
 from equipoise.cost.step_layer import Collective
 from equipoise.schedule.attention_price import LinkPrice, Links
 from equipoise.sim.attention import ContextLinks
-from equipoise.spec.cluster import ClusterSpec
-from equipoise.spec.device import DeviceSpec, Dtype
+from equipoise.spec.cluster.spec import ClusterSpec
+from equipoise.spec.device.by_name import DeviceSpec, Dtype
 from equipoise.spec.layout import Layout
 
 

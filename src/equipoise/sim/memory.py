@@ -22,7 +22,7 @@ from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.sim.parts import PipelineRun, layers_of_ranks
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

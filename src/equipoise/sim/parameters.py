@@ -31,7 +31,7 @@ from equipoise.cost.step_layer import add
 from equipoise.schedule.instruction import Ints
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import offloads_optimizer
 
 SLOWDOWN = 0.15
@@ -79,7 +79,7 @@ def moved_by_layer(
 ) -> Moved:
     """When one layer's weights travel: of ZeRO 3 as ``parallel.zero`` keeps or gathers them.
 
-    >>> from equipoise.spec.model import preset
+    >>> from equipoise.spec.model.presets import preset
     >>> model, options = preset("2m"), StepOptions(4096, 4, precision="fp32")
     >>> moved_by_layer(model, Layout(dp=2, zero=3), options, sparse=False).in_passes.shared
     0.0

@@ -33,7 +33,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
 from equipoise.sim.sharding import auto_price
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
 _MOST_SIZES = 8

@@ -28,12 +28,12 @@ from equipoise.cost.work import causal_pairs
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.schedule.attention_score import AssumedMachine
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.device import THIS_CPU, Dtype
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.device.by_name import THIS_CPU, Dtype
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.resolved import ContextMachine, read_resolved
-from equipoise.spec.run import RunSpec
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resolved import ContextMachine, read_resolved
+from equipoise.spec.run.spec import RunSpec
 
 _CPU_TILE_S = 35e-6
 """A tile of one token by ``nn.tile`` on a core of a Xeon at 2.1 GHz, torch 2.13 [s]."""

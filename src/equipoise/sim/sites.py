@@ -36,9 +36,9 @@ from equipoise.schedule.pipeline_strategies import IN_V
 from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, StepParts
-from equipoise.spec.cluster import ClusterSpec
+from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _HOP_BYTES = float(1 << 24)
 """At which hops over different links are compared."""
@@ -82,7 +82,7 @@ def _classes(cluster: ClusterSpec, layout: Layout, rank: int) -> tuple[int, ...]
 def name_sites(cluster: ClusterSpec, layout: Layout) -> list[str]:
     """Names of the classes that each pipeline rank's stage stands in, joined by ``+``.
 
-    >>> from equipoise.spec.cluster import find_cluster
+    >>> from equipoise.spec.cluster.spec import find_cluster
     >>> name_sites(find_cluster("h100-sxm:16"), Layout(pp=2, dp=8))
     ['h100-sxm', 'h100-sxm']
     """

@@ -39,7 +39,7 @@ from equipoise.sim.parameters import between_s, travel_of
 from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
 from equipoise.sim.turns import fullest_turns, slowest_turns
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _TRAFFIC = (
     "tensor traffic",

@@ -21,7 +21,7 @@ import numpy as np
 
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 Rows = Sequence[Sequence[Sequence[int]]]
 """Lengths of the documents of each data-parallel rank's micro-batches."""
@@ -35,7 +35,7 @@ def slowest_turns(model: ModelSpec, layout: Layout, rows: Rows) -> Rows:
         layout: Says whether ranks meet in each turn.
         rows: Micro-batches of each data-parallel rank.
 
-    >>> from equipoise.spec.model import preset
+    >>> from equipoise.spec.model.presets import preset
     >>> rows = [[[4], [2]], [[2], [5]]]
     >>> slowest_turns(preset("2m"), Layout(dp=2, zero=3), rows)
     [[[4], [5]]]

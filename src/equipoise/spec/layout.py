@@ -39,8 +39,8 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError
-from equipoise.spec.experts import require_units, split_experts
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.experts import require_units, split_experts
+from equipoise.spec.model.presets import ModelSpec
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from equipoise.base.errors import LayoutError
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 _STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 

@@ -33,7 +33,7 @@ Sources
 
 from typing import Literal
 
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 
 LayerRecompute = Literal["none", "attention", "selective", "full"]
 """What a single layer does."""

@@ -23,11 +23,11 @@ from typing import Literal, cast
 from equipoise.base.errors import LayoutError, ModelError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_json
-from equipoise.spec.cluster import MOST_DEVICES
-from equipoise.spec.hf_config import model_from_hf_config
+from equipoise.spec.cluster.spec import MOST_DEVICES
 from equipoise.spec.layout import Layout
 from equipoise.spec.limits import MOST_SIZE
-from equipoise.spec.model import PLANNED, ModelSpec
+from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.model.presets import PLANNED, ModelSpec
 
 _MODEL_WORDS = (
     "layers",

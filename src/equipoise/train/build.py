@@ -18,7 +18,7 @@ from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.sim.sharding import run_price
-from equipoise.spec.resolved import ResolvedFile
+from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.shares import ContextPlanner

@@ -41,7 +41,7 @@ from equipoise.nn.measure_kernels import (
 from equipoise.nn.stream import KERNELS
 from equipoise.observe.disk import disk_rates
 from equipoise.observe.machine import busy_core_s, usable_cores
-from equipoise.spec.device_file import (
+from equipoise.spec.device.file import (
     FORM,
     AttentionPoint,
     CollectivePoint,
@@ -49,8 +49,8 @@ from equipoise.spec.device_file import (
     GemmPoint,
     Stream,
 )
-from equipoise.spec.device_here import cpu_model, memory_share_bytes
-from equipoise.spec.device_spec import Dtype
+from equipoise.spec.device.here import cpu_model, memory_share_bytes
+from equipoise.spec.device.spec import Dtype
 from equipoise.train.process import settle
 
 MOST_RANKS = 16

@@ -31,12 +31,12 @@ from equipoise.cost.curve import counted_curve
 from equipoise.data.store import TokenStore
 from equipoise.observe.event import Kind
 from equipoise.observe.journal import Journal
-from equipoise.spec.device_parts import WAYS, Way
+from equipoise.spec.device.parts import WAYS, Way
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.resolved import ResolvedFile
-from equipoise.spec.run import LayoutSpec, RunSpec, TrainSpec
+from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import LayoutSpec, RunSpec, TrainSpec
 from equipoise.train.build import build_runner
 from equipoise.train.calibrate_attention import time_context, time_documents
 from equipoise.train.context import ContextGroup

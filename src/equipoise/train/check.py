@@ -27,8 +27,8 @@ from equipoise.comm.mail import Ledger
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder, set_recompute
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import LayoutSpec
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import LayoutSpec
 from equipoise.train import check_pipeline
 from equipoise.train.check_case import Case, Verdict
 from equipoise.train.check_progress import growing_file, tell

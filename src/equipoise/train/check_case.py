@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from equipoise.balance.turns import TOGETHER
-from equipoise.spec.run import LayoutSpec, Policy, Recompute, Sharding, StrategyName
+from equipoise.spec.run.spec import LayoutSpec, Policy, Recompute, Sharding, StrategyName
 
 TOLERANCE = 1e-5
 """Largest error of a loss, logit or gradient in fp32, relative to its scale (design, Tests)."""

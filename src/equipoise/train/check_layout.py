@@ -46,9 +46,9 @@ from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.run import TWO_STAGES, LayoutSpec, PackSpec
+from equipoise.spec.run.spec import TWO_STAGES, LayoutSpec, PackSpec
 from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict, Precision
 from equipoise.train.check_pipeline import even_edges
 from equipoise.train.check_progress import growing_file, tell

@@ -18,7 +18,7 @@ from typing import Literal
 from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 Precision = Literal["fp32", "fp64"]
 

@@ -31,9 +31,9 @@ from equipoise.schedule.pipeline_messages import list_messages
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import TWO_STAGES
+from equipoise.spec.run.spec import TWO_STAGES
 from equipoise.train.check_case import Case
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.shares import ContextPlanner

@@ -22,7 +22,7 @@ from equipoise.parallel.context.plan import ContextPlan
 from equipoise.schedule.attention_count import Wire, count_attention
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 from equipoise.train import check_pipeline
 from equipoise.train.check_case import Case, Verdict
 from equipoise.train.check_sample import Reference, References, held_error, relative_error

@@ -34,8 +34,8 @@ from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.measure import measure_curve
 from equipoise.observe.machine import cpu_name, usable_cores
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import RunSpec
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import RunSpec
 
 _TRUSTED_ERROR = 0.2
 """Busy seconds further than this from the prediction mean a curve of other conditions."""

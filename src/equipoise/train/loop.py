@@ -36,8 +36,8 @@ from equipoise.observe.journal import Journal
 from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.resolved import ResolvedFile
-from equipoise.spec.resume import describe_changes, resume_facts
+from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.resume import describe_changes, resume_facts
 from equipoise.train.build import build_runner, join_sharing
 from equipoise.train.curves import (
     DOUBT_STEPS,

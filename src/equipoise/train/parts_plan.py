@@ -10,8 +10,8 @@ Kept true (tests/unit/train/test_parts_table.py)
 
 from dataclasses import dataclass, field
 
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Precision
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Precision
 
 DEPTHS = (1, 4)
 """Layers of the decoders, of each stage of a pipeline."""

@@ -22,7 +22,7 @@ from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention_count import Wire
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core
-from equipoise.spec.device_parts import (
+from equipoise.spec.device.parts import (
     ContextPoint,
     DocPoint,
     Measured,

@@ -21,7 +21,7 @@ from equipoise.observe.machine import describe_machine, peak_resident_bytes, res
 from equipoise.optim.rate import learning_rate
 from equipoise.schedule.expert import layer_skews, split_experts
 from equipoise.spec.pack import PackedStep, Pieces
-from equipoise.spec.resolved import ResolvedFile
+from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.shares import RankLoads
 from equipoise.train.step import ExpertLoads, StepResult

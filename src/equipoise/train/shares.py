@@ -38,10 +38,10 @@ from equipoise.nn.tensor import rows_of
 from equipoise.parallel.context.plan import ContextPlan, plan_context
 from equipoise.schedule.attention_count import Ints, tile_pairs
 from equipoise.schedule.attention_price import BACKWARD_OVER_FORWARD
-from equipoise.spec.heads import share_heads
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.heads import share_heads
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import LayoutSpec
+from equipoise.spec.run.spec import LayoutSpec
 
 
 def batch_flop(batch: MicroBatch, model: ModelSpec) -> int:

@@ -44,7 +44,7 @@ from equipoise.schedule.pipeline_prices import PipelinePrices
 from equipoise.schedule.pipeline_replay import PipelineTimeline, count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 from equipoise.train.shares import ContextPlanner, RankLoads
 
 # `cached_property` needs a __dict__, which slots leave out.

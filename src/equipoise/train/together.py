@@ -28,8 +28,8 @@ from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import ContextPlan, plan_pieces
-from equipoise.spec.heads import share_heads
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.heads import share_heads
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import Share, attend_alone, received_bytes, take
 from equipoise.train.shares import ContextPlanner, RankLoads

@@ -26,7 +26,7 @@ from equipoise.launch.last_words import say
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
 from equipoise.observe.journal import Journal, Span
-from equipoise.spec.resolved import ResolvedFile, read_resolved
+from equipoise.spec.run.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
 from equipoise.train.process import StopRequest, end_with_agent, settle
 from equipoise.train.watch import FolderGoneError

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check import check_cases, play_cases, run_cases
 from equipoise.train.check_case import (
     TOLERANCE,

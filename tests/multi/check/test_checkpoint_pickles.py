@@ -20,7 +20,7 @@ from equipoise.checkpoint.manifest import MANIFEST, Manifest, describe_files, wr
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
-from equipoise.spec.resolved import write_resolved
+from equipoise.spec.run.resolved import write_resolved
 from support.make_run import MakeRun
 from support.ranks import on_ranks
 

@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check_layout import prove_layouts
 from equipoise.train.check_layout_case import LayoutCase, Precision, deepen, layout_cases
 from support.ranks import layout_ranks

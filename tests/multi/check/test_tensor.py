@@ -4,7 +4,7 @@ import pytest
 
 from equipoise.balance.turns import TOGETHER
 from equipoise.comm.local import run_ranks
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check import run_cases
 from equipoise.train.check_case import TOLERANCE, Case, tensor_cases
 from support.ranks import on_ranks

@@ -12,7 +12,7 @@ import pytest
 from equipoise.base.errors import EquipoiseError, FaultError
 from equipoise.comm.local import run_ranks
 from equipoise.launch.local import Launch, run_local
-from equipoise.spec.resolved import write_resolved
+from equipoise.spec.run.resolved import write_resolved
 from support.ranks import watchdog_ranks
 
 DEADLINE_S = 1.0

@@ -330,7 +330,7 @@ if os.geteuid() == 0:
             program = (
                 "import os\n"
                 "from pathlib import Path\n"
-                "from equipoise.spec.resolved import read_resolved, write_resolved\n"
+                "from equipoise.spec.run.resolved import read_resolved, write_resolved\n"
                 f"folder = Path({str(folder)!r})\n"
                 "resolved = read_resolved(folder)\n"
                 "os.setuid(65534)\n"

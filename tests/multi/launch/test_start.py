@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from equipoise.spec.resolved import write_resolved
+from equipoise.spec.run.resolved import write_resolved
 
 OTHER_VERSION = """
 import os

@@ -11,8 +11,8 @@ from equipoise.base.errors import LayoutError
 from equipoise.comm.local import run_ranks
 from equipoise.schedule.expert import schedule_experts
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Recompute
 from support.ranks import expert_ranks
 from support.ranks.expert_ranks import Case
 

@@ -8,7 +8,7 @@ import pytest
 from equipoise.base.errors import LayoutError
 from equipoise.comm.local import run_ranks
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from support.ranks import tensor_ranks
 from support.ranks.tensor_ranks import Found, Setting
 

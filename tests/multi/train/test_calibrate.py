@@ -9,10 +9,10 @@ from equipoise.comm.local import run_ranks
 from equipoise.comm.measure import OPS, collective_samples
 from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.link import collective_s, strided_group
-from equipoise.spec.cluster import ClusterSpec, NodeClass, Tier
-from equipoise.spec.device_file import read_device_file, write_device_file
-from equipoise.spec.device_here import cpu_model, this_cpu
-from equipoise.spec.link import LinkSpec
+from equipoise.spec.cluster.link import LinkSpec
+from equipoise.spec.cluster.spec import ClusterSpec, NodeClass, Tier
+from equipoise.spec.device.file import read_device_file, write_device_file
+from equipoise.spec.device.here import cpu_model, this_cpu
 from equipoise.train.calibrate import measure_machine
 from support.small_plan import SMALL
 from support.told import Stages

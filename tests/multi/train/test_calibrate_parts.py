@@ -9,10 +9,10 @@ from equipoise.observe.machine import usable_cores
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import cores_cluster
-from equipoise.spec.device_here import calibrated_device
+from equipoise.spec.cluster.spec import cores_cluster
+from equipoise.spec.device.here import calibrated_device
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 from equipoise.train.calibrate_model import measure_parts
 from equipoise.train.calibrate_parts import ways_of
 from equipoise.train.parts_plan import PartsPlan

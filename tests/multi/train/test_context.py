@@ -9,7 +9,7 @@ import pytest
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
-from equipoise.spec.run import LayoutSpec
+from equipoise.spec.run.spec import LayoutSpec
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
 from support.read_run import EXACT, assert_close, events

@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.cost.curve import LoadCurve
-from equipoise.spec.run import PackSpec, RunSpec
+from equipoise.spec.run.spec import PackSpec, RunSpec
 from support.make_run import MODEL
 from support.ranks import on_ranks
 from support.ranks.curve_ranks import obtain, obtain_beside_others

@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.data.store import TokenStore
-from equipoise.spec.resolved import ResolvedFile
+from equipoise.spec.run.resolved import ResolvedFile
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended

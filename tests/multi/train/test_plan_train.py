@@ -7,8 +7,8 @@ import pytest
 
 from equipoise.cli.main import main
 from equipoise.observe.machine import usable_cores
-from equipoise.spec.device_file import write_device_file
-from equipoise.spec.device_here import device_file
+from equipoise.spec.device.file import write_device_file
+from equipoise.spec.device.here import device_file
 from equipoise.spec.plan import read_plan
 from equipoise.train.calibrate import measure_machine
 from support.read_run import events

@@ -9,9 +9,9 @@ import torch
 
 from equipoise.comm.local import run_ranks
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 from support.ranks import expert_ranks, tensor_ranks
 from support.ranks.tensor_ranks import Setting
 

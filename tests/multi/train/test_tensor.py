@@ -108,7 +108,7 @@ def test_what_ranks_cannot_share_is_refused_before_one_starts(
 
 
 def test_cores_that_do_not_divide_are_refused() -> None:
-    from equipoise.spec.run import LayoutSpec
+    from equipoise.spec.run.spec import LayoutSpec
 
     assert LayoutSpec(context=2, tensor=2).count_ranks(cores=8) == 8
     assert LayoutSpec(dp=3, context=2, tensor=2).count_ranks(cores=1) == 12

@@ -27,8 +27,8 @@ from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replicas import list_meetings
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Recompute
 from equipoise.train.check_sample import held_error
 
 SPARSE = ModelSpec(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import RunSpec
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import RunSpec
 from equipoise.train.curves import obtain_curve
 
 

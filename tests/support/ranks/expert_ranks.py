@@ -18,8 +18,8 @@ from equipoise.parallel.expert_split import ExpertSplit
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.expert import split_experts
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Recompute
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,8 @@ from equipoise.cost.curve import counted_curve
 from equipoise.parallel.context.attention import gather_tokens, token_positions
 from equipoise.parallel.context.batch import shard_batch
 from equipoise.parallel.context.transformers import use_context_parallelism
-from equipoise.spec.hf_config import model_from_hf_config
-from equipoise.spec.run import PackSpec
+from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.run.spec import PackSpec
 
 VOCAB = 61
 SIZES = {

@@ -36,10 +36,10 @@ from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.resolved import ResolvedFile
-from equipoise.spec.run import LayoutSpec, TrainSpec
+from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import LayoutSpec, TrainSpec
 from equipoise.train import check, loop
 from equipoise.train.check_case import Case, Verdict
 from equipoise.train.context import ContextGroup, Share

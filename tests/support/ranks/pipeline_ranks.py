@@ -24,7 +24,7 @@ from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import needed_places
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.layout import Layout
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 from support.decoders import (
     MODEL,
     TIED,

@@ -19,10 +19,10 @@ from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import plan_context
 from equipoise.parallel.tensor_rows import enter, leave
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.spec.heads import share_heads
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.heads import share_heads
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Recompute
 
 
 def mesh_of(

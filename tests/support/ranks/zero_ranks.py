@@ -11,7 +11,7 @@ from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.parallel.zero_exchange import ExchangeGather, ExchangeReduce
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from support.ranks.composed_ranks import held_bytes
 
 

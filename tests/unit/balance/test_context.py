@@ -15,7 +15,7 @@ from equipoise.balance.tiles import count_tile_pairs
 from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import Mask, causal_pairs
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 
 CURVE = counted_curve(preset("2m"))
 EVERY = (*STRATEGIES, AUTO)

@@ -15,7 +15,7 @@ from equipoise.schedule.attention_count import Wire
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.schedule.attention_score import AssumedMachine
 from equipoise.spec.mask import Mask
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 from equipoise.spec.workload import distribution_names, draw_lengths
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 300), st.integers(0, 20_000)), max_size=10)

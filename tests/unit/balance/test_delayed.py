@@ -14,7 +14,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import break_even_curve
 from equipoise.data.stream import DocumentStream
 from equipoise.spec.pack import PackedStep, Pieces
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 CURVE = break_even_curve(50)
 

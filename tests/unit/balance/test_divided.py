@@ -14,7 +14,7 @@ from equipoise.cost.curve import break_even_curve
 from equipoise.cost.work import causal_pairs
 from equipoise.data.stream import DocumentStream
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import distribution_names, draw_lengths
 
 CURVE = break_even_curve(50)

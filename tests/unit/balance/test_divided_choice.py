@@ -18,9 +18,9 @@ from equipoise.balance.divided_price import (
 from equipoise.balance.divided_wrap import Wrap
 from equipoise.balance.pack import pack_step, rank_seconds, skew
 from equipoise.cost.curve import break_even_curve, counted_curve
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 from equipoise.spec.pack import PackedStep, Pieces
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 CURVE = break_even_curve(50)
 LLAMA = counted_curve(preset("llama3-8b"))

@@ -13,7 +13,7 @@ from equipoise.balance.share import share_micro_batch
 from equipoise.cost.curve import break_even_curve
 from equipoise.data.stream import DocumentStream
 from equipoise.spec.pack import MicroBatch, Pieces
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 CURVE = break_even_curve(100)
 QUICK = [policy for policy in ALL_POLICIES if policy not in ("fixed-exact", "flexsp")]

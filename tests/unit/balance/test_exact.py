@@ -13,7 +13,7 @@ from equipoise.balance.pack import pack_step
 from equipoise.balance.partition import partition
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import break_even_curve
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 CURVE = break_even_curve(64)
 

@@ -15,7 +15,7 @@ from equipoise.balance.groups_cost import (
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import LoadCurve, break_even_curve
 from equipoise.cost.work import kv_bytes_per_token
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=300, head_width=16)
 CURVE = break_even_curve(1000)

@@ -14,9 +14,9 @@ from equipoise.balance.windows import cut_at_windows, fill_windows
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.data.stream import DocumentStream
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep, Pieces
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=300, head_width=16)
 CURVE = counted_curve(MODEL)

@@ -24,8 +24,8 @@ from equipoise.nn.loss import head_loss
 from equipoise.schedule.pipeline_check import check_pipeline
 from equipoise.schedule.pipeline_replay import replay_pipeline
 from equipoise.schedule.pipeline_strategies import write_pipeline
-from equipoise.spec.model import preset
-from equipoise.spec.run import PackSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import PackSpec
 
 
 def all_edges(layers: int, stages: int, empty_ends: bool):

@@ -9,9 +9,9 @@ from equipoise.balance.pack import batch_ns, pack_step, rank_seconds, skew, turn
 from equipoise.balance.whole_turns import even_turns, turns_ns
 from equipoise.cost.curve import LoadCurve, break_even_curve, counted_curve
 from equipoise.data.stream import DocumentStream
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import distribution_names, draw_lengths
 
 # Noise of measured points: a longer document may cost less.

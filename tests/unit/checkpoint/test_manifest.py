@@ -26,7 +26,7 @@ from equipoise.checkpoint.manifest import (
     require_same,
     write_manifest,
 )
-from equipoise.spec.model import ModelSpec, RopeScaling
+from equipoise.spec.model.presets import ModelSpec, RopeScaling
 
 MODEL = ModelSpec(
     layers=1,

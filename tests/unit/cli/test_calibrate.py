@@ -10,7 +10,7 @@ from equipoise.cli.calibrate import fitted, plan_for
 from equipoise.cli.calibrate_show import comparison_rows, file_rows, print_comparison, print_file
 from equipoise.cli.main import main
 from equipoise.cost.compare import Comparison, Factor
-from equipoise.spec.load import read_run
+from equipoise.spec.run.load import read_run
 from support.device_files import A_FILE
 
 COMPARISON = Comparison(

@@ -13,9 +13,9 @@ from equipoise.cli.doctor import needs_of
 from equipoise.cli.launch import Asked
 from equipoise.cli.main import main
 from equipoise.launch.forms import Nodes
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.model import preset
-from equipoise.spec.run import CheckpointSpec, LayoutSpec, PackSpec, RunSpec
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import CheckpointSpec, LayoutSpec, PackSpec, RunSpec
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

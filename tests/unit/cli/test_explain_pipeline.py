@@ -15,8 +15,8 @@ from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import replay_pipeline
 from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
-from equipoise.spec.model import preset
-from equipoise.spec.run import PackSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import PackSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipeline-schedules.md"
 ROWS = [

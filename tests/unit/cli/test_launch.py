@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
-from equipoise.spec.model import preset
-from equipoise.spec.resolved import ResolvedFile, write_resolved
-from equipoise.spec.run import LayoutSpec, RunSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.resolved import ResolvedFile, write_resolved
+from equipoise.spec.run.spec import LayoutSpec, RunSpec
 
 CLUSTER = """\
 name = "two"

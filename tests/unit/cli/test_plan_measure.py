@@ -12,7 +12,7 @@ from equipoise.cli.main import main
 from equipoise.cli.plan_measure_show import say
 from equipoise.launch.trial import STEPS, TrialEnd
 from equipoise.spec.plan import read_plan
-from equipoise.spec.resolved import read_resolved
+from equipoise.spec.run.resolved import read_resolved
 from support.verbs import plan
 
 KEYS = "--layout.dp 2 --layout.context 1 --layout.tensor 1 --layout.pipeline 1 --layout.zero 1"

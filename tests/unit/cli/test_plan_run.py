@@ -10,10 +10,10 @@ from equipoise.base.errors import PlanError, SpecError
 from equipoise.cli.main import main
 from equipoise.cli.plan_run import read_obeyed
 from equipoise.observe.machine import usable_cores
-from equipoise.spec.device_file import write_device_file
-from equipoise.spec.device_here import cpu_model, device_file
-from equipoise.spec.load import read_run
+from equipoise.spec.device.file import write_device_file
+from equipoise.spec.device.here import cpu_model, device_file
 from equipoise.spec.plan import read_plan
+from equipoise.spec.run.load import read_run
 from support.device_files import A_FILE
 from support.timed_parts import parts
 from support.verbs import plan, run

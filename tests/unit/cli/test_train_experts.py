@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.base.errors import LayoutError
 from equipoise.cli.train import prepare_run
-from equipoise.spec.load import read_run
+from equipoise.spec.run.load import read_run
 
 
 def test_ranks_that_would_share_no_experts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from equipoise.base.registry import systems
 from equipoise.cli.main import main
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.spec.load import read_run
+from equipoise.spec.run.load import read_run
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -11,10 +11,10 @@ import pytest
 from equipoise.base.errors import SpecError
 from equipoise.cost.compare import _foresee, compare_run
 from equipoise.cost.work import causal_pairs, pair_flop
-from equipoise.spec.device_file import AttentionPoint, GemmPoint
-from equipoise.spec.device_here import calibrated_device, cpu_model
-from equipoise.spec.device_spec import DeviceSpec
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.device.file import AttentionPoint, GemmPoint
+from equipoise.spec.device.here import calibrated_device, cpu_model
+from equipoise.spec.device.spec import DeviceSpec
+from equipoise.spec.model.presets import ModelSpec
 from support.device_files import A_FILE, about, written
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=4, ffn=96, vocab=300, head_width=16)

@@ -12,7 +12,7 @@ from equipoise.balance.partition import partition
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import LoadCurve, break_even_curve, counted_curve
 from equipoise.cost.work import count_work
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.model.presets import ModelSpec, preset
 
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=300, head_width=16)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import SpecError
 from equipoise.cost.grid import read_table
 from equipoise.cost.kernel import attention_s, decode_attention_s, gemm_s, stream_s
-from equipoise.spec.device import DEVICES, DeviceSpec, find_device
+from equipoise.spec.device.by_name import DEVICES, DeviceSpec, find_device
 
 H100, H200, A100 = (find_device(name) for name in ("h100-sxm", "h200", "a100-80"))
 SIZES = st.integers(16, 40_000)

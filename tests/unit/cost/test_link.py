@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from equipoise.base.errors import SpecError
 from equipoise.cost.link import OPS, Op, collective_s, group_of, strided_group
 from equipoise.cost.link_curve import nccl_rows
-from equipoise.spec.cluster import ClusterSpec, find_cluster, node_class
-from equipoise.spec.link import find_link
+from equipoise.spec.cluster.link import find_link
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster, node_class
 
 H100 = find_cluster("h100-sxm:512")
 FROST = find_cluster("mi250x:64")

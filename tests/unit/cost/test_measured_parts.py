@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.cost.measured_parts import PartCurves, document_curves, part_curves
-from equipoise.spec.device_here import calibrated_device
-from equipoise.spec.device_spec import DeviceSpec
+from equipoise.spec.device.here import calibrated_device
+from equipoise.spec.device.spec import DeviceSpec
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 from support.device_files import A_FILE, written
 from support.timed_parts import MODEL, parts
 

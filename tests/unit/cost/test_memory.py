@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from equipoise.cost.memory import MemoryForecast, StageShare, forecast_memory, whole_model
 from equipoise.cost.memory_overhead import DeviceOverhead
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec, preset
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import ModelSpec, preset
+from equipoise.spec.run.spec import Recompute
 
 MODEL = preset("7m")
 SPARSE = preset("moe-3m")

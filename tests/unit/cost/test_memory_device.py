@@ -7,8 +7,8 @@ import pytest
 from equipoise.cost.memory_device import RankShare, kept_bytes, rank_memory
 from equipoise.cost.step import Stack, StepOptions
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import PLANNED, preset
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import PLANNED, preset
+from equipoise.spec.run.spec import Recompute
 
 GPT = PLANNED["gpt3-175b"]
 SHARE = RankShare((0, 1), True, True, 1.0, 4096.0, 4096.0)

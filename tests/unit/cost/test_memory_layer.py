@@ -14,7 +14,7 @@ from equipoise.nn.attention import pack_attention
 from equipoise.nn.decoder import DecoderLayer
 from equipoise.nn.rope import rotary_frequencies, rotary_table
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.recompute import LayerRecompute
 
 DENSE = dataclasses.replace(preset("2m"), hidden=64, head_width=16, ffn=176)

@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.cost.memory_weights import SMALL_BYTES, Group, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.model.presets import ModelSpec, preset
 
 MODELS = {
     "dense": preset("7m"),

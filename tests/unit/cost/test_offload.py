@@ -17,10 +17,10 @@ from equipoise.cost.offload import (
     require_host,
 )
 from equipoise.cost.step import TERMS, Floats, Stack, StepOptions
-from equipoise.spec.device import DEVICES, find_device
-from equipoise.spec.device_here import this_cpu
+from equipoise.spec.device.by_name import DEVICES, find_device
+from equipoise.spec.device.here import this_cpu
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import PLANNED
+from equipoise.spec.model.presets import PLANNED
 from equipoise.spec.offload import (
     KEPT_LAYERS,
     OFFLOADS,

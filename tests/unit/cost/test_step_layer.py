@@ -9,7 +9,7 @@ from equipoise.cost.step import PASSES, TERMS, Floats, Residuals, Stack, StepOpt
 from equipoise.cost.step_layer import LayerTraffic, price_layer, product_passes
 from equipoise.cost.step_work import Product, layer_work
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 
 MODEL = preset("llama3-8b")
 SPARSE = preset("mixtral-8x7b")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from equipoise.cost.step_work import head_work, layer_work, published_flop
 from equipoise.cost.work import useful_flop
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import PLANNED, ModelSpec, preset
+from equipoise.spec.model.presets import PLANNED, ModelSpec, preset
 
 DENSE = preset("llama3-8b")
 SPARSE = preset("mixtral-8x7b")

@@ -20,7 +20,7 @@ from equipoise.cost.work import (
     useful_flop,
 )
 from equipoise.nn.decoder import Decoder
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=300, head_width=8)
 TIED = ModelSpec(

@@ -8,7 +8,7 @@ import pytest
 from equipoise.base.errors import EquipoiseError
 from equipoise.data.progress import SilentProgress
 from equipoise.data.store import TokenStore, prepare
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 _FOLDERS = ("json", "email", "asyncio", "unittest", "importlib")
 

@@ -23,7 +23,7 @@ from equipoise.data.progress import SilentProgress
 from equipoise.data.store import TokenStore, open_store, prepare
 from equipoise.data.verified import ChunkTable
 from equipoise.spec.pack import MicroBatch
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 SILENT = SilentProgress()
 AGAIN = "Delete the folder {folder}; the next run makes it again."
@@ -260,7 +260,7 @@ import os, signal
 from pathlib import Path
 from equipoise.data import store
 from equipoise.data.progress import SilentProgress
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 store.assemble = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 store.prepare({spec!r}, Path("/"), progress=SilentProgress(), workers=1)
 """

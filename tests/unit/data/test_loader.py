@@ -23,8 +23,8 @@ from equipoise.data.loader import (
 from equipoise.data.sampler import PackedBatchSampler
 from equipoise.data.turn import PieceIndex, Turn
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import PackSpec
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import PackSpec
 
 CURVE = break_even_curve(20.0)
 VOCAB = 31

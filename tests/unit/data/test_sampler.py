@@ -13,7 +13,7 @@ from equipoise.cost.curve import break_even_curve
 from equipoise.data.loader import PackedDataset, collate_packed
 from equipoise.data.sampler import PackedBatchSampler
 from equipoise.data.turn import PieceIndex
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 
 CURVE = break_even_curve(20.0)
 POLICIES = ["in-order", "fixed", "by-tokens", "by-work", "delayed"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import DataError
 from equipoise.data import source as module
 from equipoise.data.source import open_source
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 TEXTS = ["first", "", "third: äöü 🎈\n", "fourth " * 50, "fifth"]
 KEPT = [text for text in TEXTS if text]

@@ -21,7 +21,7 @@ from equipoise.data.progress import SilentProgress
 from equipoise.data.source import open_source
 from equipoise.data.store import TokenStore, open_store, prepare
 from equipoise.data.tokenizer import load_tokenizer
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 SILENT = SilentProgress()
 
@@ -58,7 +58,7 @@ def builder(spec: DataSpec, workers: int = 2) -> subprocess.Popen[bytes]:
         "from pathlib import Path\n"
         "from equipoise.data.progress import SilentProgress\n"
         "from equipoise.data.store import prepare\n"
-        "from equipoise.spec.run import DataSpec\n"
+        "from equipoise.spec.run.spec import DataSpec\n"
         "print('ready', flush=True)\n"
         f"prepare({spec!r}, Path('/'), progress=SilentProgress(), workers={workers})\n"
     )
@@ -206,7 +206,7 @@ import dataclasses, os, signal, sys
 from pathlib import Path
 from equipoise.data.progress import SilentProgress
 from equipoise.data.store import prepare
-from equipoise.spec.run import DataSpec
+from equipoise.spec.run.spec import DataSpec
 
 spec = {spec!r}
 
@@ -344,7 +344,7 @@ def test_a_script_without_a_main_guard_may_prepare(corpus: Path, tmp_path):
         "from pathlib import Path\n"
         "from equipoise.data.progress import SilentProgress\n"
         "from equipoise.data.store import prepare\n"
-        "from equipoise.spec.run import DataSpec\n"
+        "from equipoise.spec.run.spec import DataSpec\n"
         f"spec = {spec_of(corpus, tmp_path / 'cache')!r}\n"
         "prepare(spec, Path('/'), progress=SilentProgress(), workers=2)\n"
     )

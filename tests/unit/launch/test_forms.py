@@ -15,8 +15,8 @@ from equipoise.launch.forms import Job, Nodes, place_on, submit
 from equipoise.launch.kube import PodSpec, kube_name, write_kube
 from equipoise.launch.slurm import write_slurm
 from equipoise.launch.torchrun import run_torchrun, write_torchrun
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.cluster_file import read_cluster
+from equipoise.spec.cluster.file import read_cluster
+from equipoise.spec.cluster.spec import find_cluster
 
 FOLDER = Path("/runs/demo")
 POD_PATHS = st.lists(

@@ -9,7 +9,7 @@ from torch import nn
 from equipoise.base.errors import LayoutError
 from equipoise.nn.declare import Copied, Split, declared, local
 from equipoise.nn.decoder import Decoder
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 MODEL = ModelSpec(
     layers=2,

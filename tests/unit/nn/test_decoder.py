@@ -13,10 +13,10 @@ from equipoise.base.errors import ModelError
 from equipoise.nn.attention import PackAttention, attend_documents, pack_attention
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.loss import IGNORED
-from equipoise.spec.model import ModelSpec, RopeScaling
+from equipoise.spec.model.presets import ModelSpec, RopeScaling
+from equipoise.spec.model.sizes import LatentSpec
 from equipoise.spec.recompute import attention_repeats
-from equipoise.spec.run import Recompute
-from equipoise.spec.sizes import LatentSpec
+from equipoise.spec.run.spec import Recompute
 
 PLAIN = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61, head_width=8)
 MODELS = {

@@ -9,8 +9,8 @@ import torch
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.defer import defer_weights
 from equipoise.nn.project import add_project, project
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Recompute
 
 MODEL = ModelSpec(layers=2, hidden=16, heads=2, kv_heads=1, ffn=24, vocab=31, head_width=8)
 DEFERRED = {"query", "key", "value", "output", "gate", "up", "down"}

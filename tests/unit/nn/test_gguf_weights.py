@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.base.errors import ModelError
 from equipoise.nn.gguf_weights import gguf_tokenizer, read_gguf, read_gguf_header
 from equipoise.nn.hf import weight_shapes
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 MODEL = ModelSpec(
     layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=9, head_width=4, rope_theta=5e5

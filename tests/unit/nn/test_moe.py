@@ -12,8 +12,8 @@ from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.moe import MixtureOfExperts
 from equipoise.nn.moe_balance import balances
 from equipoise.nn.moe_route import capacity
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import Recompute
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import Recompute
 
 PLAIN = ModelSpec(
     layers=2,

@@ -15,7 +15,7 @@ from equipoise.nn.moe_balance import (
     set_loss_scale,
     settle_loads,
 )
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 MODEL = ModelSpec(
     layers=3,

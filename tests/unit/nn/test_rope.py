@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
-from equipoise.spec.model import RopeScaling, preset
+from equipoise.spec.model.presets import RopeScaling, preset
 
 MODEL = preset("7m")
 POSITIONS = st.lists(st.integers(0, 9000), min_size=1, max_size=8)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from equipoise.optim.adamw import clip, global_norm, make_adamw
-from equipoise.spec.run import TrainSpec
+from equipoise.spec.run.spec import TrainSpec
 
 
 def with_gradients() -> nn.Module:

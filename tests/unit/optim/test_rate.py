@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.optim.rate import learning_rate
-from equipoise.spec.run import TrainSpec
+from equipoise.spec.run.spec import TrainSpec
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak() -> None:

@@ -17,7 +17,7 @@ from equipoise.schedule.instruction import Op
 from equipoise.schedule.pipeline_messages import list_messages
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
-from equipoise.spec.run import Recompute
+from equipoise.spec.run.spec import Recompute
 from support.decoders import (
     LENGTHS,
     MODEL,

@@ -19,7 +19,7 @@ from equipoise.schedule.pipeline import PipelineSchedule
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_strategies import write_pipeline
 from equipoise.spec.pack import MicroBatch
-from equipoise.spec.run import PackSpec, Recompute
+from equipoise.spec.run.spec import PackSpec, Recompute
 from support.decoders import MODEL, TIED, Grads, gradient_errors, parts_of, uneven_edges
 
 KINDS = st.sampled_from(("none", "attention", "selective", "full"))

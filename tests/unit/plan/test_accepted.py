@@ -8,8 +8,8 @@ import pytest
 from equipoise.base.errors import LayoutError
 from equipoise.plan.accepted import require_accepted, require_step
 from equipoise.schedule.pipeline_strategies import STRATEGIES
-from equipoise.spec.model import preset
-from equipoise.spec.run import LayoutSpec, PackSpec, RunSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 
 MODEL = dataclasses.replace(preset("2m"), layers=6)
 LENGTHS = np.full(200, 300)

@@ -20,8 +20,8 @@ from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import ClusterSpec, node_class
-from equipoise.spec.link import find_link
+from equipoise.spec.cluster.link import find_link
+from equipoise.spec.cluster.spec import ClusterSpec, node_class
 from equipoise.spec.offload import OFFLOADS
 from equipoise.spec.words import read_model
 

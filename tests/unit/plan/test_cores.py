@@ -9,7 +9,7 @@ from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model
 
 MODEL = read_model("layers=4,hidden=1024,heads=16,kv_heads=8,vocab=8000")

@@ -17,8 +17,8 @@ from equipoise.plan.final import price_finalists
 from equipoise.plan.search import Search
 from equipoise.plan.space import SCHEDULES, Space, list_space
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.run import Policy
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.run.spec import Policy
 from support.bounded_spaces import MODELS
 from support.drawn_batches import packer_of
 

@@ -10,9 +10,9 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.explain import find_flip, find_walls, loses_by
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import PLANNED
+from equipoise.spec.model.presets import PLANNED
 
 TERMS = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 10.0), min_size=1)
 

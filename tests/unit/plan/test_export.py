@@ -12,7 +12,7 @@ from equipoise.plan.export import EXPORTS, to_megatron, to_torchtitan
 from equipoise.plan.export_model import megatron_model
 from equipoise.plan.space import list_space
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import PLANNED
+from equipoise.spec.model.presets import PLANNED
 
 _PP_DP = ("pp", "dp", "cp", "tp")
 LLAMA_FAMILY = (

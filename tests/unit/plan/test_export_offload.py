@@ -11,7 +11,7 @@ from equipoise.plan.choice import Choice
 from equipoise.plan.export import EXPORTS, to_megatron
 from equipoise.plan.space import list_space
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import PLANNED
+from equipoise.spec.model.presets import PLANNED
 from equipoise.spec.offload import OFFLOADS, Offload
 
 

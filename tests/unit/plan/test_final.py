@@ -10,8 +10,8 @@ from equipoise.plan.final import price_finalists, smallest_cluster
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.model import PLANNED
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.model.presets import PLANNED
 from equipoise.spec.words import read_model
 
 MODEL = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")

@@ -15,7 +15,7 @@ from equipoise.plan.space import list_space
 from equipoise.schedule.pipeline import place_in_loop, place_in_v
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model
 
 

@@ -17,7 +17,7 @@ from equipoise.plan.space import list_space
 from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.layered_step import run_layered
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import ClusterSpec, find_cluster
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.words import read_model
 
 MODEL = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")

@@ -22,7 +22,7 @@ from equipoise.plan.space import Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import ClusterSpec, find_cluster
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.offload import OFFLOADS
 from equipoise.spec.words import read_model
 from support.bounded_spaces import MODELS, draws, setting

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError
 from equipoise.plan.place import Placement, order_s, place_nodes, placed
-from equipoise.spec.cluster import ClusterSpec, find_cluster
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.layout import Layout
 
 ASKED = {"hop_bytes": 1e8, "ring_bytes": 1e9}

@@ -17,7 +17,7 @@ from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.schedule.pipeline_strategies import IN_V, ONE_STAGE, write_pipeline
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model
 
 MODEL = read_model("layers=14,hidden=2048,heads=16,kv_heads=8,vocab=8000")

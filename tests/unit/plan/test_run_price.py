@@ -16,9 +16,9 @@ from equipoise.plan.search import Search
 from equipoise.plan.trainable import list_trainable
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import run_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
-from equipoise.spec.load import read_run
+from equipoise.spec.run.load import read_run
 
 RUN = read_run(None, [("pack.context_tokens", "2048"), ("pack.step_tokens", "8192")])
 LENGTHS = np.random.default_rng(0).lognormal(6.0, 1.5, size=200).astype(np.int64) + 1

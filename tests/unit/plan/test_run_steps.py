@@ -13,8 +13,8 @@ from equipoise.cost.curve import counted_curve
 from equipoise.data.stream import DocumentStream
 from equipoise.plan.run_steps import STEPS, RunSteps, policies_of
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import preset
-from equipoise.spec.run import PackSpec, RunSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import PackSpec, RunSpec
 
 MODEL = preset("2m")
 PACK = PackSpec(context_tokens=64, step_tokens=256)

@@ -15,8 +15,8 @@ from equipoise.plan.search import Search
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, price_step
-from equipoise.spec.cluster import ClusterSpec, find_cluster
-from equipoise.spec.run import Policy
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
+from equipoise.spec.run.spec import Policy
 from equipoise.spec.words import read_model
 from support.drawn_batches import packer_of
 

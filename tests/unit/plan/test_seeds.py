@@ -14,7 +14,7 @@ from equipoise.plan.seeds import RECIPES, find_seeds
 from equipoise.plan.space import COLUMNS, Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model
 
 MODEL = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")

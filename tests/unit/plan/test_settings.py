@@ -13,9 +13,9 @@ from equipoise.cost.step import StepOptions
 from equipoise.plan.accepted import require_accepted
 from equipoise.plan.settings import DEGREES, DIMENSIONS, Choices, list_choices
 from equipoise.plan.trainable import list_trainable, run_keys
-from equipoise.spec.load import read_run
-from equipoise.spec.obey import obey
-from equipoise.spec.resolve import ResolvedRun
+from equipoise.spec.run.load import read_run
+from equipoise.spec.run.obey import obey
+from equipoise.spec.run.resolve import ResolvedRun
 
 GIVEN = {
     "layout.zero": "2",

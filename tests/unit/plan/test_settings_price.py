@@ -11,9 +11,9 @@ from equipoise.plan.settings import Choices, list_choices
 from equipoise.plan.settings_price import price_choices, prior_of
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
-from equipoise.spec.load import read_run
-from equipoise.spec.resolve import ResolvedRun
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.run.load import read_run
+from equipoise.spec.run.resolve import ResolvedRun
 
 LENGTHS = np.random.default_rng(0).integers(16, 3000, 600)
 BASE = StepOptions(2048, 8, precision="fp32")

@@ -9,7 +9,7 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.step import StepOptions
 from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.space import COLUMNS, SCHEDULES, list_space
-from equipoise.spec.model import PLANNED
+from equipoise.spec.model.presets import PLANNED
 from equipoise.spec.words import read_model
 
 SMALL = read_model("layers=6,hidden=96,heads=6,vocab=100")

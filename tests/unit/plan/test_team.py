@@ -21,7 +21,7 @@ from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.plan.team import Team, spare_cores
 from equipoise.sim.machine import Machine
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model
 
 

@@ -6,9 +6,9 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import StepOptions
 from equipoise.plan.accepted import require_accepted
 from equipoise.plan.trainable import list_trainable, run_keys
-from equipoise.spec.load import read_run
-from equipoise.spec.obey import obey
-from equipoise.spec.resolve import ResolvedRun
+from equipoise.spec.run.load import read_run
+from equipoise.spec.run.obey import obey
+from equipoise.spec.run.resolve import ResolvedRun
 
 BASE = StepOptions(8192, 4, precision="fp32")
 

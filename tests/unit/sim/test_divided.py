@@ -24,7 +24,7 @@ from equipoise.sim.parts import StepParts
 from equipoise.sim.step import run_step
 from equipoise.spec.layout import Layout
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 from support.machines import MODEL, h100, options
 
 SMALL = dataclasses.replace(MODEL, layers=4)

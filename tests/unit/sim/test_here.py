@@ -8,8 +8,8 @@ import pytest
 from equipoise.cost.step import Residuals, StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import cores_cluster
-from equipoise.spec.device_here import calibrated_device
+from equipoise.spec.cluster.spec import cores_cluster
+from equipoise.spec.device.here import calibrated_device
 from equipoise.spec.layout import Layout
 from support.device_files import A_FILE, written
 from support.timed_parts import MODEL, parts

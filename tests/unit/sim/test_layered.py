@@ -13,7 +13,7 @@ from equipoise.sim.layered_step import run_layered
 from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import run_step
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from support.machines import MODEL, SPARSE, h100, options, stack
 
 PP_DP = ("pp", "dp", "cp", "tp")

@@ -5,7 +5,7 @@ import pytest
 from equipoise.cost.step import TERMS
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
 from support.machines import MODEL, h100, options
 

@@ -14,9 +14,9 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import Held, gather_s, held_by_layer, moved_by_layer, travel_of
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.model.presets import ModelSpec, preset
 from support.machines import MODEL, SPARSE, h100, options
 
 SMALL = preset("2m")

@@ -8,11 +8,11 @@ from equipoise.balance.context_price import TILE_S
 from equipoise.cost.step import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.sharding import auto_price, context_price, run_price, settle_machine
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import preset
-from equipoise.spec.resolved import ContextMachine, ResolvedFile, read_resolved, write_resolved
-from equipoise.spec.run import LayoutSpec, PackSpec, RunSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.resolved import ContextMachine, ResolvedFile, read_resolved, write_resolved
+from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 
 MODEL = preset("2m")
 SPEC = RunSpec(

@@ -12,9 +12,9 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.sites import find_sites, name_sites, rank_of_stages, split_by_speed
 from equipoise.sim.step import run_step
-from equipoise.spec.cluster import ClusterSpec, node_class
+from equipoise.spec.cluster.link import find_link
+from equipoise.spec.cluster.spec import ClusterSpec, node_class
 from equipoise.spec.layout import Layout
-from equipoise.spec.link import find_link
 from support.machines import MODEL, h100, options
 
 PP_DP = ("pp", "dp", "cp", "tp")

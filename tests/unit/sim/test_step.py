@@ -9,9 +9,9 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step import Residuals
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step, run_step
-from equipoise.spec.cluster import find_cluster
+from equipoise.spec.cluster.link import find_link
+from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import Layout
-from equipoise.spec.link import find_link
 from support.machines import MODEL, SPARSE, h100, options, stack
 
 LAYOUTS = [

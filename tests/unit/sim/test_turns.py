@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.sim.turns import fullest_turns, slowest_turns
 from equipoise.spec.layout import Layout
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 
 MODEL = preset("2m")
 BATCH = st.lists(st.integers(1, 5000), min_size=1, max_size=4)

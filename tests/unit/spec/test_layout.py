@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError
 from equipoise.spec.layout import ATTENTION_AXES, EXPERT_AXES, Layout
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=6, kv_heads=2, ffn=48, vocab=320, head_width=16)
 EXPERT_FOLDING = ("pp", *EXPERT_AXES)

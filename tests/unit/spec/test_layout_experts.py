@@ -3,7 +3,7 @@
 import pytest
 
 from equipoise.base.errors import LayoutError
-from equipoise.spec.run import LayoutSpec
+from equipoise.spec.run.spec import LayoutSpec
 
 
 def test_experts_fold_over_the_ranks_that_share_other_things() -> None:

@@ -7,7 +7,7 @@ import pytest
 from equipoise.base.errors import LayoutError
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts, list_layouts
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 SPARSE = ModelSpec(
     layers=4,

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.spec.load import TomlPath, locate
+from equipoise.spec.run.load import TomlPath, locate
 
 TRAPS = '''\
 # [not.a.table] = "x"

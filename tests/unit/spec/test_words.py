@@ -6,8 +6,8 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.base.nearest import nearest
-from equipoise.spec.hf_config import hf_config
-from equipoise.spec.model import PLANNED, preset
+from equipoise.spec.model.hf_config import hf_config
+from equipoise.spec.model.presets import PLANNED, preset
 from equipoise.spec.words import read_layout, read_model
 
 

@@ -11,8 +11,8 @@ from equipoise.balance.turns import TOGETHER
 from equipoise.base.errors import CheckError
 from equipoise.cli import check as verb
 from equipoise.cli.main import main
-from equipoise.spec.model import preset
-from equipoise.spec.run import Sharding, StrategyName
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import Sharding, StrategyName
 from equipoise.train import check
 from equipoise.train.check_case import (
     Case,

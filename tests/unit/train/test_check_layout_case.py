@@ -10,7 +10,7 @@ from equipoise.cli.main import main
 from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
-from equipoise.spec.model import ModelSpec, preset
+from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.train import check_layout
 from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict, layout_cases
 

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from equipoise.cost.curve import counted_curve
-from equipoise.spec.model import preset
+from equipoise.spec.model.presets import preset
 from equipoise.train.curves import Measuring, disturbed_sentence, doubt_curve, fair_share
 
 

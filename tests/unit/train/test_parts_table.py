@@ -10,8 +10,8 @@ from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention_count import Wire
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core
-from equipoise.spec.device_parts import DocPoint, Measured, Way
-from equipoise.spec.model import preset
+from equipoise.spec.device.parts import DocPoint, Measured, Way
+from equipoise.spec.model.presets import preset
 from equipoise.train.calibrate_parts import ways_of
 from equipoise.train.parts_plan import DEPTHS, PartsPlan, StepRecord, WaySamples
 from equipoise.train.parts_table import context_points, document_points, way_table

@@ -12,8 +12,8 @@ from equipoise.balance.context import AUTO
 from equipoise.balance.context import STRATEGIES as SHARDINGS
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.schedule.attention_strategies import STRATEGIES
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import LayoutSpec, Sharding, StrategyName
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import LayoutSpec, Sharding, StrategyName
 from equipoise.train.shares import ContextPlanner
 from support.hand_packed import packed_of
 

@@ -13,8 +13,8 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline_check import check_pipeline
 from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, STRATEGIES
-from equipoise.spec.model import ModelSpec
-from equipoise.spec.run import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.stages import StagePlanner
 from support.hand_packed import packed_of

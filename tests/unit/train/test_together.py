@@ -12,9 +12,9 @@ from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.attention_count import Wire, count_attention
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run import PackSpec
+from equipoise.spec.run.spec import PackSpec
 from equipoise.train.together import plan_turn
 
 MODEL = ModelSpec(layers=1, hidden=32, heads=4, kv_heads=2, ffn=32, vocab=99, head_width=8)

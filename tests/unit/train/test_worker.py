@@ -12,9 +12,9 @@ import torch
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.launch.local import LOCK
-from equipoise.spec.model import preset
-from equipoise.spec.resolved import ResolvedFile
-from equipoise.spec.run import LayoutSpec, RunSpec
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import LayoutSpec, RunSpec
 from equipoise.train import worker
 
 

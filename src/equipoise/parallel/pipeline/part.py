@@ -30,7 +30,7 @@ from equipoise.nn.attention import PackAttention
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.tensor import rows_of
 from equipoise.parallel.pipeline.slices import LayerAttention
-from equipoise.spec.model import ModelSpec
+from equipoise.spec.model.presets import ModelSpec
 
 
 class DecoderPart(Decoder):

@@ -1,0 +1,1 @@
+"""Clusters: nodes of devices, and the links between them."""

@@ -1,0 +1,277 @@
+"""cluster.toml: nodes of any classes, links of one's own, and measured pairs of nodes.
+
+Why
+    Real clusters are grown: two kinds of network card, one slow pair of nodes, a card held to
+    less power. What the shipped tables do not know is written down once, and every fault of it
+    is told at once with its line.
+
+What it decides
+    The file's form::
+
+        name = "grown"
+        between = "ethernet-25"                  # between nodes of different classes
+
+        [[nodes]]
+        device = "a100-80"
+        nodes = 4
+        nic = "lab-roce"                         # else that of the shipped node
+        nics = 4
+
+        [[nodes]]
+        device = "h100-sxm"
+        nodes = 2
+        usd_per_hour = 2.5                       # of a device
+
+        [links.lab-roce]
+        like = "roce-200"                        # what is not given here
+        gbit_per_s = 180
+
+    ``node_gbyte_per_s`` may hold what each node can send to each other, a row a node.
+
+Kept true (tests/unit/spec/cluster/test_file.py)
+    A shipped cluster written as a file prices alike; each fault is told once, with its line.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+from equipoise.base.read import read_bytes
+from equipoise.base.shown import shorten
+from equipoise.spec.cluster.link import LINKS, LinkSpec
+from equipoise.spec.cluster.spec import (
+    MOST_DEVICES,
+    ClusterSpec,
+    NodeClass,
+    Tier,
+    find_cluster,
+    node_class,
+)
+from equipoise.spec.device.by_name import DEVICES, THIS_CPU, find_device
+from equipoise.spec.run.load import TomlPath, explain_fault, parse_toml
+
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_Positive = Annotated[float, Field(gt=0)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Link(BaseModel):
+    model_config = _STRICT
+    like: str = "roce-400"
+    gbit_per_s: _Positive | None = None
+    latency_us: _Positive | None = None
+    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class _Nodes(BaseModel):
+    model_config = _STRICT
+    device: str
+    nodes: _Count
+    name: str | None = None
+    devices_per_node: _Count | None = None
+    inside: str | None = None
+    nic: str | None = None
+    nics: _Count | None = None
+    power_w: _Positive | None = None
+    usd_per_hour: _Positive | None = None
+
+
+class _File(BaseModel):
+    model_config = _STRICT
+    name: str
+    nodes: Annotated[list[_Nodes], Field(min_length=1)]
+    between: str | None = None
+    links: dict[str, _Link] = {}
+    node_gbyte_per_s: list[list[float]] | None = None
+
+
+class _Faults:
+    """Faults of one file, each with the line it stands on."""
+
+    def __init__(self, label: str, lines: dict[TomlPath, int]) -> None:
+        self._label, self._lines = label, lines
+        self._found: list[tuple[int, str]] = []
+
+    def add(self, path: TomlPath, message: str) -> None:
+        # A key that is not there stands, in a manner, where its table begins.
+        known = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self._lines), None)
+        line = 1 if known is None else self._lines[known]
+        # Of a list, the place is the line's to say.
+        name = ".".join(part for part in path if isinstance(part, str))
+        self._found.append((line, f"{self._label}:{line}  {name}: {message}"))
+
+    def raise_any(self) -> None:
+        if self._found:
+            raise SpecError("\n".join(text for _, text in sorted(self._found)))
+
+
+def read_cluster(text: str) -> ClusterSpec:
+    """The cluster that a command line names: ``NAME:DEVICES``, or a cluster.toml.
+
+    Raises:
+        SpecError: no such cluster, no such file, or every fault of it, a line each.
+    """
+    return read_cluster_file(Path(text)) if text.endswith(".toml") else find_cluster(text)
+
+
+def read_cluster_file(path: Path) -> ClusterSpec:
+    """Read a cluster.toml.
+
+    Raises:
+        SpecError: no such file, or every fault of it, a line each.
+    """
+    try:
+        data = read_bytes(path)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SpecError(
+            f"Cannot read the cluster file {path}: {reason}. Shipped clusters need no file: "
+            f"h100-sxm:8192."
+        ) from None
+    table, lines = parse_toml(data, path.name)
+    faults = _Faults(path.name, lines)
+    try:
+        file = _File.model_validate(table)
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            faults.add(each["loc"], _explain(each["loc"], dict(each)))
+        faults.raise_any()
+        raise AssertionError("a faulty file has faults") from None
+    cluster = _build(file, faults)
+    if cluster.devices > MOST_DEVICES:
+        said = f"{cluster.devices:,} devices are more than are priced"
+        faults.add(("nodes",), f"{said}. Give {MOST_DEVICES:,} or less.")
+    faults.raise_any()
+    return cluster
+
+
+def _explain(path: TomlPath, fault: dict[str, Any]) -> str:
+    kind, value = fault["type"], fault["input"]
+    if kind == "extra_forbidden":
+        models: dict[str, type[BaseModel]] = {"nodes": _Nodes, "links": _Link}
+        words = models[str(path[0])].model_fields if len(path) > 1 else _File.model_fields
+        return f"no such key. Nearest: {nearest(str(path[-1]), words)}"
+    if kind == "missing":
+        return "is missing. Every cluster needs a name, and nodes with a device and a number."
+    if kind == "too_short":
+        return "is empty. Give at least one [[nodes]]."
+    wanted = {"string_type": str, "int_type": int, "float_type": float}.get(kind)
+    if wanted is None and kind in ("list_type", "dict_type", "model_type"):
+        shape = "a list" if kind == "list_type" else "a table"
+        return f"needs {shape}, got {shorten(repr(value))}."
+    return explain_fault([wanted], value, kind, fault.get("ctx", {}))
+
+
+def _build(file: _File, faults: _Faults) -> ClusterSpec:
+    links = dict(LINKS)
+    for name, given in file.links.items():
+        base = _find(given.like, LINKS, ("links", name, "like"), "link", faults)
+        if base is not None:
+            links[name] = _own_link(name, given, base)
+    classes = [
+        each
+        for index, nodes in enumerate(file.nodes)
+        if (each := _node_class(nodes, index, links, faults)) is not None
+    ]
+    between = None
+    if file.between is not None:
+        between = _find(file.between, links, ("between",), "link", faults)
+    elif len(file.nodes) > 1:
+        faults.add(
+            ("between",),
+            f"is missing, and nodes of {len(file.nodes)} classes must meet over some link. Name "
+            f"it: between = {next(iter(file.links), 'ethernet-25')!r}.".replace("'", '"'),
+        )
+    rates = _matrix(file, faults)
+    return ClusterSpec(file.name, tuple(classes), between, rates)
+
+
+def _own_link(name: str, given: _Link, base: LinkSpec) -> LinkSpec:
+    return dataclasses.replace(
+        base,
+        name=name,
+        bytes_per_s=base.bytes_per_s if given.gbit_per_s is None else given.gbit_per_s * 1e9 / 8,
+        latency_s=base.latency_s if given.latency_us is None else given.latency_us * 1e-6,
+        efficiency=base.efficiency if given.efficiency is None else given.efficiency,
+        source=f"the cluster file; what it leaves out as {base.name}: {base.source}",
+    )
+
+
+def _find(
+    name: str, known: dict[str, LinkSpec], path: TomlPath, kind: str, faults: _Faults
+) -> LinkSpec | None:
+    if name not in known:
+        faults.add(path, f'there is no {kind} "{name}". Nearest: {nearest(name, known)}')
+    return known.get(name)
+
+
+def _node_class(
+    nodes: _Nodes, index: int, links: dict[str, LinkSpec], faults: _Faults
+) -> NodeClass | None:
+    at: TomlPath = ("nodes", index)
+    try:
+        device = find_device(nodes.device)
+    except SpecError:
+        meant = nearest(nodes.device, [*DEVICES, THIS_CPU])
+        faults.add((*at, "device"), f'there is no device "{nodes.device}". Nearest: {meant}')
+        return None
+    shipped = node_class(nodes.device, nodes.devices_per_node or _node_size(device.name))
+    tiers = shipped.tiers
+    if nodes.devices_per_node is not None or nodes.inside is not None:
+        size = nodes.devices_per_node or shipped.devices_per_node
+        link = shipped.tiers[-1].link
+        if nodes.inside is not None:
+            link = _find(nodes.inside, links, (*at, "inside"), "link", faults) or link
+        tiers = (Tier(size, link),)
+    nic, nics = shipped.nic, shipped.nics
+    if nodes.nic is not None:
+        nic, nics = _find(nodes.nic, links, (*at, "nic"), "link", faults), max(1, shipped.nics)
+    elif nic is None and nodes.nodes > 1:
+        faults.add(
+            (*at, "nic"),
+            f'is missing, and {nodes.nodes} nodes of "{nodes.device}" must meet over some link. '
+            f'Name it: nic = "ethernet-25".',
+        )
+    own = {
+        key: value
+        for key in ("power_w", "usd_per_hour")
+        if (value := getattr(nodes, key)) is not None
+    }
+    if own:
+        sources = tuple((k, "the cluster file" if k in own else v) for k, v in device.sources)
+        device = dataclasses.replace(device, **own, sources=sources)
+    return NodeClass(
+        nodes.name or nodes.device, device, nodes.nodes, tiers, nic, nodes.nics or nics
+    )
+
+
+def _node_size(device: str) -> int:
+    """Of the shipped node; of this machine, one core."""
+    return 1 if device == THIS_CPU else node_class(device, 1 << 12).devices_per_node
+
+
+def _matrix(file: _File, faults: _Faults) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    if file.node_gbyte_per_s is None:
+        return None
+    rows, nodes = file.node_gbyte_per_s, sum(each.nodes for each in file.nodes)
+    if len(rows) != nodes or any(len(row) != nodes for row in rows):
+        shape = f"{len(rows)} rows of {', '.join(str(n) for n in sorted({*map(len, rows)}))}"
+        faults.add(
+            ("node_gbyte_per_s",),
+            f"has {shape}, and there are {nodes} nodes. Give {nodes} rows of {nodes}.",
+        )
+        return None
+    for row, values in enumerate(rows):
+        for column, value in enumerate(values):
+            if row != column and value <= 0:
+                faults.add(
+                    ("node_gbyte_per_s", row),
+                    f"from node {row} to node {column} is {value:g}. A missing link has no rate; "
+                    f"give what was measured, above 0.",
+                )
+    return np.array(rows, dtype=np.float64) * 1e9

@@ -1,0 +1,268 @@
+"""Clusters: which devices, in which nodes, joined by which links.
+
+Why
+    Where a group of ranks stands decides which links its collectives cross. Flat bandwidth is
+    the commonest lie of planners, so nodes, the blocks inside a node, network cards and nodes
+    of several classes are spelt out, and a measured matrix between nodes may stand over them.
+
+What it decides
+    Devices are numbered class after class, node after node; rank ``r`` is device ``r`` unless
+    a placement says otherwise. Inside a node *tiers* join growing blocks of neighbours::
+
+        mi250x node     [0 1] [2 3] [4 5] [6 7]    tier of 2: the dies of a package
+                        [0 1 2 3 4 5 6 7]          tier of 8: the node
+
+    Network cards are shared evenly by the devices of a node, since in training all of them
+    talk at once. Nodes of different classes meet over ``between``.
+
+Kept true (tests/unit/spec/cluster/test_spec.py)
+    Every device has one node and one class; a name that is no cluster is told its nearest.
+
+Sources
+    Node classes by network card: Holmes, arXiv:2312.03549. Matrix of links: Pipette,
+    arXiv:2405.18093.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+from equipoise.spec.cluster.link import LinkSpec, find_link
+from equipoise.spec.device.by_name import THIS_CPU, DeviceSpec, find_device
+
+Ints = npt.NDArray[np.int64]
+
+MOST_DEVICES = 1 << 20
+"""Of a cluster: every rank is a number in some array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A link that joins every block of so many neighbouring devices of a node."""
+
+    devices: int
+    link: LinkSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """Nodes that are alike."""
+
+    name: str
+    device: DeviceSpec
+    nodes: int
+    tiers: tuple[Tier, ...]
+    """Inside the node, by growing block; the last block is the node."""
+    nic: LinkSpec | None
+    """Network card between nodes of this class; None where one node is all."""
+    nics: int
+    """Network cards of a node."""
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices of a node."""
+        return self.tiers[-1].devices
+
+    @property
+    def devices(self) -> int:
+        """Devices of all nodes."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def nic_bytes_per_s(self) -> float:
+        """What each device may send out of its node while all of them send, at peak."""
+        if self.nic is None:
+            return 0.0
+        return self.nic.bytes_per_s * self.nics / self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterSpec:
+    """All devices of a job."""
+
+    name: str
+    classes: tuple[NodeClass, ...]
+    between: LinkSpec | None = None
+    """Between nodes of different classes: one port a node."""
+    node_bytes_per_s: npt.NDArray[np.float64] | None = None
+    """Measured: what a node's devices together can send to another node, [nodes, nodes]."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of all classes."""
+        return sum(each.devices for each in self.classes)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all classes."""
+        return sum(each.nodes for each in self.classes)
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device of the first class: of a cluster of one class, every device."""
+        return self.classes[0].device
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all nodes are alike and no matrix says otherwise."""
+        return len(self.classes) == 1 and self.node_bytes_per_s is None
+
+    def class_of(self, devices: npt.ArrayLike) -> Ints:
+        """Index of the class of each device.
+
+        >>> find_cluster("h100-sxm:16").class_of([0, 15]).tolist()
+        [0, 0]
+        """
+        ends = np.cumsum([each.devices for each in self.classes])
+        return np.searchsorted(ends, self._known(devices), side="right").astype(np.int64)
+
+    def node_of(self, devices: npt.ArrayLike) -> Ints:
+        """Node of each device, over all classes.
+
+        >>> find_cluster("h100-sxm:16").node_of([0, 7, 8]).tolist()
+        [0, 0, 1]
+        """
+        ids, classes = self._known(devices), self.class_of(devices)
+        sizes = np.array([each.devices_per_node for each in self.classes])
+        firsts = np.cumsum([0, *(each.devices for each in self.classes)])[:-1]
+        first_nodes = np.cumsum([0, *(each.nodes for each in self.classes)])[:-1]
+        nodes: Ints = first_nodes[classes] + (ids - firsts[classes]) // sizes[classes]
+        return nodes
+
+    def place_in_node(self, devices: npt.ArrayLike) -> Ints:
+        """Place of each device within its node."""
+        ids, classes = self._known(devices), self.class_of(devices)
+        sizes = np.array([each.devices_per_node for each in self.classes])
+        firsts = np.cumsum([0, *(each.devices for each in self.classes)])[:-1]
+        places: Ints = (ids - firsts[classes]) % sizes[classes]
+        return places
+
+    def _known(self, devices: npt.ArrayLike) -> Ints:
+        ids = np.asarray(devices, dtype=np.int64)
+        if ids.size and (ids.min() < 0 or ids.max() >= self.devices):
+            worst = int(ids.min() if ids.min() < 0 else ids.max())
+            raise SpecError(
+                f"{self.name} has {self.devices:,} devices, numbered from 0, and no device "
+                f"{worst:,}. Give a cluster of {max(worst + 1, 1):,} or more, or other ranks."
+            )
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A node of the shipped clusters, and its source."""
+
+    tiers: tuple[tuple[int, str], ...]
+    nic: str | None
+    nics: int
+    source: str
+
+
+_SHAPES = {
+    "h100-sxm": _Shape(((8, "nvlink4"),), "ib-ndr", 8, "NVIDIA DGX H100: 8 x ConnectX-7"),
+    "h100-sxm-500w": _Shape(((8, "nvlink4"),), "roce-400", 8, "Meta Grand Teton: 8 x 400 Gb/s"),
+    "h200": _Shape(((8, "nvlink4"),), "ib-ndr", 8, "NVIDIA DGX H200: 8 x ConnectX-7"),
+    "a100-80": _Shape(((8, "nvlink3"),), "ib-hdr", 8, "NVIDIA DGX A100: 8 x ConnectX-6"),
+    "a100-40": _Shape(((8, "nvlink3"),), "ib-hdr", 8, "NVIDIA DGX A100: 8 x ConnectX-6"),
+    "v100-32": _Shape(((8, "nvlink2"),), "ib-edr", 4, "NVIDIA DGX-1: 4 x EDR"),
+    "v100-16": _Shape(((8, "nvlink2"),), "ib-edr", 4, "NVIDIA DGX-1: 4 x EDR"),
+    "mi250x": _Shape(
+        ((2, "xgmi-package"), (8, "xgmi-node")), "slingshot", 4, "OLCF Frontier: 4 x Slingshot 11"
+    ),
+}
+
+CLUSTERS: dict[str, str] = {name: shape.source for name, shape in _SHAPES.items()} | {
+    THIS_CPU: "this machine, one rank a core"
+}
+"""Shipped clusters and where their nodes come from."""
+
+
+def node_class(name: str, devices: int) -> NodeClass:
+    """Nodes of a shipped cluster that hold so many devices.
+
+    Raises:
+        SpecError: no such cluster, or devices that fill no whole number of nodes.
+    """
+    device = find_device(name)
+    if device.name == THIS_CPU:
+        return _cores(device, devices)
+    shape = _SHAPES[device.name]
+    size = shape.tiers[-1][0]
+    if devices % size and devices > size:
+        less = devices // size * size
+        raise SpecError(
+            f"{devices:,} devices of {device.name} fill no whole number of nodes of {size}. "
+            f"Give {less:,} or {less + size:,}."
+        )
+    inside = [Tier(min(count, devices), find_link(link)) for count, link in shape.tiers]
+    kept = [tier for i, tier in enumerate(inside) if i == 0 or tier.devices > inside[i - 1].devices]
+    return NodeClass(
+        device.name,
+        device,
+        max(1, devices // size),
+        tuple(kept),
+        find_link(shape.nic) if shape.nic else None,
+        # A part of a node has its part of the cards.
+        max(1, shape.nics * min(devices, size) // size),
+    )
+
+
+def _cores(device: DeviceSpec, cores: int) -> NodeClass:
+    file = device.curve_file
+    gloo = find_link("gloo")
+    if file is not None:
+        source = "rate, efficiency and latency a guess, read where no curve is"
+        gloo = dataclasses.replace(gloo, curve=str(file), source=source)
+    return NodeClass(THIS_CPU, device, 1, (Tier(cores, gloo),), None, 0)
+
+
+def cores_cluster(device: DeviceSpec, cores: int) -> ClusterSpec:
+    """So many cores of a ``this-cpu``, which may come from any device file.
+
+    >>> from equipoise.spec.device.here import this_cpu
+    >>> cores_cluster(this_cpu(), 2).devices
+    2
+    """
+    return ClusterSpec(f"{THIS_CPU}:{cores}", (_cores(device, cores),))
+
+
+def find_cluster(text: str) -> ClusterSpec:
+    """A shipped cluster, ``NAME:DEVICES``.
+
+    Raises:
+        SpecError: not of that form, no such name, or devices that fill no whole nodes.
+
+    >>> cluster = find_cluster("h100-sxm:8192")
+    >>> cluster.nodes, cluster.devices, cluster.classes[0].nic_bytes_per_s
+    (1024, 8192, 50000000000.0)
+    """
+    name, colon, count = text.partition(":")
+    devices = int(count.replace("_", "").replace(",", "")) if _is_count(count) else 0
+    if devices > MOST_DEVICES:
+        raise SpecError(
+            f"{devices:,} devices are more than are priced. Give {MOST_DEVICES:,} or less."
+        )
+    if not colon or devices < 1:
+        raise SpecError(
+            f'"{text}" is neither NAME:DEVICES, as in h100-sxm:8192, nor a cluster file that ends '
+            f"in .toml. Names: {', '.join(CLUSTERS)}."
+        )
+    try:
+        found = node_class(name, devices)
+    except SpecError as error:
+        if "no device" not in str(error):
+            raise
+        raise SpecError(
+            f'There is no cluster "{name}". Nearest: {nearest(name.casefold(), CLUSTERS)}. '
+            f"Known: {', '.join(CLUSTERS)}; any other is a cluster.toml."
+        ) from None
+    return ClusterSpec(f"{found.name}:{devices}", (found,))
+
+
+def _is_count(text: str) -> bool:
+    digits = text.replace("_", "").replace(",", "")
+    return digits.isascii() and digits.isdecimal() and len(digits) < 20

@@ -1,0 +1,1 @@
+"""Devices: what each computes, holds and moves, shipped or measured here."""

@@ -1,0 +1,1 @@
+"""Models: sizes, presets, and Hugging Face configurations."""

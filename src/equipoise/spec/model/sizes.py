@@ -1,0 +1,228 @@
+"""A decoder's sizes, and nothing that can be executed.
+
+Why
+    Packing, prices, memory forecasts and the model itself must agree on what the model is.
+    They all read this one dataclass.
+
+What it decides
+    What counts as a weight. Two shapes are counted and priced but not trained here, and have no
+    preset of ``run.toml``: feed-forwards without a gate (GPT-3), and latent attention
+    (DeepSeek-V3), whose keys and values come out of one narrow vector a token.
+
+Kept true (tests/unit/spec/model/test_presets.py)
+    Published totals of every family; counts of layers add up.
+
+Sources
+    Latent attention: DeepSeek-V2, arXiv:2405.04434, section 2.1.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from equipoise.base.errors import SpecError
+
+Balance = Literal["none", "auxiliary", "bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3.1's stretching of slow rotary frequencies.
+
+    Source: Llama 3.1 config.json, ``rope_scaling`` of type ``llama3``.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Widths of latent attention: what queries, keys and values are made from."""
+
+    query: int
+    """Of the vector that all query heads come from."""
+    key_value: int
+    """Of the vector that all keys and values come from."""
+    rope: int
+    """Of the part of each query, and of the one shared key, that is rotated; it comes on top of
+    ``head_width``, which values have, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes of a pre-norm decoder with RoPE, grouped-query attention and gated feed-forwards.
+
+    A *sparse* layer sends each token through ``top_k`` of its ``experts``, not through one
+    feed-forward; what one token passes through is *active*.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    head_width: int
+    tied: bool = False
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    experts: int = 0
+    """Of a sparse layer; 0 for a model without."""
+    top_k: int = 0
+    """Experts that a token passes through."""
+    expert_ffn: int = 0
+    """Width of one expert; ``ffn`` is that of layers that are not sparse."""
+    shared_ffn: int = 0
+    """Width of the expert that every token passes through; 0 for none."""
+    shared_gate: bool = False
+    """The shared expert's output is scaled by a sigmoid of its input."""
+    dense_layers: int = 0
+    """So many first layers are not sparse."""
+    expert_every: int = 1
+    """Of the others only every so many-th is: where ``layer + 1`` is a multiple of it."""
+    norm_top_k: bool = True
+    """The weights of a token's experts are scaled to sum to one."""
+    balance: Balance = "auxiliary"
+    """How the router is kept from sending all tokens to few experts (``nn.moe_balance``)."""
+    balance_rate: float = 0.01
+    """Weight of the auxiliary loss, or what a step adds to a bias."""
+    capacity_factor: float = 0.0
+    """An expert takes so many times its even share of a micro-batch; 0 takes all."""
+    gated: bool = True
+    """Feed-forwards have a gate beside the way up (SwiGLU); without one they are two products."""
+    latent: LatentSpec | None = None
+    """Latent attention; None for keys and values of their own."""
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        late = layer >= self.dense_layers
+        return self.experts > 0 and late and (layer + 1) % self.expert_every == 0
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers that have experts."""
+        return sum(self.is_sparse(layer) for layer in range(self.layers))
+
+    @property
+    def products(self) -> int:
+        """Matrix products of a feed-forward: gate, up and down, or up and down."""
+        return 3 if self.gated else 2
+
+    @property
+    def expert_params(self) -> int:
+        """Weights of one expert."""
+        return self.products * self.hidden * self.expert_ffn
+
+    @property
+    def score_width(self) -> int:
+        """Width of a query and of a key of one head."""
+        return self.head_width + (self.latent.rope if self.latent else 0)
+
+    @property
+    def attention_params(self) -> int:
+        """Weights of one layer's attention; biases and norms are left out."""
+        if self.latent is None:
+            return self.hidden * self.head_width * (2 * self.heads + 2 * self.kv_heads)
+        into_query = self.hidden + self.heads * self.score_width
+        down = self.hidden * (self.latent.key_value + self.latent.rope)
+        up = self.latent.key_value * 2 * self.heads * self.head_width
+        out = self.heads * self.head_width * self.hidden
+        return self.latent.query * into_query + down + up + out
+
+    def count_layer(self, *, sparse: bool, active: bool) -> int:
+        """Weights of one layer that multiply tokens; biases and norms are left out.
+
+        Args:
+            sparse: A layer with experts, not one without.
+            active: Only those that one token passes through.
+        """
+        attention = self.attention_params
+        if not sparse:
+            return attention + self.products * self.hidden * self.ffn
+        router = self.hidden * (self.experts + (1 if self.shared_gate else 0))
+        experts = (self.top_k if active else self.experts) * self.expert_params
+        return attention + router + experts + self.products * self.hidden * self.shared_ffn
+
+    def _count_layers(self, *, active: bool) -> int:
+        sparse = self.sparse_layers
+        dense = (self.layers - sparse) * self.count_layer(sparse=False, active=active)
+        return dense + sparse * self.count_layer(sparse=True, active=active)
+
+    @property
+    def _layer_vectors(self) -> int:
+        biases = self.head_width * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
+        return biases + 2 * self.hidden + (2 * self.head_width if self.qk_norm else 0)
+
+    @property
+    def matmul_params(self) -> int:
+        """Weights that multiply one token: the layers' and the head's, no embedding look-up."""
+        return self._count_layers(active=True) + self.hidden * self.vocab
+
+    @property
+    def layer_matmul_params(self) -> int:
+        """Weights of a layer that multiply one token, in the mean of all layers, rounded down."""
+        return self._count_layers(active=True) // self.layers
+
+    @property
+    def layer_params(self) -> int:
+        """Every weight of the largest kind of layer."""
+        kinds = {self.is_sparse(layer) for layer in range(self.layers)} or {False}
+        return self._layer_vectors + max(self.count_layer(sparse=k, active=False) for k in kinds)
+
+    @property
+    def params(self) -> int:
+        """Every weight of the model, a tied head counted once."""
+        return self._count_all(active=False)
+
+    @property
+    def active_params(self) -> int:
+        """The weights that one token passes through, and both tables: what "A14B" means."""
+        return self._count_all(active=True)
+
+    def _count_all(self, *, active: bool) -> int:
+        tables = self.hidden * self.vocab * (1 if self.tied else 2)
+        layers = self._count_layers(active=active) + self.layers * self._layer_vectors
+        return layers + tables + self.hidden
+
+    @property
+    def break_even_tokens(self) -> float:
+        """Document length at which causal attention costs as many FLOP as the linear layers.
+
+        Linear layers do ``2 P`` FLOP a token and a layer; causal attention over a document
+        of ``l`` tokens does ``2 H E l**2`` in all. They meet at ``l = P / (H E)``, with the
+        mean P of the layers.
+        """
+        return self._count_layers(active=True) / (self.layers * self.heads * self.head_width)
+
+    def scaled(self, *, layers: int | None = None, hidden: int | None = None) -> "ModelSpec":
+        """The same shape, smaller: fewer layers, or narrower with every width in proportion.
+
+        Raises:
+            SpecError: the width is not a multiple of twice the number of heads.
+        """
+        changed = self if layers is None else dataclasses.replace(self, layers=layers)
+        if hidden is None:
+            return changed
+        if hidden % (2 * self.heads):
+            raise SpecError(
+                f"A width of {hidden} does not divide over {self.heads} heads of an even width. "
+                f"Nearest that does: {max(1, hidden // (2 * self.heads)) * 2 * self.heads}."
+            )
+        return dataclasses.replace(
+            changed,
+            hidden=hidden,
+            head_width=hidden // self.heads,
+            ffn=_narrow(self.ffn, hidden, self.hidden),
+            expert_ffn=_narrow(self.expert_ffn, hidden, self.hidden),
+            shared_ffn=_narrow(self.shared_ffn, hidden, self.hidden),
+        )
+
+
+def _narrow(width: int, hidden: int, before: int) -> int:
+    return max(8, width * hidden // before // 8 * 8) if width else 0

@@ -1,0 +1,1 @@
+"""run.toml: every key, how it is read, what it resolves to."""

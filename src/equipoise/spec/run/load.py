@@ -1,0 +1,343 @@
+"""run.toml and flags into a ResolvedRun, or every fault at once with its line.
+
+Why
+    A wrong key is cheapest before the first rank starts, and one list of all faults is cheaper
+    than a run for each.
+
+What it decides
+    Later wins: defaults, the base that ``extends`` names, the file, the flags. Relative paths
+    refer to the folder of the file, also those that its base gives. Environment variables
+    change nothing.
+
+Kept true (tests/unit/spec/run/test_load.py)
+    Each fault is told once, at its line.
+"""
+
+import datetime
+import functools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from equipoise.base import read
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+from equipoise.base.read import read_bytes
+from equipoise.base.shown import shorten
+from equipoise.spec.limits import MOST_SIZE
+from equipoise.spec.run.keys import (
+    EXTENDS,
+    Fault,
+    Given,
+    Key,
+    Origin,
+    choices,
+    keys,
+    section_names,
+    to_dict,
+    toml,
+)
+from equipoise.spec.run.render import render, schema, template
+from equipoise.spec.run.resolve import ResolvedRun, resolve
+from equipoise.spec.run.toml_lines import BARE_KEY, TomlPath, locate
+
+__all__ = [
+    "ResolvedRun",
+    "TomlPath",
+    "explain_fault",
+    "locate",
+    "nearest_key",
+    "parse_toml",
+    "read_run",
+    "render",
+    "schema",
+    "template",
+    "to_dict",
+]
+
+
+_RUN, _BASE, _FLAGS = 0, 1, 2  # the order in which faults are told
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> ResolvedRun:
+    """The run that a file and flags describe.
+
+    Args:
+        path: A run.toml; ``None`` for the defaults alone.
+        overrides: Pairs of a dotted key and the text of its value, as flags give them. The text
+            is read as a TOML value, else as itself; for a key that takes text, always as itself.
+
+    Raises:
+        SpecError: every fault of the file, of its base and of the flags, a line each.
+
+    >>> run = read_run(None, [("train.steps", "50")])
+    >>> run.spec.train.steps, run.origins["train.steps"], run.origins["train.lr"]
+    (50, '--train.steps', 'default')
+    """
+    faults: list[Fault] = []
+    layers: list[dict[str, Given]] = []
+    base = Path.cwd()
+    if path is not None:
+        base = path.absolute().parent
+        layers = [*_read_layers(path, faults)]
+    layers.append(_read_flags(overrides, faults))
+
+    given: dict[str, Given] = {}
+    faulty: set[str] = set()
+    for layer in layers:  # a later layer stands over an earlier one
+        for name, each in layer.items():
+            value, message = _judge(keys()[name], each.value)
+            given.pop(name, None)
+            faulty.discard(name)
+            if message is None:
+                given[name] = Given(value, each.origin)
+            else:
+                faulty.add(name)
+                faults.append(Fault(each.origin, name, message))
+    run, more = resolve(given, faulty, base)
+    if faults := sorted([*faults, *more], key=lambda fault: fault.origin.order):
+        raise SpecError("\n".join(map(str, faults)))
+    return run
+
+
+def nearest_key(name: str) -> str:
+    """The key or table that a wrong dotted name most likely meant.
+
+    >>> nearest_key("train.max_tokens"), nearest_key("layout.ddp")
+    ('pack.max_tokens', 'layout.dp')
+    """
+    names = [*keys(), *section_names(), EXTENDS]
+    last = name.rpartition(".")[2]
+    alike = [other for other in names if other.rpartition(".")[2] == last]
+    return nearest(name, alike or names)
+
+
+def _read_layers(path: Path, faults: list[Fault]) -> Iterator[dict[str, Given]]:
+    """The values of a file's base, if it extends one, and then its own."""
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        raise SpecError(
+            f'There is no file {path}. "equipoise init" writes a run.toml to start from.'
+        ) from None
+    except OSError as error:
+        raise SpecError(f"Cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+    table, lines = parse_toml(data, path.name)
+    extends = table.pop(EXTENDS, None)
+    if extends is not None:
+        origin = Origin(f"{path.name}:{lines[EXTENDS,]}", (_RUN, lines[EXTENDS,]))
+        yield _read_base(path, extends, origin, faults)
+    yield _collect(table, lines, path.name, _RUN, faults)
+
+
+def _read_base(path: Path, extends: Any, origin: Origin, faults: list[Fault]) -> dict[str, Given]:
+    if not isinstance(extends, str):
+        faults.append(Fault(origin, EXTENDS, f"needs text, got {_describe(extends)}."))
+        return {}
+    try:
+        table, lines = parse_toml(read_bytes(path.parent / extends), extends)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        faults.append(Fault(origin, EXTENDS, f"cannot read {toml(extends)}: {reason}."))
+        return {}
+    except SpecError as error:
+        faults.append(Fault(origin, EXTENDS, str(error)))
+        return {}
+    if table.pop(EXTENDS, None) is not None:
+        line = lines[EXTENDS,]
+        faults.append(
+            Fault(
+                Origin(f"{extends}:{line}", (_BASE, line)),
+                EXTENDS,
+                f"{path.name} extends this file, so it cannot extend another; "
+                "one level is allowed.",
+            )
+        )
+    return _collect(table, lines, extends, _BASE, faults)
+
+
+def parse_toml(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, int]]:
+    """The table of a TOML file, and the line of each of its keys.
+
+    Raises:
+        SpecError: not UTF-8, not TOML, or nested or numbered beyond reason; says at which line of
+            the file called ``label``, where one is at fault.
+    """
+    try:
+        text = data.decode("utf-8")
+        return read.parse_toml(text), locate(text)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{label}:{line}  not UTF-8 text. Save the file as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
+        # "Expected '=' after a key in a key/value pair (at line 1, column 5)"
+        found = re.fullmatch(r"(.*) \(at (?:line (\d+), (column \d+)|.*)\)", str(error), re.DOTALL)
+        what, line_text, column = found.groups() if found else (str(error), None, None)
+        line = int(line_text or text.rstrip().count("\n") + 1)
+        place = column or "end of the file"
+        raise SpecError(f"{label}:{line}  not TOML: {what} ({place}).") from None
+    except ValueError as error:
+        raise SpecError(f"{label} cannot be read: {error}.") from None
+
+
+def _collect(
+    table: Mapping[str, Any],
+    lines: Mapping[TomlPath, int],
+    label: str,
+    order: int,
+    faults: list[Fault],
+) -> dict[str, Given]:
+    """The known keys of a parsed file; what is unknown becomes a fault."""
+    given: dict[str, Given] = {}
+
+    def origin(*path: str) -> Origin:
+        return Origin(f"{label}:{lines[path]}", (order, lines[path]))
+
+    def refuse(path: tuple[str, ...], names: Sequence[str] = ()) -> None:
+        meant = nearest(path[-1], names) if names else nearest_key(".".join(path))
+        faults.append(Fault(origin(*path), _dotted(path), f"no such key. Nearest: {meant}"))
+
+    for name, value in table.items():
+        if name in section_names():
+            if not isinstance(value, dict):
+                message = f"needs a table, got {_describe(value)}."
+                faults.append(Fault(origin(name), name, message))
+                continue
+            for field, item in value.items():
+                if (dotted := f"{name}.{field}") in keys():
+                    given[dotted] = Given(item, origin(name, field))
+                else:
+                    refuse((name, field))
+        elif name in keys() and not keys()[name].section:
+            given[name] = Given(value, origin(name))
+        else:
+            refuse((name,), section_names() if isinstance(value, dict) else ())
+    return given
+
+
+def _read_flags(overrides: Sequence[tuple[str, str]], faults: list[Fault]) -> dict[str, Given]:
+    given: dict[str, Given] = {}
+    for place, (name, text) in enumerate(overrides):
+        origin = Origin(f"--{name}", (_FLAGS, place))
+        if name not in keys():
+            meant = nearest(name, keys()) if name in section_names() else nearest_key(name)
+            faults.append(Fault(origin, name, f"no such key. Nearest: --{meant}"))
+            continue
+        allowed = choices(keys()[name])
+        is_text = all(each is str or isinstance(each, str) for each in allowed)
+        given[name] = Given(text if is_text else _read_value(text), origin)
+    return given
+
+
+def _read_value(text: str) -> Any:
+    try:
+        table = read.parse_toml(f"value = {text}")
+    except ValueError:
+        return text
+    return table["value"] if len(table) == 1 else text
+
+
+def _dotted(path: Sequence[str]) -> str:
+    return ".".join(shorten(part if BARE_KEY.fullmatch(part) else toml(part)) for part in path)
+
+
+@functools.cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(keys()[name].annotation, config=_STRICT)
+
+
+_UNLIMITED = ("train.seed",)
+"""Keys of whole numbers that count nothing; every other is at most ``MOST_SIZE``."""
+
+
+def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
+    """A value as its key takes it, or what is wrong with it."""
+    allowed = choices(key)
+    if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
+        return None, "the value has bytes that are not UTF-8."
+    if isinstance(value, str) and "\0" in value:
+        return None, f"{shorten(toml(value))} has a NUL character, which no text here can hold."
+    if not any(isinstance(each, type) for each in allowed):
+        # Pydantic's literals take True and 1.0 for 1, also when strict.
+        if any(type(each) is type(value) and each == value for each in allowed):
+            return value, None
+        return None, _refuse_choice(allowed, value)
+    try:
+        judged = _adapter(key.name).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return None, explain_fault(allowed, value, first["type"], first.get("ctx", {}))
+    is_count = isinstance(judged, int) and key.name not in _UNLIMITED
+    if is_count and abs(judged) > MOST_SIZE:
+        return None, explain_fault(allowed, value, "less_than_equal", {"le": MOST_SIZE})
+    return judged, None
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _refuse_choice(allowed: Sequence[Any], value: Any) -> str:
+    options = ", ".join(toml(each) for each in allowed)
+    if isinstance(value, dict | list):
+        return f"needs one of {options}, got {_describe(value)}."
+    is_date = isinstance(value, datetime.date | datetime.time)
+    shown = value.isoformat() if is_date else toml(value)
+    return f"{shorten(shown)} is not one of {options}.{_hint(allowed, value)}"
+
+
+def _hint(allowed: Sequence[Any], value: Any) -> str:
+    words = [each for each in allowed if isinstance(each, str)]
+    return f" Nearest: {toml(nearest(value, words))}." if words and isinstance(value, str) else ""
+
+
+_BOUNDS = {
+    "greater_than_equal": ("ge", "small; the least is"),
+    "greater_than": ("gt", "small; it must be more than"),
+    "less_than_equal": ("le", "large; the most is"),
+    "less_than": ("lt", "large; it must be less than"),
+}
+_WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mapping[str, Any]) -> str:
+    """One of pydantic's error types, in our words."""
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        limit = context[bound]
+        if isinstance(limit, float) and limit.is_integer():
+            limit = int(limit)
+        return f"{shorten(toml(value))} is too {words} {limit}."
+    if kind == "finite_number":
+        return f"{shorten(str(value))} is not a finite number."
+    if kind == "string_pattern_mismatch":  # only ``name`` has a pattern
+        return (
+            f'{shorten(toml(value))} is not a name. Use letters, digits, ".", "_" and "-", '
+            "and begin with a letter or a digit."
+        )
+    wanted = " or ".join(_WANTED.get(each) or toml(each) for each in allowed)
+    return f"needs {wanted}, got {_describe(value)}.{_hint(allowed, value)}"
+
+
+def _describe(value: Any) -> str:
+    """A value that has the wrong type: itself and what it is."""
+    match value:
+        case bool():
+            return f"{toml(value)} (true or false)"
+        case int():
+            return f"{shorten(str(value))} (a whole number)"
+        case float():
+            return f"{value} (a number)"
+        case str():
+            return f"{shorten(toml(value))} (text)"
+        case datetime.date() | datetime.time():
+            return f"{value.isoformat()} (a date or a time)"
+        case list():
+            return "a list"
+        case _:
+            return "a table"

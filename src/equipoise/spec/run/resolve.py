@@ -1,0 +1,165 @@
+"""From judged values to a resolved run: what was not given, and rules between keys.
+
+Why
+    A key may be right alone and wrong beside another. Those faults are found here, on values
+    that ``spec.run.load`` has already judged one by one, so that one message lists both kinds.
+
+What it decides
+    Where each value comes from, and which model the sizes describe.
+
+Kept true (tests/unit/spec/run/test_resolve.py, tests/unit/spec/run/test_load.py)
+    One mistake, one message.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.base.digest import digest
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.keys import DEFAULT, Fault, Given, build, keys, toml
+from equipoise.spec.run.resolve_model import resolve_model
+from equipoise.spec.run.spec import LOSSY_SCHEDULES, RunSpec
+from equipoise.spec.run.wish import Wish, nearest_multiples
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """A run.toml with every default filled in."""
+
+    spec: RunSpec
+    model: ModelSpec
+    origins: dict[str, str]
+    """Of every dotted key: ``default``, ``run.toml:12``, ``--train.steps``, ``preset 7m``."""
+    base: Path
+    """The folder that relative paths refer to."""
+    digest: str
+    """The name of ``spec`` and ``model`` together, wherever their values came from."""
+
+
+def resolve(
+    given: Mapping[str, Given], faulty: Iterable[str], base: Path
+) -> tuple[ResolvedRun, list[Fault]]:
+    """Fill in what was not given, and judge keys against each other.
+
+    Args:
+        given: Judged values by dotted key; those of faulty keys are left out.
+        faulty: Keys that were given and are wrong. They take their defaults here, and rules
+            that read them are silent: one mistake, one message.
+        base: The folder that relative paths refer to.
+
+    Returns:
+        The run, to be used only if there are no faults; and the faults.
+    """
+    wish = Wish(
+        {name: given.get(name, Given(key.default, DEFAULT)) for name, key in keys().items()},
+        frozenset(faulty),
+        [],
+    )
+    _judge_together(wish)
+    model, model_origins = resolve_model(wish, base)
+    spec = build({name: each.value for name, each in wish.given.items()})
+    run = ResolvedRun(
+        spec=spec,
+        model=model,
+        origins={name: each.origin.label for name, each in wish.given.items()} | model_origins,
+        base=base,
+        digest=digest({"spec": spec, "model": model}),
+    )
+    return run, wish.faults
+
+
+def _judge_together(wish: Wish) -> None:
+    if wish.is_sound("data.source", "data.path"):
+        source, path = wish["data.source"], wish["data.path"]
+        if source == "python-stdlib" and path:
+            wish.tell(
+                "data.path",
+                f"{toml(path)} is given, but data.source = {toml(source)} "
+                f"({wish.given['data.source'].origin.label}) reads no path. "
+                "Remove it, or set data.source.",
+            )
+        if source != "python-stdlib" and not path:
+            wish.tell(
+                "data.source",
+                f"{toml(source)} reads data.path, which is empty. "
+                "Set data.path to a file or a folder.",
+            )
+    if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
+        step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
+        if step % window:
+            around = nearest_multiples(step, window)
+            if wish.is_given("pack.step_tokens"):
+                wish.tell(
+                    "pack.step_tokens",
+                    f"{step} is not a multiple of {wish.cite('pack.context_tokens')}. "
+                    f"Nearest: {around}.",
+                )
+            else:
+                wish.tell(
+                    "pack.context_tokens",
+                    f"{wish.cite('pack.step_tokens')}, is not a multiple of {window}. "
+                    f"Set pack.step_tokens to {around}.",
+                )
+    if wish.is_sound("pack.max_tokens", "pack.context_tokens"):
+        most, window = wish["pack.max_tokens"], wish["pack.context_tokens"]
+        if most is not None and most < window:
+            wish.tell(
+                "pack.max_tokens",
+                f"{most} is fewer than {wish.cite('pack.context_tokens')}: "
+                f"a whole window must fit. The least is {window}.",
+            )
+    if wish.is_sound("train.steps", "train.warmup_steps"):
+        steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
+        if warmup > steps and wish.is_given("train.warmup_steps"):
+            wish.tell(
+                "train.warmup_steps",
+                f"{warmup} is more than {wish.cite('train.steps')}. The most is {steps}.",
+            )
+        elif warmup > steps:
+            wish.tell(
+                "train.steps",
+                f"{steps} is fewer than {wish.cite('train.warmup_steps')}. "
+                f"Set train.warmup_steps to {steps} or less.",
+            )
+    if wish.is_sound("layout.dp") and wish["layout.dp"] != "cores" and wish["layout.dp"] < 1:
+        wish.tell("layout.dp", f"{wish['layout.dp']} is too small; the least is 1.")
+    if wish.is_sound("layout.context", "layout.ranks_per_node"):
+        context, per_node = wish["layout.context"], wish["layout.ranks_per_node"]
+        if per_node is not None and context % per_node:
+            divisors = [count for count in range(1, context + 1) if context % count == 0]
+            closest = min(divisors, key=lambda count: abs(count - per_node))
+            wish.tell(
+                "layout.ranks_per_node",
+                f"{per_node} does not divide {wish.cite('layout.context')}. Nearest: {closest}.",
+            )
+    _judge_pipeline(wish)
+
+
+def _judge_pipeline(wish: Wish) -> None:
+    """Keys of a pipeline that would do nothing, or not what they say."""
+    if not wish.is_sound("layout.pipeline", "layout.schedule", "layout.skip", "layout.virtual"):
+        return
+    skips = wish["layout.schedule"] in LOSSY_SCHEDULES
+    for name, idle in (("layout.skip", 0), ("layout.virtual", None)):
+        if wish["layout.pipeline"] == 1 and wish[name] not in (idle, 1):
+            wish.tell(
+                name,
+                f"{wish[name]:g} is of a pipeline, and there is none: "
+                f"{wish.cite('layout.pipeline')}. Set layout.pipeline to 2 or more.",
+            )
+            return
+    if wish["layout.skip"] and not skips:
+        wish.tell(
+            "layout.skip",
+            f"{wish['layout.skip']:g} leaves out stages, and {wish.cite('layout.schedule')}, runs "
+            f"all of them. Set layout.schedule to {' or '.join(map(toml, LOSSY_SCHEDULES))}, "
+            f"which train another model, or layout.skip to 0.",
+        )
+    if skips and not wish["layout.skip"] and wish["layout.pipeline"] > 1:
+        wish.tell(
+            "layout.schedule",
+            f"{toml(wish['layout.schedule'])} leaves out stages and so trains another model, and "
+            f"{wish.cite('layout.skip')}, leaves out none. Set layout.skip to the share of "
+            f"stages that each micro-batch is to leave out.",
+        )

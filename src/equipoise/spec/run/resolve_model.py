@@ -1,0 +1,216 @@
+"""The model that a run's sizes describe: a preset, a Hugging Face folder, or sizes of its own.
+
+Kept true (tests/unit/spec/run/test_load.py)
+    Sizes that do not go together are told at the one that was given, with the nearest that do.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from equipoise.base.errors import ModelError
+from equipoise.base.nearest import nearest
+from equipoise.base.read import read_json
+from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.model.presets import PRESETS, ModelSpec
+from equipoise.spec.run.keys import keys, toml
+from equipoise.spec.run.spec import ModelSection
+from equipoise.spec.run.wish import Wish, nearest_multiples
+
+_HF = "hf:"
+# The keys of [model] that are sizes, named as in ModelSpec.
+SIZES = tuple(
+    field.name
+    for field in dataclasses.fields(ModelSection)
+    if field.name in {other.name for other in dataclasses.fields(ModelSpec)}
+)
+# Those that say something of experts, with their values for a model without.
+_OF_EXPERTS = {
+    field.name: field.default
+    for field in dataclasses.fields(ModelSpec)
+    if field.name in SIZES[SIZES.index("experts") + 1 :]
+}
+# Those that config.json of a published model says nothing of.
+_TRAINING = ("balance", "balance_rate", "capacity_factor")
+
+
+def resolve_model(wish: Wish, base: Path) -> tuple[ModelSpec, dict[str, str]]:
+    """The model of a run, and the origin of each size that its keys do not give.
+
+    Args:
+        wish: Values of all keys; what does not go together is told to it.
+        base: The folder that relative paths refer to.
+    """
+    init = wish["model.init"]
+    if init.removeprefix(_HF) not in ("", init):
+        return _resolve_hf(wish, base, init.removeprefix(_HF))
+    if init != "random":
+        wish.tell("model.init", f'{toml(init)} is not one of "random", "hf:DIR".')
+    name = wish["model.preset"]
+    if name not in PRESETS:
+        wish.tell(
+            "model.preset",
+            f"{toml(name)} is not a preset. Nearest: {toml(nearest(name, PRESETS))}. "
+            f"All: {', '.join(PRESETS)}.",
+        )
+        return PRESETS[keys()["model.preset"].default], {}
+    start = PRESETS[name]
+    origins = {f"model.{size}": f"preset {name}" for size in SIZES if not _is_set(wish, size)}
+    model = dataclasses.replace(
+        start, **{size: wish[f"model.{size}"] for size in SIZES if _is_set(wish, size)}
+    )
+    if wish.is_sound("model.preset", *(f"model.{size}" for size in SIZES)):
+        is_reshaped = (model.hidden, model.heads) != (start.hidden, start.heads)
+        if is_reshaped and not _is_set(wish, "head_width"):
+            _judge_width(wish, model, origins)
+            model = dataclasses.replace(model, head_width=max(1, model.hidden // model.heads))
+            origins["model.head_width"] = "model.hidden // model.heads"
+        elif model.head_width % 2:
+            wish.tell(
+                "model.head_width",
+                f"{model.head_width} is odd; rotary angles turn pairs. "
+                f"Nearest: {nearest_multiples(model.head_width, 2)}.",
+            )
+        _judge_heads(wish, model, origins)
+        model = _fill_experts(wish, model, origins)
+    if wish["data.tokenizer"] == "train":
+        if not _is_set(wish, "vocab"):
+            model = dataclasses.replace(model, vocab=wish["data.vocab"])
+            origins["model.vocab"] = "data.vocab"
+        elif model.vocab < wish["data.vocab"] and wish.is_sound("model.vocab", "data.vocab"):
+            wish.tell(
+                "model.vocab",
+                f"{model.vocab} is fewer than {wish.cite('data.vocab')}, the size of the "
+                f"tokenizer that is trained. The least is {wish['data.vocab']}.",
+            )
+    return model, origins
+
+
+def _is_set(wish: Wish, size: str) -> bool:
+    return wish[f"model.{size}"] is not None
+
+
+def _cite_size(model: ModelSpec, origins: Mapping[str, str], wish: Wish, size: str) -> str:
+    origin = origins.get(f"model.{size}", wish.given[f"model.{size}"].origin.label)
+    return f"model.{size}, {getattr(model, size)} ({origin})"
+
+
+def _judge_width(wish: Wish, model: ModelSpec, origins: Mapping[str, str]) -> None:
+    pair = 2 * model.heads
+    if model.hidden % pair == 0:
+        return
+    around = nearest_multiples(model.hidden, pair)
+    if wish.is_given("model.hidden"):
+        wish.tell(
+            "model.hidden",
+            f"{model.hidden} does not divide into heads of an even width by "
+            f"{_cite_size(model, origins, wish, 'heads')}. "
+            f"Nearest: {around}; or give model.head_width.",
+        )
+    else:
+        wish.tell(
+            "model.heads",
+            f"{_cite_size(model, origins, wish, 'hidden')}, does not divide into {model.heads} "
+            f"heads of an even width. Set model.hidden to {around}, or give model.head_width.",
+        )
+
+
+def _judge_heads(wish: Wish, model: ModelSpec, origins: Mapping[str, str]) -> None:
+    if model.heads % model.kv_heads == 0:
+        return
+    divisors = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
+    closest = min(divisors, key=lambda n: abs(n - model.kv_heads))
+    if wish.is_given("model.kv_heads"):
+        wish.tell(
+            "model.kv_heads",
+            f"{model.kv_heads} does not divide {_cite_size(model, origins, wish, 'heads')}. "
+            f"Nearest: {closest}.",
+        )
+    else:
+        wish.tell(
+            "model.heads",
+            f"{model.heads} is not a multiple of "
+            f"{_cite_size(model, origins, wish, 'kv_heads')}. Set model.kv_heads to {closest}.",
+        )
+
+
+def _fill_experts(wish: Wish, model: ModelSpec, origins: dict[str, str]) -> ModelSpec:
+    """The sizes of experts that were not given, and what does not go together."""
+    if not model.experts:
+        for size, without in _OF_EXPERTS.items():
+            if _is_set(wish, size) and getattr(model, size) != without:
+                wish.tell(
+                    f"model.{size}",
+                    f"{toml(getattr(model, size))} says something of experts, and there are "
+                    f"none: {_cite_size(model, origins, wish, 'experts')}. Set model.experts.",
+                )
+        return model
+    if not model.top_k:
+        model = dataclasses.replace(model, top_k=min(2, model.experts))
+        origins["model.top_k"] = "2, or model.experts"
+    if not model.expert_ffn:
+        model = dataclasses.replace(model, expert_ffn=max(1, model.ffn // model.top_k))
+        origins["model.expert_ffn"] = "model.ffn // model.top_k"
+    if model.top_k > model.experts:
+        at = "top_k" if wish.is_given("model.top_k") else "experts"
+        wish.tell(
+            f"model.{at}",
+            f"a token cannot pass through {model.top_k} of {model.experts} experts. Set "
+            f"model.top_k to {model.experts} or less.",
+        )
+    if not model.sparse_layers:
+        at = "dense_layers" if wish.is_given("model.dense_layers") else "expert_every"
+        wish.tell(
+            f"model.{at if wish.is_given(f'model.{at}') else 'experts'}",
+            f"none of {model.layers} layers has experts: not the first {model.dense_layers}, and "
+            f"of the others those whose number is a multiple of {model.expert_every}. Lower "
+            "model.dense_layers or model.expert_every.",
+        )
+    return model
+
+
+def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[str, str]]:
+    for name in ("preset", *(size for size in SIZES if size not in _TRAINING)):
+        if wish.is_given(f"model.{name}"):
+            wish.tell(
+                f"model.{name}",
+                f"given beside model.init = {toml(wish['model.init'])} "
+                f"({wish.given['model.init'].origin.label}), whose config.json holds the sizes. "
+                "Remove one of them.",
+            )
+    fallback = PRESETS[keys()["model.preset"].default]
+    try:
+        config = read_json(base / Path(folder).expanduser() / "config.json")
+        if not isinstance(config, dict):
+            raise ValueError("it holds no table")
+        model = model_from_hf_config(config)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        wish.tell(
+            "model.init",
+            f"cannot read {folder}/config.json: {reason}. "
+            "Name a folder that holds config.json and *.safetensors.",
+        )
+        return fallback, {}
+    except ValueError as error:
+        wish.tell("model.init", f"{folder}/config.json is not JSON: {error}.")
+        return fallback, {}
+    except ModelError as error:
+        wish.tell("model.init", f"{folder}/{error}")
+        return fallback, {}
+    if (
+        wish["data.tokenizer"] == "train"
+        and wish.is_sound("data.tokenizer", "data.vocab")
+        and wish["data.vocab"] > model.vocab
+    ):
+        wish.tell(
+            "model.init",
+            f"its vocabulary of {model.vocab} is smaller than {wish.cite('data.vocab')}, the "
+            "size of the tokenizer that is trained. Set data.tokenizer to the folder's "
+            f"tokenizer.json, or data.vocab to {model.vocab} or less.",
+        )
+    trained = {size: wish[f"model.{size}"] for size in _TRAINING if _is_set(wish, size)}
+    model = dataclasses.replace(model, **trained)
+    return model, {
+        f"model.{size}": f"{folder}/config.json" for size in SIZES if size not in trained
+    }

@@ -1,0 +1,82 @@
+"""The decision that a launcher hands to its ranks: ``resolved.json`` in the run's folder.
+
+It is written once by the process that read run.toml and only read by the ranks, so that no
+rank resolves anything by itself. It also tells ``report`` where each value came from.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from equipoise.base.disk import explain_refusal
+from equipoise.base.errors import SpecError
+from equipoise.base.read import read_json
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.names import RESOLVED
+from equipoise.spec.run.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ContextMachine:
+    """What ``layout.sharding = "auto"`` prices by, on every rank and after every resume."""
+
+    flop_per_s: float
+    """Speed of a rank's attention."""
+    tile_s: float
+    """What each tile's kernel takes beside that, in the forward pass."""
+    latency_s: float
+    """Latency of a message between two ranks."""
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedFile:
+    """A run, its model, its ranks and its token cache, all settled."""
+
+    spec: RunSpec
+    model: ModelSpec
+    origins: dict[str, str]
+    ranks: int
+    corpus: str
+    init_folder: str
+    context_machine: ContextMachine | None = None
+    """Settled when the run began; None unless ``layout.sharding`` is ``auto``."""
+
+
+def write_resolved(folder: Path, resolved: ResolvedFile) -> None:
+    """Write ``resolved.json`` whole or not at all.
+
+    Raises:
+        SpecError: the folder cannot be written.
+    """
+    partial = folder / f".{RESOLVED}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(dataclasses.asdict(resolved), indent=1) + "\n")
+        partial.rename(folder / RESOLVED)
+    except OSError as error:
+        raise SpecError(
+            f"The run's folder {folder} cannot be written ({explain_refusal(error, folder)}). Make "
+            f"it writable, or choose another with --out."
+        ) from error
+
+
+def read_resolved(folder: Path) -> ResolvedFile:
+    """Read ``resolved.json`` back into dataclasses.
+
+    Raises:
+        SpecError: there is none, or it was not written by this version.
+    """
+    try:
+        data: Any = read_json(folder / RESOLVED)
+        return TypeAdapter(ResolvedFile).validate_python(data)
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"{folder} holds no readable {RESOLVED}: it is not the folder of a run of this "
+            f"version. Start it with `equipoise train run.toml`."
+        ) from error

@@ -1,0 +1,95 @@
+"""What becomes of a run that goes on from a checkpoint with another value of a key.
+
+What it decides
+    Every key of run.toml is one of four kinds. One that is not declared otherwise is told:
+
+    - *free*: no step holds other tokens and no number is another, up to rounding. Any layout
+      equals one rank, so layouts are free.
+    - *told*: steps from there on hold other tokens, or train otherwise. That is allowed, and said
+      with both values; the checkpoint's manifest holds those of the run that saved it.
+    - *compared*: what the key stands for is compared, and refused where it differs: the sizes of
+      the model, the digest of the corpus.
+    - *refused*: documents would come twice or never.
+
+Kept true (tests/unit/spec/run/test_resume.py)
+    Only keys that exist are declared; a key that changes what a step holds is never free.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from equipoise.spec.run.keys import keys, toml
+from equipoise.spec.run.spec import RunSpec
+
+
+class OnResume(Enum):
+    """What another value does to a run that goes on."""
+
+    FREE = "free"
+    TOLD = "told"
+    COMPARED = "compared"
+    REFUSED = "refused"
+
+
+_FREE = """
+    name data.cache train.recompute
+    layout.dp layout.context layout.tensor layout.pipeline layout.virtual layout.expert
+    layout.expert_tensor layout.strategy layout.sharding layout.ranks_per_node layout.zero
+    layout.replicas layout.pin layout.deadline_s
+    checkpoint.every_steps checkpoint.keep journal.tensorboard
+"""
+"""Not ``layout.schedule``: some leave stages out and so train another model."""
+
+_COMPARED = """
+    data.source data.path data.field data.tokenizer data.vocab
+    model.preset model.layers model.hidden model.heads model.kv_heads model.ffn model.vocab
+    model.head_width model.tied model.rope_theta model.experts model.top_k model.expert_ffn
+    model.shared_ffn model.shared_gate model.dense_layers model.expert_every model.norm_top_k
+    model.balance model.balance_rate model.capacity_factor
+"""
+"""Not ``model.init``: the checkpoint's weights are taken, whatever it says."""
+
+_KINDS = {
+    **dict.fromkeys(_FREE.split(), OnResume.FREE),
+    **dict.fromkeys(_COMPARED.split(), OnResume.COMPARED),
+    "train.seed": OnResume.REFUSED,
+}
+
+
+def on_resume() -> dict[str, OnResume]:
+    """The kind of every key of run.toml.
+
+    >>> on_resume()["pack.context_tokens"].value, on_resume()["layout.zero"].value
+    ('told', 'free')
+    """
+    return {name: _KINDS.get(name, OnResume.TOLD) for name in keys()}
+
+
+def resume_facts(spec: RunSpec) -> dict[str, Any]:
+    """The value of each key that a run which goes on is told of, by its dotted name."""
+    kinds = on_resume()
+    return {
+        name: getattr(getattr(spec, key.section), key.field)
+        for name, key in keys().items()
+        if kinds[name] is OnResume.TOLD
+    }
+
+
+def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Keys with another value than before, both values; empty if there is none.
+
+    Keys that either side does not know, of another version, are left out.
+
+    >>> describe_changes({"train.lr": 0.1, "pack.queues": 2}, {"train.lr": 0.2, "pack.queues": 2})
+    'train.lr = 0.1 before and 0.2 now'
+    """
+
+    def words(value: Any) -> str:
+        return "unset" if value is None else toml(value)
+
+    return "; ".join(
+        f"{name} = {words(before[name])} before and {words(value)} now"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    )

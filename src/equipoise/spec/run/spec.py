@@ -1,0 +1,451 @@
+"""run.toml as frozen dataclasses: the wish of a run, with a description of every key.
+
+Kept true (tests/unit/spec/run/test_load.py)
+    The defaults alone are a run that works on any machine with two cores; each key has a
+    description; ``spec.run.load`` refuses everything that is not written here.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from equipoise.base.errors import LayoutError
+from equipoise.spec.layout import Layout
+from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS
+from equipoise.spec.model.presets import Balance
+
+Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
+Policy = Literal[
+    "in-order",
+    "fixed",
+    "fixed-exact",
+    "by-tokens",
+    "by-work",
+    "delayed",
+    "divided",
+    "divided-in-time",
+    "gangs",
+    "flexsp",
+    "bytescale",
+]
+Precision = Literal["fp32", "bf16"]
+StrategyName = Literal[
+    "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
+]
+Sharding = Literal[
+    "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
+]
+Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
+Schedule = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "interleaved-zb",
+    "zb-v",
+    "dualpipe-v",
+    "v-half",
+    "v-min",
+    "auto",
+    "skip-partial",
+    "skip-reordered",
+]
+
+TWO_STAGES: tuple[Schedule, ...] = (
+    "interleaved",
+    "interleaved-zb",
+    "zb-v",
+    "dualpipe-v",
+    "v-half",
+    "v-min",
+)
+"""Schedules of two stages a rank; interleaved ones also run more."""
+
+LOSSY_SCHEDULES: tuple[Schedule, ...] = ("skip-partial", "skip-reordered")
+"""Schedules that train another model: micro-batches leave stages out."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSpec:
+    """Where documents come from and how they become tokens."""
+
+    source: Annotated[
+        Source,
+        Field(description="python-stdlib, or the kind of thing that data.path names"),
+    ] = "python-stdlib"
+    path: Annotated[str, Field(description="file or folder to read; relative to run.toml")] = ""
+    field: Annotated[
+        str, Field(description="name of the text column of jsonl, parquet and datasets")
+    ] = "text"
+    tokenizer: Annotated[
+        str,
+        Field(description='"train" trains a byte-level BPE; else the path of a tokenizer.json'),
+    ] = "train"
+    vocab: Annotated[
+        int, Field(ge=260, le=1_000_000, description="size of the BPE that is trained")
+    ] = 4096
+    cache: Annotated[str, Field(description="folder of trained tokenizers and token caches")] = (
+        "~/.cache/equipoise"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """Which decoder to train. Any size given here replaces the preset's."""
+
+    preset: Annotated[str, Field(description="name of a ModelSpec preset")] = "2m"
+    init: Annotated[
+        str,
+        Field(
+            description='"random", or "hf:DIR" for the weights and sizes of a Hugging Face folder'
+        ),
+    ] = "random"
+    layers: Annotated[int | None, Field(ge=1, le=MOST_LAYERS, description="decoder layers")] = None
+    hidden: Annotated[int | None, Field(ge=2, description="model width")] = None
+    heads: Annotated[int | None, Field(ge=1, description="query heads")] = None
+    kv_heads: Annotated[int | None, Field(ge=1, description="key/value heads")] = None
+    ffn: Annotated[int | None, Field(ge=1, description="feed-forward width")] = None
+    vocab: Annotated[int | None, Field(ge=2, description="rows of the embedding")] = None
+    head_width: Annotated[int | None, Field(ge=2, description="width of one head")] = None
+    tied: Annotated[bool | None, Field(description="the head shares the embedding's weights")] = (
+        None
+    )
+    rope_theta: Annotated[float | None, Field(gt=1, description="base of rotary angles")] = None
+    experts: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MOST_EXPERTS,
+            description="experts of a layer; 0 for one feed-forward instead",
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, Field(ge=0, description="experts that a token passes through; 2 unless given")
+    ] = None
+    expert_ffn: Annotated[
+        int | None,
+        Field(ge=0, description="width of an expert; model.ffn over model.top_k unless given"),
+    ] = None
+    shared_ffn: Annotated[
+        int | None,
+        Field(ge=0, description="width of the expert that every token passes through; 0 for none"),
+    ] = None
+    shared_gate: Annotated[
+        bool | None, Field(description="scale the shared expert's output by a gate of its input")
+    ] = None
+    dense_layers: Annotated[
+        int | None, Field(ge=0, description="so many first layers have no experts")
+    ] = None
+    expert_every: Annotated[
+        int | None, Field(ge=1, description="of the others every so many-th has experts")
+    ] = None
+    norm_top_k: Annotated[
+        bool | None, Field(description="scale the weights of a token's experts to sum to one")
+    ] = None
+    balance: Annotated[
+        Balance | None,
+        Field(description="what keeps experts equally busy: a loss, or a bias of their scores"),
+    ] = None
+    balance_rate: Annotated[
+        float | None,
+        Field(gt=0, description="weight of the auxiliary loss, or what a step adds to a bias"),
+    ] = None
+    capacity_factor: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="most tokens of an expert, over its even share of a rank's micro-batch; "
+            "others are dropped. 0 drops none",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackSpec:
+    """How a step's documents are shared out."""
+
+    policy: Annotated[Policy, Field(description="how documents become micro-batches")] = "by-work"
+    context_tokens: Annotated[
+        int,
+        Field(ge=2, description="window: longer documents are cut; tokens of an in-order pack"),
+    ] = 8192
+    step_tokens: Annotated[
+        int, Field(ge=2, description="tokens of one optimizer step, over all ranks")
+    ] = 32_768
+    cut: Annotated[
+        Literal["documents", "windows"],
+        Field(
+            description='where documents are cut: "documents" only those longer than a window, '
+            '"windows" also at each window\'s edge, as in-order always does'
+        ),
+    ] = "documents"
+    max_tokens: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            description="most tokens in one micro-batch, of policies that do not fill windows; "
+            "1.25 windows unless given",
+        ),
+    ] = None
+    queues: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=8,
+            description="of delayed: queues of outliers; the last holds documents from half a "
+            "window on, each one before it from half that length on",
+        ),
+    ] = 2
+    max_delay_steps: Annotated[
+        int, Field(ge=0, description="of delayed: steps that a document waits at most")
+    ] = 16
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that one micro-batch may hold under this policy."""
+        if self.policy in ("in-order", "fixed", "fixed-exact"):
+            return self.context_tokens
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return self.context_tokens + self.context_tokens // 4
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """The optimisation."""
+
+    steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 100
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of weights and of order")] = 0
+    lr: Annotated[float, Field(gt=0, description="peak learning rate")] = 3e-3
+    schedule: Annotated[
+        Literal["cosine", "constant"], Field(description="learning rate after the warm-up")
+    ] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0, description="steps of linear warm-up")] = 10
+    final_lr_ratio: Annotated[
+        float, Field(ge=0, le=1, description="last learning rate over peak, for cosine")
+    ] = 0.1
+    weight_decay: Annotated[float, Field(ge=0, description="AdamW's, on matrices only")] = 0.1
+    beta1: Annotated[float, Field(ge=0, lt=1, description="AdamW's first moment")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="AdamW's second moment")] = 0.95
+    eps: Annotated[float, Field(gt=0, description="AdamW's epsilon")] = 1e-8
+    clip_norm: Annotated[float, Field(gt=0, description="largest global gradient norm")] = 1.0
+    precision: Annotated[
+        Precision, Field(description="of activations and matmuls; master weights are fp32")
+    ] = "fp32"
+    recompute: Annotated[
+        Recompute,
+        Field(
+            description="what layers make again in the backward instead of keeping it: the "
+            "attention core; all else (selective); every N-th layer; or every layer (full)"
+        ),
+    ] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSpec:
+    """How the run is spread over ranks."""
+
+    dp: Annotated[
+        int | Literal["cores"],
+        Field(
+            description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
+            "dp x context x tensor x pipeline the cores of this machine"
+        ),
+    ] = "cores"
+    context: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="context-parallel ranks: so many share the tokens of each micro-batch, so "
+            "there are dp x context x tensor x pipeline ranks",
+        ),
+    ] = 1
+    tensor: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="tensor-parallel ranks: so many share the weights of each layer; must "
+            "divide the heads",
+        ),
+    ] = 1
+    pipeline: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="pipeline-parallel ranks: so many share the layers, and a step's "
+            "micro-batches go from one to the next",
+        ),
+    ] = 1
+    schedule: Annotated[
+        Schedule, Field(description="of a pipeline: in which order a rank runs its micro-batches")
+    ] = "1f1b"
+    skip: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="of skip-partial and skip-reordered, which train another model: share of "
+            "the stages between the first and the last that each micro-batch leaves out",
+        ),
+    ] = 0.0
+    virtual: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="stages of each pipeline rank; unless given 2 for schedules that need or "
+            "are made for it, else 1",
+        ),
+    ] = None
+    expert: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="expert-parallel ranks: so many share the experts of each layer, the same "
+            "ranks as share other things or nothing; expert x expert_tensor must divide the ranks "
+            "of a pipeline stage",
+        ),
+    ] = 1
+    expert_tensor: Annotated[
+        int, Field(ge=1, description="ranks that share the hidden units of each expert")
+    ] = 1
+    strategy: Annotated[
+        StrategyName,
+        Field(description="of attention over a context's ranks: what moves between them"),
+    ] = "needed-kv"
+    sharding: Annotated[
+        Sharding, Field(description="which of a context's ranks holds which tokens")
+    ] = "mixed"
+    ranks_per_node: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="of double-ring, usp and hierarchical: ranks of a context that share a "
+            "node; all of them unless given",
+        ),
+    ] = None
+    zero: Annotated[
+        Literal[0, 1, 2, 3],
+        Field(description="ZeRO stage: what is sharded over all ranks besides the documents"),
+    ] = 1
+    replicas: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="copies of what ZeRO shards over dp x context ranks (hybrid sharding); "
+            "must divide them",
+        ),
+    ] = 1
+    pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
+    deadline_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=36_000,
+            description="longest wait of one rank for another; the run then ends and says for whom",
+        ),
+    ] = 600.0
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that compute each micro-batch together: context x tensor x pipeline."""
+        return self.context * self.tensor * self.pipeline
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline, over all its ranks."""
+        two = self.schedule in TWO_STAGES
+        return self.pipeline * (self.virtual or (2 if two and self.pipeline > 1 else 1))
+
+    def of_ranks(self, ranks: int) -> Layout:
+        """Where so many ranks stand: data parallelism outermost, tensor parallelism innermost.
+
+        >>> LayoutSpec(context=2, tensor=2).of_ranks(8).coordinates(5)["cp"]
+        0
+        """
+        stage_ranks = ranks // self.pipeline
+        if stage_ranks % (self.expert * self.expert_tensor):
+            divisors = ", ".join(str(n) for n in range(1, stage_ranks + 1) if stage_ranks % n == 0)
+            raise LayoutError(
+                f"layout.expert x layout.expert_tensor = {self.expert} x {self.expert_tensor} does "
+                f"not divide the {stage_ranks} ranks of dp x context x tensor. Give degrees whose "
+                f"product is one of {divisors}."
+            )
+        layout = Layout(
+            dp=max(1, ranks // self.sharing),
+            cp=self.context,
+            tp=self.tensor,
+            pp=self.pipeline,
+            ep=self.expert,
+            etp=self.expert_tensor,
+            zero=self.zero,
+            replicas=self.replicas,
+        )
+        layout.require_world(ranks)
+        return layout
+
+    def count_ranks(self, cores: int) -> int:
+        """All ranks: ``dp`` times those that share each micro-batch.
+
+        Args:
+            cores: Of this machine; they are the ranks where ``dp`` is ``"cores"``.
+
+        Raises:
+            LayoutError: the ranks that share a micro-batch do not divide the cores.
+
+        >>> LayoutSpec(dp=2, context=2).count_ranks(cores=8), LayoutSpec().count_ranks(cores=8)
+        (4, 8)
+        """
+        if self.dp != "cores":
+            return self.dp * self.sharing
+        if cores % self.sharing and self.sharing > self.context:
+            degrees = {"context": self.context, "tensor": self.tensor}
+            if self.pipeline > 1:
+                degrees["pipeline"] = self.pipeline
+            raise LayoutError(
+                f"{' x '.join(f'layout.{name}' for name in degrees)} = "
+                f"{' x '.join(map(str, degrees.values()))} does not divide "
+                f'the {cores} ranks of layout.dp = "cores", one for each core of this machine. '
+                f"Set layout.dp = 1 for {self.sharing} ranks in all."
+            )
+        if cores % self.context:
+            divisors = [count for count in range(1, cores + 1) if cores % count == 0]
+            closest = min(divisors, key=lambda count: abs(count - self.context))
+            raise LayoutError(
+                f"layout.context = {self.context} does not divide the {cores} ranks of layout.dp "
+                f'= "cores", one for each core of this machine. Set layout.context = {closest}, '
+                f"or layout.dp = 1 for {self.context} ranks in all."
+            )
+        return cores
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpec:
+    """When to save, and what to keep."""
+
+    every_steps: Annotated[int, Field(ge=1, description="steps between checkpoints")] = 50
+    keep: Annotated[int, Field(ge=1, description="newest checkpoints that are kept")] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSpec:
+    """What is written down beside the journal itself."""
+
+    tensorboard: Annotated[bool, Field(description="also write TensorBoard scalars")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A whole run.toml."""
+
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder of the run")
+    ] = "run"
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSection = field(default_factory=ModelSection)
+    pack: PackSpec = field(default_factory=PackSpec)
+    train: TrainSpec = field(default_factory=TrainSpec)
+    layout: LayoutSpec = field(default_factory=LayoutSpec)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    journal: JournalSpec = field(default_factory=JournalSpec)

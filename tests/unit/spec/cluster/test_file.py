@@ -1,0 +1,151 @@
+"""cluster.toml: what it describes, and each fault once with its line."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.base.errors import SpecError
+from equipoise.cost.link import collective_s, group_of, strided_group
+from equipoise.spec.cluster.file import __doc__ as page
+from equipoise.spec.cluster.file import read_cluster
+from equipoise.spec.cluster.spec import find_cluster
+
+GROWN = "\n".join(
+    line[8:] for line in page.split("::\n\n")[1].split("\n\n    ``node")[0].split("\n")
+)
+
+
+def _read(folder: Path, text: str):
+    file = folder / "cluster.toml"
+    file.write_text(text)
+    return read_cluster(str(file))
+
+
+def _refused(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
+        _read(folder, text)
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    cluster = _read(tmp_path, GROWN)
+    old, new = cluster.classes
+    assert (cluster.name, cluster.devices, cluster.nodes) == ("grown", 48, 6)
+    assert old.nic.name == "lab-roce"
+    assert old.nic_bytes_per_s == 180e9 / 8 * 4 / 8
+    assert old.nic.efficiency == 0.8
+    assert old.nic.source == (
+        "the cluster file; what it leaves out as roce-200: 200 Gb/s Ethernet with RDMA; efficiency "
+        "and latency a guess"
+    )
+    assert new.device.usd_per_hour == 2.5
+    assert dict(new.device.sources)["usd_per_hour"] == "the cluster file"
+    assert cluster.between.name == "ethernet-25"
+    assert collective_s("all_reduce", 1e9, group_of(cluster, [0, 32])).s > 0.5
+
+
+def test_a_shipped_cluster_written_out_prices_alike(tmp_path: Path) -> None:
+    cluster = _read(tmp_path, 'name = "dgx"\n[[nodes]]\ndevice = "h100-sxm"\nnodes = 4\n')
+    for size, stride in ((8, 1), (16, 1), (4, 8)):
+        own = collective_s("all_gather", 1e8, strided_group(cluster, size, stride))
+        shipped = strided_group(find_cluster("h100-sxm:32"), size, stride)
+        assert own.s == collective_s("all_gather", 1e8, shipped).s
+
+
+def test_a_matrix_of_nodes(tmp_path: Path) -> None:
+    text = (
+        'name = "m"\nnode_gbyte_per_s = [[0, 300], [100.0, 0]]\n'
+        '[[nodes]]\ndevice = "h100-sxm"\nnodes = 2\n'
+    )
+    cluster = _read(tmp_path, text)
+    assert np.array_equal(cluster.node_bytes_per_s, [[0, 300e9], [100e9, 0]])
+    assert not cluster.is_uniform
+
+
+def test_names_pass_through_and_nodes_of_another_shape(tmp_path: Path) -> None:
+    assert read_cluster("a100-80:8").devices == 8
+    text = (
+        'name = "pcie"\n[[nodes]]\nname = "box"\ndevice = "a100-40"\nnodes = 2\n'
+        'devices_per_node = 4\ninside = "pcie4"\nnic = "ethernet-100"\nnics = 1\n'
+    )
+    box = _read(tmp_path, text).classes[0]
+    assert (box.name, box.devices_per_node, box.devices) == ("box", 4, 8)
+    assert box.tiers[0].link.name == "pcie4"
+    assert box.nic_bytes_per_s == 12.5e9 / 4
+
+
+def test_every_fault_of_form_at_once(tmp_path: Path) -> None:
+    _refused(
+        tmp_path,
+        'nam = "x"\n[[nodes]]\ndevice = 3\nnodes = 0\nnic = "ib-ndr"\ndevices = 8\n',
+        "cluster.toml:1  nam: no such key. Nearest: name\n"
+        "cluster.toml:1  name: is missing. Every cluster needs a name, and nodes with a device "
+        "and a number.\n"
+        "cluster.toml:3  nodes.device: needs text, got 3 (a whole number).\n"
+        "cluster.toml:4  nodes.nodes: 0 is too small; the least is 1.\n"
+        "cluster.toml:6  nodes.devices: no such key. Nearest: device",
+    )
+
+
+def test_every_fault_of_meaning_at_once(tmp_path: Path) -> None:
+    _refused(
+        tmp_path,
+        'name = "x"\n[[nodes]]\ndevice = "h1000"\nnodes = 1\n[[nodes]]\ndevice = "this-cpu"\n'
+        'nodes = 2\n[[nodes]]\ndevice = "h200"\nnodes = 1\ninside = "nvlink6"\n'
+        '[links.lab]\nlike = "roce-300"\n',
+        "cluster.toml:1  between: is missing, and nodes of 3 classes must meet over some link. "
+        'Name it: between = "lab".\n'
+        'cluster.toml:3  nodes.device: there is no device "h1000". Nearest: h200\n'
+        'cluster.toml:5  nodes.nic: is missing, and 2 nodes of "this-cpu" must meet over some '
+        'link. Name it: nic = "ethernet-25".\n'
+        'cluster.toml:11  nodes.inside: there is no link "nvlink6". Nearest: nvlink5\n'
+        'cluster.toml:13  links.lab.like: there is no link "roce-300". Nearest: roce-400',
+    )
+
+
+def test_a_matrix_with_a_missing_link_or_of_another_shape(tmp_path: Path) -> None:
+    nodes = '[[nodes]]\ndevice = "h100-sxm"\nnodes = 2\n'
+    _refused(
+        tmp_path,
+        f'name = "m"\nnode_gbyte_per_s = [[0, 0],\n [100.0, 0]]\n{nodes}',
+        "cluster.toml:2  node_gbyte_per_s: from node 0 to node 1 is 0. A missing link has no "
+        "rate; give what was measured, above 0.",
+    )
+    _refused(
+        tmp_path,
+        f'name = "m"\nnode_gbyte_per_s = [[0, 1, 2]]\n{nodes}',
+        "cluster.toml:2  node_gbyte_per_s: has 1 rows of 3, and there are 2 nodes. Give 2 rows "
+        "of 2.",
+    )
+
+
+def test_files_that_are_missing_or_wrong_altogether(tmp_path: Path) -> None:
+    file = tmp_path / "none.toml"
+    message = (
+        f"Cannot read the cluster file {file}: no such file or directory. Shipped clusters need "
+        "no file: h100-sxm:8192."
+    )
+    with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
+        read_cluster(str(file))
+    _refused(
+        tmp_path,
+        'name = "x"\nnodes = []\n',
+        "cluster.toml:2  nodes: is empty. Give at least one [[nodes]].",
+    )
+    _refused(
+        tmp_path,
+        'name = "x"\n[[nodes]]\ndevice = "h100-sxm"\nnodes = 999999999\n',
+        "cluster.toml:2  nodes: 7,999,999,992 devices are more than are priced. Give 1,048,576 or "
+        "less.",
+    )
+    _refused(
+        tmp_path,
+        'name = "x"\nnodes = 4\n',
+        "cluster.toml:2  nodes: needs a list, got 4.",
+    )
+    _refused(
+        tmp_path,
+        "name = x\n",
+        "cluster.toml:1  not TOML: Invalid value (column 8).",
+    )

@@ -1,0 +1,109 @@
+"""Ways to show a run: TOML with origins, a template, a schema, plain data."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.spec.run.keys import keys
+from equipoise.spec.run.load import ResolvedRun, read_run, render, schema, template, to_dict
+from equipoise.spec.run.spec import RunSpec
+
+RUNS: list[list[tuple[str, str]]] = [
+    [],
+    [("name", "b"), ("model.hidden", "128"), ("train.lr", "1e-20"), ("layout.dp", "3")],
+    [("layout.context", "4"), ("layout.strategy", "usp"), ("layout.ranks_per_node", "2")],
+    [("data.source", "text"), ("data.path", 'a "b" \\ c\t\x7fé'), ("pack.max_tokens", "500000")],
+]
+
+
+def reload(text: str, folder: Path) -> ResolvedRun:
+    (folder / "run.toml").write_text(text, encoding="utf-8")
+    return read_run(folder / "run.toml")
+
+
+@pytest.mark.parametrize("overrides", RUNS)
+def test_what_is_rendered_loads_back_to_the_same_digest(
+    overrides: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    run = read_run(None, overrides)
+    again = reload(render(run), tmp_path)
+    assert (again.spec, again.model, again.digest) == (run.spec, run.model, run.digest)
+
+
+def test_rendered_lines_say_where_values_come_from(tmp_path: Path) -> None:
+    run = reload("train.steps = 50\nmodel.preset = '7m'\npack.context_tokens = 4096\n", tmp_path)
+    lines = render(run).splitlines()
+    assert lines[0] == f"# {run.model.params / 1e6:.1f}M parameters; digest {run.digest}"
+    assert "steps = 50                    # run.toml:1" in lines
+    assert "#layers = 6                   # preset 7m" in lines
+    assert "#max_tokens = 5120            # default" in lines
+    notes = {line.index("  # ") for line in lines if "  # " in line and line[0] != " "}
+    assert max(notes) == 28
+
+
+def test_every_key_has_a_description() -> None:
+    assert [name for name, key in keys().items() if not key.description] == []
+
+
+@pytest.mark.parametrize("overrides", RUNS)
+def test_the_template_loads_to_what_was_given(
+    overrides: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    run = read_run(None, overrides)
+    assert reload(template(run), tmp_path).digest == run.digest
+
+
+def test_the_template_switched_on_is_the_default_run(tmp_path: Path) -> None:
+    run = reload(re.sub(r"^#(?=\w)", "", template(read_run(None)), flags=re.M), tmp_path)
+    assert run.model == read_run(None).model
+    assert all(origin.startswith("run.toml:") for origin in run.origins.values())
+    assert (run.spec.train, run.spec.data) == (RunSpec().train, RunSpec().data)
+    assert run.spec.pack.max_tokens == 1.25 * RunSpec().pack.context_tokens
+
+
+def test_plain_data_has_every_key() -> None:
+    plain = to_dict(RunSpec())
+    flat = {
+        f"{name}.{field}" if isinstance(table, dict) else name
+        for name, table in plain.items()
+        for field in (table if isinstance(table, dict) else [""])
+    }
+    assert flat == set(keys())
+
+
+def tables(part: Any) -> list[dict[str, Any]]:
+    if isinstance(part, list):
+        return [table for each in part for table in tables(each)]
+    if not isinstance(part, dict):
+        return []
+    below = [table for each in part.values() for table in tables(each)]
+    return [*below, part] if part.get("type") == "object" else below
+
+
+def test_the_schema_is_closed_and_described() -> None:
+    whole = schema()
+    assert whole["title"] == "run.toml"
+    assert whole["properties"]["extends"]["type"] == "string"
+    assert len(tables(whole)) == 8
+    for table in tables(whole):
+        assert table["additionalProperties"] is False
+        for name, each in table["properties"].items():
+            assert "description" in each or "$ref" in each, name
+    assert "null" not in str(whole)
+    train = whole["$defs"]["TrainSpec"]["properties"]
+    assert train["steps"] == {
+        "default": 100,
+        "description": "optimizer steps",
+        "minimum": 1,
+        "title": "Steps",
+        "type": "integer",
+    }
+    assert whole["$defs"]["ModelSection"]["properties"]["layers"] == {
+        "description": "decoder layers",
+        "maximum": 4096,
+        "minimum": 1,
+        "title": "Layers",
+        "type": "integer",
+    }
