@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from bench.stamp import environment
+from equipoise.cost.curves.collectives import CollectiveCurve, curve_of_rows, nccl_rows
 from equipoise.cost.link import Group, Level, collective_s
-from equipoise.cost.link_curve import CollectiveCurve, curve_of_rows, nccl_rows
 from equipoise.spec.cluster.link import find_link
 
 GOAL = 0.08

@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.corpus import open_corpus
 from bench.stamp import environment
-from equipoise.cost.memory_overhead import CPU_OVERHEAD
+from equipoise.cost.memory.overhead import CPU_OVERHEAD
 
 TWO = ("--layout.dp", "2")
 SMALL = (*TWO, "--model.preset", "2m")
@@ -162,7 +162,7 @@ def summarize(found: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
     )
     errors = errors or [float("nan")]
     return {
-        "what": "peak resident bytes of a rank, less the interpreter's, beside cost/memory.py",
+        "what": "peak resident bytes of a rank, less the interpreter's, beside its forecast",
         "worst_error (goal 0.10)": round(errors[-1], 3),
         "median_error": round(float(np.median(errors)), 3),
         "within_goal": f"{sum(error <= 0.1 for error in errors)} of {len(errors)} ranks",

@@ -23,7 +23,7 @@ from bench.published_rows import (
     zero_bubble,
 )
 from equipoise.base.units import GIB
-from equipoise.cost.step import FITTED, StepOptions
+from equipoise.cost.step.request import FITTED, StepOptions
 from equipoise.spec.layout import Layout
 from equipoise.spec.run.spec import Recompute
 

@@ -13,9 +13,9 @@ import sys
 from typing import Any
 
 from bench.published_rows import read
-from equipoise.cost.memory_device import hosted_bytes
+from equipoise.cost.memory.device import hosted_bytes
 from equipoise.cost.offload import ADAM_BYTES, host_update_s
-from equipoise.cost.step import Stack, StepOptions
+from equipoise.cost.step.request import Stack, StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster

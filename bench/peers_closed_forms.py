@@ -17,7 +17,7 @@ or split backwards: steps with those are refused, not approximated.
 from dataclasses import dataclass
 
 from bench.published_rows import Row
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 
 Rates = tuple[tuple[float, float], ...]
 """From a size, the share of the peak that is reached, largest first."""

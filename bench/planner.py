@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.stamp import LoadStamp, environment, spread
 from equipoise.cli.simulate_setting import step_packer
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bound import least_bytes, least_seconds
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space

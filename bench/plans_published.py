@@ -24,7 +24,7 @@ import numpy as np
 from bench.published_rows import Row, rows
 from bench.stamp import LoadStamp, environment
 from equipoise.base.errors import EquipoiseError
-from equipoise.cost.step import StepOptions, StepPrice
+from equipoise.cost.step.request import StepOptions, StepPrice
 from equipoise.plan.choice import ORDERS, Choice
 from equipoise.plan.explain import loses_by
 from equipoise.plan.search import Search

@@ -7,7 +7,7 @@ from bench.corpus import open_corpus
 from bench.plans_real_cases import CASES, COMMON, STEPS
 from equipoise.balance.pack import make_packer
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.step import StepOptions, residuals_of
+from equipoise.cost.step.request import StepOptions, residuals_of
 from equipoise.data.stream import DocumentStream
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import StepRun, run_step

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.published_rows import Row
 from equipoise.base.errors import EquipoiseError
-from equipoise.cost.step import Residuals, StepOptions, StepPrice
+from equipoise.cost.step.request import Residuals, StepOptions, StepPrice
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.cost.step import Stack, StepOptions
+from equipoise.cost.step.request import Stack, StepOptions
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import PLANNED, ModelSpec
 from equipoise.spec.run.spec import Recompute

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.published_price import Priced, fit, price_rows, table_of
 from bench.published_rows import read, rows
-from equipoise.cost.step import Residuals
+from equipoise.cost.step.request import Residuals
 
 GOAL = {"tau": 0.8, "top-1 regret": 0.03}
 LEAST = 4

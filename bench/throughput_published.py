@@ -28,7 +28,7 @@ from bench.published_rows import (
     rows,
 )
 from bench.stamp import LoadStamp, environment
-from equipoise.cost.step import Stack, StepOptions
+from equipoise.cost.step.request import Stack, StepOptions
 from equipoise.schedule.pipeline_prices import make_prices
 from equipoise.schedule.pipeline_replay import replay_pipeline
 from equipoise.schedule.pipeline_strategies import write_pipeline

@@ -11,7 +11,7 @@ pieces: the same number of micro-batches, AdamW with the same groups, the same c
 DeepSpeed keeps every weight of fewer than 100,000 numbers whole on each rank (its default of
 ``stage3_param_persistence_threshold``): all of the small decoder but its tables. Beside that stand
 a threshold of 0, and one beyond every weight. The last keeps what ZeRO 2 keeps, so it is also set
-beside our ``zero = 2``. Ours keeps what ``cost.memory_weights.is_kept_whole`` says: every layer of
+beside our ``zero = 2``. Ours keeps what ``cost.memory.weights.is_kept_whole`` says: every layer of
 the small decoder, and none of the large one's.
 
 DeepSpeed is no dependency. To get it (its first start also compiles, for a minute or more)::

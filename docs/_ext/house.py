@@ -44,7 +44,7 @@ QUESTIONS = {
     "Which formula gives a step's time?": (
         "src/equipoise/sim/step.py",
         "src/equipoise/sim/parts.py",
-        "src/equipoise/cost/step_layer.py",
+        "src/equipoise/cost/step/layer.py",
     ),
     "What does resume restore?": (
         "src/equipoise/train/loop.py",

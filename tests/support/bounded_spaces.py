@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from equipoise.cost.step import Stack, StepOptions
+from equipoise.cost.step.request import Stack, StepOptions
 from equipoise.plan.space import Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster

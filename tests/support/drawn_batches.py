@@ -7,7 +7,7 @@ import numpy as np
 
 from equipoise.balance.pack import DIVIDES, pack_step
 from equipoise.cost.curve import counted_curve
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.packs import Packer
 from equipoise.sim.divided import DividedStep

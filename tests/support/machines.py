@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from equipoise.cost.step import Stack, StepOptions
+from equipoise.cost.step.request import Stack, StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.model.presets import ModelSpec, preset

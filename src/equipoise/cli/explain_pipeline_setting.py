@@ -256,7 +256,7 @@ def _for_listed(
 
 def _token_bytes(model: "ModelSpec", dtype: str, recompute: "Recompute") -> int:
     """Kept of one token in the mean layer, by the forecast of memory [bytes]."""
-    from equipoise.cost.memory_layer import token_bytes
+    from equipoise.cost.memory.layer import token_bytes
     from equipoise.spec.layout import Layout
     from equipoise.spec.recompute import layer_recompute
 

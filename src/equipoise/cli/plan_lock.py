@@ -21,7 +21,7 @@ from equipoise.cli.simulate_setting import (
     step_packer,
 )
 from equipoise.cli.simulate_show import step_row
-from equipoise.cost.measured_sources import sources_of
+from equipoise.cost.curves.sources import sources_of
 from equipoise.cost.offload import require_host
 from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch

@@ -22,7 +22,7 @@ from equipoise.base.errors import LayoutError, PlanError, SpecError
 from equipoise.cli.console import make_progress
 from equipoise.cli.plan_lock import digest_curves
 from equipoise.cli.run_arguments import run_from
-from equipoise.cost.step import StepOptions, residuals_of
+from equipoise.cost.step.request import StepOptions, residuals_of
 from equipoise.data.store import TokenStore, prepare
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.choice import Choice

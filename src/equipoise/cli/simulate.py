@@ -21,7 +21,7 @@ from equipoise.cli.written import require_folder_of, require_kind, writing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from equipoise.cost.step import StepOptions
+    from equipoise.cost.step.request import StepOptions
     from equipoise.sim.step import StepRun
     from equipoise.spec.device.spec import DeviceSpec
     from equipoise.spec.layout import Layout
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        from equipoise.cost.measured_sources import sources_of
+        from equipoise.cost.curves.sources import sources_of
 
         row = step_row(found, machine, options) | noise
         row["sources"] = sources_of(machine.cluster, options.precision)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from equipoise.base.errors import SpecError
 
 if TYPE_CHECKING:
-    from equipoise.cost.step import StepOptions
+    from equipoise.cost.step.request import StepOptions
     from equipoise.sim.divided import DividedStep
     from equipoise.sim.step import Documents
     from equipoise.spec.cluster.spec import ClusterSpec
@@ -140,7 +140,7 @@ def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -
     """What the flags say about a step on this device."""
     from equipoise.base.nearest import nearest
     from equipoise.cli.simulate_judge import judge_numbers
-    from equipoise.cost.step import StepOptions, residuals_of
+    from equipoise.cost.step.request import StepOptions, residuals_of
     from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
 
     judge_numbers(args, device)
@@ -174,7 +174,7 @@ def require_kernel_prices(model: "ModelSpec", cluster: "ClusterSpec", precision:
     Raises:
         SpecError: names the cluster.
     """
-    from equipoise.cost.measured_parts import is_timed
+    from equipoise.cost.curves.parts import is_timed
 
     dtype: Dtype = "fp32" if precision == "fp32" else "bf16"
     if precision != "fp8" and is_timed(cluster.device, model, dtype, cluster.devices):

@@ -10,8 +10,8 @@ import numpy as np
 
 from equipoise.base.units import GIB, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cost.measured_sources import sources_of
-from equipoise.cost.step import StepOptions
+from equipoise.cost.curves.sources import sources_of
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import StepRun

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.grid import Flags, Floats
+from equipoise.cost.curves.grid import Flags, Floats
 from equipoise.cost.kernel import attention_s, gemm_s, stream_s
-from equipoise.cost.step_work import head_work, layer_work
+from equipoise.cost.step.work import head_work, layer_work
 from equipoise.cost.work import pair_flop
 from equipoise.observe.run_record import RunRecord
 from equipoise.spec.device.by_name import DeviceSpec, Dtype

@@ -37,8 +37,8 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.grid import Flags, Floats, Timing
-from equipoise.cost.measured import collective_curve
+from equipoise.cost.curves.grid import Flags, Floats, Timing
+from equipoise.cost.curves.measured import collective_curve
 from equipoise.spec.cluster.link import LinkSpec
 from equipoise.spec.cluster.spec import ClusterSpec, NodeClass
 

@@ -32,9 +32,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.memory_device import kept_bytes, weight_bytes
-from equipoise.cost.step import TERMS, Floats, StepOptions
-from equipoise.cost.step_layer import add
+from equipoise.cost.memory.device import kept_bytes, weight_bytes
+from equipoise.cost.step.layer import add
+from equipoise.cost.step.request import TERMS, Floats, StepOptions
 from equipoise.spec.device.spec import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

@@ -12,7 +12,7 @@ What it decides
 
     Under 3 the forward leaves gathered what its backward begins with: the last layer, and the
     tables. Groups of weights so small that meeting takes longer than their bytes
-    (``cost.memory_weights.is_kept_whole``) are treated as under 1.
+    (``cost.memory.weights.is_kept_whole``) are treated as under 1.
 
     Under 0 and 1 micro-batches are free of collectives, so ranks may differ in their number;
     the sum is triggered by one micro-batch of no tokens at the end, which also parts
@@ -45,7 +45,7 @@ from torch.distributed.tensor import DTensor
 from equipoise.base.axes import REPLICATE_AXIS, SHARD_AXIS
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
-from equipoise.cost.memory_weights import SMALL_BYTES, Group, is_kept_whole
+from equipoise.cost.memory.weights import SMALL_BYTES, Group, is_kept_whole
 from equipoise.nn.decoder import Decoder
 from equipoise.parallel.expert import spread_experts
 from equipoise.parallel.tensor import split_weights

@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.cost.memory_device import (
+from equipoise.cost.memory.device import (
     hosted_bytes,
     kept_bytes,
     logit_bytes,
     weight_bytes,
 )
-from equipoise.cost.step import StepOptions, element_bytes
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.cost.work import causal_pairs, pair_flop
 from equipoise.plan.space import RECOMPUTES, SCHEDULES, TWO_STAGES, Space
 from equipoise.sim.machine import Machine

@@ -6,7 +6,7 @@ Kept true (tests/unit/plan/test_space.py)
 
 from dataclasses import dataclass
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.spec.layout import ATTENTION_AXES, Layout
 
 ORDERS = {"dp-pp": ATTENTION_AXES, "pp-dp": ("pp", "dp", "cp", "tp")}

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Floats
+from equipoise.cost.step.request import Floats
 from equipoise.plan.alike import group_alike
 from equipoise.plan.bins import Batches
 from equipoise.plan.bound import least_seconds, needed_bytes, stages_ahead

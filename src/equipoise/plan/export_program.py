@@ -42,7 +42,7 @@ class Program:
     """Its own names of the settings that it has, by what they are of."""
     lacks: tuple[Lack, ...]
     offloads_master: bool = True
-    """As ``cost.step.Stack`` has it."""
+    """As ``cost.step.request.Stack`` has it."""
 
     def require(self, model: ModelSpec, choice: Choice) -> dict[str, str]:
         """Its names of what a choice says; without stages or context ranks, not of those.

@@ -24,7 +24,7 @@ import numpy as np
 from equipoise.balance.context import split_context
 from equipoise.balance.context_price import ContextPrice
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.step import TERMS, Floats, StepOptions
+from equipoise.cost.step.request import TERMS, Floats, StepOptions
 from equipoise.plan.bins import Batches, BinCores, Bins
 from equipoise.plan.choice import Choice
 from equipoise.plan.room import even_layers, is_even

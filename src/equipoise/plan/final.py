@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 
 from equipoise.base.errors import EquipoiseError
-from equipoise.cost.step import StepOptions
-from equipoise.cost.step_work import published_flop
+from equipoise.cost.step.request import StepOptions
+from equipoise.cost.step.work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.plan.bound import needed_bytes
 from equipoise.plan.choice import Choice

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.step import TERMS, Floats, element_bytes
+from equipoise.cost.step.request import TERMS, Floats, element_bytes
 from equipoise.plan.alike import group_alike
 from equipoise.plan.choice import Choice
 from equipoise.plan.family import Passes

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equipoise.cost.step import Floats
+from equipoise.cost.step.request import Floats
 from equipoise.sim.parts import BatchParts
 
 

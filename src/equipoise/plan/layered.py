@@ -32,7 +32,7 @@ import numpy as np
 
 from equipoise.balance.stage import StageSplit
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Floats
+from equipoise.cost.step.request import Floats
 from equipoise.plan.assign import Assignment, assign_strategies
 from equipoise.plan.choice import Choice
 from equipoise.plan.deadline import NEVER, Deadline

@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Floats, element_bytes
+from equipoise.cost.step.request import Floats, element_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.search import Search
 from equipoise.plan.space import RECOMPUTES, Ints, Space

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.step import Floats
+from equipoise.cost.step.request import Floats
 from equipoise.plan.bound import bubble
 from equipoise.plan.choice import Choice
 from equipoise.plan.family import Passes

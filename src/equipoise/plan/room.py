@@ -18,7 +18,7 @@ What it decides
     counts as if it were in flight most and kept whole.
 
     What is in flight follows from the order of forwards and input gradients, which no price
-    changes; weight gradients that are put off hold more. Bytes are ``cost.memory_device``'s own:
+    changes; weight gradients that are put off hold more. Bytes are ``cost.memory.device``'s own:
     of layers that are alike they are linear in layers and in what is in flight.
 
 Kept true (tests/unit/plan/test_room.py, by Hypothesis)
@@ -34,8 +34,8 @@ import dataclasses
 
 import numpy as np
 
-from equipoise.cost.memory_device import RankShare, rank_memory
-from equipoise.cost.step import Floats, StepOptions
+from equipoise.cost.memory.device import RankShare, rank_memory
+from equipoise.cost.step.request import Floats, StepOptions
 from equipoise.plan.alike import group_alike
 from equipoise.plan.choice import Choice
 from equipoise.plan.space import SCHEDULES, Ints, Space

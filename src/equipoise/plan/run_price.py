@@ -1,10 +1,10 @@
 """The best choices for a run, with the memory that this package's own ranks take.
 
 What it decides
-    Policies are compared last, on the layouts that the search found best, with the documents of
-    all data-parallel ranks where the search had one's. A replayed step says how much each pipeline
-    rank keeps at a time; what that takes is ``cost.memory``'s forecast, the one that the run's
-    report shows, where a described cluster has ``cost.memory_device``. A layout stands among the
+    Policies are compared last, on the layouts that the search found best, with the documents of all
+    data-parallel ranks where the search had one's. A replayed step says how much each pipeline rank
+    keeps at a time; what that takes is ``cost.memory.forecast``'s forecast, the one that the run's
+    report shows, where a described cluster has ``cost.memory.device``. A layout stands among the
     best with its faster policy, and runners-up differ in a degree as far as there are such.
 
 Kept true (tests/unit/plan/test_run_price.py)
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.base.units import GIB
-from equipoise.cost.memory import MemoryForecast, StageShare, forecast_memory
+from equipoise.cost.memory.forecast import MemoryForecast, StageShare, forecast_memory
 from equipoise.plan.choice import Choice
 from equipoise.plan.deadline import NEVER, Deadline
 from equipoise.plan.final import Finalist, degrees_of, price_finalists

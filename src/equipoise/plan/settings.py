@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.accepted import require_accepted
 from equipoise.plan.choice import Choice
 from equipoise.plan.run_steps import POLICIES

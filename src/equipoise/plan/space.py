@@ -50,7 +50,7 @@ import numpy.typing as npt
 
 from equipoise.balance.turns import DIVIDES, TOGETHER
 from equipoise.base.errors import SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import ORDERS, Choice
 from equipoise.plan.rows import Rows
 from equipoise.spec.layout import Layout

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.space import CONTEXT_STRATEGIES, NAMED, SCHEDULES, Space, list_space
 from equipoise.sim.here import measured_parts

@@ -20,8 +20,8 @@ import numpy as np
 from equipoise.balance.context import split_context
 from equipoise.balance.context_price import ContextPrice
 from equipoise.balance.context_split import ContextSplit
-from equipoise.cost.step import Floats, StepOptions, element_bytes
-from equipoise.cost.step_layer import Rates
+from equipoise.cost.step.layer import Rates
+from equipoise.cost.step.request import Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_count import Wire

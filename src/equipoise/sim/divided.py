@@ -28,7 +28,7 @@ from equipoise.balance.divided import macro_units
 from equipoise.balance.stage import StageSplit
 from equipoise.balance.turns import TOGETHER, align_turns, place_turn, require_policy
 from equipoise.base.errors import LayoutError
-from equipoise.cost.step import Floats, StepOptions, element_bytes
+from equipoise.cost.step.request import Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints
 from equipoise.sim.gangs import Gang
 from equipoise.sim.parts import BatchParts, PipelineRun, StepParts, run_pipeline, split_layers

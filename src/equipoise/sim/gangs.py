@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from equipoise.cost.step import Floats
+from equipoise.cost.step.request import Floats
 from equipoise.cost.work import Ints
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_count import Wire

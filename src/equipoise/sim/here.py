@@ -21,9 +21,9 @@ import numpy as np
 
 from equipoise.balance.context import split_context
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.measured_parts import Once, PartCurves, part_curves
-from equipoise.cost.step import TERMS, Floats, StepOptions, element_bytes
-from equipoise.cost.step_layer import add
+from equipoise.cost.curves.parts import Once, PartCurves, part_curves
+from equipoise.cost.step.layer import add
+from equipoise.cost.step.request import TERMS, Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints
 from equipoise.schedule.attention import AttentionSchedule
 from equipoise.schedule.attention_count import Wire

@@ -4,7 +4,7 @@ Kept true (tests/unit/plan/test_bound.py)
     Of one key, parts of a step are the same.
 """
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.spec.layout import Layout
 from equipoise.spec.offload import offloads_activations
 

@@ -31,7 +31,7 @@ import math
 from dataclasses import dataclass
 
 from equipoise.base.errors import LayoutError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

@@ -2,7 +2,7 @@
 
 What it decides
     A layer keeps, holds and passes through what it would in a step in which every layer is like
-    it (``cost.memory_device``); of what passes, only the most of a rank's layers counts. How much
+    it (``cost.memory.device``); of what passes, only the most of a rank's layers counts. How much
     is in flight follows from the schedule, in bytes that each stage's own layers keep.
 
 Kept true (tests/unit/sim/test_layered.py)
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.memory_device import RankShare, kept_bytes, rank_memory, resident_bytes
-from equipoise.cost.step import StepOptions
+from equipoise.cost.memory.device import RankShare, kept_bytes, rank_memory, resident_bytes
+from equipoise.cost.step.request import StepOptions
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.memory import StageMemory, host_of_ranks, share_of_ranks

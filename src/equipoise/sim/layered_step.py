@@ -19,8 +19,8 @@ import numpy as np
 from equipoise.balance.stage import StageSplit
 from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
-from equipoise.cost.step import Floats, StepOptions, element_bytes
-from equipoise.cost.step_layer import add
+from equipoise.cost.step.layer import add
+from equipoise.cost.step.request import Floats, StepOptions, element_bytes
 from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.layered import LayerStrategy, redistribute_s, require_strategy
 from equipoise.sim.layered_memory import layered_memory

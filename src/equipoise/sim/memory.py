@@ -3,7 +3,7 @@
 What it decides
     How much is in flight on each rank is counted from the schedule's own order of instructions,
     in tokens times layers, never taken to be the number of stages. What a layer keeps of a
-    token, and what stays, is ``cost.memory_device``'s.
+    token, and what stays, is ``cost.memory.device``'s.
 
 Kept true (tests/unit/sim/test_memory.py)
     Schedules that hold more need more; stages of a pipeline differ.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.memory_device import RankShare, host_memory, rank_memory
-from equipoise.cost.step import Floats, StepOptions
+from equipoise.cost.memory.device import RankShare, host_memory, rank_memory
+from equipoise.cost.step.request import Floats, StepOptions
 from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline_replay import count_in_flight
 from equipoise.sim.parts import PipelineRun, layers_of_ranks

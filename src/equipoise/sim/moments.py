@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.step import Floats
+from equipoise.cost.step.request import Floats
 from equipoise.schedule.instruction import Ints, Op
 from equipoise.sim.memory import StageMemory
 from equipoise.sim.parts import PipelineRun

@@ -4,7 +4,7 @@ What it decides
     ZeRO 0 reduces gradients whole; 1 scatters them and gathers parameters once a step; 2 scatters
     them in every micro-batch, for no rank keeps a sum of its own; 3 gathers each layer's
     parameters in every pass of every micro-batch and scatters its gradients in each, but those of
-    layers that ``cost.memory_weights.is_kept_whole`` names, which travel as of 1. What travels in a
+    layers that ``cost.memory.weights.is_kept_whole`` names, which travel as of 1. What travels in a
     micro-batch hides behind its own computing as far as that lasts. Experts are reduced over the
     ranks that hold the same ones. Parameters travel as wide as they are computed with.
 
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.cost.link import Op
-from equipoise.cost.memory_weights import held_groups, is_kept_whole
+from equipoise.cost.memory.weights import held_groups, is_kept_whole
 from equipoise.cost.offload import ADAM_BYTES, host_update_s
-from equipoise.cost.step import Floats, StepOptions, element_bytes
-from equipoise.cost.step_layer import add
+from equipoise.cost.step.layer import add
+from equipoise.cost.step.request import Floats, StepOptions, element_bytes
 from equipoise.schedule.instruction import Ints
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout

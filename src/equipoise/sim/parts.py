@@ -18,9 +18,9 @@ import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
 from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
-from equipoise.cost.step import TERMS, Floats, StepOptions, element_bytes
-from equipoise.cost.step_layer import LayerTraffic, add, price_layer, product_passes
-from equipoise.cost.step_work import head_work, layer_work
+from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes
+from equipoise.cost.step.request import TERMS, Floats, StepOptions, element_bytes
+from equipoise.cost.step.work import head_work, layer_work
 from equipoise.schedule.attention_price import Links
 from equipoise.schedule.instruction import Ints
 from equipoise.schedule.pipeline import PipelineSchedule, place_in_loop, place_in_v

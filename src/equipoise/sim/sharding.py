@@ -22,8 +22,8 @@ from equipoise.balance.context import AUTO
 from equipoise.balance.context_price import TILE_S, ContextPrice
 from equipoise.balance.tiles import TILE
 from equipoise.base.errors import SpecError
-from equipoise.cost.measured_parts import part_curves
-from equipoise.cost.step import StepOptions, element_bytes
+from equipoise.cost.curves.parts import part_curves
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.cost.work import causal_pairs
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.schedule.attention_score import AssumedMachine

@@ -6,7 +6,7 @@ Why
     run is written down by the code that would run it, and replayed.
 
 What it decides
-    Layers are priced from their kernels and collectives (``cost.step_layer``), the attention
+    Layers are priced from their kernels and collectives (``cost.step.layer``), the attention
     core from each micro-batch's documents (``sim.attention``), and put on stages by
     ``balance.stage``. Each data-parallel rank's pipeline is written by
     ``schedule.pipeline_strategies`` and replayed; the step ends with the rank that ends last.
@@ -27,8 +27,8 @@ import numpy as np
 
 from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
-from equipoise.cost.step import TERMS, Floats, StepOptions, StepPrice
-from equipoise.cost.step_work import published_flop
+from equipoise.cost.step.request import TERMS, Floats, StepOptions, StepPrice
+from equipoise.cost.step.work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.sim.divided import DividedStep, keys_bytes, run_divided
 from equipoise.sim.divided import Documents as Documents

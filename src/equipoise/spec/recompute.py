@@ -21,7 +21,7 @@ What it decides
     ``selective`` is the other way around: the core's results are kept, and its work, and with
     context parallelism its messages, are never repeated, however long the documents are.
 
-Kept true (tests/unit/nn/test_decoder.py, tests/unit/cost/test_memory_layer.py)
+Kept true (tests/unit/nn/test_decoder.py, tests/unit/cost/memory/test_layer.py)
     Loss and gradients are those of ``none``, bitwise; the core runs as often, and a layer keeps as
     much, as is said here.
 

@@ -31,7 +31,7 @@ import torch
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.measure import OPS, collective_samples
-from equipoise.cost.interval import median_interval
+from equipoise.cost.curves.interval import median_interval
 from equipoise.nn.measure_kernels import (
     Patience,
     attention_samples,

@@ -16,8 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from equipoise.cost.interval import median_interval
-from equipoise.cost.measured_parts import document_curves
+from equipoise.cost.curves.interval import median_interval
+from equipoise.cost.curves.parts import document_curves
 from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention_count import Wire
 from equipoise.schedule.attention_price import LinkPrice

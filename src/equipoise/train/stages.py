@@ -37,7 +37,7 @@ from equipoise.balance.stage import (
 )
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.memory import StageShare
+from equipoise.cost.memory.forecast import StageShare
 from equipoise.cost.work import Ints
 from equipoise.schedule.pipeline import PipelineSchedule, place_in_loop, place_in_v
 from equipoise.schedule.pipeline_prices import PipelinePrices

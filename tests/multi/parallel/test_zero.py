@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.comm.local import run_ranks
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.parameters import moved_by_layer
 from equipoise.spec.layout import Layout
 from support.ranks.composed_ranks import DENSE, SPARSE

@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from equipoise.cost.measured_parts import part_curves
-from equipoise.cost.step import StepOptions
+from equipoise.cost.curves.parts import part_curves
+from equipoise.cost.step.request import StepOptions
 from equipoise.observe.machine import usable_cores
 from equipoise.schedule.attention_price import LinkPrice
 from equipoise.sim.machine import Machine

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.grid import read_table
+from equipoise.cost.curves.grid import read_table
 from equipoise.cost.kernel import attention_s, decode_attention_s, gemm_s, stream_s
 from equipoise.spec.device.by_name import DEVICES, DeviceSpec, find_device
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import SpecError
+from equipoise.cost.curves.collectives import nccl_rows
 from equipoise.cost.link import OPS, Op, collective_s, group_of, strided_group
-from equipoise.cost.link_curve import nccl_rows
 from equipoise.spec.cluster.link import find_link
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster, node_class
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Precision, Stack
+from equipoise.cost.step.request import Precision, Stack
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.bound import bubble, least_bytes, least_seconds
 from equipoise.plan.choice import Choice

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.search import Search

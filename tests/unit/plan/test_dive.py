@@ -4,7 +4,7 @@ import heapq
 
 import numpy as np
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.dive import dive
 from equipoise.plan.space import list_space
 from equipoise.plan.stage import Item

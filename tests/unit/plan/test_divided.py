@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.balance.pack import DIVIDES, require_policy
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bound import least_seconds, needed_bytes
 from equipoise.plan.estimate import Estimates
 from equipoise.plan.final import price_finalists

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.export import EXPORTS, to_megatron, to_torchtitan
 from equipoise.plan.export_model import megatron_model

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.export import EXPORTS, to_megatron
 from equipoise.plan.space import list_space

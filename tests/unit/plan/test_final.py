@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.final import price_finalists, smallest_cluster
 from equipoise.plan.search import Search

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from equipoise.balance.stage import split_stages
 from equipoise.cost.link import Op, collective_s, strided_group
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.family import Kernels
 from equipoise.plan.fullest import full_rank, fullest_rank_s

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Stack, StepOptions
+from equipoise.cost.step.request import Stack, StepOptions
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.bound import least_host_bytes, least_seconds, needed_bytes
 from equipoise.plan.choice import Choice

@@ -1,6 +1,6 @@
 """Documents of a step are packed once a layout, and ranks come by their work."""
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.choice import Choice
 from equipoise.plan.packs import Packs

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from equipoise.balance.stage import split_stages
 from equipoise.base.errors import LayoutError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bins import sort_batches
 from equipoise.plan.family import Kernels
 from equipoise.plan.room import even_layers, fullest_bytes, least_in_flight

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.cost.memory import forecast_memory
-from equipoise.cost.step import StepOptions
+from equipoise.cost.memory.forecast import forecast_memory
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.final import Finalist
 from equipoise.plan.run_price import find_window_wall, forecast_ranks, packer_of, price_run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.outcome import Outcome, Priced, Progress
 from equipoise.plan.packs import Packer, Packs

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice
 from equipoise.plan.classes import ClassSearch
 from equipoise.plan.outcome import Priced

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.accepted import require_accepted
 from equipoise.plan.settings import DEGREES, DIMENSIONS, Choices, list_choices
 from equipoise.plan.trainable import list_trainable, run_keys

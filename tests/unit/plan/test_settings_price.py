@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.run_steps import RunSteps
 from equipoise.plan.settings import Choices, list_choices
 from equipoise.plan.settings_price import price_choices, prior_of

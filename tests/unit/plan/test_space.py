@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.space import COLUMNS, SCHEDULES, list_space
 from equipoise.spec.model.presets import PLANNED

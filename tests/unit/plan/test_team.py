@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan import search as search_module
 from equipoise.plan.choice import Choice
 from equipoise.plan.outcome import Outcome, Priced

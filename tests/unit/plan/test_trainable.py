@@ -3,7 +3,7 @@
 import pytest
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.accepted import require_accepted
 from equipoise.plan.trainable import list_trainable, run_keys
 from equipoise.spec.run.load import read_run

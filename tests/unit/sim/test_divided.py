@@ -12,7 +12,7 @@ from equipoise.balance.pack import ALL_POLICIES, DIVIDES, make_packer, require_p
 from equipoise.balance.turns import align_turns, place_turn
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.schedule.attention_price import Links
 from equipoise.schedule.attention_strategies import write_attention

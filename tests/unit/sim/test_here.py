@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.cost.step import Residuals, StepOptions
+from equipoise.cost.step.request import Residuals, StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import cores_cluster

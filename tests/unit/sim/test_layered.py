@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import LayoutError
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.layered import LayerStrategy, redistribute_s
 from equipoise.sim.layered_step import run_layered
 from equipoise.sim.moments import bytes_over_time

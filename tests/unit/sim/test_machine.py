@@ -2,7 +2,7 @@
 
 import pytest
 
-from equipoise.cost.step import TERMS
+from equipoise.cost.step.request import TERMS
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.spec.cluster.spec import find_cluster

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.cost.step import TERMS
+from equipoise.cost.step.request import TERMS
 from equipoise.plan.choice import Choice
 from equipoise.plan.fullest import least_travel
 from equipoise.sim.layered import LayerStrategy

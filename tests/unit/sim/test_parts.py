@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from equipoise.cost.step import TERMS
+from equipoise.cost.step.request import TERMS
 from equipoise.sim.attention import AttentionCore
 from equipoise.sim.parameters import Held, gather_s, held_by_layer, optimizer_s, reduce_s
 from equipoise.sim.parts import StepParts, layers_of_ranks, split_layers

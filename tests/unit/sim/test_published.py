@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.cost.step_work import published_flop
+from equipoise.cost.step.work import published_flop
 
 ROOT = Path(__file__).parents[3]
 

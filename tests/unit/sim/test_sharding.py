@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from equipoise.balance.context_price import TILE_S
-from equipoise.cost.step import StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.sharding import auto_price, context_price, run_price, settle_machine
 from equipoise.spec.cluster.spec import find_cluster

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step import Residuals
+from equipoise.cost.step.request import Residuals
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step, run_step
 from equipoise.spec.cluster.link import find_link

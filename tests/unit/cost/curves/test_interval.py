@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.interval import median_interval
+from equipoise.cost.curves.interval import median_interval
 
 
 @given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=60))

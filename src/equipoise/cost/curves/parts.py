@@ -11,7 +11,7 @@ What it decides
     the last two, and the reader is told. Attention of a document grows with its pairs between
     timed lengths as ``cost.curve`` has it.
 
-Kept true (tests/unit/cost/test_measured_parts.py)
+Kept true (tests/unit/cost/curves/test_parts.py)
     Timed points are met; no pass is ever free or negative; what was never timed is None.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.measured import model_parts
+from equipoise.cost.curves.measured import model_parts
 from equipoise.spec.device.parts import (
     ContextPoint,
     DocPoint,

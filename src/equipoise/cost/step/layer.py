@@ -9,7 +9,7 @@ What it decides
     Tensor-parallel traffic is a gather before and a scatter behind each half of a layer, or two
     reductions without sequence parallelism; the stack's overlap hides its share behind products.
 
-Kept true (tests/unit/cost/test_step_layer.py)
+Kept true (tests/unit/cost/step/test_layer.py)
     No term is below 0; recomputation adds a forward and nothing else; more overlap never costs.
 
 Sources
@@ -25,8 +25,8 @@ from typing import Protocol
 import numpy as np
 
 from equipoise.cost.link import Op
-from equipoise.cost.step import TERMS, Floats, StepOptions
-from equipoise.cost.step_work import LayerWork, Product
+from equipoise.cost.step.request import TERMS, Floats, StepOptions
+from equipoise.cost.step.work import LayerWork, Product
 from equipoise.spec.layout import Layout
 
 _MOVES_BACKWARD = 1.6

@@ -27,7 +27,7 @@ What it decides
     where ranks share experts. ZeRO 0 holds weights twice: ``fully_shard`` copies them even where
     there is nobody to gather from.
 
-Kept true (tests/unit/cost/test_memory.py)
+Kept true (tests/unit/cost/memory/test_forecast.py)
     Terms are positive, add up, grow with tokens and shrink with ranks; parts of a pipeline add up
     to the whole. How near the forecast is to a real rank's peak is printed by ``bench/memory.py``
     and by every run's report.
@@ -38,9 +38,9 @@ Sources
 
 from dataclasses import dataclass
 
-from equipoise.cost.memory_layer import LayerBytes, token_bytes
-from equipoise.cost.memory_overhead import CPU_OVERHEAD, DeviceOverhead
-from equipoise.cost.memory_weights import Group, held_groups, is_kept_whole
+from equipoise.cost.memory.layer import LayerBytes, token_bytes
+from equipoise.cost.memory.overhead import CPU_OVERHEAD, DeviceOverhead
+from equipoise.cost.memory.weights import Group, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from equipoise.cost.memory_layer import token_bytes
+from equipoise.cost.memory.layer import token_bytes
 from equipoise.nn.attention import pack_attention
 from equipoise.nn.decoder import DecoderLayer
 from equipoise.nn.rope import rotary_frequencies, rotary_table

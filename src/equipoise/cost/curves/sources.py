@@ -8,23 +8,23 @@ Why
 What it decides
     Nothing: names and sources, in the order in which a step asks for them.
 
-Kept true (tests/unit/cost/test_measured_sources.py)
+Kept true (tests/unit/cost/curves/test_sources.py)
     Every device, link and curve of a cluster is named once; what stands in for another device,
     and what nobody measured, is said to.
 """
 
 from collections.abc import Iterator, Mapping
 
-from equipoise.cost.grid import provenance
-from equipoise.cost.kernel import UNMEASURED_EFFICIENCY
-from equipoise.cost.measured import (
+from equipoise.cost.curves.grid import provenance
+from equipoise.cost.curves.measured import (
     ATTENTION_TABLES,
     GEMM_TABLES,
     LINK_OF,
     attention_curves,
     gemm_curve,
 )
-from equipoise.cost.step import residuals_of
+from equipoise.cost.kernel import UNMEASURED_EFFICIENCY
+from equipoise.cost.step.request import residuals_of
 from equipoise.spec.cluster.link import LinkSpec
 from equipoise.spec.cluster.spec import CLUSTERS, ClusterSpec, NodeClass
 from equipoise.spec.device.spec import DeviceSpec, Dtype

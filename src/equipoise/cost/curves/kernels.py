@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.cost.grid import STAYS_THEN_GROWS, LogGrid, Timing, build_grid
+from equipoise.cost.curves.grid import STAYS_THEN_GROWS, LogGrid, Timing, build_grid
 
 _IN_PROPORTION = (1.0, 1.0)
 _STAYS = (0.0, 0.0)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from equipoise.cost.measured_sources import sources_of
+from equipoise.cost.curves.sources import sources_of
 from equipoise.spec.cluster.link import find_link
 from equipoise.spec.cluster.spec import CLUSTERS, ClusterSpec, find_cluster, node_class
 from equipoise.spec.device.by_name import DEVICES

@@ -17,7 +17,7 @@ What it decides
     published   as Megatron-LM counts: every pair of a window, masked ones too
     =========== ==================================================================
 
-Kept true (tests/unit/cost/test_step_work.py)
+Kept true (tests/unit/cost/step/test_work.py)
     Over all ranks of a layout, products add up to ``useful_flop``'s, whatever the layout.
 
 Sources

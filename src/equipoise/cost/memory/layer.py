@@ -18,7 +18,7 @@ What it decides
     Ranks that share the hidden units of an expert each keep the rows of all, and their part of F.
     Where a row went is kept whatever is recomputed.
 
-Kept true (tests/unit/cost/test_memory_layer.py)
+Kept true (tests/unit/cost/memory/test_layer.py)
     What autograd really saves for a layer, byte by byte, under every setting.
 
 Sources

@@ -9,7 +9,7 @@ What it decides
     is treated as under ZeRO 1: gathered once a step, its gradients summed once. In a pipeline
     there is no such group: what passes between other micro-batches is freed.
 
-Kept true (tests/unit/cost/test_memory_weights.py)
+Kept true (tests/unit/cost/memory/test_weights.py)
     Groups of all stages, tensor and expert ranks hold every weight of the model, norms and copied
     heads once for each rank.
 

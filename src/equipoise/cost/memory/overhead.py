@@ -9,7 +9,7 @@ What it decides
     micro-batch, fewest where it is a multiple of the kernels' tiles. *Gloo* reduces a copy of its
     input.
 
-Kept true (tests/unit/cost/test_memory.py)
+Kept true (tests/unit/cost/memory/test_forecast.py)
     Without overhead nothing is added; each part grows with what it is a part of.
 
 Sources

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.grid import LogGrid, Timing, build_grid, counted, provenance, read_table
+from equipoise.cost.curves.grid import LogGrid, Timing, build_grid, counted, provenance, read_table
 
 TABLES = [
     "attention_a100.csv",

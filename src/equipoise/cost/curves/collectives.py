@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.cost.grid import LogGrid, Timing, build_grid, read_table
+from equipoise.cost.curves.grid import LogGrid, Timing, build_grid, read_table
 
 _STANDS_FOR = {"broadcast": "all_gather", "send": "all_gather"}
 """Where an op was not measured: a ring passes on as many bytes."""

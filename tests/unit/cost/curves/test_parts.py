@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.measured_parts import PartCurves, document_curves, part_curves
+from equipoise.cost.curves.parts import PartCurves, document_curves, part_curves
 from equipoise.spec.device.here import calibrated_device
 from equipoise.spec.device.spec import DeviceSpec
 from equipoise.spec.layout import Layout

@@ -6,7 +6,7 @@ What it decides
     ``i``-th largest, for the largest ``i`` that still covers the median with 95%; of fewer than
     6 no interval does, and it is all of them.
 
-Kept true (tests/unit/cost/test_interval.py, by Hypothesis)
+Kept true (tests/unit/cost/curves/test_interval.py, by Hypothesis)
     The interval holds the median; on drawn samples it covers the true one as often as it says.
 """
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from equipoise.cost.memory_weights import SMALL_BYTES, Group, held_groups, is_kept_whole
+from equipoise.cost.memory.weights import SMALL_BYTES, Group, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 

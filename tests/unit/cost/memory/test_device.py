@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from equipoise.cost.memory_device import RankShare, kept_bytes, rank_memory
-from equipoise.cost.step import Stack, StepOptions
+from equipoise.cost.memory.device import RankShare, kept_bytes, rank_memory
+from equipoise.cost.step.request import Stack, StepOptions
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import PLANNED, preset
 from equipoise.spec.run.spec import Recompute

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.memory import MemoryForecast, StageShare, forecast_memory, whole_model
-from equipoise.cost.memory_overhead import DeviceOverhead
+from equipoise.cost.memory.forecast import MemoryForecast, StageShare, forecast_memory, whole_model
+from equipoise.cost.memory.overhead import DeviceOverhead
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.run.spec import Recompute

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.step_work import head_work, layer_work, published_flop
+from equipoise.cost.step.work import head_work, layer_work, published_flop
 from equipoise.cost.work import useful_flop
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import PLANNED, ModelSpec, preset

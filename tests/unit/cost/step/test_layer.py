@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from equipoise.cost.step import PASSES, TERMS, Floats, Residuals, Stack, StepOptions
-from equipoise.cost.step_layer import LayerTraffic, price_layer, product_passes
-from equipoise.cost.step_work import Product, layer_work
+from equipoise.cost.step.layer import LayerTraffic, price_layer, product_passes
+from equipoise.cost.step.request import PASSES, TERMS, Floats, Residuals, Stack, StepOptions
+from equipoise.cost.step.work import Product, layer_work
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import preset
 

@@ -16,9 +16,9 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.cost.grid import LogGrid, read_table
-from equipoise.cost.kernel_curve import AttentionCurve, attention_curve, decode_grid, gemm_grid
-from equipoise.cost.link_curve import CollectiveCurve, curve_of_rows, nccl_rows
+from equipoise.cost.curves.collectives import CollectiveCurve, curve_of_rows, nccl_rows
+from equipoise.cost.curves.grid import LogGrid, read_table
+from equipoise.cost.curves.kernels import AttentionCurve, attention_curve, decode_grid, gemm_grid
 from equipoise.spec.cluster.link import LINKS, LinkSpec
 from equipoise.spec.device.file import DeviceFile, read_device_file
 from equipoise.spec.device.parts import ModelParts

@@ -1,8 +1,8 @@
 """Peak memory of one pipeline rank under a described program, term by term.
 
 Why
-    ``cost.memory`` forecasts this package's own ranks, byte by byte. A cluster that is not here
-    runs whatever program its owners run, and programs differ in what a layer keeps: scores or
+    ``cost.memory.forecast`` forecasts this package's own ranks, byte by byte. A cluster that is not
+    here runs whatever program its owners run, and programs differ in what a layer keeps: scores or
     none, a gathered or a divided copy of a norm's output, whole logits or chunks.
 
 What it decides
@@ -29,7 +29,7 @@ What it decides
     narrow weight that are copied from and to the device; activations of all layers but those that
     go or come (``spec.offload``).
 
-Kept true (tests/unit/cost/test_memory_device.py)
+Kept true (tests/unit/cost/memory/test_device.py)
     Korthikanti's 34, 10 + 24/t and 5 a s, exactly; terms grow with tokens and vocabulary and
     shrink with ranks; in fp32 activations are twice what they are in bf16, masks and fp32 apart.
     Beside published peaks: ``bench/memory_published.py``.
@@ -41,7 +41,7 @@ Sources
 import dataclasses
 from dataclasses import dataclass
 
-from equipoise.cost.step import StepOptions, element_bytes
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import offloads_activations, offloads_optimizer, resident_layers
@@ -110,7 +110,7 @@ def kept_bytes(
 ) -> float:
     """What a layer keeps of one token for its backward [bytes].
 
-    >>> from equipoise.cost.step import Stack
+    >>> from equipoise.cost.step.request import Stack
     >>> from equipoise.spec.model.presets import PLANNED
     >>> stack = Stack(attention="unfused", dropout=True, sequence_parallel=False)
     >>> options = StepOptions(2048, 1, stack=stack)

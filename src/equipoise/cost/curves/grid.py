@@ -10,7 +10,7 @@ What it decides
     time grows with a power of the size, mostly the first; below the smallest it stays, because
     what is left is latency, unless the axis says otherwise. Both are flagged.
 
-Kept true (tests/unit/cost/test_grid.py, by Hypothesis)
+Kept true (tests/unit/cost/curves/test_grid.py, by Hypothesis)
     Measured points are met; a power law is met everywhere inside; time never falls as a size
     grows where it does not on the grid; the flag is set outside and nowhere else.
 """

@@ -1,0 +1,1 @@
+"""Measured curves: grids of seconds over sizes, and where each comes from."""

@@ -1,0 +1,1 @@
+"""Forecasts of peak memory, term by term."""
