@@ -48,8 +48,8 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs
 from equipoise.nn.attention import attend_documents
 from equipoise.parallel.context.plan import plan_context
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import BACKWARD_OVER_FORWARD, price_attention
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD, price_attention
 from equipoise.train.process import settle
 
 STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses", "pass-q")

@@ -31,7 +31,7 @@ from equipoise.nn.measure import measure_curve
 from equipoise.observe.machine import usable_cores
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import plan_context
-from equipoise.schedule.attention_price import LinkPrice
+from equipoise.schedule.attention.price import LinkPrice
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.process import settle
 

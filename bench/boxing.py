@@ -30,9 +30,9 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Mail
 from equipoise.parallel.boxing import redistribute
-from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.boxing import BoxingRequest, plan_boxing
-from equipoise.schedule.boxing_placement import (
+from equipoise.schedule.attention.price import LinkPrice
+from equipoise.schedule.boxing.path import BoxingRequest, plan_boxing
+from equipoise.schedule.boxing.placement import (
     Broadcast,
     MeshTensor,
     Placements,

@@ -16,10 +16,10 @@ import numpy as np
 
 from bench.pipeline import published_table
 from bench.published_rows import read
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
-from equipoise.schedule.pipeline_replay import needed_places, replay_pipeline
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
+from equipoise.schedule.pipeline.replay import needed_places, replay_pipeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import write_pipeline
 
 GOAL = {"1F1B and ZB-H1, absolute": 1e-4, "interleaved, relative": 0.03}
 CHUNKS = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}

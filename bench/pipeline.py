@@ -13,8 +13,12 @@ from equipoise.balance.pack import pack_step
 from equipoise.balance.stage import price_layers, price_stages, split_model
 from equipoise.base.errors import EquipoiseError
 from equipoise.cost.curve import counted_curve
-from equipoise.schedule.instruction import Op
-from equipoise.schedule.pipeline import (
+from equipoise.schedule.pipeline.bound import bound_pipeline
+from equipoise.schedule.pipeline.check import check_pipeline
+from equipoise.schedule.pipeline.instruction import Op
+from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
+from equipoise.schedule.pipeline.replay import count_in_flight, replay_pipeline
+from equipoise.schedule.pipeline.schedule import (
     PipelineSchedule,
     finish_orders,
     place_in_loop,
@@ -22,11 +26,7 @@ from equipoise.schedule.pipeline import (
     single_units,
     whole_paths,
 )
-from equipoise.schedule.pipeline_bound import bound_pipeline
-from equipoise.schedule.pipeline_check import check_pipeline
-from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
-from equipoise.schedule.pipeline_replay import count_in_flight, replay_pipeline
-from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, STRATEGIES, write_pipeline
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import draw_lengths

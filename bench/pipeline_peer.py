@@ -22,10 +22,10 @@ from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.timeline import gather_timeline
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import PipelineTimeline
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import PipelineTimeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.process import settle

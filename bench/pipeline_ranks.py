@@ -39,9 +39,9 @@ from equipoise.balance.stage import price_layers, price_stages, split_model
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.parallel.pipeline.timeline import measured_prices
-from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
-from equipoise.schedule.pipeline_replay import PipelineTimeline, replay_pipeline
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
+from equipoise.schedule.pipeline.replay import PipelineTimeline, replay_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.run.spec import PackSpec, RunSpec
 from equipoise.train.curves import obtain_curve

@@ -20,10 +20,10 @@ from equipoise.plan.bound import least_bytes, least_seconds
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.schedule.compiled import compile_loop
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import replay_pipeline
-from equipoise.schedule.pipeline_strategies import write_pipeline
-from equipoise.schedule.pipeline_sweep import fill, sweep
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import replay_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.schedule.pipeline.sweep import fill, sweep
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster

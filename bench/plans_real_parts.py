@@ -9,7 +9,7 @@ from bench.stamp import LoadStamp
 from equipoise.cli.calibrate import parts_plan_for
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.attention_price import LinkPrice
+from equipoise.schedule.attention.price import LinkPrice
 from equipoise.spec.device.parts import ModelParts, Way
 from equipoise.spec.run.load import read_run
 from equipoise.train.calibrate_model import put_together

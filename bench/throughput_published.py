@@ -29,9 +29,9 @@ from bench.published_rows import (
 )
 from bench.stamp import LoadStamp, environment
 from equipoise.cost.step.request import Stack, StepOptions
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import replay_pipeline
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import replay_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step

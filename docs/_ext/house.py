@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "equipoise"
 # Each answer is three files or fewer, read in this order.
 QUESTIONS = {
     "How does ring attention work here?": (
-        "src/equipoise/schedule/attention_kv.py",
+        "src/equipoise/schedule/attention/pass_kv.py",
         "src/equipoise/parallel/context/forward.py",
         "src/equipoise/parallel/context/backward.py",
     ),
@@ -27,9 +27,9 @@ QUESTIONS = {
         "tests/unit/balance/test_pack.py",
     ),
     "How do I add a pipeline schedule?": (
-        "src/equipoise/schedule/pipeline_orders.py",
-        "src/equipoise/schedule/pipeline_strategies.py",
-        "tests/unit/schedule/test_pipeline_strategies.py",
+        "src/equipoise/schedule/pipeline/orders.py",
+        "src/equipoise/schedule/pipeline/strategies.py",
+        "tests/unit/schedule/pipeline/test_strategies.py",
     ),
     "How do I add a device?": ("src/equipoise/spec/device/table.py",),
     "Where is the loss normalised?": (

@@ -19,7 +19,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.parallel.context.batch import ContextCollator, ContextPack, shard_batch
 from equipoise.parallel.context.transformers import attend_pack, limit_keys, use_context_parallelism
 from equipoise.parallel.context.transformers_check import check_context_parallelism
-from equipoise.schedule.attention_strategies import STRATEGIES
+from equipoise.schedule.attention.strategies import STRATEGIES
 
 # Ranks are other processes: they import by name what these tests hand to ``run_ranks``.
 from support.ranks import hf_context_ranks

@@ -12,9 +12,9 @@ from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.loss import IGNORED
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, ONE_STAGE, write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, ONE_STAGE, write_pipeline
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from equipoise.parallel.context.attention import attend_in_one_process
 from equipoise.parallel.context.plan import ContextPlan, plan_context
-from equipoise.schedule.attention_strategies import STRATEGIES
+from equipoise.schedule.attention.strategies import STRATEGIES
 from support.placements import masks_for, written_out
 
 SHARDINGS = ["contiguous", "head-tail", "head-tail-document", "by-work", "mixed"]

@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from equipoise.base.errors import FitError, LayoutError
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
-from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
 
 WHOLE = [name for name in STRATEGIES if name not in LOSSY]
 

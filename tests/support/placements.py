@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from equipoise.schedule.attention import AttentionSchedule
-from equipoise.schedule.attention_strategies import STRATEGIES, write_attention
+from equipoise.schedule.attention.schedule import AttentionSchedule
+from equipoise.schedule.attention.strategies import STRATEGIES, write_attention
 from equipoise.spec.mask import Mask
 
 

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 
 from equipoise.balance.context_split import ContextRequest, ContextSplit
 from equipoise.balance.tiles import TILE
-from equipoise.schedule.attention import AttentionSchedule
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import BACKWARD_OVER_FORWARD, LinkPrice
-from equipoise.schedule.attention_score import (
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD, LinkPrice
+from equipoise.schedule.attention.schedule import AttentionSchedule
+from equipoise.schedule.attention.score import (
     AssumedMachine,
     AttentionScore,
     price_on,
     score_attention,
 )
-from equipoise.schedule.attention_strategies import write_attention
+from equipoise.schedule.attention.strategies import write_attention
 from equipoise.spec.model.presets import ModelSpec
 
 TILE_S = 5e-6
@@ -53,7 +53,7 @@ class ContextPrice:
 
     machine: AssumedMachine = ASSUMED
     strategy: str = "needed-kv"
-    """What moves between ranks: a name in ``schedule.attention_strategies``."""
+    """What moves between ranks: a name in ``schedule.attention.strategies``."""
     heads: int = 32
     """Query heads of a rank; those of Llama 3 8B unless given."""
     kv_heads: int = 8

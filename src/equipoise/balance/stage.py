@@ -33,8 +33,8 @@ from equipoise.base.errors import FitError, LayoutError
 from equipoise.base.units import format_bytes
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import Ints, causal_pairs
-from equipoise.schedule.attention_price import BACKWARD_OVER_FORWARD
-from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
+from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
+from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.recompute import attention_repeats, linear_repeats
@@ -255,7 +255,7 @@ def price_stages(
     hop_ns: npt.ArrayLike = 0,
     recompute: Recompute = "none",
 ) -> PipelinePrices:
-    """Prices of every stage and micro-batch, for ``schedule.pipeline_strategies``.
+    """Prices of every stage and micro-batch, for ``schedule.pipeline.strategies``.
 
     All of the head is in the forward of the last stage: its loss makes both gradients with the
     logits (``nn.loss``), and a backward, whole or in halves, only scales them.

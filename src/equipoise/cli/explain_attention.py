@@ -38,7 +38,7 @@ def explain_attention(args: argparse.Namespace) -> None:
 
 
 def _names(wanted: str) -> list[str]:
-    from equipoise.schedule.attention_strategies import STRATEGIES
+    from equipoise.schedule.attention.strategies import STRATEGIES
 
     names = [*STRATEGIES, RSA]
     if wanted == "all":

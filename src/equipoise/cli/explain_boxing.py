@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from equipoise.schedule.attention_price import LinkPrice
-    from equipoise.schedule.boxing import BoxingRequest, BoxingSchedule
-    from equipoise.schedule.boxing_placement import MeshTensor
+    from equipoise.schedule.attention.price import LinkPrice
+    from equipoise.schedule.boxing.path import BoxingRequest, BoxingSchedule
+    from equipoise.schedule.boxing.placement import MeshTensor
 
 EXAMPLE_MESH, EXAMPLE_SHAPE = "2x4", "4096x4096"
 
 
 def explain_boxing(args: argparse.Namespace) -> None:
     """Explain the cheapest path, beside others."""
-    from equipoise.schedule.boxing import plan_boxing
-    from equipoise.schedule.boxing_ways import other_ways
+    from equipoise.schedule.boxing.path import plan_boxing
+    from equipoise.schedule.boxing.ways import other_ways
 
     request = _request(args)
     ways = (plan_boxing(request), *other_ways(request))
@@ -47,8 +47,8 @@ def _request(args: argparse.Namespace) -> "BoxingRequest":
         SpecError: text that cannot be read.
         LayoutError: placements, mesh and shape that do not go together.
     """
-    from equipoise.schedule.boxing import BoxingRequest
-    from equipoise.schedule.boxing_placement import MeshTensor, read_placements
+    from equipoise.schedule.boxing.path import BoxingRequest
+    from equipoise.schedule.boxing.placement import MeshTensor, read_placements
 
     before, arrow, after = args.boxing.partition("->")
     if not arrow or "->" in after:
@@ -83,8 +83,8 @@ def _cluster_links(text: str, on: "MeshTensor") -> "tuple[LinkPrice, ...]":
         SpecError: no such cluster, or too small a one.
     """
     from equipoise.cost.link import group_of
-    from equipoise.schedule.attention_price import LinkPrice
-    from equipoise.schedule.boxing_step import groups_along
+    from equipoise.schedule.attention.price import LinkPrice
+    from equipoise.schedule.boxing.step import groups_along
     from equipoise.spec.cluster.file import read_cluster
 
     cluster = read_cluster(text)
@@ -120,8 +120,8 @@ def _links(text: str, axes: int) -> "tuple[LinkPrice, ...]":
 def _rows(
     args: argparse.Namespace, request: "BoxingRequest", ways: "tuple[BoxingSchedule, ...]"
 ) -> dict[str, object]:
-    from equipoise.schedule.boxing_exchange import count_copies
-    from equipoise.schedule.boxing_placement import write_placements
+    from equipoise.schedule.boxing.exchange import count_copies
+    from equipoise.schedule.boxing.placement import write_placements
 
     return {
         "before": write_placements(request.before),
@@ -159,7 +159,7 @@ def _rows(
 def _show(
     args: argparse.Namespace, request: "BoxingRequest", ways: "tuple[BoxingSchedule, ...]"
 ) -> None:
-    from equipoise.schedule.boxing_placement import write_placements
+    from equipoise.schedule.boxing.placement import write_placements
 
     console, (best, *others) = make_console(), ways
     on = request.on
@@ -189,8 +189,8 @@ def _show(
 
 
 def _show_steps(console: "Console", best: "BoxingSchedule") -> None:
-    from equipoise.schedule.boxing_exchange import count_copies
-    from equipoise.schedule.boxing_placement import write_placements
+    from equipoise.schedule.boxing.exchange import count_copies
+    from equipoise.schedule.boxing.placement import write_placements
 
     table = _table("step", "axes", "then")
     for name in ("a rank", "all ranks", "messages", "packed", "predicted"):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.base.units import format_seconds
-from equipoise.schedule.instruction import Op
-from equipoise.schedule.pipeline_replay import PipelineTimeline
+from equipoise.schedule.pipeline.instruction import Op
+from equipoise.schedule.pipeline.replay import PipelineTimeline
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,9 +34,9 @@ def draw_lanes(timeline: PipelineTimeline, width: int) -> list[tuple[str, str]]:
         timeline: Predicted or measured.
         width: Characters of the whole step, >= 1.
 
-    >>> from equipoise.schedule.pipeline_prices import make_prices
-    >>> from equipoise.schedule.pipeline_replay import replay_pipeline
-    >>> from equipoise.schedule.pipeline_strategies import write_pipeline
+    >>> from equipoise.schedule.pipeline.prices import make_prices
+    >>> from equipoise.schedule.pipeline.replay import replay_pipeline
+    >>> from equipoise.schedule.pipeline.strategies import write_pipeline
     >>> prices = make_prices(2, 1, 1, stages=2, micro_batches=2)
     >>> step = replay_pipeline(write_pipeline("1f1b", prices, ranks=2), prices)
     >>> for line in draw_lanes(step, step.makespan_ns):

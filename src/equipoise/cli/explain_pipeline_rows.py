@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.explain_pipeline_score import LeftOut, PipelineScore
-from equipoise.schedule.instruction import Op
+from equipoise.schedule.pipeline.instruction import Op
 
 if TYPE_CHECKING:
     from equipoise.cli.explain_pipeline_setting import PipelineSetting

@@ -10,13 +10,13 @@ from equipoise.balance.stage import StageSplit, price_stages, split_model
 from equipoise.base.errors import EquipoiseError, FitError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.units import format_bytes
-from equipoise.schedule.instruction import OP, Ints, Op
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_bound import bound_pipeline
-from equipoise.schedule.pipeline_check import check_pipeline, find_excess
-from equipoise.schedule.pipeline_prices import PipelinePrices
-from equipoise.schedule.pipeline_replay import PipelineTimeline, count_in_flight, replay_pipeline
-from equipoise.schedule.pipeline_strategies import (
+from equipoise.schedule.pipeline.bound import bound_pipeline
+from equipoise.schedule.pipeline.check import check_pipeline, find_excess
+from equipoise.schedule.pipeline.instruction import OP, Ints, Op
+from equipoise.schedule.pipeline.prices import PipelinePrices
+from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import (
     LOSSY,
     ONE_STAGE,
     STRATEGIES,

@@ -27,7 +27,7 @@ from equipoise.cli.run_arguments import run_from
 if TYPE_CHECKING:
     from equipoise.balance.stage import LayerPrices
     from equipoise.cost.work import Ints
-    from equipoise.schedule.attention_score import AssumedMachine
+    from equipoise.schedule.attention.score import AssumedMachine
     from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.pack import MicroBatch, Pieces
     from equipoise.spec.run.resolve import ResolvedRun
@@ -106,7 +106,7 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
     from equipoise.balance.pack import pack_step, require_policy
     from equipoise.balance.stage import price_layers
     from equipoise.cost.curve import counted_curve
-    from equipoise.schedule.attention_score import AssumedMachine
+    from equipoise.schedule.attention.score import AssumedMachine
 
     _judge(args)
     _override(args)
@@ -158,7 +158,7 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
 
 
 def _judge(args: argparse.Namespace) -> None:
-    from equipoise.schedule.pipeline_strategies import LOSSY
+    from equipoise.schedule.pipeline.strategies import LOSSY
 
     for flag in ("most_held", "memory"):
         value = getattr(args, flag)

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from equipoise.schedule.attention import Message, Round
-from equipoise.schedule.attention_count import Wire, tile_pairs
-from equipoise.schedule.attention_price import LinkPrice, Replay
-from equipoise.schedule.attention_score import AttentionScore
+from equipoise.schedule.attention.count import Wire, tile_pairs
+from equipoise.schedule.attention.price import LinkPrice, Replay
+from equipoise.schedule.attention.schedule import Message, Round
+from equipoise.schedule.attention.score import AttentionScore
 
 if TYPE_CHECKING:
     from equipoise.cli.explain_setting import Setting

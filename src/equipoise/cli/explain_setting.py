@@ -13,8 +13,8 @@ from equipoise.cli.run_arguments import run_from
 from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
-    from equipoise.schedule.attention_price import LinkPrice
-    from equipoise.schedule.attention_score import AssumedMachine, AttentionScore
+    from equipoise.schedule.attention.price import LinkPrice
+    from equipoise.schedule.attention.score import AssumedMachine, AttentionScore
     from equipoise.spec.mask import Mask
     from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.run.resolve import ResolvedRun
@@ -58,7 +58,7 @@ def setting_from(args: argparse.Namespace) -> Setting:
     """
     from equipoise.balance.context_price import TILE_S
     from equipoise.balance.tiles import TILE
-    from equipoise.schedule.attention_score import AssumedMachine
+    from equipoise.schedule.attention.score import AssumedMachine
 
     keys = {key for key, _ in args.overrides}
     has_model = args.run_toml is not None or any(key.startswith("model.") for key in keys)
@@ -134,7 +134,7 @@ def read_link(flag: str, text: str) -> "LinkPrice":
     Raises:
         SpecError: the flag's text is none.
     """
-    from equipoise.schedule.attention_price import LinkPrice
+    from equipoise.schedule.attention.price import LinkPrice
 
     latency, _, bandwidth = text.partition(":")
     try:
@@ -200,7 +200,7 @@ def score_strategy(name: str, setting: Setting) -> "AttentionScore":
 
     from equipoise.balance.context import ContextRequest, split_context
     from equipoise.balance.context_price import ContextPrice
-    from equipoise.schedule.attention_count import Wire
+    from equipoise.schedule.attention.count import Wire
 
     model, nodes, mask = setting.model, setting.ranks_per_node, setting.mask
     moves = "ring" if name == RSA else name

@@ -6,10 +6,10 @@ import numpy as np
 
 from equipoise.base.units import format_bytes, format_count, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.schedule.attention import Message
-from equipoise.schedule.attention_count import tile_pairs
-from equipoise.schedule.attention_price import Replay
-from equipoise.schedule.attention_score import AttentionScore
+from equipoise.schedule.attention.count import tile_pairs
+from equipoise.schedule.attention.price import Replay
+from equipoise.schedule.attention.schedule import Message
+from equipoise.schedule.attention.score import AttentionScore
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -141,7 +141,7 @@ def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -
     from equipoise.base.nearest import nearest
     from equipoise.cli.simulate_judge import judge_numbers
     from equipoise.cost.step.request import StepOptions, residuals_of
-    from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
+    from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 
     judge_numbers(args, device)
     schedule = args.schedule or ("interleaved" if virtual > 1 else "1f1b")

@@ -8,8 +8,8 @@ Kept true (tests/unit/dash/test_attention_plot.py)
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.schedule.attention import AttentionSchedule, Tiles
-from equipoise.schedule.attention_price import Replay
+from equipoise.schedule.attention.price import Replay
+from equipoise.schedule.attention.schedule import AttentionSchedule, Tiles
 
 _STRIPE = 6
 """Pixels across a stripe of heads."""

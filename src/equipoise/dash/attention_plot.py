@@ -28,9 +28,9 @@ import numpy.typing as npt
 
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.dash.attention_plane import lane_bars, paint_plane
-from equipoise.schedule.attention import AttentionSchedule
-from equipoise.schedule.attention_price import Replay
-from equipoise.schedule.attention_score import AssumedMachine, AttentionScore
+from equipoise.schedule.attention.price import Replay
+from equipoise.schedule.attention.schedule import AttentionSchedule
+from equipoise.schedule.attention.score import AssumedMachine, AttentionScore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.schedule.instruction import Op
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_messages import list_messages
-from equipoise.schedule.pipeline_replay import PipelineTimeline
+from equipoise.schedule.pipeline.instruction import Op
+from equipoise.schedule.pipeline.messages import list_messages
+from equipoise.schedule.pipeline.replay import PipelineTimeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
 
 _INK, _PALE = "#1d2733", "#e7ebef"
 

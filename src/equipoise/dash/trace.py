@@ -25,7 +25,7 @@ from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
 from equipoise.dash.summary import steady_steps
 from equipoise.observe.run_record import RunRecord, Spans
-from equipoise.schedule.instruction import Op
+from equipoise.schedule.pipeline.instruction import Op
 
 MEASURED, PREDICTED = 0, 1
 """Processes of the trace."""

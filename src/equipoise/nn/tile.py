@@ -27,7 +27,7 @@ from torch import Tensor
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import lead_heads
 from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
-from equipoise.schedule.attention import TileKind
+from equipoise.schedule.attention.schedule import TileKind
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

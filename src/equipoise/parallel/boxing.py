@@ -29,17 +29,17 @@ from torch import Tensor
 from equipoise.base.errors import LayoutError
 from equipoise.comm.blocks import How, block_of, pack, put, unpack, view_of
 from equipoise.comm.mail import Mail, Parcel
-from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.boxing import BoxingRequest, BoxingSchedule, conjugate, plan_one_step
-from equipoise.schedule.boxing_exchange import Exchange, exchange_of, filling_of, flat_exchanges
-from equipoise.schedule.boxing_placement import (
+from equipoise.schedule.attention.price import LinkPrice
+from equipoise.schedule.boxing.exchange import Exchange, exchange_of, filling_of, flat_exchanges
+from equipoise.schedule.boxing.path import BoxingRequest, BoxingSchedule, conjugate, plan_one_step
+from equipoise.schedule.boxing.placement import (
     Broadcast,
     MeshTensor,
     Partial,
     Split,
     write_placements,
 )
-from equipoise.schedule.boxing_step import BoxingStep
+from equipoise.schedule.boxing.step import BoxingStep
 from equipoise.spec.block import Block, Box
 
 

@@ -24,8 +24,8 @@ from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import Ints
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.schedule.expert import split_experts
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec, RunSpec
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equipoise.cost.step.request import Floats
-from equipoise.schedule.instruction import Ints
+from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.sim.divided import Slices, typical_slices
 from equipoise.sim.step import typical
 

@@ -45,7 +45,7 @@ from equipoise.plan.layered_table import (
 from equipoise.plan.outcome import Outcome
 from equipoise.plan.search import Search
 from equipoise.plan.space import Ints
-from equipoise.schedule.pipeline_replay import count_in_flight
+from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.layered_memory import ends_memory
 from equipoise.sim.layered_step import run_layered, run_sites

@@ -31,9 +31,9 @@ from equipoise.cost.step.request import Floats
 from equipoise.plan.bound import bubble
 from equipoise.plan.choice import Choice
 from equipoise.plan.family import Passes
-from equipoise.schedule.instruction import Ints
-from equipoise.schedule.pipeline import place_in_loop, place_in_v
-from equipoise.schedule.pipeline_strategies import IN_V
+from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
+from equipoise.schedule.pipeline.strategies import IN_V
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import Travel, travel_of
 from equipoise.sim.parts import layers_of_ranks

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.cost.work import useful_flop
 from equipoise.plan.bins import Bins, sort_batches, sort_slices
 from equipoise.plan.choice import Choice
-from equipoise.schedule.instruction import Ints
+from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
 from equipoise.sim.turns import slowest_turns

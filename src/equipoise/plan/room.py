@@ -27,7 +27,7 @@ Kept true (tests/unit/plan/test_room.py, by Hypothesis)
     schedules with whole backwards as many.
 
 Sources
-    As ``schedule.pipeline_orders`` and ``schedule.pipeline_zero_bubble``, whose orders these are.
+    As ``schedule.pipeline.orders`` and ``schedule.pipeline.zero_bubble``, whose orders these are.
 """
 
 import dataclasses
@@ -39,11 +39,11 @@ from equipoise.cost.step.request import Floats, StepOptions
 from equipoise.plan.alike import group_alike
 from equipoise.plan.choice import Choice
 from equipoise.plan.space import SCHEDULES, Ints, Space
-from equipoise.schedule.pipeline import place_in_loop, place_in_v, single_units
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import count_in_flight
-from equipoise.schedule.pipeline_request import PipelineRequest
-from equipoise.schedule.pipeline_v import dualpipe_v, order_zb_v
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import count_in_flight
+from equipoise.schedule.pipeline.request import PipelineRequest
+from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v, single_units
+from equipoise.schedule.pipeline.v import dualpipe_v, order_zb_v
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 

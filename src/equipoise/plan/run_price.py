@@ -27,9 +27,9 @@ from equipoise.plan.packs import Packer
 from equipoise.plan.run_steps import RunSteps
 from equipoise.plan.search import Search
 from equipoise.plan.space import NAMED, Space
-from equipoise.schedule.pipeline import place_in_loop, place_in_v
-from equipoise.schedule.pipeline_replay import count_in_flight
-from equipoise.schedule.pipeline_strategies import IN_V
+from equipoise.schedule.pipeline.replay import count_in_flight
+from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
+from equipoise.schedule.pipeline.strategies import IN_V
 from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Wall

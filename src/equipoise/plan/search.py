@@ -54,7 +54,7 @@ from equipoise.plan.stage import BOUNDED, FAMILY, GROUP, OWN, ROW, SPLIT, Item
 from equipoise.plan.tally import Tally
 from equipoise.plan.team import Home, Team, spare_cores
 from equipoise.schedule.compiled import compile_loop
-from equipoise.schedule.pipeline_sweep import fill, sweep
+from equipoise.schedule.pipeline.sweep import fill, sweep
 from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts

@@ -12,7 +12,7 @@ What it decides
     It is compiled where one call has much to do, or where something was compiled before in this
     process. The machine code is kept on disk; the first process that needs it waits seconds.
 
-Kept true (tests/unit/schedule/test_pipeline_compiled.py, by Hypothesis)
+Kept true (tests/unit/schedule/pipeline/test_compiled.py, by Hypothesis)
     Both ways fill the same numbers.
 
 Sources
@@ -24,7 +24,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from equipoise.schedule.instruction import Ints
+from equipoise.schedule.pipeline.instruction import Ints
 
 _WORTH_LOADING = 100_000
 """Instructions that take Python as long as it takes to load the compiler."""

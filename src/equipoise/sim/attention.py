@@ -2,10 +2,10 @@
 
 What it decides
     Documents are shared out by ``balance.context``, and what travels is written and priced by
-    ``schedule.attention``: the same functions that a run calls. A micro-batch whose documents
-    were priced before is not priced again. Of a step with many distinct ones on several context
-    ranks the first few are replayed; of the others the shares are made, and waiting is what the
-    replayed ones waited for each second of computing.
+    ``schedule.attention.schedule``: the same functions that a run calls. A micro-batch whose
+    documents were priced before is not priced again. Of a step with many distinct ones on several
+    context ranks the first few are replayed; of the others the shares are made, and waiting is what
+    the replayed ones waited for each second of computing.
 
 Kept true (tests/unit/sim/test_parts.py)
     One context rank pays no traffic; two packs of equal tokens and other documents differ;
@@ -23,15 +23,15 @@ from equipoise.balance.context_split import ContextSplit
 from equipoise.cost.step.layer import Rates
 from equipoise.cost.step.request import Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints
-from equipoise.schedule.attention import AttentionSchedule
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import (
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import (
     BACKWARD_OVER_FORWARD,
     LinkPrice,
     Links,
     price_attention,
 )
-from equipoise.schedule.attention_strategies import write_attention
+from equipoise.schedule.attention.schedule import AttentionSchedule
+from equipoise.schedule.attention.strategies import write_attention
 from equipoise.sim.gangs import Gang, GangCore, make_core
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

@@ -6,9 +6,9 @@ Why
 
 What it decides
     A *gang* is the ranks of one turn that documents join, directly or through others. Their
-    attention is the schedule that the executor runs (``schedule.attention``), each message over
-    the link between its two ranks. A layer of the gang ends when its last rank does: each begins
-    its attention when its own other kernels are done. Of gangs too wide to replay message by
+    attention is the schedule that the executor runs (``schedule.attention.schedule``), each message
+    over the link between its two ranks. A layer of the gang ends when its last rank does: each
+    begins its attention when its own other kernels are done. Of gangs too wide to replay message by
     message, a rank's messages are added up at its port instead.
 
 Kept true (tests/unit/sim/test_divided.py)
@@ -23,9 +23,9 @@ import numpy as np
 
 from equipoise.cost.step.request import Floats
 from equipoise.cost.work import Ints
-from equipoise.schedule.attention import AttentionSchedule
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import LinkPrice, Links, replay_pass, tiles_by_round
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import LinkPrice, Links, replay_pass, tiles_by_round
+from equipoise.schedule.attention.schedule import AttentionSchedule
 from equipoise.spec.pack import Pieces, lengths_of
 
 _MOST_RANKS = 96

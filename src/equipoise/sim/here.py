@@ -25,14 +25,14 @@ from equipoise.cost.curves.parts import Once, PartCurves, part_curves
 from equipoise.cost.step.layer import add
 from equipoise.cost.step.request import TERMS, Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints
-from equipoise.schedule.attention import AttentionSchedule
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import (
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import (
     BACKWARD_OVER_FORWARD,
     LinkPrice,
     price_attention,
 )
-from equipoise.schedule.attention_strategies import write_attention
+from equipoise.schedule.attention.schedule import AttentionSchedule
+from equipoise.schedule.attention.strategies import write_attention
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts
 from equipoise.sim.sharding import auto_price

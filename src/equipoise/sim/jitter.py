@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equipoise.base.errors import SpecError
-from equipoise.schedule.pipeline_prices import PipelinePrices
-from equipoise.schedule.pipeline_replay import replay_pipeline
+from equipoise.schedule.pipeline.prices import PipelinePrices
+from equipoise.schedule.pipeline.replay import replay_pipeline
 from equipoise.sim.parts import PipelineRun
 
 _REPLAYS = 48

@@ -17,7 +17,7 @@ import numpy as np
 from equipoise.balance.stage import StageSplit
 from equipoise.cost.memory.device import RankShare, kept_bytes, rank_memory, resident_bytes
 from equipoise.cost.step.request import StepOptions
-from equipoise.schedule.pipeline_replay import count_in_flight
+from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.memory import StageMemory, host_of_ranks, share_of_ranks
 from equipoise.sim.parts import PipelineRun, layers_of_ranks

@@ -15,7 +15,7 @@ from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.link import Op, collective_s, group_of
 from equipoise.cost.step.layer import Collective
 from equipoise.cost.step.request import Floats, Precision
-from equipoise.schedule.attention_price import LinkPrice, Links
+from equipoise.schedule.attention.price import LinkPrice, Links
 from equipoise.sim.attention import ContextLinks
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.by_name import DeviceSpec, Dtype

@@ -18,8 +18,8 @@ import numpy as np
 from equipoise.balance.stage import StageSplit
 from equipoise.cost.memory.device import RankShare, host_memory, rank_memory
 from equipoise.cost.step.request import Floats, StepOptions
-from equipoise.schedule.instruction import Ints
-from equipoise.schedule.pipeline_replay import count_in_flight
+from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.sim.parts import PipelineRun, layers_of_ranks
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.cost.step.request import Floats
-from equipoise.schedule.instruction import Ints, Op
+from equipoise.schedule.pipeline.instruction import Ints, Op
 from equipoise.sim.memory import StageMemory
 from equipoise.sim.parts import PipelineRun
 

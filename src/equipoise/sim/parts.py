@@ -21,12 +21,12 @@ from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
 from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes
 from equipoise.cost.step.request import TERMS, Floats, StepOptions, element_bytes
 from equipoise.cost.step.work import head_work, layer_work
-from equipoise.schedule.attention_price import Links
-from equipoise.schedule.instruction import Ints
-from equipoise.schedule.pipeline import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline_prices import PipelinePrices, make_prices
-from equipoise.schedule.pipeline_replay import PipelineTimeline, replay_pipeline
-from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
+from equipoise.schedule.attention.price import Links
+from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
+from equipoise.schedule.pipeline.replay import PipelineTimeline, replay_pipeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
+from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.gangs import Gang, GangCore
 from equipoise.sim.machine import Machine

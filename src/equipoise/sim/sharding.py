@@ -25,8 +25,8 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.curves.parts import part_curves
 from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.cost.work import causal_pairs
-from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.attention_score import AssumedMachine
+from equipoise.schedule.attention.price import LinkPrice
+from equipoise.schedule.attention.score import AssumedMachine
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.device.by_name import THIS_CPU, Dtype

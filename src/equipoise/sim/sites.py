@@ -30,9 +30,9 @@ import numpy as np
 from equipoise.balance.stage import StageSplit, split_stages
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions
-from equipoise.schedule.instruction import Ints
-from equipoise.schedule.pipeline import place_in_loop, place_in_v
-from equipoise.schedule.pipeline_strategies import IN_V
+from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
+from equipoise.schedule.pipeline.strategies import IN_V
 from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, StepParts

@@ -9,7 +9,7 @@ What it decides
     Layers are priced from their kernels and collectives (``cost.step.layer``), the attention
     core from each micro-batch's documents (``sim.attention``), and put on stages by
     ``balance.stage``. Each data-parallel rank's pipeline is written by
-    ``schedule.pipeline_strategies`` and replayed; the step ends with the rank that ends last.
+    ``schedule.pipeline.strategies`` and replayed; the step ends with the rank that ends last.
     What travels once a step hides behind that rank's last backward (gradients) and first
     forward (parameters) as far as the stack lets it.
 

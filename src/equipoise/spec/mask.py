@@ -3,7 +3,7 @@
 Why
     Who counts pairs, who shares them out and who computes them must mean the same mask.
 
-Kept true (tests/unit/cost/test_work.py, tests/unit/schedule/test_attention_mask.py)
+Kept true (tests/unit/cost/test_work.py, tests/unit/schedule/attention/test_mask.py)
     Pairs counted under a mask are those of the mask written out.
 """
 

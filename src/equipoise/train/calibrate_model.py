@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from equipoise.comm.local import run_ranks
 from equipoise.observe.machine import usable_cores
-from equipoise.schedule.attention_price import LinkPrice
+from equipoise.schedule.attention.price import LinkPrice
 from equipoise.spec.device.parts import ModelParts, Way, parts_name
 from equipoise.train.calibrate import MOST_RANKS, Progress
 from equipoise.train.calibrate_parts import time_way, ways_of

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
+from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
 from equipoise.spec.model.presets import ModelSpec

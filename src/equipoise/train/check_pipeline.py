@@ -26,10 +26,10 @@ from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_messages import list_messages
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.messages import list_messages
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep

@@ -19,7 +19,7 @@ from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.cost.curve import counted_curve
 from equipoise.nn.decoder import Decoder
 from equipoise.parallel.context.plan import ContextPlan
-from equipoise.schedule.attention_count import Wire, count_attention
+from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
 from equipoise.spec.run.spec import PackSpec

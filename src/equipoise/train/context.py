@@ -26,7 +26,7 @@ from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend, PackAttention
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
 from equipoise.parallel.context.plan import ContextPlan
-from equipoise.schedule.attention_count import Ints, Wire, count_attention
+from equipoise.schedule.attention.count import Ints, Wire, count_attention
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.shares import ContextPlanner, RankLoads

@@ -19,8 +19,8 @@ import numpy as np
 from equipoise.cost.curves.interval import median_interval
 from equipoise.cost.curves.parts import document_curves
 from equipoise.parallel.context.plan import plan_context
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import LinkPrice
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core
 from equipoise.spec.device.parts import (
     ContextPoint,

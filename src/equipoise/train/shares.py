@@ -36,8 +36,8 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.nn.tensor import rows_of
 from equipoise.parallel.context.plan import ContextPlan, plan_context
-from equipoise.schedule.attention_count import Ints, tile_pairs
-from equipoise.schedule.attention_price import BACKWARD_OVER_FORWARD
+from equipoise.schedule.attention.count import Ints, tile_pairs
+from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep

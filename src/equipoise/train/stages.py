@@ -39,10 +39,10 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import StageShare
 from equipoise.cost.work import Ints
-from equipoise.schedule.pipeline import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline_prices import PipelinePrices
-from equipoise.schedule.pipeline_replay import PipelineTimeline, count_in_flight, replay_pipeline
-from equipoise.schedule.pipeline_strategies import IN_V, write_pipeline
+from equipoise.schedule.pipeline.prices import PipelinePrices
+from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
+from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.spec import Recompute
 from equipoise.train.shares import ContextPlanner, RankLoads

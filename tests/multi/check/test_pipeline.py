@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
+from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train import check
 from equipoise.train.check_pipeline import pipeline_cases

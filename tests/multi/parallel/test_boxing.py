@@ -8,8 +8,8 @@ import torch
 
 from equipoise.base.errors import LayoutError
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.boxing import BoxingSchedule, plan_boxing, transposed
-from equipoise.schedule.boxing_placement import (
+from equipoise.schedule.boxing.path import BoxingSchedule, plan_boxing, transposed
+from equipoise.schedule.boxing.placement import (
     Broadcast,
     MeshTensor,
     Partial,
@@ -17,7 +17,7 @@ from equipoise.schedule.boxing_placement import (
     Split,
     read_placements,
 )
-from equipoise.schedule.boxing_ways import other_ways
+from equipoise.schedule.boxing.ways import other_ways
 from support.ranks.boxing_ranks import (
     ONE_AXIS,
     SCANS,

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError
 from equipoise.parallel.boxing import play_boxing
-from equipoise.schedule.boxing import plan_boxing
-from equipoise.schedule.boxing_placement import (
+from equipoise.schedule.boxing.path import plan_boxing
+from equipoise.schedule.boxing.placement import (
     Broadcast,
     MeshTensor,
     Partial,
     Placement,
     Split,
 )
-from equipoise.schedule.boxing_ways import other_ways
+from equipoise.schedule.boxing.ways import other_ways
 from support.ranks.boxing_ranks import joined, parts_of, request, whole_of
 
 WIDE = (torch.float64, torch.int64)

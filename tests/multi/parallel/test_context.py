@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.base.errors import CheckError, LayoutError
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.attention_strategies import STRATEGIES
+from equipoise.schedule.attention.strategies import STRATEGIES
 from equipoise.spec.mask import Mask
 from support.ranks import context_ranks
 from support.ranks.context_ranks import Case

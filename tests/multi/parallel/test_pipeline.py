@@ -4,7 +4,7 @@ import pytest
 
 from equipoise.base.errors import CheckError
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.pipeline_strategies import STRATEGIES
+from equipoise.schedule.pipeline.strategies import STRATEGIES
 from equipoise.spec.run.spec import Recompute
 from support.decoders import LENGTHS
 from support.ranks import pipeline_ranks

@@ -6,7 +6,7 @@ from pathlib import Path
 from equipoise.cost.curves.parts import part_curves
 from equipoise.cost.step.request import StepOptions
 from equipoise.observe.machine import usable_cores
-from equipoise.schedule.attention_price import LinkPrice
+from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import cores_cluster

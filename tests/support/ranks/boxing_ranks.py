@@ -13,9 +13,9 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Mail
 from equipoise.parallel.boxing import redistribute
 from equipoise.parallel.boxing_dtensor import refuse_wrong_scans
-from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.boxing import BoxingRequest, BoxingSchedule
-from equipoise.schedule.boxing_placement import (
+from equipoise.schedule.attention.price import LinkPrice
+from equipoise.schedule.boxing.path import BoxingRequest, BoxingSchedule
+from equipoise.schedule.boxing.placement import (
     Broadcast,
     MeshTensor,
     Partial,

@@ -22,10 +22,10 @@ from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.program import Slot
 from equipoise.parallel.pipeline.replicas import Replicas
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replicas import list_meetings
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replicas import list_meetings
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute

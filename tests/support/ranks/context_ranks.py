@@ -26,8 +26,8 @@ from equipoise.parallel.context.attention import (
 from equipoise.parallel.context.drive import drive
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.plan import plan_context, plan_pieces
-from equipoise.schedule.attention_count import Wire, count_attention
-from equipoise.schedule.attention_mask import masks_of
+from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.schedule.attention.mask import masks_of
 from equipoise.spec.mask import CAUSAL, Mask
 
 WIDTH = 16
@@ -263,7 +263,7 @@ def digests_of_fresh_interpreters(seeds: list[int]) -> set[str]:
     """Digests of all strategies' schedules, from interpreters with other hash seeds."""
     code = (
         "from equipoise.parallel.context.plan import plan_context\n"
-        "from equipoise.schedule.attention_strategies import STRATEGIES\n"
+        "from equipoise.schedule.attention.strategies import STRATEGIES\n"
         "from equipoise.spec.mask import Mask\n"
         "masks = [Mask('window', 70), Mask('full'), Mask('prefix', 0, 10, (100, 200))]\n"
         "print([plan_context([900, 7, 310], 4, s, heads=9, kv_heads=3, mask=masks,"

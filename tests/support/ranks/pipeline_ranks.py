@@ -19,10 +19,10 @@ from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.timeline import gather_timeline
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.schedule.pipeline_messages import list_messages
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import needed_places
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.messages import list_messages
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import needed_places
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.layout import Layout
 from equipoise.spec.run.spec import Recompute
 from support.decoders import (

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from equipoise.balance.context import STRATEGIES, ContextRequest, split_context
 from equipoise.balance.context_price import ASSUMED, ContextPrice
 from equipoise.cli.main import main
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.attention_score import AssumedMachine
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import LinkPrice
+from equipoise.schedule.attention.score import AssumedMachine
 from equipoise.spec.mask import Mask
 from equipoise.spec.model.presets import preset
 from equipoise.spec.workload import distribution_names, draw_lengths

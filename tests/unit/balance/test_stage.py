@@ -21,9 +21,9 @@ from equipoise.balance.stage import (
 from equipoise.base.errors import FitError, LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.nn.loss import head_loss
-from equipoise.schedule.pipeline_check import check_pipeline
-from equipoise.schedule.pipeline_replay import replay_pipeline
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.check import check_pipeline
+from equipoise.schedule.pipeline.replay import replay_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec
 

@@ -11,8 +11,8 @@ import pytest
 from equipoise.balance.context import split_context
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.main import main
-from equipoise.schedule.attention_count import Wire, count_attention
-from equipoise.schedule.attention_strategies import STRATEGIES, write_attention
+from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.schedule.attention.strategies import STRATEGIES, write_attention
 
 PAGE = Path(__file__).parents[3] / "docs" / "context-parallelism.md"
 SMALL = ("--lengths", "300,40,90", "--ranks", "2", "--model", "2m")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
-from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.boxing import BoxingRequest, plan_boxing
-from equipoise.schedule.boxing_placement import MeshTensor, read_placements
-from equipoise.schedule.boxing_ways import other_ways
+from equipoise.schedule.attention.price import LinkPrice
+from equipoise.schedule.boxing.path import BoxingRequest, plan_boxing
+from equipoise.schedule.boxing.placement import MeshTensor, read_placements
+from equipoise.schedule.boxing.ways import other_ways
 
 PAGE = Path(__file__).parents[3] / "docs" / "redistribution.md"
 EXAMPLE = ("S(0), P -> B, S(1)", "--link", "10:50,5:450")

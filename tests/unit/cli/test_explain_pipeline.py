@@ -12,9 +12,9 @@ from equipoise.balance.stage import price_layers, price_stages, split_model
 from equipoise.cli.explain_pipeline_lanes import draw_lanes
 from equipoise.cli.main import main
 from equipoise.cost.curve import counted_curve
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import replay_pipeline
-from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import replay_pipeline
+from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec
 

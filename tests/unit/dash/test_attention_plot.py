@@ -8,10 +8,10 @@ import pytest
 from equipoise.balance.context import split_context
 from equipoise.dash.attention_plane import lane_bars, paint_plane
 from equipoise.dash.attention_plot import plot_attention, rank_colors
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import LinkPrice
-from equipoise.schedule.attention_score import AssumedMachine, AttentionScore, score_attention
-from equipoise.schedule.attention_strategies import STRATEGIES, write_attention
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import LinkPrice
+from equipoise.schedule.attention.score import AssumedMachine, AttentionScore, score_attention
+from equipoise.schedule.attention.strategies import STRATEGIES, write_attention
 
 LENGTHS = [9, 1, 6]
 MACHINE = AssumedMachine(1e12, LinkPrice(1e-6, 1e9))

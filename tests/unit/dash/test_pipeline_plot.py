@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from equipoise.dash.pipeline_plot import plot_pipeline, trace_events, write_trace
-from equipoise.schedule.pipeline_messages import list_messages
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import PipelineTimeline, replay_pipeline
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.messages import list_messages
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import PipelineTimeline, replay_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
 
 PRICES = make_prices([[30], [20]], 25, 10, hop_ns=5, micro_batches=3)
 SCHEDULE = write_pipeline("zb-h1", PRICES, ranks=2)

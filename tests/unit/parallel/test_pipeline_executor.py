@@ -13,10 +13,10 @@ from equipoise.base.errors import CheckError, LayoutError
 from equipoise.parallel.pipeline.executor import Executor, StageBatch
 from equipoise.parallel.pipeline.pipeline import play_pipeline
 from equipoise.parallel.pipeline.program import compile_rank
-from equipoise.schedule.instruction import Op
-from equipoise.schedule.pipeline_messages import list_messages
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.instruction import Op
+from equipoise.schedule.pipeline.messages import list_messages
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
 from equipoise.spec.run.spec import Recompute
 from support.decoders import (
     LENGTHS,

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.parallel.pipeline.program import compile_rank
-from equipoise.schedule.pipeline_messages import list_messages
+from equipoise.schedule.pipeline.messages import list_messages
 from support.pipelines import WHOLE, steps, write_if_legal
 
 drawn = given(

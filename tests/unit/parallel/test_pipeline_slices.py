@@ -15,9 +15,9 @@ from equipoise.parallel.pipeline.executor import Executor, StageBatch
 from equipoise.parallel.pipeline.pipeline import play_pipeline
 from equipoise.parallel.pipeline.program import compile_rank
 from equipoise.parallel.pipeline.slices import Slices
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.run.spec import PackSpec, Recompute
 from support.decoders import MODEL, TIED, Grads, gradient_errors, parts_of, uneven_edges

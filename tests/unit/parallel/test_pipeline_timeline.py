@@ -6,9 +6,9 @@ import numpy as np
 
 from equipoise.observe.journal import Journal
 from equipoise.parallel.pipeline.timeline import join_timelines, measured_prices, write_spans
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import PipelineTimeline, replay_pipeline
-from equipoise.schedule.pipeline_strategies import write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import PipelineTimeline, replay_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
 
 PRICES = make_prices([[3], [5]], [[4], [2]], [[6], [1]], stages=2, micro_batches=3)
 

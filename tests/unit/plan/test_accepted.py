@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.base.errors import LayoutError
 from equipoise.plan.accepted import require_accepted, require_step
-from equipoise.schedule.pipeline_strategies import STRATEGIES
+from equipoise.schedule.pipeline.strategies import STRATEGIES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 

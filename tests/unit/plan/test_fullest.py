@@ -12,7 +12,7 @@ from equipoise.plan.bins import sort_batches
 from equipoise.plan.family import Kernels
 from equipoise.plan.fullest import full_rank, fullest_rank_s
 from equipoise.plan.space import list_space
-from equipoise.schedule.pipeline import place_in_loop, place_in_v
+from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster

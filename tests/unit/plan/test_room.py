@@ -12,9 +12,9 @@ from equipoise.plan.bins import sort_batches
 from equipoise.plan.family import Kernels
 from equipoise.plan.room import even_layers, fullest_bytes, least_in_flight
 from equipoise.plan.space import SCHEDULES, Space, list_space
-from equipoise.schedule.pipeline_prices import make_prices
-from equipoise.schedule.pipeline_replay import count_in_flight
-from equipoise.schedule.pipeline_strategies import IN_V, ONE_STAGE, write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.replay import count_in_flight
+from equipoise.schedule.pipeline.strategies import IN_V, ONE_STAGE, write_pipeline
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster

@@ -14,8 +14,8 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step.request import StepOptions
 from equipoise.cost.work import causal_pairs, useful_flop
-from equipoise.schedule.attention_price import Links
-from equipoise.schedule.attention_strategies import write_attention
+from equipoise.schedule.attention.price import Links
+from equipoise.schedule.attention.strategies import write_attention
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.divided import DividedStep, batch_s, gangs_of, keys_bytes, longest_chain
 from equipoise.sim.gangs import Gang, GangCore

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import SpecError
-from equipoise.schedule.pipeline_replay import count_in_flight
+from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.sim.faults import FaultOptions, best_interval, run_with_faults
 from equipoise.sim.jitter import run_with_jitter
 from equipoise.sim.moments import bytes_over_time, held_over_time

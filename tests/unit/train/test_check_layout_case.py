@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.cli import check_layouts as verb
 from equipoise.cli.main import main
-from equipoise.schedule.pipeline_strategies import LOSSY, STRATEGIES
+from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
 from equipoise.spec.model.presets import ModelSpec, preset

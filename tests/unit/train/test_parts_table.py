@@ -7,8 +7,8 @@ import pytest
 
 from equipoise.cost.curve import LoadCurve
 from equipoise.parallel.context.plan import plan_context
-from equipoise.schedule.attention_count import Wire
-from equipoise.schedule.attention_price import LinkPrice
+from equipoise.schedule.attention.count import Wire
+from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core
 from equipoise.spec.device.parts import DocPoint, Measured, Way
 from equipoise.spec.model.presets import preset

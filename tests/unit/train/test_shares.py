@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from equipoise.balance.context import AUTO
 from equipoise.balance.context import STRATEGIES as SHARDINGS
 from equipoise.cost.curve import LoadCurve, counted_curve
-from equipoise.schedule.attention_strategies import STRATEGIES
+from equipoise.schedule.attention.strategies import STRATEGIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec, Sharding, StrategyName
 from equipoise.train.shares import ContextPlanner

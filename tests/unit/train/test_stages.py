@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from equipoise.balance.divided import pack_divided_in_time
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
-from equipoise.schedule.pipeline_check import check_pipeline
-from equipoise.schedule.pipeline_strategies import IN_V, LOSSY, STRATEGIES
+from equipoise.schedule.pipeline.check import check_pipeline
+from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, STRATEGIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
 from equipoise.train.shares import ContextPlanner

@@ -11,7 +11,7 @@ from equipoise.balance.pack import DIVIDES, POLICIES
 from equipoise.balance.turns import TOGETHER, align_turns
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.cost.curve import counted_curve
-from equipoise.schedule.attention_count import Wire, count_attention
+from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run.spec import PackSpec

@@ -151,7 +151,7 @@ class StepOptions:
     virtual: int = 1
     """Stages of each pipeline rank."""
     schedule: str = "1f1b"
-    """A strategy of ``schedule.pipeline_strategies``."""
+    """A strategy of ``schedule.pipeline.strategies``."""
     recompute: Recompute = "none"
     offload: Offload = "none"
     precision: Precision = "bf16"
@@ -162,7 +162,7 @@ class StepOptions:
     sharding: str = "mixed"
     """Of ``balance.context``: which context rank holds which tokens."""
     context_strategy: str = "needed-kv"
-    """Of ``schedule.attention_strategies``: what travels between context ranks."""
+    """Of ``schedule.attention.strategies``: what travels between context ranks."""
     seed: int = 0
     """Of the documents that are drawn."""
     stack: Stack = field(default_factory=Stack)

@@ -51,7 +51,7 @@ def context_attention(
         k_tGE: Keys of the same tokens; the number of key/value heads divides the query heads.
         v_tGE: Values, shaped as the keys.
         doc_tokens: Length of each document of the whole pack, in order [tokens].
-        strategy: What moves between ranks; ``schedule.attention_strategies.STRATEGIES``.
+        strategy: What moves between ranks; ``schedule.attention.strategies.STRATEGIES``.
         group: The ranks that share the pack; all ranks unless given.
         mask: Which keys of its document a query reads: one mask for all documents, or one for
             each.

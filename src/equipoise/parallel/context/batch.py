@@ -47,7 +47,7 @@ class ContextPack:
     doc_tokens: tuple[int, ...]
     """Length of each packed document, in order [tokens]."""
     strategy: str = "needed-kv"
-    """What moves: a name in ``schedule.attention_strategies``."""
+    """What moves: a name in ``schedule.attention.strategies``."""
     sharding: str = "mixed"
     """Who holds what: a strategy of ``balance.context``, or ``auto``."""
     ranks_per_node: int | None = None
@@ -116,7 +116,7 @@ def shard_batch(
     Args:
         input_ids_T: Tokens of the documents, one after another, int64 [tokens].
         doc_tokens: Length of each document, in order [tokens].
-        strategy: What moves between ranks; ``schedule.attention_strategies.STRATEGIES``.
+        strategy: What moves between ranks; ``schedule.attention.strategies.STRATEGIES``.
         group: The ranks that share the pack; all ranks unless given.
         labels_T: Label of each token, as ``transformers`` has it: the token itself (it is
             compared with what the token before it predicts), or -100 where none is wanted.

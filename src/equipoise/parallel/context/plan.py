@@ -20,9 +20,9 @@ from equipoise.balance.context import split_context
 from equipoise.balance.context_price import ContextPrice
 from equipoise.balance.tiles import TILE
 from equipoise.parallel.context.program import RankProgram, compile_rank
-from equipoise.schedule.attention import AttentionSchedule
-from equipoise.schedule.attention_check import check_attention
-from equipoise.schedule.attention_strategies import write_attention
+from equipoise.schedule.attention.check import check_attention
+from equipoise.schedule.attention.schedule import AttentionSchedule
+from equipoise.schedule.attention.strategies import write_attention
 from equipoise.spec.mask import CAUSAL, Mask
 from equipoise.spec.pack import Pieces, lengths_of
 
@@ -137,7 +137,7 @@ def plan_context(
     Args:
         doc_tokens: Length of each packed document, in order [tokens].
         ranks: Context-parallel degree.
-        strategy: What moves: a name in ``schedule.attention_strategies``.
+        strategy: What moves: a name in ``schedule.attention.strategies``.
         heads: Query heads.
         kv_heads: Key/value heads.
         mask: Which keys a query reads: one mask for all documents, or one for each.

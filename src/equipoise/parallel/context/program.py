@@ -25,14 +25,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from equipoise.schedule.attention import (
+from equipoise.schedule.attention.runs import join_runs
+from equipoise.schedule.attention.schedule import (
     TILE_KINDS,
     AttentionSchedule,
     Carries,
     Message,
     TileKind,
 )
-from equipoise.schedule.attention_runs import join_runs
 from equipoise.spec.pack import Pieces
 
 Ints = Pieces

@@ -34,9 +34,9 @@ from equipoise.parallel.context.steps import Await, Post, Steps, allocate, unpac
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.program import RankProgram, Slot
 from equipoise.parallel.pipeline.slices import LayerAttention, Resident, Slices
-from equipoise.schedule.instruction import Op
-from equipoise.schedule.pipeline_messages import PipelineMessage
-from equipoise.schedule.pipeline_replay import PipelineTimeline
+from equipoise.schedule.pipeline.instruction import Op
+from equipoise.schedule.pipeline.messages import PipelineMessage
+from equipoise.schedule.pipeline.replay import PipelineTimeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)

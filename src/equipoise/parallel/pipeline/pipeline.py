@@ -19,7 +19,7 @@ What it decides
     Under 0 and 1 nobody waits for a replica within a step, and replicas may have other numbers
     of micro-batches, other schedules even. Under 2 and 3, and wherever ranks share experts,
     replicas of a stage meet in its instructions: they must run the same ones in the same order,
-    which is compared before each step (``schedule.pipeline_replicas``).
+    which is compared before each step (``schedule.pipeline.replicas``).
 
     A gradient that is split at once is whole no longer when the second half of its backward
     comes, and what waits for a second half would be kept whole until then. So under 2 and 3 both
@@ -54,8 +54,8 @@ from equipoise.parallel.pipeline.program import compile_rank
 from equipoise.parallel.pipeline.replicas import Replicas
 from equipoise.parallel.pipeline.slices import require_slices
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_check import check_pipeline
+from equipoise.schedule.pipeline.check import check_pipeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
 
 _TIED = 1 << 24
 """Tag of a tied table's gradient, above the number of any message of a step."""

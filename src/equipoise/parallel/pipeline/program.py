@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.instruction import MICRO_BATCH, OP, STAGE, Op
-from equipoise.schedule.pipeline import Neighbours, PipelineSchedule
-from equipoise.schedule.pipeline_messages import PipelineMessage, list_messages, rank_messages
+from equipoise.schedule.pipeline.instruction import MICRO_BATCH, OP, STAGE, Op
+from equipoise.schedule.pipeline.messages import PipelineMessage, list_messages, rank_messages
+from equipoise.schedule.pipeline.schedule import Neighbours, PipelineSchedule
 
 AHEAD = 4
 """Instructions before its use at which a receive is posted: two forwards and two backwards."""

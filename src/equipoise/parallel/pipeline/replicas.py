@@ -20,14 +20,14 @@ from equipoise.base.digest import digest
 from equipoise.comm.mesh import Peers
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.zero import ShardedDecoder
-from equipoise.schedule.instruction import Ints
-from equipoise.schedule.pipeline import PipelineSchedule
-from equipoise.schedule.pipeline_replicas import (
+from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.schedule.pipeline.replicas import (
     check_meetings,
     count_exchanges,
     count_splits,
     list_meetings,
 )
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True, eq=False)

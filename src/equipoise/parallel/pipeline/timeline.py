@@ -19,9 +19,9 @@ import numpy as np
 import torch.distributed as dist
 
 from equipoise.observe.journal import Journal
-from equipoise.schedule.instruction import Op
-from equipoise.schedule.pipeline_prices import PipelinePrices
-from equipoise.schedule.pipeline_replay import PipelineTimeline
+from equipoise.schedule.pipeline.instruction import Op
+from equipoise.schedule.pipeline.prices import PipelinePrices
+from equipoise.schedule.pipeline.replay import PipelineTimeline
 
 
 def join_timelines(timelines: Sequence[PipelineTimeline]) -> PipelineTimeline:

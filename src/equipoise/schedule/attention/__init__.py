@@ -1,0 +1,1 @@
+"""Attention over several ranks as data: strategies, their proof, their price."""

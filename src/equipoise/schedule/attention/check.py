@@ -1,0 +1,112 @@
+"""Proof that an attention schedule is right, before a rank runs it.
+
+Why
+    A dropped message hangs a run; a dropped or doubled tile trains on wrong gradients and says
+    nothing. Both can be seen in the schedule.
+
+What it decides
+    A schedule is right if
+
+    - every token has one home, and every rank's pieces are in order and apart;
+    - every send has its receive, in the same order for each pair of ranks, and no rank waits
+      for one that waits for it (also where no message can leave before it is asked for);
+    - what is sent or computed with is there at the round's start, and arrives once;
+    - every tile is one that a kernel computes, and every pair of the mask, in every head,
+      is in exactly one tile, and no other pair in any;
+    - what a rank computes for another's queries goes home once, when it is complete.
+
+Kept true (tests/unit/schedule/attention/test_check.py)
+    What strategies write passes; with any send, receive or tile dropped, doubled or shifted
+    it does not, and the sentence says where.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from equipoise.base.errors import CheckError
+from equipoise.schedule.attention.check_messages import deadlock_faults, message_faults
+from equipoise.schedule.attention.check_ranks import rank_faults
+from equipoise.schedule.attention.check_tiles import coverage_faults, tile_faults
+from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.schedule.attention.schedule import AttentionSchedule
+
+
+def find_faults(schedule: AttentionSchedule) -> Iterator[str]:
+    """Everything that is wrong with a schedule, a sentence each; nothing where it is right.
+
+    Later checks run only where earlier ones, on which they build, found nothing.
+    """
+    for check in (
+        _home_faults,
+        message_faults,
+        deadlock_faults,
+        tile_faults,
+        rank_faults,
+        coverage_faults,
+    ):
+        is_right = True
+        for fault in check(schedule):
+            is_right = False
+            yield fault
+        if not is_right:
+            return
+
+
+def check_attention(
+    schedule: AttentionSchedule,
+    *,
+    wire: Wire | None = None,
+    in_flight_bytes: int | None = None,
+) -> None:
+    """Refuse a schedule that is not right.
+
+    Args:
+        schedule: What is checked.
+        wire: Sizes of what travels; of bf16 heads of width 128 unless given.
+        in_flight_bytes: The most bytes that a rank may have under way at a time, if any bound
+            is set.
+
+    Raises:
+        CheckError: the first fault, in one sentence.
+
+    Cost: O(messages x runs + tiles x cuts in their runs), and one pass over tokens.
+    """
+    for fault in find_faults(schedule):
+        raise CheckError(f"{schedule.strategy}: {fault}")
+    if in_flight_bytes is None:
+        return
+    counts = count_attention(schedule, Wire(128) if wire is None else wire)
+    worst = int(counts.in_flight_bytes.argmax())
+    if counts.in_flight_bytes[worst] > in_flight_bytes:
+        raise CheckError(
+            f"{schedule.strategy}: Rank {worst} has {int(counts.in_flight_bytes[worst]):,} bytes "
+            f"under way at a time, {in_flight_bytes:,} are allowed. A ring has less under way "
+            f"than an all-gather."
+        )
+
+
+def _home_faults(schedule: AttentionSchedule) -> Iterator[str]:
+    lengths = schedule.doc_tokens
+    begins = np.cumsum(lengths) - lengths
+    owners = np.zeros(schedule.tokens, dtype=np.int64)
+    for rank, pieces in enumerate(schedule.home):
+        for at, (document, start, stop) in enumerate(pieces.tolist()):
+            if not (0 <= document < len(lengths) and 0 <= start < stop <= lengths[document]):
+                yield (
+                    f"Rank {rank} holds tokens {start}:{stop} of document {document}, which are "
+                    f"no tokens of the {len(lengths)} documents."
+                )
+                return
+            owners[begins[document] + start : begins[document] + stop] += 1
+            if at and pieces[at - 1, :2].tolist() >= [document, start]:
+                yield (
+                    f"Rank {rank} holds its pieces out of order: {document}[{start}:{stop}] comes "
+                    f"after document {pieces[at - 1, 0]} from {pieces[at - 1, 1]}."
+                )
+    for token in np.flatnonzero(owners != 1)[:1].tolist():
+        document = int(np.searchsorted(np.cumsum(lengths), token, side="right"))
+        yield (
+            f"Token {token - begins[document]} of document {document} is at home on "
+            f"{owners[token]} ranks instead of one."
+        )

@@ -1,0 +1,50 @@
+"""Strategies in which queries travel to the keys, and partial outputs travel back: pass-Q.
+
+Why
+    Queries are smaller than keys where few of them read many keys, and where there are as
+    many key/value heads as query heads. What comes back is an output over some of the keys
+    with its log-sum-exp, which the owner merges.
+
+What it decides
+    ``pass-q``      queries go round; when they have been everywhere, all partial outputs go
+                    home at once.
+    ``token-ring``  queries go round, and each partial output goes straight home while the
+                    next one is computed: both directions of the links are in use.
+
+    A rank none of whose keys a query reads sends no partial output for it.
+
+Kept true (tests/unit/schedule/attention/test_strategies.py, by Hypothesis)
+    Every schedule passes the checker; both send the same messages, at other times.
+
+Sources
+    pass-Q: Context Parallelism for Scalable Million-Token Inference, arXiv:2411.01783,
+    algorithm 3. TokenRing: arXiv:2412.20501.
+"""
+
+from equipoise.schedule.attention.request import AttentionRequest
+from equipoise.schedule.attention.schedule import AttentionSchedule
+from equipoise.schedule.attention.write import Writer, query_runs
+
+
+def _pass_queries(request: AttentionRequest, *, is_at_once: bool) -> Writer:
+    writer, ranks = Writer(request.ranks), request.ranks
+    for at in range(ranks):
+        for rank, keys in enumerate(request.home):
+            owner = (rank - at) % ranks
+            queries = request.home[owner]
+            if at < ranks - 1:
+                writer.send(at, rank, (rank + 1) % ranks, "q", queries, request.all_heads)
+            tiles = writer.attend(at, rank, request.tiles(queries, keys))
+            done = at + 1 if is_at_once else ranks
+            writer.send(done, rank, owner, "partial", query_runs(tiles), request.all_heads)
+    return writer
+
+
+def pass_q(request: AttentionRequest) -> AttentionSchedule:
+    """Queries of all ranks pass by all ranks; partial outputs go home at the end."""
+    return request.finish("pass-q", _pass_queries(request, is_at_once=False))
+
+
+def token_ring(request: AttentionRequest) -> AttentionSchedule:
+    """Queries of all ranks pass by all ranks; each partial output goes home at once."""
+    return request.finish("token-ring", _pass_queries(request, is_at_once=True))

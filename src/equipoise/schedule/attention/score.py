@@ -1,0 +1,169 @@
+"""One attention strategy with its figures: what it moves, how even it is, how long it takes.
+
+Why
+    Strategies are compared by the same figures wherever they are shown: in a table, as JSON,
+    beside a drawing. Here they are taken together, each from what counts or predicts it.
+
+What it decides
+    How much of the predicted time is *exposed communication*: what would be saved if all links
+    were free. What ranks then still wait is for the tiles of others, and no link can help.
+
+Kept true (tests/unit/schedule/attention/test_score.py)
+    Compute of the slowest rank, waiting for its peers and exposed communication add up to the
+    predicted time, and none is below 0.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.base.errors import LayoutError
+from equipoise.schedule.attention.count import AttentionCounts, Wire, count_attention
+from equipoise.schedule.attention.price import AttentionPrice, LinkPrice, price_attention
+from equipoise.schedule.attention.schedule import AttentionSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class AssumedMachine:
+    """Speeds that a prediction takes for granted."""
+
+    flop_per_s: float
+    """Speed of one rank's attention, in whole blocks."""
+    link: LinkPrice
+    """Between any two ranks; of different nodes, if ``link_in_node`` is given."""
+    link_in_node: LinkPrice | None = None
+    ranks_per_node: int | None = None
+    """With ``link_in_node``."""
+    block: int = 1
+    """Queries, and keys, of a kernel's block: a tile is computed in whole ones [tokens]."""
+    tile_s: float = 0.0
+    """What each tile's kernel takes beside its pairs, in the forward pass [s]."""
+
+    def __post_init__(self) -> None:
+        if not self.flop_per_s > 0:
+            raise LayoutError(
+                f"A rank of {self.flop_per_s:g} FLOP/s computes nothing. Give a speed above 0."
+            )
+        if self.block < 1 or not 0 <= self.tile_s < float("inf"):
+            raise LayoutError(
+                f"A kernel of blocks of {self.block} tokens that takes {self.tile_s:g} s a tile "
+                f"does not exist. Give blocks of 1 or more, and 0 s or more."
+            )
+
+    def __str__(self) -> str:
+        links = _write_link(self.link)
+        if self.link_in_node is not None:
+            links = f"{_write_link(self.link_in_node)} within a node, {links} between nodes"
+        blocks = "" if self.block == 1 else f" in blocks of {self.block}"
+        tile = f"{1e6 * self.tile_s:g} us a tile, " if self.tile_s else ""
+        return f"{self.flop_per_s / 1e12:g} TFLOP/s a rank{blocks}, {tile}links of {links}"
+
+
+def _write_link(link: LinkPrice) -> str:
+    return f"{1e6 * link.latency_s:g} us and {link.bytes_per_s / 1e9:g} GB/s"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionScore:
+    """One attention layer, forward and backward, under one strategy."""
+
+    name: str
+    sharding: str
+    schedule: AttentionSchedule
+    wire: Wire
+    counts: AttentionCounts
+    price: AttentionPrice
+    exposed_ns: float
+    """Predicted time that free links would save [ns]."""
+
+    @property
+    def messages(self) -> int:
+        """Messages of both passes."""
+        return 2 * int(self.counts.messages.sum())
+
+    @property
+    def compute_ns(self) -> float:
+        """Tiles of the rank that has most of them, both passes [ns]."""
+        return float(self.price.compute_ns.max(initial=0.0))
+
+    @property
+    def peers_ns(self) -> float:
+        """What is left of the predicted time: waiting for the tiles of others [ns]."""
+        return max(0.0, self.price.total_ns - self.compute_ns - self.exposed_ns)
+
+    @property
+    def exposed_share(self) -> float:
+        """Exposed communication over the predicted time; 0 where that is nothing."""
+        return self.exposed_ns / self.price.total_ns if self.price.total_ns else 0.0
+
+
+def price_on(
+    schedule: AttentionSchedule, wire: Wire, machine: AssumedMachine, *, is_free: bool = False
+) -> AttentionPrice:
+    """Predict a schedule's time on an assumed machine.
+
+    Args:
+        schedule: What is priced.
+        wire: Sizes of what travels.
+        machine: What the prediction assumes.
+        is_free: Whether its links take no time.
+    """
+    head_flop = 4 * wire.head_width  # QK and PV, 2 each
+
+    def tile_ns(
+        pairs: npt.NDArray[np.float64], _: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        return pairs * (1e9 * head_flop * schedule.heads / machine.flop_per_s)
+
+    near = machine.link if machine.link_in_node is None else machine.link_in_node
+    return price_attention(
+        schedule,
+        tile_ns,
+        LinkPrice(0.0, float("inf")) if is_free else near,
+        wire,
+        node_link=None if is_free else machine.link,
+        ranks_per_node=machine.ranks_per_node,
+        block=machine.block,
+        call_ns=1e9 * machine.tile_s,
+    )
+
+
+def score_attention(
+    schedule: AttentionSchedule,
+    wire: Wire,
+    machine: AssumedMachine,
+    *,
+    sharding: str,
+    name: str | None = None,
+) -> AttentionScore:
+    """Count and price one schedule.
+
+    Args:
+        schedule: What is scored.
+        wire: Sizes of what travels.
+        machine: What the prediction assumes.
+        sharding: Name of the placement, to be shown.
+        name: What the strategy is called, if not by the schedule's name.
+
+    Cost: twice ``price_attention``, and ``count_attention``.
+
+    >>> from equipoise.schedule.attention.strategies import write_attention
+    >>> home = [np.array([[0, 0, 4]]), np.array([[0, 4, 6]])]
+    >>> schedule = write_attention("ring", home, [6], heads=2, kv_heads=1)
+    >>> machine = AssumedMachine(1e12, LinkPrice(1e-6, 1e9))
+    >>> score = score_attention(schedule, Wire(8), machine, sharding="contiguous")
+    >>> score.messages, score.counts.total_bytes
+    (4, 576)
+    """
+    price = price_on(schedule, wire, machine)
+    free = price_on(schedule, wire, machine, is_free=True)
+    return AttentionScore(
+        name=schedule.strategy if name is None else name,
+        sharding=sharding,
+        schedule=schedule,
+        wire=wire,
+        counts=count_attention(schedule, wire),
+        price=price,
+        exposed_ns=max(0.0, price.total_ns - free.total_ns),
+    )

@@ -1,0 +1,114 @@
+"""Attention strategies by name: who holds which tokens in, a schedule out.
+
+Why
+    Placing tokens (which rank holds which piece) and moving them (what is sent to whom) are
+    two choices. ``balance.context`` makes the first one. Any strategy here takes any placement:
+    documents cut anywhere, ranks without a token, more ranks than tokens, any heads, and each
+    document with its own mask.
+
+Kept true (tests/unit/schedule/attention/test_strategies.py, by Hypothesis)
+    Every strategy's schedule passes ``check_attention`` for any placement and masks.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.base.nearest import nearest
+from equipoise.schedule.attention.heads import ulysses, usp
+from equipoise.schedule.attention.mask import masks_of
+from equipoise.schedule.attention.pass_kv import all_gather, double_ring, needed_kv, ring
+from equipoise.schedule.attention.pass_q import pass_q, token_ring
+from equipoise.schedule.attention.request import AttentionRequest, AttentionStrategy
+from equipoise.schedule.attention.schedule import AttentionSchedule
+from equipoise.spec.mask import CAUSAL, Mask
+from equipoise.spec.pack import Pieces
+
+STRATEGIES: dict[str, AttentionStrategy] = {
+    "all-gather": all_gather,
+    "needed-kv": needed_kv,
+    "ring": ring,
+    "double-ring": double_ring,
+    "pass-q": pass_q,
+    "token-ring": token_ring,
+    "ulysses": ulysses,
+    "usp": usp,
+}
+"""Every strategy by name."""
+
+IN_NODES = ("double-ring", "usp")
+"""Strategies in two levels: they need to know which ranks share a node."""
+
+
+def write_attention(
+    strategy: str,
+    home: Sequence[Pieces],
+    doc_tokens: Sequence[int] | Pieces,
+    *,
+    heads: int,
+    kv_heads: int,
+    mask: Mask | Sequence[Mask] = CAUSAL,
+    ranks_per_node: int | None = None,
+) -> AttentionSchedule:
+    """Write the schedule of one attention layer over packed documents.
+
+    Args:
+        strategy: A name in ``STRATEGIES``.
+        home: Of each rank its pieces, int64 [n, 3]: document, start, stop; in order. The
+            pieces of all ranks are the documents, each token once; ``ContextSplit.pieces``
+            is such a placement.
+        doc_tokens: Length of each document [tokens]; 0 is legal, and so is none.
+        heads: Query heads.
+        kv_heads: Key/value heads; divides ``heads``.
+        mask: Which keys a query reads: one mask for all documents, or one for each.
+        ranks_per_node: Ranks that share a node; divides the ranks. Needed by ``double-ring``
+            and ``usp``.
+
+    Raises:
+        SpecError: no strategy has that name, or masks do not go with the documents.
+        LayoutError: heads or ranks do not divide, or the strategy needs ``ranks_per_node``.
+
+    Cost: O(ranks^2 x pieces of a rank), in NumPy.
+
+    >>> home = [np.array([[0, 0, 4]]), np.array([[0, 4, 6]])]
+    >>> print(write_attention("needed-kv", home, [6], heads=2, kv_heads=1))
+    needed-kv: 6 tokens of 1 documents over 2 ranks, 2 query heads, 1 key/value heads
+    rank 0 holds 0[0:4]
+      round 0
+        send to 1: kv 0[0:4] heads 0:1
+        attend document 0 queries 0:4 keys 0:4 causal, heads 0:2
+      round 1
+    rank 1 holds 0[4:6]
+      round 0
+        receive from 0: kv 0[0:4] heads 0:1
+        attend document 0 queries 4:6 keys 4:6 causal, heads 0:2
+      round 1
+        attend document 0 queries 4:6 keys 0:4 full, heads 0:2
+    """
+    if strategy not in STRATEGIES:
+        raise SpecError(
+            f'No attention strategy is called "{strategy}". Nearest: '
+            f"{nearest(strategy, list(STRATEGIES))}. All: {', '.join(STRATEGIES)}."
+        )
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise LayoutError(
+            f"{heads} query heads cannot share {kv_heads} key/value heads. Give a number of "
+            f"key/value heads that divides the query heads."
+        )
+    if ranks_per_node is None and strategy in IN_NODES:
+        raise LayoutError(
+            f"{strategy} works within nodes and between them. Say with ranks_per_node how many "
+            f"ranks share a node."
+        )
+    per_node = len(home) if ranks_per_node is None else ranks_per_node
+    if per_node < 1 or len(home) % per_node:
+        raise LayoutError(
+            f"{len(home)} ranks are no whole number of nodes of {per_node}. Give ranks_per_node "
+            f"that divides the ranks."
+        )
+    lengths = np.asarray(doc_tokens, dtype=np.int64).reshape(-1)
+    pieces = tuple(np.asarray(each, dtype=np.int64).reshape(-1, 3) for each in home)
+    masks = masks_of(mask, lengths)
+    request = AttentionRequest(lengths, masks, pieces, heads, kv_heads, per_node)
+    return STRATEGIES[strategy](request)

@@ -1,0 +1,1 @@
+"""Redistribution of one tensor as data: placements, steps, the cheapest path."""

@@ -1,0 +1,200 @@
+"""What one rank sends, receives and keeps in a step of a redistribution.
+
+What it decides
+    Nothing that ``boxing_step`` has not: here it is written out for one rank, with boxes counted
+    from the first element that the rank holds before, or after, the step.
+
+    An all-reduce is two exchanges of the flat tensor among the ranks of a group, in even chunks.
+
+Kept true (tests/unit/schedule/boxing/test_path.py)
+    Sizes of what is sent are those of ``count_step``; what a rank sends is what its peer receives.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from equipoise.schedule.boxing.placement import (
+    Broadcast,
+    Ints,
+    MeshTensor,
+    Partial,
+    Split,
+    coordinates,
+)
+from equipoise.schedule.boxing.step import BoxingStep, groups_along, sources_of
+from equipoise.spec.block import block_in, join_blocks
+
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One message."""
+
+    peer: int
+    """Rank of the mesh at the other end."""
+    turn: int
+    """Of what is received: whether it is put down (0), or taken together with what was."""
+    box: Box
+    """Within what this rank has before, if it is sent, or after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a rank sends itself."""
+
+    turn: int
+    source: Box
+    target: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One rank's part in an exchange."""
+
+    shape: tuple[int, ...]
+    """Of what it has after."""
+    sends: tuple[Piece, ...]
+    receives: tuple[Piece, ...]
+    own: Kept | None
+    parts: int
+    """Turns: how many parts each element is reduced from."""
+    reduce: Literal["sum", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """What a rank has after it became one of a partial tensor's."""
+
+    shape: tuple[int, ...]
+    is_whole: bool
+    """It keeps what it has."""
+    box: Box | None
+    """Where what it has lies in what it has then; None: nowhere."""
+
+
+def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> Exchange:
+    """One rank's part in a step that is one exchange."""
+    members = groups_along(on.mesh, step.axes)
+    row = members[(members == rank).any(axis=1)][0]
+    return _exchange(on, step, row, int(np.flatnonzero(row == rank)[0]))
+
+
+def flat_exchanges(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[Exchange, Exchange]:
+    """One rank's parts in an all-reduce, of the elements that it has as one row."""
+    members = groups_along(on.mesh, step.axes)
+    row = members[(members == rank).any(axis=1)][0]
+    held = on.boxes(step.before)[rank]
+    flat = MeshTensor((int(np.prod(held[:, 1] - held[:, 0])),), (len(row),))
+    reduced, split = step.before[step.axes[0]], Split(0)
+    place = int(np.flatnonzero(row == rank)[0])
+    steps = (
+        BoxingStep("exchange", (0,), (reduced,), (split,)),
+        BoxingStep("exchange", (0,), (split,), (Broadcast(),)),
+    )
+    first, second = (_exchange(flat, each, np.arange(len(row)), place, row) for each in steps)
+    return first, second
+
+
+def count_copies(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[int, int]:
+    """A rank's messages that are no one run of memory, or are added, and the copies they take.
+
+    Args:
+        on: A tensor whose parts lie row after row in memory.
+        step: The step.
+        rank: The rank.
+
+    >>> from equipoise.schedule.boxing.placement import read_placements
+    >>> ends = read_placements("S(0)"), read_placements("S(1)")
+    >>> count_copies(MeshTensor((8, 8), (4,)), BoxingStep("exchange", (0,), *ends), rank=0)
+    (3, 1)
+    """
+    held = on.boxes(step.before)[rank]
+    shape = tuple((held[:, 1] - held[:, 0]).tolist())
+    if step.kind == "fill":
+        return 0, 0
+    if step.kind == "exchange":
+        return _copies(exchange_of(on, step, rank), shape)
+    first, second = flat_exchanges(on, step, rank)
+    found = (_copies(first, (math.prod(shape),)), _copies(second, first.shape))
+    return sum(pieces for pieces, _ in found), sum(copies for _, copies in found)
+
+
+def _copies(exchange: Exchange, held: tuple[int, ...]) -> tuple[int, int]:
+    sends = [block_in(piece.box, _strides(held)) for piece in exchange.sends]
+    lists = [[block for block in sends if not block.is_run]]
+    for turn in range(exchange.parts):
+        into = [
+            block_in(piece.box, _strides(exchange.shape))
+            for piece in exchange.receives
+            if piece.turn == turn
+        ]
+        lists.append([block for block in into if turn or not block.is_run])
+    return sum(map(len, lists)), sum(len(join_blocks(each)) for each in lists)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a tensor that lies row after row."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def filling_of(on: MeshTensor, step: BoxingStep, rank: int) -> Filling:
+    """What one rank has after a step that makes partial tensors."""
+    (axis,) = step.axes
+    held, wanted = on.boxes(step.before)[rank], on.boxes(step.after)[rank]
+    shape = tuple((wanted[:, 1] - wanted[:, 0]).tolist())
+    if isinstance(step.before[axis], Broadcast):
+        is_first = coordinates(on.mesh)[rank, axis] == 0
+        return Filling(shape, bool(is_first) or step.after[axis] == Partial("max"), None)
+    return Filling(shape, False, _box(held, wanted))
+
+
+def _exchange(
+    on: MeshTensor, step: BoxingStep, row: Ints, place: int, names: Ints | None = None
+) -> Exchange:
+    """Of the rank at a place of a group; peers go by their names, if they have others."""
+    names = row if names is None else names
+    before, after = on.boxes(step.before)[row], on.boxes(step.after)[row]
+    may = sources_of(on, step)
+    turns, parts, reduce = _turns(on, step)
+    sends, receives, own = [], [], None
+    for other in range(len(row)):
+        inside = _common(before[place], after[other]) if may[place, other] else None
+        if inside is not None and other != place:
+            sends.append(Piece(int(names[other]), 0, _box(inside, before[place])))
+        inside = _common(before[other], after[place]) if may[other, place] else None
+        if inside is not None and other == place:
+            boxes = (_box(inside, before[place]), _box(inside, after[place]))
+            own = Kept(int(turns[place]), *boxes)
+        elif inside is not None:
+            box = _box(inside, after[place])
+            receives.append(Piece(int(names[other]), int(turns[other]), box))
+    shape = tuple((after[place, :, 1] - after[place, :, 0]).tolist())
+    return Exchange(shape, tuple(sends), tuple(receives), own, parts, reduce)
+
+
+def _turns(on: MeshTensor, step: BoxingStep) -> tuple[Ints, int, Literal["sum", "max"]]:
+    """Which part of a sum each of a group has, how many there are, and what is done to them."""
+    sizes = tuple(on.mesh[axis] for axis in step.axes)
+    places = coordinates(sizes)
+    turns, parts = np.zeros(len(places), dtype=np.int64), 1
+    reduce: Literal["sum", "max"] = "sum"
+    for at, axis in enumerate(step.axes):
+        each = step.before[axis]
+        if isinstance(each, Partial):
+            turns, parts, reduce = turns * sizes[at] + places[:, at], parts * sizes[at], each.reduce
+    return turns, parts, reduce
+
+
+def _common(one: Ints, other: Ints) -> Ints | None:
+    """What two boxes share, if that is anything."""
+    found = np.stack((np.maximum(one[:, 0], other[:, 0]), np.minimum(one[:, 1], other[:, 1])), 1)
+    return found if bool((found[:, 1] > found[:, 0]).all()) else None
+
+
+def _box(box: Ints, within: Ints) -> Box:
+    """A box, counted from the first element of another."""
+    return tuple((first, stop) for first, stop in (box - within[:, :1]).tolist())

@@ -1,0 +1,114 @@
+"""The three schedules with whole backwards: GPipe, 1F1B, interleaved.
+
+What it decides
+    ``gpipe``        all forwards, then all backwards in reverse. Holds every micro-batch.
+    ``1f1b``         each rank runs ahead as many forwards as there are ranks after it, then
+                     one forward and one backward in turn. Where micro-batches share documents
+                     over time, a unit's forwards come first and its backwards in reverse::
+
+                         last stage, units (0) (1 2 3) (4)   F0 B0 F1 F2 F3 B3 B2 B1 F4 B4
+
+    ``interleaved``  1F1B over several stages a rank: a rank's bubble shrinks with the number
+                     of its stages, and messages grow with it. It goes in rounds of as many
+                     micro-batches as there are ranks, or some more where these do not divide: a
+                     last round of fewer would let ranks wait for each other for ever.
+
+Kept true (tests/unit/schedule/pipeline/test_strategies.py)
+    In-flight activations and bubble rates equal the published ones.
+
+Sources
+    arXiv:1811.06965 (GPipe); arXiv:1806.03377 (1F1B); arXiv:2104.04473, section 2.2
+    (interleaved; its warm-up of twice the ranks behind, and one round for each stage more).
+"""
+
+from equipoise.schedule.pipeline.instruction import Op
+from equipoise.schedule.pipeline.request import PipelineRequest, remembered
+from equipoise.schedule.pipeline.schedule import Order, PipelineSchedule
+
+F, B, I = int(Op.FORWARD), int(Op.BACKWARD), int(Op.BACKWARD_INPUT)  # noqa: E741
+
+
+@remembered
+def gpipe(request: PipelineRequest) -> PipelineSchedule:
+    """All forwards, stage after stage; then all backwards in reverse."""
+    orders: list[Order] = []
+    for rank in range(request.ranks):
+        mine = range(rank, request.stages, request.ranks)
+        ahead = [(s, m) for s in mine for m in range(request.micro_batches)]
+        orders.append([(F, s, m) for s, m in ahead] + [(B, s, m) for s, m in reversed(ahead)])
+    return request.finish(orders)
+
+
+@remembered
+def one_forward_one_backward(request: PipelineRequest) -> PipelineSchedule:
+    """One forward and one backward in turn; one stage a rank."""
+    request.need_chunks(1)
+    backwards, reach = backwards_of_units(request)
+    orders: list[Order] = []
+    for rank in range(request.ranks):
+        order: Order = []
+        for at, micro_batch in enumerate(backwards):
+            ahead = min(request.micro_batches, reach[at] + request.ranks - 1 - rank)
+            order += [(F, rank, m) for m in range(_forwards(order, at), ahead)]
+            order.append((B, rank, micro_batch))
+        orders.append(order)
+    return request.finish(orders)
+
+
+def _forwards(order: Order, backwards: int) -> int:
+    return len(order) - backwards
+
+
+def backwards_of_units(request: PipelineRequest) -> tuple[list[int], list[int]]:
+    """Micro-batches in the order of their backwards, and the forwards that each needs before."""
+    backwards: list[int] = []
+    reach: list[int] = []
+    for first, stop in request.units.tolist():
+        backwards += range(stop - 1, first - 1, -1)
+        reach += [stop] * (stop - first)
+    return backwards, reach
+
+
+@remembered
+def interleaved(request: PipelineRequest) -> PipelineSchedule:
+    """1F1B over several stages a rank."""
+    request.need_whole_documents()
+    orders: list[Order] = []
+    ahead_of_last = (request.chunks - 1) * largest_round(request)
+    for rank in range(request.ranks):
+        warm_up = ahead_of_last + 2 * (request.ranks - 1 - rank)
+        if request.chunks == 1:
+            warm_up = request.ranks - 1 - rank
+        orders.append(alternate(request, rank, warm_up, B))
+    return request.finish(orders)
+
+
+def alternate(request: PipelineRequest, rank: int, warm_up: int, backward: int) -> Order:
+    """Some forwards, then one forward and one backward in turn, in rounds over the stages."""
+    forwards = rounds(request, rank)
+    mirrored = {s: request.stages - request.ranks + 2 * rank - s for s, _ in forwards}
+    backwards = [(backward, mirrored[s], m) for s, m in forwards]
+    warm_up = min(warm_up, len(forwards))
+    order: Order = [(F, *each) for each in forwards[:warm_up]]
+    for at, each in enumerate(backwards):
+        order += [(F, *ahead) for ahead in forwards[warm_up + at : warm_up + at + 1]]
+        order.append(each)
+    return order
+
+
+def rounds(request: PipelineRequest, rank: int) -> list[tuple[int, int]]:
+    """Stages and micro-batches of one rank, a round of micro-batches at a time."""
+    found = []
+    count = max(request.micro_batches // request.ranks, 1)
+    first = 0
+    for left in range(count, 0, -1):
+        stop = first + -(-(request.micro_batches - first) // left)
+        for stage in range(rank, request.stages, request.ranks):
+            found += [(stage, m) for m in range(first, stop)]
+        first = stop
+    return found
+
+
+def largest_round(request: PipelineRequest) -> int:
+    """Micro-batches of the first round, which is the largest."""
+    return -(-request.micro_batches // max(request.micro_batches // request.ranks, 1))

@@ -1,0 +1,125 @@
+"""What a pipeline strategy is asked: prices, ranks, units and a memory bound."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec
+
+from equipoise.base.errors import LayoutError
+from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
+from equipoise.schedule.pipeline.schedule import (
+    Order,
+    PipelineSchedule,
+    finish_orders,
+    place_in_loop,
+    place_in_v,
+    single_units,
+    whole_paths,
+)
+
+_REMEMBERED = 256
+"""Schedules, of some ten thousand instructions each where there are most."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineRequest:
+    """A step that is to be written down."""
+
+    strategy: str
+    prices: PipelinePrices
+    ranks: int
+    units: Ints
+    """Runs of micro-batches that share documents, int64 [units, 2]."""
+    most_held: Ints | None
+    """The most that each rank may hold, int64 [ranks], in the unit of the activations."""
+    skip: float = 0.0
+    """Share of the stages that each micro-batch may leave out, of strategies that skip."""
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are, over all ranks."""
+        return self.prices.stages
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches the step has."""
+        return self.prices.micro_batches
+
+    @property
+    def chunks(self) -> int:
+        """Stages of one rank."""
+        return self.stages // self.ranks
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether some micro-batches share a document over time."""
+        return len(self.units) < self.micro_batches
+
+    def need_chunks(self, *allowed: int) -> None:
+        """Refuse a number of stages a rank that the strategy does not know."""
+        if self.chunks not in allowed:
+            wanted = " or ".join(str(each * self.ranks) for each in allowed)
+            raise LayoutError(
+                f"{self.strategy} needs {wanted} stages on {self.ranks} ranks, there are "
+                f"{self.stages}. Split the layers so, or take interleaved, which runs any "
+                f"whole number of stages a rank."
+            )
+
+    def need_whole_documents(self) -> None:
+        """Refuse documents divided over time."""
+        if self.is_divided:
+            size = int((self.units[:, 1] - self.units[:, 0]).max())
+            raise LayoutError(
+                f"{self.strategy} runs backward in the order of forward, and {size} micro-batches "
+                f"share a document over time, which needs the reverse. Take gpipe, 1f1b or auto, "
+                f"or pack with a policy that divides nothing over time."
+            )
+
+    def finish(
+        self,
+        orders: Sequence[Order] | Sequence[Ints],
+        *,
+        in_v: bool = False,
+        paths: Ints | None = None,
+    ) -> PipelineSchedule:
+        """What was written, as a schedule."""
+        placed = place_in_v(self.ranks) if in_v else place_in_loop(self.ranks, self.stages)
+        if paths is None:
+            paths = whole_paths(self.stages, self.micro_batches)
+        return PipelineSchedule(self.strategy, placed, finish_orders(orders), paths, self.units)
+
+
+PipelineStrategy = Callable[[PipelineRequest], PipelineSchedule]
+
+_More = ParamSpec("_More")
+
+
+def remembered(
+    write: Callable[Concatenate[PipelineRequest, _More], PipelineSchedule],
+) -> Callable[Concatenate[PipelineRequest, _More], PipelineSchedule]:
+    """A strategy that looks at no price, written once for each size of a step.
+
+    Who asks twice gets the same schedule, and must not change it. Steps whose micro-batches share
+    documents are written each time.
+    """
+
+    def write_size(
+        strategy: str, ranks: int, stages: int, micro_batches: int, *more: Any, **named: Any
+    ) -> PipelineSchedule:
+        prices = make_prices(0, 0, 0, stages=stages, micro_batches=micro_batches)
+        units = single_units(micro_batches)
+        return write(PipelineRequest(strategy, prices, ranks, units, None), *more, **named)
+
+    of_size: Callable[..., PipelineSchedule] = functools.lru_cache(_REMEMBERED)(write_size)
+
+    @functools.wraps(write)
+    def ask(
+        request: PipelineRequest, /, *more: _More.args, **named: _More.kwargs
+    ) -> PipelineSchedule:
+        if request.is_divided:
+            return write(request, *more, **named)
+        size = request.ranks, request.stages, request.micro_batches
+        return of_size(request.strategy, *size, *more, **named)
+
+    return ask

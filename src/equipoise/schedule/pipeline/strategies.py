@@ -1,0 +1,170 @@
+"""Pipeline strategies by name: prices, ranks, units and a memory bound in, a schedule out.
+
+Kept true (tests/unit/schedule/pipeline/test_strategies.py, by Hypothesis)
+    Every strategy's schedule passes ``check_pipeline`` for any stages, prices and bounds, or is
+    refused with the numbers.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.base.errors import EquipoiseError, FitError, LayoutError, SpecError
+from equipoise.base.nearest import nearest
+from equipoise.schedule.pipeline.arrange import arrange, light_outside, rename
+from equipoise.schedule.pipeline.auto import auto
+from equipoise.schedule.pipeline.check import find_excess
+from equipoise.schedule.pipeline.orders import gpipe, interleaved, one_forward_one_backward
+from equipoise.schedule.pipeline.prices import PipelinePrices
+from equipoise.schedule.pipeline.replay import count_in_flight
+from equipoise.schedule.pipeline.request import PipelineRequest, PipelineStrategy
+from equipoise.schedule.pipeline.schedule import PipelineSchedule, single_units
+from equipoise.schedule.pipeline.skip import skip_partial, skip_reordered
+from equipoise.schedule.pipeline.v import dualpipe_v, v_half, v_min, zb_v
+from equipoise.schedule.pipeline.zero_bubble import interleaved_zb, zb_h1, zb_h2
+
+STRATEGIES: dict[str, PipelineStrategy] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "interleaved-zb": interleaved_zb,
+    "zb-v": zb_v,
+    "dualpipe-v": dualpipe_v,
+    "v-half": v_half,
+    "v-min": v_min,
+    "auto": auto,
+    "skip-partial": skip_partial,
+    "skip-reordered": skip_reordered,
+}
+"""Every strategy by name."""
+
+LOSSY = ("skip-partial", "skip-reordered")
+"""Strategies that train another model: micro-batches leave stages out."""
+
+IN_V = ("zb-v", "dualpipe-v", "v-half", "v-min")
+"""Strategies of two stages a rank."""
+
+ONE_STAGE = ("1f1b", "zb-h1", "zb-h2")
+"""Strategies of one stage a rank."""
+
+
+def write_pipeline(
+    strategy: str,
+    prices: PipelinePrices,
+    *,
+    ranks: int,
+    units: Sequence[tuple[int, int]] | None = None,
+    most_held: int | Sequence[int] | None = None,
+    skip: float = 0.0,
+    arranged: bool = False,
+) -> PipelineSchedule:
+    """Write the schedule of one step.
+
+    Args:
+        strategy: A name in ``STRATEGIES``.
+        prices: Of every stage and micro-batch; as many stages as ranks, or a multiple.
+        ranks: Pipeline-parallel degree, >= 1.
+        units: Runs ``[first, stop)`` of micro-batches that share documents over time, as
+            ``balance.divided.macro_units`` finds them; each micro-batch alone unless given.
+        most_held: The most that a rank may hold at a time, of all ranks or of each, in the
+            unit of ``prices.activation``; no bound unless given, and of ``auto`` 1F1B's.
+        skip: Share of the stages between the first and the last that each micro-batch leaves
+            out; of the lossy strategies alone.
+        arranged: Whether micro-batches may enter in another order than they are given, light
+            ones first and last, which shortens the step where they are uneven; ``auto``
+            tries both.
+
+    Raises:
+        SpecError: no strategy has that name.
+        LayoutError: stages and ranks, or units and micro-batches, do not go together, or the
+            strategy needs another number of stages, more micro-batches or undivided documents.
+        FitError: a rank would hold more than it may; says by how much, and what fits.
+
+    Cost: O(instructions); of ``auto`` some six times that.
+
+    >>> from equipoise.schedule.pipeline.prices import make_prices
+    >>> print(write_pipeline("zb-h1", make_prices(1, 1, 1, stages=2, micro_batches=3), ranks=2))
+    zb-h1: 3 micro-batches through 2 stages on 2 ranks
+    rank 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
+    rank 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+    """
+    if strategy not in STRATEGIES:
+        raise SpecError(
+            f'No pipeline strategy is called "{strategy}". Nearest: '
+            f"{nearest(strategy, list(STRATEGIES))}. All: {', '.join(STRATEGIES)}."
+        )
+    if ranks < 1 or prices.stages % ranks or not prices.stages:
+        raise LayoutError(
+            f"{prices.stages} stages cannot be shared by {ranks} ranks. Give as many stages as "
+            f"ranks, or a multiple."
+        )
+    if skip and strategy not in LOSSY:
+        raise LayoutError(
+            f"{strategy} skips nothing, and skip is {skip:g}. Take skip-partial or "
+            f"skip-reordered, which train another model, or leave skip out."
+        )
+    found = _make_units(units, prices.micro_batches)
+    bound = None if most_held is None else _make_bound(most_held, ranks)
+    request = PipelineRequest(strategy, prices, ranks, found, bound, skip)
+    if arranged:
+        entering = light_outside(prices, found)
+        schedule = rename(STRATEGIES[strategy](arrange(request, entering)), entering, found)
+    else:
+        schedule = STRATEGIES[strategy](request)
+    if bound is not None and (over := find_excess(schedule, prices.activation, bound)):
+        rank, held, allowed = over
+        fitting = ", ".join(_which_fit(request, bound)) or "none"
+        raise FitError(
+            f"{strategy} holds {held:,} on rank {rank}, {allowed:,} are allowed: "
+            f"{held - allowed:,} too many. These fit: {fitting}."
+        )
+    return schedule
+
+
+def _make_units(
+    units: Sequence[tuple[int, int]] | None, micro_batches: int
+) -> npt.NDArray[np.int64]:
+    if units is None:
+        return single_units(micro_batches)
+    table = np.asarray(units, dtype=np.int64).reshape(-1, 2)
+    edges = np.concatenate(([0], table[:, 1]))
+    ends_well = edges[-1] == micro_batches
+    if not ends_well or (table[:, 0] != edges[:-1]).any() or (table[:, 1] <= table[:, 0]).any():
+        runs = ", ".join(f"{first}:{stop}" for first, stop in table.tolist())
+        raise LayoutError(
+            f"Units {runs} are not {micro_batches} micro-batches in order, each in one. Take those "
+            f"that macro_units finds."
+        )
+    return table
+
+
+def _make_bound(most_held: int | Sequence[int], ranks: int) -> npt.NDArray[np.int64]:
+    bound = np.asarray(most_held, dtype=np.int64).reshape(-1)
+    if len(bound) not in (1, ranks):
+        raise LayoutError(
+            f"Bounds are given for {len(bound)} ranks, and there are {ranks}. Give one for all, "
+            f"or one for each."
+        )
+    return np.ascontiguousarray(np.broadcast_to(bound, ranks))
+
+
+def _which_fit(request: PipelineRequest, bound: npt.NDArray[np.int64]) -> list[str]:
+    """Strategies that keep the bound, and what they hold at most."""
+    fitting = []
+    for name, write in STRATEGIES.items():
+        if name in LOSSY or name == request.strategy:
+            continue
+        other = PipelineRequest(
+            name, request.prices, request.ranks, request.units, bound, request.skip
+        )
+        try:
+            schedule = write(other)
+        except EquipoiseError:
+            continue
+        if find_excess(schedule, request.prices.activation, bound) is None:
+            held = count_in_flight(schedule, request.prices.activation).peak
+            fitting.append(f"{name} ({int(held.max(initial=0)):,})")
+    return fitting
