@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.stamp import LoadStamp, environment
-from equipoise.balance.context import STRATEGIES, ContextSplit, split_context
+from equipoise.balance.context.sharding import STRATEGIES, ContextSplit, split_context
 from equipoise.cost.curve import counted_curve
 from equipoise.spec.model.presets import preset
 from equipoise.spec.workload import distribution_names, draw_lengths

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from bench.stamp import LoadStamp, environment, spread
-from equipoise.balance.bytescale import plan_bytescale
-from equipoise.balance.flexsp import plan_flexsp
-from equipoise.balance.groups_cost import FLEXSP_7B_A100, GroupCosts, kv_ring
-from equipoise.balance.groups_gangs import plan_gangs
-from equipoise.balance.groups_plan import Gang, GroupPlan, finish_plan, make_gang
+from equipoise.balance.groups.bytescale import plan_bytescale
+from equipoise.balance.groups.cost import FLEXSP_7B_A100, GroupCosts, kv_ring
+from equipoise.balance.groups.flexsp import plan_flexsp
+from equipoise.balance.groups.gangs import plan_gangs
+from equipoise.balance.groups.plan import Gang, GroupPlan, finish_plan, make_gang
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.spec.model.presets import preset
 from equipoise.spec.workload import distribution_names, draw_lengths

@@ -20,9 +20,9 @@ import numpy as np
 
 from bench.stamp import LoadStamp, environment, spread
 from equipoise.balance.bound import largest_bin_bound
-from equipoise.balance.evaluate import Setting, score_policy
 from equipoise.balance.exact import exact_partition
-from equipoise.balance.pack import ALL_POLICIES
+from equipoise.balance.packing.evaluate import Setting, score_policy
+from equipoise.balance.packing.pack import ALL_POLICIES
 from equipoise.balance.partition import karmarkar_karp, partition
 from equipoise.cost.curve import break_even_curve
 from equipoise.cost.work import Ints

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bench.stamp import LoadStamp, environment, spread
-from equipoise.balance.divided import macro_units
-from equipoise.balance.pack import pack_step
+from equipoise.balance.packing.divided import macro_units
+from equipoise.balance.packing.pack import pack_step
 from equipoise.balance.stage import price_layers, price_stages, split_model
 from equipoise.base.errors import EquipoiseError
 from equipoise.cost.curve import counted_curve

@@ -34,7 +34,7 @@ from bench.pipeline_peer import (
     split_cost,
 )
 from bench.stamp import LoadStamp, environment, spread
-from equipoise.balance.pack import pack_step
+from equipoise.balance.packing.pack import pack_step
 from equipoise.balance.stage import price_layers, price_stages, split_model
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks

@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.corpus import open_corpus
 from bench.plans_real_cases import CASES, COMMON, STEPS
-from equipoise.balance.pack import make_packer
+from equipoise.balance.packing.pack import make_packer
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.step.request import StepOptions, residuals_of
 from equipoise.data.stream import DocumentStream

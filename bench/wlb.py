@@ -20,9 +20,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.stamp import LoadStamp, environment
-from equipoise.balance.delayed import DelayedPacker
 from equipoise.balance.exact import exact_partition
-from equipoise.balance.windows import cut_at_windows, fill_windows
+from equipoise.balance.packing.delayed import DelayedPacker
+from equipoise.balance.packing.windows import cut_at_windows, fill_windows
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import break_even_curve
 from equipoise.spec.pack import Pieces, lengths_of

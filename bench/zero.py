@@ -42,7 +42,7 @@ import torch
 
 from bench.corpus import open_corpus, recut
 from bench.stamp import LoadStamp, environment, spread
-from equipoise.balance.pack import pack_step, rank_seconds, skew
+from equipoise.balance.packing.pack import pack_step, rank_seconds, skew
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.data.batch import count_labels, make_batch

@@ -22,9 +22,9 @@ QUESTIONS = {
         "src/equipoise/parallel/context/backward.py",
     ),
     "How do I add a packing policy?": (
-        "src/equipoise/balance/pack.py",
+        "src/equipoise/balance/packing/pack.py",
         "src/equipoise/spec/run/spec.py",
-        "tests/unit/balance/test_pack.py",
+        "tests/unit/balance/packing/test_pack.py",
     ),
     "How do I add a pipeline schedule?": (
         "src/equipoise/schedule/pipeline/orders.py",

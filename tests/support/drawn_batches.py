@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from equipoise.balance.pack import DIVIDES, pack_step
+from equipoise.balance.packing.pack import DIVIDES, pack_step
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import Choice

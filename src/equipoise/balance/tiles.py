@@ -23,7 +23,7 @@ What it decides
     5 tiles of 16 pairs for 39 exact pairs. A cut at a multiple of the tile costs no tile: the
     pieces on both sides touch just those that the whole document does.
 
-Kept true (tests/unit/balance/test_context_tiles.py, by Hypothesis)
+Kept true (tests/unit/balance/context/test_tiles.py, by Hypothesis)
     Counts equal those of the mask written out; never below exact pairs; a document that is
     cut at multiples of the tile has the tiles of the whole.
 """

@@ -207,7 +207,7 @@ def _print_table(verdicts: "Sequence[Verdict]") -> None:
 
 
 def _kind(verdict: "Verdict") -> tuple[str, str]:
-    from equipoise.balance.turns import TOGETHER
+    from equipoise.balance.packing.turns import TOGETHER
 
     case = verdict.case
     if case.played:

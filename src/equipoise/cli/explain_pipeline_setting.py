@@ -102,8 +102,8 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
         DataError: lengths that cannot be read.
         LayoutError: documents that the policy cannot pack.
     """
-    from equipoise.balance.divided import macro_units
-    from equipoise.balance.pack import pack_step, require_policy
+    from equipoise.balance.packing.divided import macro_units
+    from equipoise.balance.packing.pack import pack_step, require_policy
     from equipoise.balance.stage import price_layers
     from equipoise.cost.curve import counted_curve
     from equipoise.schedule.attention.score import AssumedMachine

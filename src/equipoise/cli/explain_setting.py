@@ -56,7 +56,7 @@ def setting_from(args: argparse.Namespace) -> Setting:
         SpecError: a flag, or a key of the run, that is wrong.
         DataError: lengths that cannot be read.
     """
-    from equipoise.balance.context_price import TILE_S
+    from equipoise.balance.context.price import TILE_S
     from equipoise.balance.tiles import TILE
     from equipoise.schedule.attention.score import AssumedMachine
 
@@ -198,8 +198,8 @@ def score_strategy(name: str, setting: Setting) -> "AttentionScore":
     """
     import numpy as np
 
-    from equipoise.balance.context import ContextRequest, split_context
-    from equipoise.balance.context_price import ContextPrice
+    from equipoise.balance.context.price import ContextPrice
+    from equipoise.balance.context.sharding import ContextRequest, split_context
     from equipoise.schedule.attention.count import Wire
 
     model, nodes, mask = setting.model, setting.ranks_per_node, setting.mask

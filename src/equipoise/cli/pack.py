@@ -13,7 +13,7 @@ from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
-    from equipoise.balance.evaluate import Setting
+    from equipoise.balance.packing.evaluate import Setting
     from equipoise.cost.curve import LoadCurve
     from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.spec.run.spec import Policy
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one row for each policy."""
-    from equipoise.balance.evaluate import score_policy
+    from equipoise.balance.packing.evaluate import score_policy
     from equipoise.cli.pack_show import print_table, score_rows, write_packs
 
     policies = _policies(args.policy)
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _policies(wanted: str) -> "list[Policy]":
-    from equipoise.balance.pack import ALL_POLICIES
+    from equipoise.balance.packing.pack import ALL_POLICIES
 
     if wanted == "all":
         return [name for name in ALL_POLICIES if name not in SLOW]
@@ -191,7 +191,7 @@ def _setting(
 ) -> "Setting":
     import dataclasses
 
-    from equipoise.balance.evaluate import Setting
+    from equipoise.balance.packing.evaluate import Setting
     from equipoise.cost.work import kv_bytes_per_token
     from equipoise.data.stream import DocumentStream
     from equipoise.observe.machine import usable_cores

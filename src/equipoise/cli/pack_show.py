@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equipoise.balance.divided_price import TRAVEL_SHARE
-from equipoise.balance.evaluate import PackedRecord, PackScore, Setting
+from equipoise.balance.packing.divided_price import TRAVEL_SHARE
+from equipoise.balance.packing.evaluate import PackedRecord, PackScore, Setting
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from equipoise import __version__
-from equipoise.balance.turns import DIVIDES, TOGETHER, require_policy
+from equipoise.balance.packing.turns import DIVIDES, TOGETHER, require_policy
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
 from equipoise.base.units import GIB

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise import __version__
-from equipoise.balance.pack import DIVIDES
+from equipoise.balance.packing.pack import DIVIDES
 from equipoise.base.digest import digest
 from equipoise.base.errors import FaultError, LayoutError, SpecError
 from equipoise.cli.console import make_progress

@@ -221,7 +221,7 @@ def step_packer(
     """
     if args.lengths is None:
         return None
-    from equipoise.balance.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
+    from equipoise.balance.packing.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
     from equipoise.base.nearest import nearest
     from equipoise.cost.curve import counted_curve
     from equipoise.data.stream import DocumentStream, tell_apart

@@ -104,7 +104,7 @@ def _require_device(spec: "RunSpec") -> None:
     Raises:
         LayoutError: policy, context and device do not go together.
     """
-    from equipoise.balance.turns import TOGETHER
+    from equipoise.balance.packing.turns import TOGETHER
     from equipoise.comm.group import choose_device
 
     context, policy = spec.layout.context, spec.pack.policy

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.balance.evaluate import PackedRecord, Setting
+from equipoise.balance.packing.evaluate import PackedRecord, Setting
 
 _LINEAR, _ATTENTION, _INK, _PALE = "#9db8d6", "#c8553d", "#1d2733", "#e7ebef"
 

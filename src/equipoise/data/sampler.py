@@ -34,8 +34,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from equipoise.balance.pack import StepPacker, make_packer, pack_step
-from equipoise.balance.windows import cut_at_windows
+from equipoise.balance.packing.pack import StepPacker, make_packer, pack_step
+from equipoise.balance.packing.windows import cut_at_windows
 from equipoise.base.errors import CheckpointError
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import count_labels

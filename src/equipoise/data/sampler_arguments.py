@@ -13,7 +13,7 @@ import typing
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipoise.balance.pack import DIVIDES
+from equipoise.balance.packing.pack import DIVIDES
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import LoadCurve

@@ -16,9 +16,9 @@ Kept true (tests/unit/cli/test_verbs.py, tests/unit/plan/test_trainable.py)
 
 from collections.abc import Sequence
 
-from equipoise.balance.divided import macro_units
-from equipoise.balance.pack import DIVIDES, make_packer
-from equipoise.balance.turns import TOGETHER, require_policy
+from equipoise.balance.packing.divided import macro_units
+from equipoise.balance.packing.pack import DIVIDES, make_packer
+from equipoise.balance.packing.turns import TOGETHER, require_policy
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import Ints

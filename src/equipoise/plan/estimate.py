@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.balance.turns import DIVIDES, TOGETHER
+from equipoise.balance.packing.turns import DIVIDES, TOGETHER
 from equipoise.base.errors import FitError, LayoutError, SpecError
 from equipoise.plan.alike import group_alike
 from equipoise.plan.bound import Floats

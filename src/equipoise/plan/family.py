@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from equipoise.balance.context import split_context
-from equipoise.balance.context_price import ContextPrice
+from equipoise.balance.context.price import ContextPrice
+from equipoise.balance.context.sharding import split_context
 from equipoise.balance.stage import StageSplit
 from equipoise.cost.step.request import TERMS, Floats, StepOptions
 from equipoise.plan.bins import Batches, BinCores, Bins

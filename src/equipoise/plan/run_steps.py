@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balance.pack import DIVIDES, make_packer
+from equipoise.balance.packing.pack import DIVIDES, make_packer
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import causal_pairs, useful_flop

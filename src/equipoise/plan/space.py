@@ -48,7 +48,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balance.turns import DIVIDES, TOGETHER
+from equipoise.balance.packing.turns import DIVIDES, TOGETHER
 from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.choice import ORDERS, Choice
@@ -274,7 +274,7 @@ def _strategy_carries(rows: Rows, model: ModelSpec) -> Flags:
 
 
 def _divides(rows: Rows) -> Flags:
-    """Where ranks can run what a policy divides, as ``balance.turns.require_policy``.
+    """Where ranks can run what a policy divides, as ``balance.packing.turns.require_policy``.
 
     Of schedules 1F1B alone runs units of micro-batches that share documents.
     """

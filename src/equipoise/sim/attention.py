@@ -1,8 +1,8 @@
 """Seconds of the attention core of each micro-batch, shared over context ranks or not.
 
 What it decides
-    Documents are shared out by ``balance.context``, and what travels is written and priced by
-    ``schedule.attention.schedule``: the same functions that a run calls. A micro-batch whose
+    Documents are shared out by ``balance.context.sharding``, and what travels is written and priced
+    by ``schedule.attention.schedule``: the same functions that a run calls. A micro-batch whose
     documents were priced before is not priced again. Of a step with many distinct ones on several
     context ranks the first few are replayed; of the others the shares are made, and waiting is what
     the replayed ones waited for each second of computing.
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.balance.context import split_context
-from equipoise.balance.context_price import ContextPrice
-from equipoise.balance.context_split import ContextSplit
+from equipoise.balance.context.price import ContextPrice
+from equipoise.balance.context.sharding import split_context
+from equipoise.balance.context.split import ContextSplit
 from equipoise.cost.step.layer import Rates
 from equipoise.cost.step.request import Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints

@@ -5,7 +5,7 @@ Why
     documents of their own they would have a fraction of the work, and no keys would travel.
 
 What it decides
-    *Over ranks* (``balance.turns``): all parts of a document run in one turn. Ranks that
+    *Over ranks* (``balance.packing.turns``): all parts of a document run in one turn. Ranks that
     documents join are a gang, which goes at one pace (``sim.gangs``); the others of the turn go
     at their own. A turn of a rank begins when the turns before it of all its gang have ended, so
     the step is the longest chain of gangs, which is replayed as one rank's. Under ZeRO 2 and 3,
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.balance.divided import macro_units
+from equipoise.balance.packing.divided import macro_units
+from equipoise.balance.packing.turns import TOGETHER, align_turns, place_turn, require_policy
 from equipoise.balance.stage import StageSplit
-from equipoise.balance.turns import TOGETHER, align_turns, place_turn, require_policy
 from equipoise.base.errors import LayoutError
 from equipoise.cost.step.request import Floats, StepOptions, element_bytes
 from equipoise.cost.work import Ints

@@ -19,7 +19,7 @@ Kept true (tests/unit/sim/test_here.py)
 
 import numpy as np
 
-from equipoise.balance.context import split_context
+from equipoise.balance.context.sharding import split_context
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.curves.parts import Once, PartCurves, part_curves
 from equipoise.cost.step.layer import add

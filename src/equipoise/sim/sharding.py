@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.balance.context import AUTO
-from equipoise.balance.context_price import TILE_S, ContextPrice
+from equipoise.balance.context.price import TILE_S, ContextPrice
+from equipoise.balance.context.sharding import AUTO
 from equipoise.balance.tiles import TILE
 from equipoise.base.errors import SpecError
 from equipoise.cost.curves.parts import part_curves

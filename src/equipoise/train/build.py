@@ -6,7 +6,7 @@ Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
 
 from pathlib import Path
 
-from equipoise.balance.turns import TOGETHER
+from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve

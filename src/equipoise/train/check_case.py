@@ -23,7 +23,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from equipoise.balance.turns import TOGETHER
+from equipoise.balance.packing.turns import TOGETHER
 from equipoise.spec.run.spec import LayoutSpec, Policy, Recompute, Sharding, StrategyName
 
 TOLERANCE = 1e-5

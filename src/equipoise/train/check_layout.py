@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from equipoise.balance.pack import pack_step
+from equipoise.balance.packing.pack import pack_step
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks

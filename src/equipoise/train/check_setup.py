@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.balance.pack import pack_step, skew
-from equipoise.balance.turns import TOGETHER, align_turns
+from equipoise.balance.packing.pack import pack_step, skew
+from equipoise.balance.packing.turns import TOGETHER, align_turns
 from equipoise.cost.curve import counted_curve
 from equipoise.nn.decoder import Decoder
 from equipoise.parallel.context.plan import ContextPlan

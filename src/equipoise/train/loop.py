@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import equipoise
-from equipoise.balance.pack import make_packer, skew
-from equipoise.balance.turns import DIVIDES, TOGETHER, align_turns
+from equipoise.balance.packing.pack import make_packer, skew
+from equipoise.balance.packing.turns import DIVIDES, TOGETHER, align_turns
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,

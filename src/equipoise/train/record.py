@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import equipoise
-from equipoise.balance.pack import skew
-from equipoise.balance.windows import pack_in_order
+from equipoise.balance.packing.pack import skew
+from equipoise.balance.packing.windows import pack_in_order
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import forecast_memory

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.balance.context_price import ContextPrice
-from equipoise.balance.pack import rank_seconds, turns_seconds
+from equipoise.balance.context.price import ContextPrice
+from equipoise.balance.packing.pack import rank_seconds, turns_seconds
 from equipoise.balance.stage import LayerPrices, price_layers
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs, useful_flop

@@ -27,7 +27,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from equipoise.balance.divided import macro_units
+from equipoise.balance.packing.divided import macro_units
 from equipoise.balance.stage import (
     LayerPrices,
     StageSplit,

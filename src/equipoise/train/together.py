@@ -7,7 +7,7 @@ Why
     ranks of other data-parallel ranks that have the same heads.
 
 What it decides
-    Nothing: ``balance.turns`` says what runs when.
+    Nothing: ``balance.packing.turns`` says what runs when.
 
 Kept true (tests/unit/train/test_together.py, by Hypothesis; tests/multi/check/test_check.py)
     Nothing passes between ranks that share no document; loss and every gradient equal one rank's.
@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from equipoise.balance.turns import place_turn
+from equipoise.balance.packing.turns import place_turn
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger

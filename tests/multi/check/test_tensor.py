@@ -2,7 +2,7 @@
 
 import pytest
 
-from equipoise.balance.turns import TOGETHER
+from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.local import run_ranks
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check import run_cases

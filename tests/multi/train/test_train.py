@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.balance.pack import pack_step, rank_seconds, turns_seconds
+from equipoise.balance.packing.pack import pack_step, rank_seconds, turns_seconds
 from equipoise.base.errors import (
     CheckpointError,
     DataError,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balance.exact import exact_partition
-from equipoise.balance.pack import pack_step
+from equipoise.balance.packing.pack import pack_step
 from equipoise.balance.partition import partition
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import break_even_curve

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from equipoise.balance.divided import macro_units
-from equipoise.balance.pack import pack_step
+from equipoise.balance.packing.divided import macro_units
+from equipoise.balance.packing.pack import pack_step
 from equipoise.balance.stage import (
     LayerPrices,
     price_layers,

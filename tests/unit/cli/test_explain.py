@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.balance.context import split_context
+from equipoise.balance.context.sharding import split_context
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.main import main
 from equipoise.schedule.attention.count import Wire, count_attention

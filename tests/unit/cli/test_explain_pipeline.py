@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.balance.divided import macro_units
-from equipoise.balance.pack import batch_ns, pack_step
+from equipoise.balance.packing.divided import macro_units
+from equipoise.balance.packing.pack import batch_ns, pack_step
 from equipoise.balance.stage import price_layers, price_stages, split_model
 from equipoise.cli.explain_pipeline_lanes import draw_lanes
 from equipoise.cli.main import main

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from equipoise.balance.pack import ALL_POLICIES, DIVIDES
-from equipoise.balance.turns import TOGETHER
+from equipoise.balance.packing.pack import ALL_POLICIES, DIVIDES
+from equipoise.balance.packing.turns import TOGETHER
 from equipoise.cli.main import main
 from equipoise.cost.step.request import Residuals, residuals_of
 from equipoise.spec.device.by_name import find_device

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.balance.context import split_context
+from equipoise.balance.context.sharding import split_context
 from equipoise.dash.attention_plane import lane_bars, paint_plane
 from equipoise.dash.attention_plot import plot_attention, rank_colors
 from equipoise.schedule.attention.count import Wire

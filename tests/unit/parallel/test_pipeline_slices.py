@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.divided import macro_units, pack_divided_in_time
+from equipoise.balance.packing.divided import macro_units, pack_divided_in_time
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import break_even_curve
 from equipoise.nn.decoder import Decoder, initialize

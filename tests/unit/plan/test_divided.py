@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.pack import DIVIDES, require_policy
+from equipoise.balance.packing.pack import DIVIDES, require_policy
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bound import least_seconds, needed_bytes

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.pack import make_packer
+from equipoise.balance.packing.pack import make_packer
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.data.stream import DocumentStream

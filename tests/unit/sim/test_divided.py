@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
-from equipoise.balance.turns import align_turns, place_turn
+from equipoise.balance.packing.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
+from equipoise.balance.packing.turns import align_turns, place_turn
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step.request import StepOptions

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from equipoise.balance.context_price import TILE_S
+from equipoise.balance.context.price import TILE_S
 from equipoise.cost.step.request import StepOptions
 from equipoise.sim.machine import Machine
 from equipoise.sim.sharding import auto_price, context_price, run_price, settle_machine

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from equipoise.balance.turns import TOGETHER
+from equipoise.balance.packing.turns import TOGETHER
 from equipoise.base.errors import CheckError
 from equipoise.cli import check as verb
 from equipoise.cli.main import main

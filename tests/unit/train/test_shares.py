@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.context import AUTO
-from equipoise.balance.context import STRATEGIES as SHARDINGS
+from equipoise.balance.context.sharding import AUTO
+from equipoise.balance.context.sharding import STRATEGIES as SHARDINGS
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.schedule.attention.strategies import STRATEGIES
 from equipoise.spec.model.presets import ModelSpec

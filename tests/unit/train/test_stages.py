@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.divided import pack_divided_in_time
+from equipoise.balance.packing.divided import pack_divided_in_time
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline.check import check_pipeline

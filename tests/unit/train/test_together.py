@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.pack import DIVIDES, POLICIES
-from equipoise.balance.turns import TOGETHER, align_turns
+from equipoise.balance.packing.pack import DIVIDES, POLICIES
+from equipoise.balance.packing.turns import TOGETHER, align_turns
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.attention.count import Wire, count_attention

@@ -158,9 +158,9 @@ class StepOptions:
     expert_skew: float = 1.0
     """Rows of the expert rank that has most, over the mean [ratio]."""
     policy: str = "by-work"
-    """Of ``balance.pack``, where document lengths are given."""
+    """Of ``balance.packing.pack``, where document lengths are given."""
     sharding: str = "mixed"
-    """Of ``balance.context``: which context rank holds which tokens."""
+    """Of ``balance.context.sharding``: which context rank holds which tokens."""
     context_strategy: str = "needed-kv"
     """Of ``schedule.attention.strategies``: what travels between context ranks."""
     seed: int = 0

@@ -143,7 +143,7 @@ def shard_tokens(
         x_T: Anything with a row a token: token ids, labels, hidden states; [tokens, ...].
         doc_tokens: Length of each document of the pack, in order [tokens].
         group: The ranks that share the pack; all ranks unless given.
-        sharding: Who holds which tokens: a strategy of ``balance.context``, or ``auto``.
+        sharding: Who holds which tokens: a strategy of ``balance.context.sharding``, or ``auto``.
         ranks_per_node: Ranks that share a node; for ``hierarchical``.
 
     Returns:

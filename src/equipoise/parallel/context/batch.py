@@ -49,7 +49,7 @@ class ContextPack:
     strategy: str = "needed-kv"
     """What moves: a name in ``schedule.attention.strategies``."""
     sharding: str = "mixed"
-    """Who holds what: a strategy of ``balance.context``, or ``auto``."""
+    """Who holds what: a strategy of ``balance.context.sharding``, or ``auto``."""
     ranks_per_node: int | None = None
     group: dist.ProcessGroup | None = None
     """The ranks that share the pack; all ranks unless given."""
@@ -121,7 +121,7 @@ def shard_batch(
         labels_T: Label of each token, as ``transformers`` has it: the token itself (it is
             compared with what the token before it predicts), or -100 where none is wanted.
             All tokens are wanted unless given.
-        sharding: Who holds which tokens: a strategy of ``balance.context``, or ``auto``.
+        sharding: Who holds which tokens: a strategy of ``balance.context.sharding``, or ``auto``.
         ranks_per_node: Ranks that share a node; for strategies in two levels.
         step_labels: Labels of the whole step, where it has more packs than this one: several
             micro-batches, or several groups of ranks.

@@ -2,8 +2,8 @@
 
 Why
     Two choices make a plan: which rank holds which tokens (``sharding``, from
-    ``balance.context``), and what moves between them (``strategy``, from ``schedule``). Any
-    sharding goes with any strategy. All ranks decide alike from the lengths alone.
+    ``balance.context.sharding``), and what moves between them (``strategy``, from ``schedule``).
+    Any sharding goes with any strategy. All ranks decide alike from the lengths alone.
 
 Kept true (tests/unit/parallel/test_context.py)
     Shares of all ranks are a permutation of the pack; plans are equal for equal arguments.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balance.context import split_context
-from equipoise.balance.context_price import ContextPrice
+from equipoise.balance.context.price import ContextPrice
+from equipoise.balance.context.sharding import split_context
 from equipoise.balance.tiles import TILE
 from equipoise.parallel.context.program import RankProgram, compile_rank
 from equipoise.schedule.attention.check import check_attention
@@ -75,7 +75,7 @@ def share_tokens(
     Args:
         doc_tokens: Length of each packed document, in order [tokens].
         ranks: Context-parallel degree.
-        sharding: A strategy of ``balance.context``, or ``auto``.
+        sharding: A strategy of ``balance.context.sharding``, or ``auto``.
         tile: Queries of one attention tile [tokens]; ``mixed`` and ``by-work`` cut there.
         ranks_per_node: Ranks that share a node, for ``hierarchical``.
         price: What ``auto`` decides by.
@@ -141,7 +141,8 @@ def plan_context(
         heads: Query heads.
         kv_heads: Key/value heads.
         mask: Which keys a query reads: one mask for all documents, or one for each.
-        sharding: Who holds what: a strategy of ``balance.context``, or ``auto``. It evens out
+        sharding: Who holds what: a strategy of ``balance.context.sharding``, or ``auto``. It evens
+        out
             causal work, whatever the mask.
         tile: Queries of one attention tile [tokens].
         ranks_per_node: Ranks that share a node; for strategies in two levels.

@@ -1,10 +1,10 @@
 """Attention strategies by name: who holds which tokens in, a schedule out.
 
 Why
-    Placing tokens (which rank holds which piece) and moving them (what is sent to whom) are
-    two choices. ``balance.context`` makes the first one. Any strategy here takes any placement:
-    documents cut anywhere, ranks without a token, more ranks than tokens, any heads, and each
-    document with its own mask.
+    Placing tokens (which rank holds which piece) and moving them (what is sent to whom) are two
+    choices. ``balance.context.sharding`` makes the first one. Any strategy here takes any
+    placement: documents cut anywhere, ranks without a token, more ranks than tokens, any heads, and
+    each document with its own mask.
 
 Kept true (tests/unit/schedule/attention/test_strategies.py, by Hypothesis)
     Every strategy's schedule passes ``check_attention`` for any placement and masks.

@@ -68,7 +68,7 @@ def write_pipeline(
         prices: Of every stage and micro-batch; as many stages as ranks, or a multiple.
         ranks: Pipeline-parallel degree, >= 1.
         units: Runs ``[first, stop)`` of micro-batches that share documents over time, as
-            ``balance.divided.macro_units`` finds them; each micro-batch alone unless given.
+            ``balance.packing.divided.macro_units`` finds them; each micro-batch alone unless given.
         most_held: The most that a rank may hold at a time, of all ranks or of each, in the
             unit of ``prices.activation``; no bound unless given, and of ``auto`` 1F1B's.
         skip: Share of the stages between the first and the last that each micro-batch leaves

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balance.context import split_context
+from equipoise.balance.context.sharding import split_context
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.schedule.attention.strategies import STRATEGIES, write_attention

@@ -1,0 +1,1 @@
+"""Context sharding: which tokens of a micro-batch each context-parallel rank computes."""

@@ -1,0 +1,1 @@
+"""Dynamic groups: how many ranks hold each document together, and when."""

@@ -1,0 +1,245 @@
+"""A plan of dynamic groups: which ranks run which documents together, and in what order.
+
+Why
+    A grid of dp x cp ranks gives every document the same number of ranks: too many for a
+    short one, too few for a long one. Here each document has its own *gang*, and the next
+    document of a rank may have other partners::
+
+        rank 0  [ doc 7            ][ docs 1 4 ][ doc 2 ]
+        rank 1  [ doc 7            ][ doc 9        ]
+        rank 2  [ doc 3 ][ doc 5   ][ doc 9        ]
+
+    A gang begins when all its ranks are free. There is no barrier, and no communicator is
+    made: all ranks are in one group, and a gang is a list of addresses in it. Ranks may run
+    different numbers of micro-batches.
+
+What it decides
+    Nothing: it holds what a policy decided, replays it, and sets it beside what no plan could
+    beat. A gang's place in ``gangs`` is the one global order: each rank runs its gangs in it,
+    and so no two ranks can wait for each other in a ring.
+
+Kept true (tests/unit/balance/groups/test_policies.py, by Hypothesis)
+    Each document once; no rank over its cap; gangs never overlap on a rank; ranks that follow
+    their own lists, in whatever order they are served, all finish, at the times in the plan; no
+    plan is below the bound; the answer depends on the arguments alone.
+
+Sources
+    One process group for groups of every size: ByteScale, arXiv:2502.21231, section 4.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from equipoise.balance.groups.cost import GroupCosts
+from equipoise.base.digest import digest_bytes
+from equipoise.cost.work import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """One micro-batch of the ranks that run it together, each its share of every document."""
+
+    ranks: tuple[int, ...]
+    documents: tuple[int, ...]
+    """Indices into the lengths that were planned."""
+    load_ns: int
+    """Time of each of its ranks, the price of a micro-batch included [ns]."""
+    tokens_per_rank: int
+    """Tokens whose activations each rank holds at once: what the cap is about [tokens]."""
+    start_ns: int = 0
+    offload: float = 0.0
+    """Share of the activations of layers that may be kept in host memory which is."""
+
+    @property
+    def stop_ns(self) -> int:
+        """When it ends [ns]."""
+        return self.start_ns + self.load_ns
+
+    @property
+    def seconds(self) -> float:
+        """Time of each of its ranks [s]."""
+        return self.load_ns * 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """Gangs in their one global order, with what they cost and what they could."""
+
+    policy: str
+    ranks: int
+    cap_tokens: int
+    gangs: tuple[Gang, ...]
+    work_ns: int
+    """All documents, each on one rank, nothing paid for travel [ns]."""
+    bound_ns: int
+    """No plan under this cap ends sooner [ns]."""
+    barriers: tuple[int, ...] = ()
+    """Gangs before which all ranks meet, where a policy's published form has them do so."""
+    plan_s: float = field(default=0.0, compare=False)
+    """Time to make the plan [s]."""
+
+    @property
+    def rank_gangs(self) -> list[list[int]]:
+        """Of each rank, its gangs in the order in which it runs them."""
+        lists: list[list[int]] = [[] for _ in range(self.ranks)]
+        for index, gang in enumerate(self.gangs):
+            for rank in gang.ranks:
+                lists[rank].append(index)
+        return lists
+
+    @property
+    def busy_ns(self) -> Ints:
+        """Time in which each rank computes or sends, int64[ranks] [ns]."""
+        busy = np.zeros(self.ranks, dtype=np.int64)
+        for gang in self.gangs:
+            busy[list(gang.ranks)] += gang.load_ns
+        return busy
+
+    @property
+    def peak_tokens(self) -> Ints:
+        """Most tokens that each rank holds at once, int64[ranks] [tokens]."""
+        peak = np.zeros(self.ranks, dtype=np.int64)
+        for gang in self.gangs:
+            held = list(gang.ranks)
+            peak[held] = np.maximum(peak[held], gang.tokens_per_rank)
+        return peak
+
+    @property
+    def critical_ns(self) -> int:
+        """When the last rank ends [ns]."""
+        return max((gang.stop_ns for gang in self.gangs), default=0)
+
+    @property
+    def ideal_ns(self) -> float:
+        """The documents' own work shared evenly by all ranks, no travel, no waiting [ns]."""
+        return self.work_ns / self.ranks
+
+    @property
+    def critical_over_ideal(self) -> float:
+        """When the last rank ends over the ideal [ratio]; 1.0 of nothing."""
+        return self.critical_ns / self.ideal_ns if self.work_ns else 1.0
+
+    @property
+    def gap(self) -> float:
+        """When the last rank ends over the proven bound, minus 1 [ratio]."""
+        return self.critical_ns / self.bound_ns - 1 if self.bound_ns else 0.0
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """Micro-batches of each rank."""
+        return [len(mine) for mine in self.rank_gangs]
+
+    @property
+    def digest(self) -> str:
+        """Name of the whole decision, equal on two ranks that decided the same."""
+        rows = [
+            (gang.ranks, gang.documents, gang.start_ns, gang.load_ns, gang.tokens_per_rank)
+            for gang in self.gangs
+        ]
+        return digest_bytes(repr((self.policy, self.ranks, rows, self.barriers)).encode())
+
+
+def replay(gangs: Sequence[Gang], ranks: int, barriers: Sequence[int] = ()) -> tuple[Gang, ...]:
+    """Give each gang its start: when all its ranks are free, after the barriers before it.
+
+    >>> first, second = Gang((0,), (0,), 5, 1), Gang((0, 1), (1,), 3, 1)
+    >>> [gang.start_ns for gang in replay([first, second], 2)]
+    [0, 5]
+    """
+    free = [0] * ranks
+    meet = set(barriers)
+    timed = []
+    for index, gang in enumerate(gangs):
+        if index in meet:
+            free = [max(free)] * ranks
+        start = max(free[rank] for rank in gang.ranks)
+        for rank in gang.ranks:
+            free[rank] = start + gang.load_ns
+        timed.append(gang if gang.start_ns == start else replace(gang, start_ns=start))
+    return tuple(timed)
+
+
+def make_gang(
+    ranks: Sequence[int], documents: Sequence[int], doc_tokens: Ints, costs: GroupCosts
+) -> Gang:
+    """A gang of these ranks and documents, at its price."""
+    tokens, width = doc_tokens[list(documents)], len(ranks)
+    load = costs.fixed_ns + int(costs.share_ns(tokens, np.array(width)).sum())
+    return Gang(tuple(ranks), tuple(documents), load, int((-(-tokens // width)).sum()))
+
+
+def finish_plan(
+    policy: str,
+    gangs: Sequence[Gang],
+    doc_tokens: Ints,
+    ranks: int,
+    costs: GroupCosts,
+    cap_tokens: int,
+    *,
+    barriers: Sequence[int] = (),
+    largest_share: int | None = None,
+    bound_ns: int | None = None,
+    plan_s: float = 0.0,
+) -> GroupPlan:
+    """Replay the gangs, and set the bound beside them.
+
+    Args:
+        policy: Who made them.
+        gangs: In their one global order.
+        doc_tokens: Length of each document [tokens].
+        ranks: Ranks in all.
+        costs: Price of a document on any number of ranks.
+        cap_tokens: Most tokens that one rank holds at once.
+        barriers: Gangs before which all ranks meet.
+        largest_share: Most tokens that one rank may compute in one micro-batch, where
+            offloading lifts it above the cap.
+        bound_ns: What ``critical_bound`` says, where it was asked before [ns].
+        plan_s: Time that planning took [s].
+    """
+    if bound_ns is None:
+        share = max(cap_tokens, largest_share or 0)
+        bound_ns = critical_bound(doc_tokens, ranks, costs, share)
+    return GroupPlan(
+        policy,
+        ranks,
+        cap_tokens,
+        replay(gangs, ranks, barriers),
+        int(costs.document_ns(doc_tokens).sum()) if len(doc_tokens) else 0,
+        bound_ns,
+        tuple(barriers),
+        plan_s,
+    )
+
+
+def critical_bound(doc_tokens: Ints, ranks: int, costs: GroupCosts, cap_tokens: int) -> int:
+    """Least time at which the last rank can end, whatever the gangs [ns].
+
+    Every document at the number of ranks that wastes least, shared evenly, with as many
+    micro-batches as the tokens need; and the slowest document at the number that is fastest.
+
+    Args:
+        doc_tokens: Length of each document, >= 1 [tokens].
+        ranks: Ranks in all.
+        costs: Price of a document on any number of ranks.
+        cap_tokens: Most tokens that one rank computes in one micro-batch.
+    """
+    if not len(doc_tokens):
+        return 0
+    lengths, copies = np.unique(doc_tokens, return_counts=True)
+    least_work, slowest, tokens = 0, 0, 0
+    for begin in range(0, len(lengths), 1024):
+        some = lengths[begin : begin + 1024]
+        count = copies[begin : begin + 1024]
+        width = np.arange(1, ranks + 1)
+        time = costs.share_ns(some[:, None], width[None, :])
+        fits = -(-some[:, None] // width[None, :]) <= cap_tokens
+        fits[:, -1] = True
+        never = np.iinfo(np.int64).max
+        least_work += int((np.where(fits, time * width, never).min(1) * count).sum())
+        slowest = max(slowest, int(np.where(fits, time, never).min(1).max()))
+        tokens += int((some * count).sum())
+    fixed = costs.fixed_ns
+    batches = max(1, -(-tokens // max(cap_tokens, -(-int(lengths[-1]) // ranks))))
+    return max(-(-(least_work + batches * fixed) // ranks), slowest + fixed)

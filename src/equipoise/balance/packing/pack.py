@@ -1,0 +1,213 @@
+"""Packing policies: one step's pieces in, every rank's micro-batches out.
+
+Why
+    Ranks meet at the end of each step. A pack of equal token counts is a pack of unequal
+    work: one document of 8,192 tokens has 32 times the attention of 32 documents of 256.
+
+What it decides
+    Which function packs under which name: ``windows`` fills fixed windows, ``whole`` keeps
+    documents whole under a token cap, ``delayed`` lets outliers wait, ``divided`` shares
+    them out.
+
+    With ``cut = "windows"`` every policy is given the very pieces that in-order makes, so
+    that two policies differ in nothing but who computes what: same gradient, other times.
+
+Kept true (tests/unit/balance/packing/test_pack.py, by Hypothesis)
+    Each token of the step is in exactly one piece; no micro-batch is over its cap; pieces are
+    whole where the policy says so; the answer depends on the arguments alone, so ranks need
+    not ask each other.
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from equipoise.balance.groups.packs import pack_bytescale, pack_flexsp, pack_gangs
+from equipoise.balance.packing.delayed import DelayedPacker
+from equipoise.balance.packing.divided import pack_divided, pack_divided_in_time
+from equipoise.balance.packing.turns import DIVIDES as DIVIDES
+from equipoise.balance.packing.turns import require_policy as require_policy
+from equipoise.balance.packing.whole import pack_by_tokens, pack_by_work, pack_by_work_each_turn
+from equipoise.balance.packing.windows import (
+    cut_at_windows,
+    pack_fixed,
+    pack_fixed_exact,
+    pack_in_order,
+)
+from equipoise.cost.curve import LoadCurve
+from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
+from equipoise.spec.run.spec import PackSpec, Policy
+
+Packer = Callable[[Pieces, PackSpec, int, LoadCurve], PackedStep]
+
+POLICIES: dict[Policy, Packer] = {
+    "in-order": pack_in_order,
+    "fixed": pack_fixed,
+    "fixed-exact": pack_fixed_exact,
+    "by-tokens": pack_by_tokens,
+    "by-work": pack_by_work,
+    "divided": pack_divided,
+    "divided-in-time": pack_divided_in_time,
+    "gangs": pack_gangs,
+    "flexsp": pack_flexsp,
+    "bytescale": pack_bytescale,
+}
+"""Policies that look at one step alone; ``delayed`` looks at those before it, too."""
+
+ALL_POLICIES: tuple[Policy, ...] = (*list(POLICIES)[:5], "delayed", *list(POLICIES)[5:])
+"""Every policy, in the order in which they are shown."""
+
+
+_PRICED = {"divided": pack_divided, "gangs": pack_gangs}
+"""Policies that price what travels."""
+
+
+class StepPacker(Protocol):
+    """Packs a run's steps one after the other, the same on every rank."""
+
+    def step(self, pieces: Pieces) -> PackedStep:
+        """Pack one step's pieces, and what earlier steps left over."""
+
+    def flush(self) -> list[PackedStep]:
+        """Pack what is left over."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is left over; plain data for a checkpoint."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+
+
+class _OneByOne:
+    """The packer of policies that leave nothing over."""
+
+    def __init__(self, packer: Packer, pack: PackSpec, ranks: int, curve: LoadCurve) -> None:
+        self._packer, self._arguments = packer, (pack, ranks, curve)
+
+    def step(self, pieces: Pieces) -> PackedStep:
+        return self._packer(pieces, *self._arguments)
+
+    def flush(self) -> list[PackedStep]:
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        del state
+
+
+class _CutAtWindows:
+    """Cuts each step at window edges before another packer sees it."""
+
+    def __init__(self, inner: StepPacker, context_tokens: int) -> None:
+        self._inner, self._context_tokens = inner, context_tokens
+        self.flush, self.state_dict = inner.flush, inner.state_dict
+        self.load_state_dict = inner.load_state_dict
+
+    def step(self, pieces: Pieces) -> PackedStep:
+        return self._inner.step(cut_at_windows(pieces, self._context_tokens))
+
+
+def make_packer(
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    meets_each_turn: bool = False,
+    travel_ns: float | None = None,
+) -> StepPacker:
+    """The packer of a run.
+
+    Args:
+        pack: Policy, windows and caps.
+        ranks: Data-parallel ranks.
+        curve: Price of a document in seconds, the same on every rank.
+        meets_each_turn: Ranks wait for each other in every micro-batch, as
+            ``Layout.meets_each_turn`` says of a layout; ``by-work`` then evens out each turn.
+        travel_ns: To bring one token's keys and values to another rank, for ``divided`` and
+            ``gangs``; ``divided_price.TRAVEL_SHARE`` of its linear layers unless given [ns].
+    """
+    packer: StepPacker
+    if pack.policy == "delayed":
+        packer = DelayedPacker(pack, ranks, curve)
+    elif pack.policy == "by-work" and meets_each_turn:
+        packer = _OneByOne(pack_by_work_each_turn, pack, ranks, curve)
+    elif pack.policy in _PRICED:
+        priced = partial(_PRICED[pack.policy], travel_ns=travel_ns, meets_each_turn=meets_each_turn)
+        packer = _OneByOne(priced, pack, ranks, curve)
+    else:
+        packer = _OneByOne(POLICIES[pack.policy], pack, ranks, curve)
+    return _CutAtWindows(packer, pack.context_tokens) if pack.cut == "windows" else packer
+
+
+def pack_step(
+    pieces: Pieces,
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    meets_each_turn: bool = False,
+    travel_ns: float | None = None,
+) -> PackedStep:
+    """Pack one step's pieces by the policy of ``pack``, cut where ``pack.cut`` says.
+
+    Under ``delayed`` nothing has waited before it, and what it lets wait is not in the answer.
+
+    Args:
+        pieces: int64 [n, 3] of (document, start, stop); n >= 1.
+        pack: Policy, window and caps.
+        ranks: Data-parallel ranks.
+        curve: Price of a document in seconds, the same on every rank.
+        meets_each_turn: As of ``make_packer``.
+        travel_ns: Likewise.
+
+    Raises:
+        LayoutError: fewer documents than ranks, or a document over the cap.
+    """
+    packer = make_packer(pack, ranks, curve, meets_each_turn=meets_each_turn, travel_ns=travel_ns)
+    return packer.step(pieces)
+
+
+def batch_ns(batch: MicroBatch, curve: LoadCurve) -> int:
+    """Predicted compute of a micro-batch's pieces, what they read in others included [ns]."""
+    if not len(batch.pieces):
+        return 0
+    history = batch.history_tokens
+    return int(curve.slice_ns(history, history + batch.doc_tokens).sum())
+
+
+def rank_seconds(packed: PackedStep, curve: LoadCurve) -> list[float]:
+    """Predicted compute of each rank: forward and backward of its micro-batches [s]."""
+    return [
+        sum(curve.fixed_ns + batch_ns(batch, curve) for batch in rank) * 1e-9
+        for rank in packed.ranks
+    ]
+
+
+def turns_seconds(packed: PackedStep, curve: LoadCurve) -> float:
+    """Slowest micro-batch of each turn, added up: compute of ranks that meet in each [s].
+
+    >>> import numpy as np
+    >>> from equipoise.cost.curve import break_even_curve
+    >>> long, short = (MicroBatch(np.array([[0, 0, tokens]])) for tokens in (9, 1))
+    >>> packed = PackedStep("by-work", ((long, short), (short, long)))
+    >>> curve = break_even_curve(float("inf"))
+    >>> round(turns_seconds(packed, curve) / max(rank_seconds(packed, curve)), 3)
+    1.8
+    """
+    return 1e-9 * sum(
+        curve.fixed_ns + max(batch_ns(batch, curve) for batch in turn if batch is not None)
+        for turn in itertools.zip_longest(*packed.ranks)
+    )
+
+
+def skew(loads: list[float]) -> float:
+    """Largest over mean: 1.0 is perfect balance.
+
+    >>> skew([3.0, 1.0])
+    1.5
+    """
+    mean = sum(loads) / len(loads)
+    return max(loads) / mean if mean else 1.0

@@ -1,0 +1,115 @@
+"""Parts of divided documents: which tokens each part has, and what it costs.
+
+What it decides
+    Where a document is cut, given how many parts it has or how full each micro-batch is.
+
+Kept true (tests/unit/balance/packing/test_divided.py, by Hypothesis)
+    Parts of a document are the document, each token once, and have its pairs together.
+
+Sources
+    Head and tail runs: Llama 3, arXiv:2407.21783, section 3.3.2. Wrap-around: McNaughton,
+    "Scheduling with deadlines and loss functions", Management Science 6(1), 1959.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.cost.curve import LoadCurve
+from equipoise.cost.work import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A document's parts: runs of tokens counted from its start, and what each part costs."""
+
+    runs: tuple[tuple[tuple[int, int], ...], ...]
+    """Of each part."""
+    prices: Ints
+    tokens: Ints
+
+
+def shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
+    """Part j is the j-th run of 2 x parts nearly equal ones from the front, and from the back."""
+    bounds = [np.arange(2 * n + 1) * d // (2 * n) for d, n in zip(sizes, parts, strict=True)]
+    starts = np.concatenate([each[:-1] for each in bounds])
+    stops = np.concatenate([each[1:] for each in bounds])
+    ends = np.cumsum(2 * parts)[:-1]
+    shares = []
+    for start, stop, price in zip(
+        np.split(starts, ends),
+        np.split(stops, ends),
+        np.split(curve.slice_ns(starts, stops), ends),
+        strict=True,
+    ):
+        half = len(start) // 2
+        length = stop - start
+        pairs = zip(
+            zip(start[:half].tolist(), stop[:half].tolist(), strict=True),
+            zip(start[half:][::-1].tolist(), stop[half:][::-1].tolist(), strict=True),
+            strict=True,
+        )
+        runs = [
+            ((head[0], tail[1]),) if head[1] == tail[0] else (head, tail) for head, tail in pairs
+        ]
+        shares.append(
+            Share(
+                tuple(tuple(run for run in both if run[0] < run[1]) for both in runs),
+                price[:half] + price[half:][::-1],
+                length[:half] + length[half:][::-1],
+            )
+        )
+    return shares
+
+
+def shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
+    """Slices of nearly equal work, each of at least one token; all cuts are bisected at once."""
+    owner = np.repeat(np.arange(len(sizes)), parts - 1)
+    ends = np.cumsum(parts - 1)[:-1]
+    inner = np.concatenate([np.arange(1, n) for n in parts])
+    of_whole = curve.slice_ns(np.zeros_like(sizes), sizes)
+    found = reach_tokens(sizes[owner], of_whole[owner] * (inner / parts[owner]), curve)
+    cuts = np.clip(found, inner, sizes[owner] - parts[owner] + inner)
+    return [
+        _slices(np.concatenate(([0], np.maximum.accumulate(mine), [size])), curve)
+        for size, mine in zip(sizes, np.split(cuts, ends), strict=True)
+    ]
+
+
+def wrapped_in_time(
+    sizes: Ints, loads: Ints, turns: int, curve: LoadCurve
+) -> list[tuple[int, Share]]:
+    """Documents laid end to end and cut where equal work ends (McNaughton's wrap-around rule).
+
+    Returns:
+        Of each document the micro-batch that its first slice is in, and its slices.
+    """
+    ends = np.cumsum(loads)
+    edges = ends[-1] * np.arange(1, turns) // turns
+    owner = np.searchsorted(ends, edges, side="right")
+    found = reach_tokens(sizes[owner], (edges - (ends - loads)[owner]).astype(np.float64), curve)
+    wrapped = []
+    for document, size in enumerate(sizes.tolist()):
+        mine = found[owner == document]
+        turn = int((owner < document).sum())
+        at_start = int((mine <= 0).sum())  # cuts before its first token and after its last
+        cuts = mine[(mine > 0) & (mine < size)]
+        wrapped.append((turn + at_start, _slices(np.concatenate(([0], cuts, [size])), curve)))
+    return wrapped
+
+
+def reach_tokens(sizes: Ints, wanted_ns: npt.NDArray[np.float64], curve: LoadCurve) -> Ints:
+    """Tokens of each document from its start on that cost so much."""
+    low, high = np.zeros_like(sizes), sizes.copy()
+    while (low < high).any():
+        middle = (low + high) // 2
+        is_short = curve.slice_ns(np.zeros_like(middle), middle) < wanted_ns
+        low, high = np.where(is_short, middle + 1, low), np.where(is_short, high, middle)
+    return low
+
+
+def _slices(bounds: Ints, curve: LoadCurve) -> Share:
+    runs = tuple((run,) for run in itertools.pairwise(bounds.tolist()))
+    return Share(runs, curve.slice_ns(bounds[:-1], bounds[1:]), np.diff(bounds))
