@@ -127,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
     """Price one step and print it."""
     from equipoise.cli.simulate_show import print_step, step_row
     from equipoise.plan.layer_words import read_layers
-    from equipoise.sim.layered_step import run_layered, run_sites
     from equipoise.sim.machine import Machine
+    from equipoise.sim.mixed.replay import run_layered, run_sites
     from equipoise.spec.cluster.file import read_cluster
     from equipoise.spec.words import read_layout, read_model
 

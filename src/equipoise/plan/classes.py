@@ -6,7 +6,7 @@ Why
     be the best there is.
 
 What it decides
-    Choices are priced by ``sim.layered_step.run_sites`` and wait by a bound of their own. Whatever
+    Choices are priced by ``sim.mixed.replay.run_sites`` and wait by a bound of their own. Whatever
     the split, layers stand on pipeline ranks, and rank r with n of them takes at least::
 
         busy_r(n) + max(gathered - first forward, 0) + max(reduced - last backward, 0) + optimizer
@@ -46,9 +46,9 @@ from equipoise.plan.outcome import Priced, Reached
 from equipoise.plan.search import Search
 from equipoise.plan.space import SCHEDULES, TWO_STAGES, Ints
 from equipoise.plan.tally import Tally
-from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
-from equipoise.sim.sites import SiteParts, slowest_hop_s
+from equipoise.sim.mixed.replay import run_sites
+from equipoise.sim.mixed.sites import SiteParts, slowest_hop_s
 from equipoise.sim.step import StepRun
 from equipoise.spec.run.spec import Recompute
 

@@ -28,9 +28,9 @@ from equipoise.plan.place import Placement, place_nodes, placed
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
 from equipoise.sim.divided import DividedStep
-from equipoise.sim.layered import LayerStrategy
-from equipoise.sim.layered_step import run_layered, run_sites
 from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.layers import LayerStrategy
+from equipoise.sim.mixed.replay import run_layered, run_sites
 from equipoise.sim.step import Documents, StepRun, price_step
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.model.presets import ModelSpec

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
-from equipoise.sim.layered import LayerStrategy
+from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.spec.layout import Layout
 from equipoise.spec.recompute import LayerRecompute
 from equipoise.spec.words import read_words

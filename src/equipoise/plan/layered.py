@@ -46,9 +46,9 @@ from equipoise.plan.outcome import Outcome
 from equipoise.plan.search import Search
 from equipoise.plan.space import Ints
 from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.sim.layered import LayerStrategy
-from equipoise.sim.layered_memory import ends_memory
-from equipoise.sim.layered_step import run_layered, run_sites
+from equipoise.sim.mixed.layers import LayerStrategy
+from equipoise.sim.mixed.memory import ends_memory
+from equipoise.sim.mixed.replay import run_layered, run_sites
 from equipoise.sim.parts import layers_of_ranks
 from equipoise.sim.step import StepRun
 

@@ -22,8 +22,8 @@ from equipoise.cost.step.request import Floats, element_bytes
 from equipoise.plan.choice import Choice
 from equipoise.plan.search import Search
 from equipoise.plan.space import RECOMPUTES, Ints, Space
-from equipoise.sim.layered import LayerStrategy, redistribute_s
-from equipoise.sim.layered_memory import layer_memory
+from equipoise.sim.mixed.layers import LayerStrategy, redistribute_s
+from equipoise.sim.mixed.memory import layer_memory
 from equipoise.sim.parameters import (
     between_s,
     gather_s,

@@ -18,8 +18,8 @@ from equipoise.plan.offload import search_offloaded
 from equipoise.plan.outcome import Priced
 from equipoise.plan.run_steps import POLICIES
 from equipoise.plan.space import Space, list_space
-from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.replay import run_sites
 from equipoise.spec.cluster.link import find_link
 from equipoise.spec.cluster.spec import ClusterSpec, node_class
 from equipoise.spec.offload import OFFLOADS

@@ -14,9 +14,9 @@ from equipoise.plan.layered import least_s, plan_base, plan_layers
 from equipoise.plan.layered_table import list_strategies, price_strategies
 from equipoise.plan.search import Search
 from equipoise.plan.space import list_space
-from equipoise.sim.layered import LayerStrategy
-from equipoise.sim.layered_step import run_layered
 from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.layers import LayerStrategy
+from equipoise.sim.mixed.replay import run_layered
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.words import read_model
 

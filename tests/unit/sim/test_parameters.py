@@ -8,9 +8,9 @@ import pytest
 from equipoise.cost.step.request import TERMS
 from equipoise.plan.choice import Choice
 from equipoise.plan.fullest import least_travel
-from equipoise.sim.layered import LayerStrategy
-from equipoise.sim.layered_step import run_layered
 from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.layers import LayerStrategy
+from equipoise.sim.mixed.replay import run_layered
 from equipoise.sim.parameters import Held, gather_s, held_by_layer, moved_by_layer, travel_of
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step

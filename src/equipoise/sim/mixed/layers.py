@@ -19,7 +19,7 @@ What it decides
     sequences in other pieces: what changes its context degree passes an all-to-all between the
     ranks that have the same sequences, forward and backward.
 
-Kept true (tests/unit/sim/test_layered.py)
+Kept true (tests/unit/sim/mixed/test_layers.py)
     Layers that are all like the base price as ``sim.step`` does, in seconds and bytes.
 
 Sources

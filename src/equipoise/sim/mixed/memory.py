@@ -5,7 +5,7 @@ What it decides
     it (``cost.memory.device``); of what passes, only the most of a rank's layers counts. How much
     is in flight follows from the schedule, in bytes that each stage's own layers keep.
 
-Kept true (tests/unit/sim/test_layered.py)
+Kept true (tests/unit/sim/mixed/test_layers.py)
     Layers that are all alike hold what ``sim.memory`` counts.
 """
 
@@ -18,8 +18,8 @@ from equipoise.balance.stage import StageSplit
 from equipoise.cost.memory.device import RankShare, kept_bytes, rank_memory, resident_bytes
 from equipoise.cost.step.request import StepOptions
 from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.sim.layered import LayerStrategy
 from equipoise.sim.memory import StageMemory, host_of_ranks, share_of_ranks
+from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.sim.parts import PipelineRun, layers_of_ranks
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

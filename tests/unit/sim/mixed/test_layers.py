@@ -8,8 +8,8 @@ import pytest
 
 from equipoise.base.errors import LayoutError
 from equipoise.cost.step.request import StepOptions
-from equipoise.sim.layered import LayerStrategy, redistribute_s
-from equipoise.sim.layered_step import run_layered
+from equipoise.sim.mixed.layers import LayerStrategy, redistribute_s
+from equipoise.sim.mixed.replay import run_layered
 from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import run_step
 from equipoise.spec.layout import Layout

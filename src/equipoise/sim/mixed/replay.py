@@ -3,11 +3,11 @@
 What it decides
     Nothing of its own: each layer is priced by ``sim.parts`` as if all were like it, what moves
     between neighbours is added where it arrives, and the pipeline is written and replayed as that
-    of any step. Stages are cut as the base's are. Memory is ``sim.layered_memory``'s. On a cluster
-    of several classes each stage is priced on its own site (``sim.sites``), a hop between stages
+    of any step. Stages are cut as the base's are. Memory is ``sim.mixed.memory``'s. On a cluster of
+    several classes each stage is priced on its own site (``sim.mixed.sites``), a hop between stages
     as the slowest of them.
 
-Kept true (tests/unit/sim/test_layered.py)
+Kept true (tests/unit/sim/mixed/test_layers.py)
     Layers that are all like the base price as ``sim.step`` does, in seconds and bytes.
 """
 
@@ -22,9 +22,16 @@ from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step.layer import add
 from equipoise.cost.step.request import Floats, StepOptions, element_bytes
 from equipoise.sim.divided import DividedStep, require_whole
-from equipoise.sim.layered import LayerStrategy, redistribute_s, require_strategy
-from equipoise.sim.layered_memory import layered_memory
 from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.layers import LayerStrategy, redistribute_s, require_strategy
+from equipoise.sim.mixed.memory import layered_memory
+from equipoise.sim.mixed.sites import (
+    SiteParts,
+    name_sites,
+    rank_of_stages,
+    slowest_hop_s,
+    split_by_speed,
+)
 from equipoise.sim.parameters import (
     Held,
     between_s,
@@ -36,13 +43,6 @@ from equipoise.sim.parameters import (
     reduce_s,
 )
 from equipoise.sim.parts import BatchParts, PipelineRun, layers_of_ranks, run_pipeline, split_layers
-from equipoise.sim.sites import (
-    SiteParts,
-    name_sites,
-    rank_of_stages,
-    slowest_hop_s,
-    split_by_speed,
-)
 from equipoise.sim.step import (
     Documents,
     Ends,

@@ -14,7 +14,7 @@ What it decides
     Layers go to stages by speed, exactly (``balance.stage``): a stage's speed is what the
     slowest site takes for all layers over what its own takes.
 
-Kept true (tests/unit/sim/test_sites.py)
+Kept true (tests/unit/sim/mixed/test_sites.py)
     A faster class gets more layers, as many as the best of all splits; classes that are alike
     price as one; groups stand where their ranks do.
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.sim.layered_step import run_sites
 from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.replay import run_sites
+from equipoise.sim.mixed.sites import find_sites, name_sites, rank_of_stages, split_by_speed
 from equipoise.sim.parts import StepParts
-from equipoise.sim.sites import find_sites, name_sites, rank_of_stages, split_by_speed
 from equipoise.sim.step import run_step
 from equipoise.spec.cluster.link import find_link
 from equipoise.spec.cluster.spec import ClusterSpec, node_class

@@ -1,0 +1,1 @@
+"""Steps whose layers or stages differ: on strategies of their own, on devices of several kinds."""
