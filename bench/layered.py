@@ -14,9 +14,9 @@ from bench.stamp import LoadStamp, environment
 from equipoise.cli import plan
 from equipoise.cli.main import parse
 from equipoise.cli.plan_lock import read_inputs
-from equipoise.plan.deadline import NEVER
-from equipoise.plan.final import price_finalists
-from equipoise.plan.layered import plan_layers
+from equipoise.plan.answer.final import price_finalists
+from equipoise.plan.layers.search import plan_layers
+from equipoise.plan.search.deadline import NEVER
 from equipoise.sim.step import StepRun
 
 SEARCH_S, LAYERS_S = 30.0, 60.0

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from bench.stamp import LoadStamp, environment
-from equipoise.plan.measured import MeasuredSpace, Trial, next_choice
-from equipoise.plan.surrogate import Floats, Ints
+from equipoise.plan.measured.next import MeasuredSpace, Trial, next_choice
+from equipoise.plan.measured.surrogate import Floats, Ints
 
 TABLE = Path(__file__).parent / "measured" / "measured_search.csv"
 RUN = TABLE.with_suffix(".toml")

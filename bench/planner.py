@@ -16,9 +16,9 @@ import numpy as np
 from bench.stamp import LoadStamp, environment, spread
 from equipoise.cli.simulate_setting import step_packer
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.bound import least_bytes, least_seconds
-from equipoise.plan.search import Search
-from equipoise.plan.space import list_space
+from equipoise.plan.bounds.choices import least_bytes, least_seconds
+from equipoise.plan.search.search import Search
+from equipoise.plan.space.columns import list_space
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import replay_pipeline

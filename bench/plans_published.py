@@ -25,10 +25,10 @@ from bench.published_rows import Row, rows
 from bench.stamp import LoadStamp, environment
 from equipoise.base.errors import EquipoiseError
 from equipoise.cost.step.request import StepOptions, StepPrice
-from equipoise.plan.choice import ORDERS, Choice
-from equipoise.plan.explain import loses_by
-from equipoise.plan.search import Search
-from equipoise.plan.space import NAMED, Space, list_space
+from equipoise.plan.answer.explain import loses_by
+from equipoise.plan.search.search import Search
+from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.columns import NAMED, Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.plan.measured import MeasuredSpace, Trial, best_trial, next_choice
-from equipoise.plan.surrogate import Floats
+from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial, next_choice
+from equipoise.plan.measured.surrogate import Floats
 
 SIZES = (4, 2, 3, 2)
 

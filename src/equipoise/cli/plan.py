@@ -15,9 +15,9 @@ from equipoise.cli.written import writing
 
 if TYPE_CHECKING:
     from equipoise.cli.plan_lock import Inputs
-    from equipoise.plan.deadline import Deadline
-    from equipoise.plan.outcome import Outcome
-    from equipoise.plan.search import Search
+    from equipoise.plan.search.deadline import Deadline
+    from equipoise.plan.search.outcome import Outcome
+    from equipoise.plan.search.search import Search
 
 _SECONDS = 30.0
 """A plan's budget unless one is given."""
@@ -128,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.cli.console import make_progress
     from equipoise.cli.plan_lock import decide, digest_inputs
     from equipoise.cli.plan_show import print_plan, print_sources
-    from equipoise.plan.deadline import Deadline
-    from equipoise.plan.export import EXPORTS
+    from equipoise.plan.export.settings import EXPORTS
+    from equipoise.plan.search.deadline import Deadline
     from equipoise.spec.plan import LOCK
 
     if args.measure:
@@ -239,7 +239,7 @@ def _read_inputs(args: argparse.Namespace, due: "Deadline") -> "Inputs":
 
 def _resume(folder: Path, search: "Search", digest: str) -> None:
     """Read what was priced before, and write down what is priced now."""
-    from equipoise.plan.outcome import Priced
+    from equipoise.plan.search.outcome import Priced
 
     file = folder / "search.jsonl"
     with writing("out", folder):
@@ -279,7 +279,7 @@ def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome", due: "De
 def _too_large(inputs: "Inputs", listed: int, least_bytes: float, due: "Deadline") -> FitError:
     """Says how large a cluster would do."""
     from equipoise.base.units import GIB
-    from equipoise.plan.final import smallest_cluster
+    from equipoise.plan.answer.final import smallest_cluster
 
     search = inputs.search
     cluster, capacity = search.machine.cluster, search.machine.capacity_bytes

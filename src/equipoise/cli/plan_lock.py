@@ -23,20 +23,20 @@ from equipoise.cli.simulate_setting import (
 from equipoise.cli.simulate_show import step_row
 from equipoise.cost.curves.sources import sources_of
 from equipoise.cost.offload import require_host
-from equipoise.plan.choice import Choice
-from equipoise.plan.classes import ClassSearch
-from equipoise.plan.deadline import Deadline
-from equipoise.plan.explain import find_flip, find_walls, loses_by
-from equipoise.plan.export import EXPORTS
-from equipoise.plan.export_program import Program
-from equipoise.plan.final import Finalist, price_choice, price_finalists, with_layers
-from equipoise.plan.layer_words import say_layers
-from equipoise.plan.offload import search_offloaded
-from equipoise.plan.outcome import Outcome, Progress
-from equipoise.plan.run_steps import POLICIES
-from equipoise.plan.search import Search
-from equipoise.plan.seeds import RECIPES
-from equipoise.plan.space import list_space
+from equipoise.plan.answer.explain import find_flip, find_walls, loses_by
+from equipoise.plan.answer.final import Finalist, price_choice, price_finalists, with_layers
+from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.export.program import Program
+from equipoise.plan.export.settings import EXPORTS
+from equipoise.plan.layers.words import say_layers
+from equipoise.plan.search.classes import ClassSearch
+from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.offload import search_offloaded
+from equipoise.plan.search.outcome import Outcome, Progress
+from equipoise.plan.search.search import Search
+from equipoise.plan.search.seeds import RECIPES
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.columns import list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec

@@ -1,8 +1,8 @@
 """``equipoise plan run.toml --measure``: choices are trained for some steps, and the best is kept.
 
 What it decides
-    Who tries what: ``plan.measured`` says which choice is next, ``launch.trial`` trains it in a
-    process of its own, and the journal of trials keeps how it ended. The fastest is written down
+    Who tries what: ``plan.measured.next`` says which choice is next, ``launch.trial`` trains it in
+    a process of its own, and the journal of trials keeps how it ended. The fastest is written down
     as a plan.lock (``cli.plan_measure_lock``), where any other plan of the run.toml would be.
 
 Kept true (tests/multi/train/test_plan_measure.py)
@@ -33,13 +33,13 @@ from equipoise.cli.plan_run import (
 from equipoise.cli.run_arguments import run_from
 from equipoise.launch.trial import STEPS, run_trial
 from equipoise.observe.machine import usable_cores
-from equipoise.plan.final import Finalist
-from equipoise.plan.measured import MeasuredSpace, Trial, best_trial, next_choice
-from equipoise.plan.run_steps import POLICIES, RunSteps
-from equipoise.plan.search import Search
-from equipoise.plan.settings import Choices, list_choices
-from equipoise.plan.settings_price import price_choices, prior_of
-from equipoise.plan.trials import TrialJournal
+from equipoise.plan.answer.final import Finalist
+from equipoise.plan.answer.run_steps import POLICIES, RunSteps
+from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial, next_choice
+from equipoise.plan.measured.settings import Choices, list_choices
+from equipoise.plan.measured.settings_price import price_choices, prior_of
+from equipoise.plan.measured.trials import TrialJournal
+from equipoise.plan.search.search import Search
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.device.here import cpu_model

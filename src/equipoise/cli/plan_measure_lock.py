@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from equipoise.cli.plan_lock import Inputs, decide
-from equipoise.plan.deadline import NEVER
-from equipoise.plan.final import Finalist
-from equipoise.plan.measured import Trial
-from equipoise.plan.outcome import Outcome, Progress
+from equipoise.plan.answer.final import Finalist
+from equipoise.plan.measured.next import Trial
+from equipoise.plan.search.deadline import NEVER
+from equipoise.plan.search.outcome import Outcome, Progress
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 
 _CANDIDATES = 4

@@ -9,8 +9,8 @@ import numpy as np
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
-from equipoise.plan.measured import MeasuredSpace, Trial, best_trial
-from equipoise.plan.settings import DEGREES, Choices
+from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial
+from equipoise.plan.measured.settings import DEGREES, Choices
 
 
 def say(keys: Mapping[str, str]) -> str:

@@ -25,14 +25,14 @@ from equipoise.cli.run_arguments import run_from
 from equipoise.cost.step.request import StepOptions, residuals_of
 from equipoise.data.store import TokenStore, prepare
 from equipoise.observe.machine import usable_cores
-from equipoise.plan.choice import Choice
-from equipoise.plan.deadline import Deadline
-from equipoise.plan.final import Finalist
-from equipoise.plan.outcome import Outcome
-from equipoise.plan.run_price import find_window_wall, packer_of, price_run
-from equipoise.plan.run_steps import RunSteps, policies_of
-from equipoise.plan.search import Search
-from equipoise.plan.trainable import keep_timed, list_trainable, run_keys
+from equipoise.plan.answer.final import Finalist
+from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run
+from equipoise.plan.answer.run_steps import RunSteps, policies_of
+from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.search import Search
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.device.here import cpu_model, device_file

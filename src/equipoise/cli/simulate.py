@@ -126,7 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Price one step and print it."""
     from equipoise.cli.simulate_show import print_step, step_row
-    from equipoise.plan.layer_words import read_layers
+    from equipoise.plan.layers.words import read_layers
     from equipoise.sim.machine import Machine
     from equipoise.sim.mixed.replay import run_layered, run_sites
     from equipoise.spec.cluster.file import read_cluster

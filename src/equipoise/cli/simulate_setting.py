@@ -225,7 +225,7 @@ def step_packer(
     from equipoise.base.nearest import nearest
     from equipoise.cost.curve import counted_curve
     from equipoise.data.stream import DocumentStream, tell_apart
-    from equipoise.plan.run_steps import STEPS, middle_step
+    from equipoise.plan.answer.run_steps import STEPS, middle_step
     from equipoise.sim.divided import DividedStep
     from equipoise.spec.run.spec import PackSpec
     from equipoise.spec.words import read_model

@@ -17,7 +17,7 @@ What it decides
     of Megatron that were published. There offloading adds up to twice these seconds, for its host's
     update is not bound by memory.
 
-Kept true (tests/unit/cost/test_offload.py, tests/unit/plan/test_offload.py)
+Kept true (tests/unit/cost/test_offload.py, tests/unit/plan/search/test_offload.py)
     More weights and tokens take longer; what a pass is long enough to hide costs nothing; the host
     is never faster than the device; no choice is faster than the same one without offloading.
 

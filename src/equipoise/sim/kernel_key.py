@@ -1,6 +1,6 @@
 """Which choices of one step share their priced kernels.
 
-Kept true (tests/unit/plan/test_bound.py)
+Kept true (tests/unit/plan/bounds/test_choices.py)
     Of one key, parts of a step are the same.
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 from equipoise.cli.simulate_setting import step_packer
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import POLICIES
 from equipoise.spec.layout import Layout
 from support.verbs import run
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from equipoise.balance.packing.pack import DIVIDES, require_policy
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.bound import least_seconds, needed_bytes
-from equipoise.plan.estimate import Estimates
-from equipoise.plan.final import price_finalists
-from equipoise.plan.search import Search
-from equipoise.plan.space import SCHEDULES, Space, list_space
+from equipoise.plan.answer.final import price_finalists
+from equipoise.plan.bounds.choices import least_seconds, needed_bytes
+from equipoise.plan.search.estimate import Estimates
+from equipoise.plan.search.search import Search
+from equipoise.plan.space.columns import SCHEDULES, Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.run.spec import Policy

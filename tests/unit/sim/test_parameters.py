@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from equipoise.cost.step.request import TERMS
-from equipoise.plan.choice import Choice
-from equipoise.plan.fullest import least_travel
+from equipoise.plan.bounds.fullest import least_travel
+from equipoise.plan.space.choice import Choice
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.sim.mixed.replay import run_layered

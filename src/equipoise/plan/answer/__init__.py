@@ -1,0 +1,1 @@
+"""What a search found, priced whole and explained."""

@@ -1,0 +1,208 @@
+"""The best and the next three, priced whole; and the smallest cluster where nothing fits.
+
+What it decides
+    Runners-up differ from the best and from each other in a degree, as far as there are such.
+    With documents, each is priced on the pipelines that have most work; tokens and FLOP are
+    those of all. On a cluster with measured pairs, nodes are placed for each, if that is faster.
+
+Kept true (tests/unit/plan/answer/test_final.py)
+    The first is the fastest; degrees differ; the smaller cluster does not fit.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from equipoise.base.errors import EquipoiseError
+from equipoise.cost.step.request import StepOptions
+from equipoise.cost.step.work import published_flop
+from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.plan.bounds.choices import needed_bytes
+from equipoise.plan.layers.search import plan_layers
+from equipoise.plan.search.deadline import NEVER, Deadline
+from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.place import Placement, place_nodes, placed
+from equipoise.plan.search.search import Search
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.columns import list_space
+from equipoise.sim.divided import DividedStep
+from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.layers import LayerStrategy
+from equipoise.sim.mixed.replay import run_layered, run_sites
+from equipoise.sim.step import Documents, StepRun, price_step
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.offload import Offload
+
+_PIPELINES = 4
+"""Of those with documents, how many are priced."""
+_MOST_DEVICES = 1 << 17
+_TRIES = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finalist:
+    """A choice with its step."""
+
+    choice: Choice
+    run: StepRun
+    nodes: tuple[int, ...] = ()
+    """Which node stands in which place; as they are given where it is empty."""
+    layers: tuple[LayerStrategy, ...] = ()
+    """Of every layer; empty where all are as the choice says."""
+
+
+def price_finalists(
+    search: Search, outcome: Outcome, count: int = 4, due: Deadline = NEVER
+) -> list[Finalist]:
+    """The best and the next, fastest first.
+
+    Args:
+        search: What was searched.
+        outcome: What it found.
+        count: How many, with the best.
+        due: When they are to be priced.
+    """
+    chosen: list[Choice] = []
+    choices = [search.space.choice(each.row) for each in outcome.fitting]
+    for choice in choices:
+        if all(degrees_of(choice) != degrees_of(each) for each in chosen):
+            chosen.append(choice)
+    chosen += [each for each in choices if each not in chosen]
+    found: list[Finalist] = []
+    if chosen and due is not NEVER:  # soon: the search has priced its parts
+        found.append(_as_searched(search, chosen[0]))
+    for at, choice in enumerate(chosen[:count]):
+        whole = due.attempt(partial(price_choice, search, choice))
+        if whole is None:
+            break
+        found = [*found[:at], whole]
+    found = [each for each in found if each.run.price.fits] or found[:1]
+    return sorted(found, key=lambda each: each.run.price.step_s)
+
+
+def degrees_of(choice: Choice) -> tuple[int, ...]:
+    """What makes a runner-up another layout."""
+    layout = choice.layout
+    return layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.etp
+
+
+def price_choice(search: Search, choice: Choice) -> Finalist:
+    """One choice, priced whole."""
+    documents = search.documents(choice)
+    run, nodes = _run(search, choice, search.machine.cluster), tuple[int, ...]()
+    cluster = search.machine.cluster
+    if cluster.node_bytes_per_s is not None and len(cluster.classes) == 1:
+        placement = _place(search, choice, cluster)
+        moved = _run(search, choice, placed(cluster, placement))
+        if moved.price.step_s < run.price.step_s:
+            run, nodes = moved, placement.nodes
+    return Finalist(choice, _of_all(search, documents, run), nodes)
+
+
+def _as_searched(search: Search, choice: Choice) -> Finalist:
+    return Finalist(choice, _of_all(search, search.documents(choice), search.replay(choice)))
+
+
+def _of_all(search: Search, documents: Documents | DividedStep, run: StepRun) -> StepRun:
+    """Tokens and FLOP of all pipelines, of which some were replayed."""
+    if search.packer is None:
+        return run
+    if isinstance(documents, DividedStep):
+        every = documents.doc_tokens
+    else:
+        every = np.array([length for row in documents for batch in row for length in batch])
+    tokens, pairs = int(every.sum()), int(causal_pairs(every).sum())
+    price = dataclasses.replace(
+        run.price,
+        tokens=tokens,
+        useful_flop=float(useful_flop(search.model, tokens, pairs)),
+        published_flop=published_flop(search.model, every),
+    )
+    return dataclasses.replace(run, price=price)
+
+
+def with_layers(
+    search: Search, outcome: Outcome, found: list[Finalist], due: Deadline = NEVER
+) -> list[Finalist]:
+    """Finalists, and before them a plan whose layers have strategies of their own, if faster.
+
+    Args:
+        search: What was searched.
+        outcome: What it found.
+        found: Finalists of one strategy for all layers, fastest first.
+        due: When they are to be planned.
+    """
+    plan = plan_layers(search, outcome, due)
+    if plan is None:
+        return found
+    documents, choice = search.documents(plan.choice), plan.choice
+    rows = search.estimates.packs.deciding(choice, _PIPELINES) if search.packer else None
+    machine = Machine(search.machine.cluster)
+    layout, options = choice.layout, choice.options
+    of_all = search.model, machine, layout, options, plan.layers
+    run = due.attempt(lambda: run_layered(*of_all, documents=rows)) or plan.run
+    if not run.price.fits or run.price.step_s >= found[0].run.price.step_s:
+        return found
+    return [Finalist(choice, _of_all(search, documents, run), (), plan.layers), *found]
+
+
+def _run(search: Search, choice: Choice, cluster: ClusterSpec) -> StepRun:
+    """On a machine of its own, which remembers what was extrapolated for this choice alone."""
+    rows = search.estimates.packs.deciding(choice, _PIPELINES)
+    machine = Machine(cluster)
+    return run_sites(search.model, machine, choice.layout, choice.options, documents=rows)
+
+
+def _place(search: Search, choice: Choice, cluster: ClusterSpec) -> Placement:
+    """By what a micro-batch and a step pass between nodes."""
+    layout, options, model = choice.layout, choice.options, search.model
+    beside = layout.tp if options.stack.sequence_parallel else 1
+    tokens = options.micro_batch * options.context_tokens / layout.cp
+    held = model.params / (layout.tp * layout.pp)
+    return place_nodes(
+        cluster,
+        layout,
+        hop_bytes=2.0 * tokens * model.hidden / beside,
+        ring_bytes=held * (options.stack.grad_bytes + 2.0),
+        seed=options.seed,
+    )
+
+
+def smallest_cluster(
+    model: ModelSpec, name: str, devices: int, base: StepOptions, *, offload: Offload = "none"
+) -> int | None:
+    """Devices of the smallest cluster of a kind that holds the model, by doubling.
+
+    Args:
+        model: Sizes.
+        name: Of a shipped cluster.
+        devices: Too few.
+        base: The step.
+        offload: What may be offloaded.
+
+    Returns:
+        None where no cluster up to 131,072 devices does, or none divides the step's sequences.
+    """
+    sparing: dict[str, int | str] = {"recompute": "full", "micro_batch": 1, "offload": offload}
+    while devices < _MOST_DEVICES:
+        devices *= 2
+        machine = Machine(find_cluster(f"{name}:{devices}"))
+        try:
+            space = list_space(model, devices, base, fixed=sparing)
+        except EquipoiseError:
+            continue
+        needs = needed_bytes(model, machine, space)
+        for row in np.argsort(needs, kind="stable")[:_TRIES].tolist():
+            if needs[row] > machine.capacity_bytes:
+                break
+            choice = space.choice(row)
+            try:
+                price = price_step(model, machine, choice.layout, choice.options)
+            except EquipoiseError:
+                continue
+            if price.fits:
+                return devices
+    return None

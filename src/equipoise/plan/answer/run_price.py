@@ -1,0 +1,193 @@
+"""The best choices for a run, with the memory that this package's own ranks take.
+
+What it decides
+    Policies are compared last, on the layouts that the search found best, with the documents of all
+    data-parallel ranks where the search had one's. A replayed step says how much each pipeline rank
+    keeps at a time; what that takes is ``cost.memory.forecast``'s forecast, the one that the run's
+    report shows, where a described cluster has ``cost.memory.device``. A layout stands among the
+    best with its faster policy, and runners-up differ in a degree as far as there are such.
+
+Kept true (tests/unit/plan/answer/test_run_price.py)
+    The first is the fastest that fits; a forecast grows with the largest micro-batch; the size
+    before a wall fits.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.base.units import GIB
+from equipoise.cost.memory.forecast import MemoryForecast, StageShare, forecast_memory
+from equipoise.plan.answer.final import Finalist, degrees_of, price_finalists
+from equipoise.plan.answer.run_steps import RunSteps
+from equipoise.plan.search.deadline import NEVER, Deadline
+from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.packs import Packer
+from equipoise.plan.search.search import Search
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.columns import NAMED, Space
+from equipoise.schedule.pipeline.replay import count_in_flight
+from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
+from equipoise.schedule.pipeline.strategies import IN_V
+from equipoise.sim.step import Documents, StepRun
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.plan import Wall
+from equipoise.spec.run.spec import Policy, Precision
+
+_PRICED = 24
+"""Choices that are priced whole under each policy."""
+
+_FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
+
+
+def packer_of(steps: RunSteps, policy: Policy) -> Packer:
+    """Packs for a search as the run will."""
+
+    def pack(choice: Choice) -> Documents:
+        return steps.documents(policy, choice.layout)
+
+    return pack
+
+
+def price_run(
+    search: Search,
+    outcome: Outcome,
+    steps: RunSteps,
+    *,
+    policies: Sequence[Policy],
+    precision: Precision,
+    count: int = 4,
+    due: Deadline = NEVER,
+) -> list[Finalist]:
+    """The best and the next, fastest first, those that fit before those that do not.
+
+    Args:
+        search: What was searched, under one of the policies.
+        outcome: What it found.
+        steps: Of the run.
+        policies: To be compared; a finalist's is in its options.
+        precision: Of the run.
+        count: How many, with the best.
+        due: When they are to be priced.
+    """
+    found: list[Finalist] = []
+    for policy in policies:
+        if found and due.is_over():
+            break
+        space, place = search.space, NAMED["policy"].index(policy)
+        space = Space(space.columns | {"policy": np.full(len(space), place)}, space.base)
+        under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
+        for each in price_finalists(under, outcome, _PRICED, due):
+            tokens = steps.most_tokens(policy, each.choice.layout)
+            found.append(with_memory(search.model, each, tokens, precision))
+    found.sort(key=_order)
+    distinct: dict[Choice, Finalist] = {}
+    for each in found:
+        options = dataclasses.replace(each.choice.options, policy="any")
+        distinct.setdefault(Choice(each.choice.layout, options), each)
+    firsts: dict[tuple[int, ...], Finalist] = {}
+    for each in distinct.values():
+        firsts.setdefault(degrees_of(each.choice), each)
+    chosen = list(firsts.values())
+    chosen += [each for each in distinct.values() if each not in chosen]
+    return sorted(chosen[:count], key=_order)
+
+
+def _order(finalist: Finalist) -> tuple[bool, float]:
+    price = finalist.run.price
+    return not price.fits, price.step_s
+
+
+def with_memory(
+    model: ModelSpec, finalist: Finalist, tokens: int, precision: Precision
+) -> Finalist:
+    """A finalist with the memory that this package's own ranks take.
+
+    Args:
+        model: Sizes.
+        finalist: Layout, and its replayed step.
+        tokens: Of the largest micro-batch [tokens].
+        precision: Of activations.
+    """
+    ranks = forecast_ranks(model, finalist.choice, finalist.run, tokens, precision)
+    fullest = max(ranks, key=lambda each: each.total_bytes)
+    price = dataclasses.replace(
+        finalist.run.price,
+        memory={name: float(value) for name, value in fullest.terms.items()},
+        memory_bytes=np.array([each.total_bytes for each in ranks], dtype=np.float64),
+    )
+    return dataclasses.replace(finalist, run=dataclasses.replace(finalist.run, price=price))
+
+
+def forecast_ranks(
+    model: ModelSpec, choice: Choice, run: StepRun, tokens: int, precision: Precision
+) -> list[MemoryForecast]:
+    """Memory of each pipeline rank.
+
+    Args:
+        model: Sizes.
+        choice: Layout and recomputation.
+        run: Its replayed step.
+        tokens: Of the largest micro-batch [tokens].
+        precision: Of activations.
+    """
+    layout, options = choice.layout, choice.options
+    sizes = np.array(run.slowest.tokens, dtype=np.int64)
+    layers = np.array(run.layers, dtype=np.int64)
+    in_flight = count_in_flight(run.slowest.schedule, layers[:, None] * sizes[None, :]).peak
+    stages = len(layers)
+    in_v = options.schedule in IN_V
+    place = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
+    edges = np.concatenate([[0], np.cumsum(layers)]).tolist()
+    # Others' keys and values of a layer's share, where context ranks bring them together.
+    own = -(-tokens // layout.cp)
+    heads = max(1, model.kv_heads // layout.tp)
+    received = 2 * heads * model.head_width * (tokens - own)
+    found = []
+    for rank in range(layout.pp):
+        held = np.flatnonzero(place == rank).tolist()
+        mine = [layer for stage in held for layer in range(edges[stage], edges[stage + 1])]
+        largest = max(1, len(mine)) * int(sizes.max())
+        share = StageShare(
+            tuple(mine),
+            embeds=0 in held,
+            has_head=stages - 1 in held,
+            kept_micro_batches=float(in_flight[rank]) / largest if layout.pp > 1 else 1.0,
+        )
+        found.append(
+            forecast_memory(
+                model,
+                layout,
+                tokens=own,
+                precision=precision,
+                recompute=options.recompute,
+                stage=share,
+                received_values=received,
+                micro_batches=len(sizes),
+                sizes=len(set(sizes.tolist())),
+            )
+        )
+    return found
+
+
+def find_window_wall(
+    model: ModelSpec, finalist: Finalist, tokens: int, precision: Precision
+) -> tuple[Wall, ...]:
+    """The first longer window that does not fit, micro-batches growing with it; none may be.
+
+    Args:
+        model: Sizes.
+        finalist: Layout, and its replayed step.
+        tokens: Of the largest micro-batch [tokens].
+        precision: Of activations.
+    """
+    window, capacity = finalist.choice.options.context_tokens, finalist.run.price.capacity_bytes
+    for factor in _FACTORS:
+        grown = forecast_ranks(
+            model, finalist.choice, finalist.run, int(tokens * factor), precision
+        )
+        needs = max(each.total_bytes for each in grown)
+        if needs > capacity:
+            return (Wall("window", window, int(window * factor), needs / GIB, capacity / GIB),)
+    return ()

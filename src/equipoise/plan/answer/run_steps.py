@@ -1,0 +1,130 @@
+"""The steps that a run will pack, for any number of data-parallel ranks.
+
+Why
+    A run's steps are known before it begins: the stream shuffles by the run's seed, and the
+    packer's answer depends on the lengths alone. So a plan prices documents that will be trained.
+
+What it decides
+    The first ``STEPS`` steps of the run are packed as they will be, and the one of median work
+    stands for all. Work is FLOP, so that the same step stands for every layout. Policies that
+    divide documents are not packed here: parts of a step are timed with whole ones.
+
+Kept true (tests/unit/plan/answer/test_run_steps.py)
+    Each token of a step is in one micro-batch; the packs are those of the run's own packer.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balance.packing.pack import DIVIDES, make_packer
+from equipoise.base.errors import SpecError
+from equipoise.cost.curve import counted_curve
+from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.data.stream import DocumentStream
+from equipoise.sim.step import Documents
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.pack import PackedStep
+from equipoise.spec.run.spec import Policy, RunSpec
+
+STEPS = 9
+"""Odd, so that one is the median."""
+
+POLICIES: tuple[Policy, ...] = ("by-work", "by-tokens")
+"""What is compared where no policy is given: those that keep documents whole and let none wait, so
+that a plan does not change what is learnt from."""
+
+
+def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
+    """The step of median work, of steps whose documents are whole.
+
+    Args:
+        model: What a document's work is counted for.
+        steps: An odd number of them.
+    """
+    work = []
+    for step in steps:
+        lengths = np.concatenate([batch.doc_tokens for batch in step])
+        work.append(useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum())))
+    return steps[int(np.argsort(work, kind="stable")[len(work) // 2])]
+
+
+class RunSteps:
+    """A run's first steps."""
+
+    def __init__(self, spec: RunSpec, model: ModelSpec, doc_tokens: npt.NDArray[np.int64]) -> None:
+        """Cut the stream.
+
+        Args:
+            spec: Packing and seed.
+            model: What a document's work is counted for.
+            doc_tokens: Length of each document of the corpus, int64 [documents].
+        """
+        self._spec, self._curve = spec, counted_curve(model)
+        stream = DocumentStream(
+            doc_tokens, seed=spec.train.seed, context_tokens=spec.pack.context_tokens
+        )
+        size = spec.pack.step_tokens
+        self._pieces = [stream.step(step * size, size) for step in range(STEPS)]
+        work = []
+        for pieces in self._pieces:
+            lengths = pieces[:, 2] - pieces[:, 1]
+            work.append(useful_flop(model, size, int(causal_pairs(lengths).sum())))
+        self.median = int(np.argsort(work, kind="stable")[STEPS // 2])
+        """Which step stands for all, from 0."""
+        self._packed: dict[tuple[Policy, int, bool], list[Documents]] = {}
+
+    def documents(self, policy: Policy, layout: Layout) -> Documents:
+        """Of each data-parallel rank the micro-batches of the step that stands for all.
+
+        Raises:
+            LayoutError: a step has fewer documents than ranks.
+        """
+        return self._pack(policy, layout)[self.median]
+
+    def most_tokens(self, policy: Policy, layout: Layout) -> int:
+        """Of the largest micro-batch of all these steps."""
+        steps = self._pack(policy, layout)
+        return max(sum(batch) for step in steps for row in step for batch in row)
+
+    def count_batches(self, policy: Policy, dp: int) -> int:
+        """Micro-batches of the rank that has most of them, in the step that stands for all."""
+        return max(map(len, self.documents(policy, Layout(dp=dp))))
+
+    def _pack(self, policy: Policy, layout: Layout) -> list[Documents]:
+        dp, meets = layout.dp, layout.meets_each_turn
+        key = policy, dp, meets
+        if key not in self._packed:
+            pack = dataclasses.replace(self._spec.pack, policy=policy)
+            packer = make_packer(pack, dp, self._curve, meets_each_turn=meets)
+            self._packed[key] = [
+                [
+                    [batch.doc_tokens.tolist() for batch in rank if batch.tokens] or [[1]]
+                    for rank in packer.step(pieces).ranks
+                ]
+                for pieces in self._pieces
+            ]
+        return self._packed[key]
+
+
+def policies_of(policy: Policy, *, is_given: bool) -> tuple[Policy, ...]:
+    """The policies that a plan compares.
+
+    Raises:
+        SpecError: one is given that divides documents.
+
+    >>> policies_of("by-work", is_given=False), policies_of("in-order", is_given=True)
+    (('by-work', 'by-tokens'), ('in-order',))
+    """
+    if not is_given:
+        return POLICIES
+    if policy in DIVIDES:
+        raise SpecError(
+            f'pack.policy = "{policy}" divides documents, and the parts of a step that a plan of a '
+            f"run.toml prices are timed with whole ones. Leave it out, or give "
+            f'"by-work", "by-tokens", "delayed", "fixed" or "in-order".'
+        )
+    return (policy,)

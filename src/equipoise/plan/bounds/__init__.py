@@ -1,0 +1,1 @@
+"""Lower bounds of many choices at a time: in bytes, in seconds."""

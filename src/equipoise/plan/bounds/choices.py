@@ -1,0 +1,297 @@
+"""What every choice needs at least, in bytes and in seconds: a million choices at a time.
+
+Why
+    Replaying a step takes tens of milliseconds, and there are a million steps. What surely does
+    not fit, and what is surely slower than something that is known, need not be replayed.
+
+What it decides
+    Nothing that it cannot prove. *Memory*: weights, gradients and moments of the mean stage, or
+    of one of ``ceil(layers / pp)`` layers; activations of one micro-batch there, or of as many as
+    the first stage of 1F1B has in flight, of full windows; of what is offloaded, what stays.
+    *Time*: all useful FLOP and what is computed again, at the device's peak; for 1F1B times its
+    bubble, which no split of layers can shorten::
+
+        c   load of the slowest stage, at least T / p and at most T / p + a layer and the ends
+        m c + 2 T - (p + 1) c        its work, and its waits for all others
+
+    A stage waits for those before it, once; and for those after it when it has nothing to run
+    backward yet, and again when it has nothing left to run forward.
+
+Kept true (tests/unit/plan/bounds/test_choices.py, by Hypothesis)
+    Neither bound exceeds what ``sim.step.price_step`` finds, on any choice.
+
+Sources
+    Bounds before prices: Calculon (SC 2023) prices every choice whole, at 102 a second.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.cost.memory.device import (
+    hosted_bytes,
+    kept_bytes,
+    logit_bytes,
+    weight_bytes,
+)
+from equipoise.cost.step.request import StepOptions, element_bytes
+from equipoise.cost.work import causal_pairs, pair_flop
+from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, TWO_STAGES, Space
+from equipoise.sim.machine import Machine
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.offload import (
+    KEPT_LAYERS,
+    OFFLOADS,
+    Offload,
+    offloads_activations,
+    offloads_optimizer,
+)
+from equipoise.spec.recompute import LayerRecompute, attention_repeats, linear_repeats
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+_ROUNDING = 0.999
+"""A measured kernel may beat its device's peak by rounding."""
+
+
+_AT_ONCE = 32_768
+"""Rows whose columns stay in a core's cache while they are judged."""
+
+
+def least_bytes(model: ModelSpec, space: Space, *, has_documents: bool = False) -> Floats:
+    """Memory that the fullest rank needs at least, float64 [rows] [bytes].
+
+    Args:
+        model: Sizes.
+        space: The choices.
+        has_documents: Whether windows are packed documents, so that the rank that is priced may
+            have fewer tokens than others: then activations are left out.
+
+    Cost: about 0.15 us a row.
+    """
+    full = 0.0 if has_documents else 1.0
+    parts = (_least_bytes(model, some, full) for some in space.runs(_AT_ONCE))
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _least_bytes(model: ModelSpec, space: Space, full: float) -> Floats:
+    stack, base = space.base.stack, space.base
+    tp, pp, zero = space["tp"], space["pp"], space["zero"]
+    of_param, of_grad, of_optimizer = weight_bytes(base)
+    width = element_bytes(base.precision)
+    layers, one = model.layers, pp == 1
+    is_alike = len({model.is_sparse(each) for each in range(layers)}) == 1
+    most = np.ceil(layers / pp) if is_alike else layers / pp
+    weights = _Weights(model, space)
+    tables = weights.tables
+    hosted = np.where(_is_offloaded(space, offloads_optimizer), _hosted(base), 0.0)
+    # Layers that hold activations of one micro-batch: no more are on the device at once.
+    room = np.where(_is_offloaded(space, offloads_activations), float(KEPT_LAYERS), np.inf)
+
+    def states(count: npt.NDArray[Any]) -> Floats:
+        mine, theirs, moments = weights.of_layers(count)
+        scattered = weights.scatter(mine, theirs)
+        params = np.where(zero < 3, mine + theirs, tables)
+        grads = np.where(zero < 2, mine + theirs, scattered)
+        grads = np.where((zero >= 2) & (space["replicas"] > 1), theirs / weights.alike, grads)
+        found: Floats = (of_optimizer - hosted) * moments + of_param * params + of_grad * grads
+        return found
+
+    kept, widest = _token_bytes(model, space)
+    tokens = full * space["micro_batch"] * base.context_tokens / space["cp"]
+    slack = 1.0 + stack.slack_share
+    words = np.where(one, model.vocab / tp, 0.0)
+    logits = tokens * (logit_bytes(base) * words + 2.0 * width * model.hidden * one)
+    held = kept * np.minimum(most, room)
+    fullest = states(most) + slack * tokens * (held + widest) + slack * logits
+    # The first stage, which has most in flight.
+    ahead = np.minimum(stages_ahead(space), space.micro_batches)
+    runs = np.floor(layers / (pp * space["virtual"])) - 1 if is_alike else np.ones(len(tp))
+    stage = np.where(one, layers, np.maximum(runs, 1.0))
+    least = stage * space["virtual"]
+    first = states(least) + slack * tokens * (kept * np.minimum(stage * ahead, room) + widest)
+    return np.asarray(np.maximum(fullest, first))
+
+
+def needed_bytes(
+    model: ModelSpec, machine: Machine, space: Space, *, has_documents: bool = False
+) -> Floats:
+    """As ``least_bytes``; infinite where the host has no room for the optimizer."""
+    needs = least_bytes(model, space, has_documents=has_documents)
+    if not space["offload"].any():
+        return needs
+    is_full = least_host_bytes(model, space) > machine.host_capacity_bytes
+    return np.where(is_full, np.inf, needs)
+
+
+def least_host_bytes(model: ModelSpec, space: Space) -> Floats:
+    """Host memory that some rank needs at least, float64 [rows] [bytes]: of the optimizer."""
+    _, _, moments = _Weights(model, space).of_layers(model.layers / space["pp"])
+    of_param, of_grad, _ = weight_bytes(space.base)
+    found = (_hosted(space.base) + of_grad + of_param) * moments
+    return np.where(_is_offloaded(space, offloads_optimizer), found, 0.0)
+
+
+def _hosted(base: StepOptions) -> float:
+    return hosted_bytes(dataclasses.replace(base, offload="optimizer"))
+
+
+def _is_offloaded(space: Space, what: Callable[[Offload], bool]) -> Flags:
+    """Of each row; of one, where no row offloads anything."""
+    column = space["offload"]
+    return np.array([what(setting) for setting in OFFLOADS])[column if column.any() else [0]]
+
+
+def stages_ahead(space: Space) -> Floats:
+    """Stages' activations that the first rank holds at the fullest moment, at least."""
+    pp, virtual = space["pp"], space["virtual"]
+    found = np.ones(len(pp))
+    for name, places in (("1f1b", pp), ("zb-h1", pp), ("zb-h2", 2 * pp - 1)):
+        found = np.where(space["schedule"] == SCHEDULES.index(name), places, found)
+    rounds = (virtual - 1) * np.minimum(pp, space.micro_batches)
+    for name, behind in (("interleaved", 2 * (pp - 1)), ("interleaved-zb", pp - 1)):
+        most = np.minimum(rounds + behind + 1, virtual * space.micro_batches)
+        found = np.where(space["schedule"] == SCHEDULES.index(name), most, found)
+    for name in TWO_STAGES:
+        found = np.where(space["schedule"] == SCHEDULES.index(name), 2.0, found)
+    # Of several stages a rank, whole rounds may be more than micro-batches; see the caller.
+    return np.asarray(found, dtype=np.float64)
+
+
+class _Weights:
+    """Of ranks of each row: how many weights of a layer, and who shares them."""
+
+    def __init__(self, model: ModelSpec, space: Space) -> None:
+        dense, experts = _weights(model)
+        tp, ranks = space["tp"], space["cp"] * space["dp"]
+        spread = space["ep"] * space["etp"]
+        tables = 1.0 if model.tied else 2.0
+        self.tables = np.where(space["pp"] == 1, tables, 0.0) * model.hidden * model.vocab / tp
+        self.alike = tp * ranks // spread
+        self._own = dense / model.layers / tp
+        self._away = experts / model.layers / spread
+        self._sharers = ranks // space["replicas"]
+        self._zero = space["zero"]
+
+    def of_layers(self, count: npt.NDArray[Any]) -> tuple[Floats, Floats, Floats]:
+        """Weights of so many layers and the tables, of their experts, and those updated here."""
+        mine, theirs = self._own * count + self.tables, self._away * count
+        whole = mine + theirs
+        return mine, theirs, np.where(self._zero > 0, self.scatter(mine, theirs), whole)
+
+    def scatter(self, mine: Floats, theirs: Floats) -> Floats:
+        """A rank's shard."""
+        found: Floats = mine / self._sharers + theirs / self.alike
+        return found
+
+
+def _weights(model: ModelSpec) -> tuple[float, float]:
+    """Weights of all layers, without experts and of experts."""
+    dense = experts = 0.0
+    for layer in range(model.layers):
+        sparse = model.is_sparse(layer)
+        routed = model.experts * model.expert_params if sparse else 0
+        experts += routed
+        dense += model.count_layer(sparse=sparse, active=False) - routed
+    return dense, experts
+
+
+def _token_bytes(model: ModelSpec, space: Space) -> tuple[Floats, Floats]:
+    """Of a token: what the mean layer keeps, and what a backward works with, at least [bytes]."""
+    codes = (space["tp"] * 64 + space["etp"]) * len(RECOMPUTES) + space["recompute"]
+    unique, inverse = np.unique(codes, return_inverse=True)
+    width = element_bytes(space.base.precision)
+    kept, widest = np.zeros(len(unique)), np.zeros(len(unique))
+    kinds = sorted({model.is_sparse(layer) for layer in range(model.layers)})
+    for at, code in enumerate(unique.tolist()):
+        rest, recompute = divmod(code, len(RECOMPUTES))
+        tp, etp = divmod(rest, 64)
+        layout = Layout(dp=etp, tp=tp, etp=etp)
+        setting = RECOMPUTES[recompute]
+        is_mixed = setting.startswith("every")
+        how: LayerRecompute = "full" if is_mixed else setting
+        each = [_kept(model, layout, space.base, sparse, how) for sparse in kinds]
+        whole = [_kept(model, layout, space.base, sparse, "none") for sparse in kinds]
+        kept[at] = min(each)
+        working = [full - some for full, some in zip(whole, each, strict=True)]
+        widest[at] = (0.0 if is_mixed else min(working)) + 3.0 * width * model.hidden
+    return kept[inverse], widest[inverse]
+
+
+def _kept(
+    model: ModelSpec, layout: Layout, options: StepOptions, sparse: bool, how: LayerRecompute
+) -> float:
+    return kept_bytes(
+        model,
+        layout,
+        options,
+        sparse=sparse,
+        recompute=how,
+        doc_tokens=options.context_tokens,
+        received_rows=options.expert_skew,
+    )
+
+
+def least_seconds(
+    model: ModelSpec, machine: Machine, space: Space, *, has_documents: bool = False
+) -> Floats:
+    """Time that the step takes at least, float64 [rows] [s].
+
+    Args:
+        model: Sizes.
+        machine: Device and its peak.
+        space: The choices.
+        has_documents: Whether windows are packed documents, whose pairs are fewer than a
+            window's and are not counted here.
+
+    Cost: about 0.2 us a row.
+    """
+    flops = _flops(model, space.base, has_documents=has_documents)
+    base = space.base
+    devices = space["tp"] * space["cp"] * space["pp"] * space["dp"]
+    rate = devices * machine.peak_flop_per_s(base.precision)
+    whole: Floats = _ROUNDING * flops[space["recompute"]] / rate
+    whole = whole / (1.0 - base.residuals.step_share)
+    if has_documents:
+        return np.asarray(whole)
+    is_plain = space["schedule"] == SCHEDULES.index("1f1b")
+    longer = bubble(space["pp"], space.micro_batches)
+    return np.where(is_plain, whole * longer, whole)
+
+
+def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> Floats:
+    """FLOP of a step under each setting of recomputation, float64 [RECOMPUTES]."""
+    tokens = base.context_tokens * base.step_sequences
+    pairs = 0 if has_documents else int(causal_pairs(np.array([base.context_tokens]))[0])
+    pairs *= base.step_sequences
+    layers, head = model.layers, model.hidden * model.vocab
+    linear = 2.0 * (model.matmul_params - head) * tokens
+    core = 1.0 * pair_flop(model) * pairs
+    plain = 3.0 * (linear + core + 2.0 * head * tokens)
+    again = [
+        linear_repeats(setting, layers) / layers * linear
+        + attention_repeats(setting, layers) / layers * core
+        for setting in RECOMPUTES
+    ]
+    return np.asarray(plain + np.array(again))
+
+
+def bubble(stages: npt.ArrayLike, micro_batches: npt.ArrayLike) -> Floats:
+    """Step over mean busy time of 1F1B at least, whatever the split of layers into stages.
+
+    Args:
+        stages: Pipeline ranks.
+        micro_batches: Of each, all alike.
+
+    >>> bubble([1, 4, 4], [8, 8, 2]).tolist()
+    [1.0, 1.375, 2.0]
+    """
+    p, m = np.asarray(stages, np.float64), np.asarray(micro_batches, np.float64)
+    # With few micro-batches the two waits for later stages are one; a micro-batch still has to
+    # pass all of them.
+    return np.where(p == 1, 1.0, np.where(m > p, (m + p - 1) / m, np.maximum(1.0, p / m)))

@@ -1,0 +1,1 @@
+"""A plan as the settings of another training program."""

@@ -1,0 +1,1 @@
+"""Plans whose layers each pick their own strategy."""

@@ -1,0 +1,1 @@
+"""The search: bounds first, prices for what no bound rules out, best first."""

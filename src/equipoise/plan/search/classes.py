@@ -1,0 +1,260 @@
+"""Search on a cluster of several classes of nodes: every choice on the sites where it stands.
+
+Why
+    Priced on the slowest class, a layout whose stages stay inside their classes looks as slow as
+    one that reduces gradients across the slow network between them. What such a price prunes may
+    be the best there is.
+
+What it decides
+    Choices are priced by ``sim.mixed.replay.run_sites`` and wait by a bound of their own. Whatever
+    the split, layers stand on pipeline ranks, and rank r with n of them takes at least::
+
+        busy_r(n) + max(gathered - first forward, 0) + max(reduced - last backward, 0) + optimizer
+
+    each on the rank's own site, of the lightest n layers. A step takes at least the smallest time
+    within which all ranks together hold all layers. First that is asked of choices that share
+    kernels and links, without recomputation; then with the recomputation and the context strategy
+    of each. What is first in the queue is priced, and of one bound what a guess likes best: the
+    guess, which knows how long micro-batches are under way, also says where ``plan.search.climb``
+    begins.
+
+Kept true (tests/unit/plan/search/test_classes.py)
+    The answer is that of pricing every row; the bound never exceeds ``run_sites``; no degrees or
+    order that are fixed by hand are faster.
+
+Sources
+    Stages by class of network card and by speed: Holmes, arXiv:2312.03549.
+"""
+
+import dataclasses
+import heapq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.cost.step.request import Floats
+from equipoise.plan.bounds.choices import least_seconds, needed_bytes, stages_ahead
+from equipoise.plan.bounds.fullest import least_travel
+from equipoise.plan.bounds.held import hiding_s, layer_passes, least_worst, lightest_s
+from equipoise.plan.bounds.step import LESS, rounding_s
+from equipoise.plan.search.bins import Batches
+from equipoise.plan.search.climb import climb
+from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.outcome import Priced, Reached
+from equipoise.plan.search.search import Search
+from equipoise.plan.search.tally import Tally
+from equipoise.plan.space.alike import group_alike
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.columns import SCHEDULES, TWO_STAGES, Ints
+from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.replay import run_sites
+from equipoise.sim.mixed.sites import SiteParts, slowest_hop_s
+from equipoise.sim.step import StepRun
+from equipoise.spec.run.spec import Recompute
+
+_SHARED = (
+    *("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", "replicas", "offload"),
+    "policy",
+)
+"""What says who computes what, and who shares weights."""
+
+_OWN = ("recompute", "context_strategy")
+
+_LOOK_SHARE = 0.4
+"""Of the time, for what groups of choices take at least, and about."""
+
+_CLIMB_SHARE = 0.8
+"""Of the time, for a good choice to begin with."""
+
+_Item = tuple[float, int, float, int]
+"""Bound, stage, guess, place."""
+
+
+@dataclass(slots=True)
+class ClassSearch(Search):
+    """A search whose prices and bounds are those of every stage's own devices and links."""
+
+    _sites: SiteParts | None = None
+    _travel: dict[tuple[object, ...], Floats] = field(default_factory=dict)
+
+    def _run(self, tally: Tally, reached: Reached, due: Deadline) -> None:
+        """Search until nothing can be ``gap`` faster, or the time is over."""
+        capacity = self.machine.capacity_bytes
+        looks_due, climb_due = (due.part(share) for share in (_LOOK_SHARE, _CLIMB_SHARE))
+        of_all = self.model, self.machine, self.space
+        needs = needed_bytes(*of_all, has_documents=self.packer is not None)
+        rows = np.flatnonzero(needs <= capacity)
+        reached.rows, reached.least_bytes = len(rows), float(needs.min())
+        least, guess = self._peak_s(rows)
+        lowest = reached.bound_s = float(least.min(initial=np.inf))
+        groups = group_alike([self.space[name][rows] for name in _SHARED])
+        members: list[Ints] = [rows[group] for group in groups]
+        queue: list[_Item] = []
+        for at in sorted(range(len(groups)), key=lambda at: float(guess[groups[at]].min())):
+            group, stage = groups[at], 0
+            bound = float(least[group].min())
+            if looks_due.is_over():
+                guess[group] = np.inf
+            else:
+                bound, stage = max(bound, self._group_s(members[at], recompute="none")), 1
+                guess[group] = self._about_s(members[at], bound, least[group])
+                reached.bounded += 1
+            queue.append((bound, stage, 0.0, at))
+        heapq.heapify(queue)
+        climb(
+            self.space,
+            rows,
+            needs[rows] / capacity,
+            guess,
+            lambda rows: [tally.price(row, lowest) for row in rows],
+            climb_due.is_over,
+        )
+        about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
+        while queue and queue[0][0] < tally.best_s * (1 - self.gap):
+            reached.bound_s = queue[0][0]
+            if due.is_over():
+                return
+            bound, stage, _, at = heapq.heappop(queue)
+            if stage == 3:
+                tally.price(at, bound)
+                continue
+            mine = members[at]
+            if stage == 0:
+                reached.bounded += 1
+                tighter = max(bound, self._group_s(mine, recompute="none"))
+                heapq.heappush(queue, (tighter, 1, 0.0, at))
+            elif stage == 1:
+                for group in group_alike([self.space[name][mine] for name in _OWN]):
+                    tighter = max(bound, self._group_s(mine[group]))
+                    heapq.heappush(queue, (tighter, 2, 0.0, len(members)))
+                    members.append(mine[group])
+            else:
+                for row in mine.tolist():
+                    heapq.heappush(queue, (bound, 3, about[row], row))
+        reached.bound_s = queue[0][0] if queue else np.inf
+        reached.is_done = True
+
+    def _forget(self) -> None:
+        Search._forget(self)
+        self._sites = None
+        self._travel.clear()
+
+    def replay(self, choice: Choice) -> StepRun:
+        """The step as it was priced: with documents, on the pipeline that has most work."""
+        layout, options = choice.layout, choice.options
+        rows, prices = self.whole_documents(choice), self.prices
+        return run_sites(self.model, self.machine, layout, options, documents=rows, prices=prices)
+
+    def _replay(self, row: int) -> Priced | None:
+        try:
+            run = self.replay(self.space.choice(row))
+        except (LayoutError, SpecError):  # a schedule that this many micro-batches do not fill
+            return None
+        return Priced(row, run.price.step_s, run.price.needs_bytes)
+
+    @property
+    def prices(self) -> SiteParts:
+        """What was priced of all sites."""
+        if self._sites is None:
+            self._sites = SiteParts(self.model, self.machine)
+        return self._sites
+
+    def least_s(self, choice: Choice, *, virtual: int) -> float:
+        """Time that a step takes at least, each stage on its site.
+
+        Args:
+            choice: Layout and options.
+            virtual: The most stages of a rank, whose instructions are rounded.
+
+        Raises:
+            LayoutError: heads, or ranks of a node, do not divide.
+        """
+        layout, options = choice.layout, choice.options
+        batches = self.whole_documents(choice)[0]
+        sites = self.prices.sites(layout)
+        distinct = {id(site): site for site in sites}
+        counts = [sum(site is one for site in sites) for one in distinct.values()]
+        times = [self._rank_s(choice, site, batches) for site in distinct.values()]
+        span = least_worst(times, counts, self.model.layers)
+        span -= rounding_s(len(batches) * virtual, layout.pp)
+        return LESS * span / (1.0 - options.residuals.step_share)
+
+    def _group_s(self, rows: Ints, *, recompute: Recompute | None = None) -> float:
+        """Of choices that differ in what they compute again and exchange, and in schedule."""
+        virtual = int(self.space["virtual"][rows].max())
+        found = float(np.inf)
+        for at in np.unique(self.space["context_strategy"][rows], return_index=True)[1]:
+            choice = self.space.choice(int(rows[at]))
+            if recompute is not None:
+                options = dataclasses.replace(choice.options, recompute=recompute)
+                choice = Choice(choice.layout, options)
+            try:
+                found = min(found, self.least_s(choice, virtual=virtual))
+            except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
+                continue
+        return found
+
+    def _rank_s(self, choice: Choice, site: Machine, batches: Batches) -> Floats:
+        """What a rank of a site takes with so many layers, at least, float64 [layers + 1] [s]."""
+        layout, options = choice.layout, choice.options
+        parts = self.prices.parts(site, layout, options)
+        priced = [parts.price(np.asarray(batch)) for batch in batches]
+        times = {id(each): each for each in priced}
+        busy = sum(
+            sum(one is each for one in priced) * layer_passes(each).sum(axis=1)
+            for each in times.values()
+        )
+        found = lightest_s(np.asarray(busy))
+        gather, reduce, optimizer = self._travel_s(choice, site).T
+        if options.stack.data_overlap:
+            gather = np.maximum(gather - hiding_s(priced[0], slice(0, 1)), 0.0)
+            reduce = np.maximum(reduce - hiding_s(priced[-1], slice(1, 3)), 0.0)
+        found = found + gather + reduce + optimizer
+        return np.minimum.accumulate(found[::-1])[::-1]
+
+    def _travel_s(self, choice: Choice, site: Machine) -> Floats:
+        """Of so many layers: gathered, reduced, updated, float64 [layers + 1, 3] [s]."""
+        key = id(site), choice.layout, choice.options.offload
+        if key not in self._travel:
+            each = (
+                least_travel(self.model, site, choice, layers)
+                for layers in range(1, self.model.layers + 1)
+            )
+            self._travel[key] = np.array([(0.0, 0.0, 0.0), *each])
+        return self._travel[key]
+
+    def _peak_s(self, rows: Ints) -> tuple[Floats, Floats]:
+        """What rows take at all devices' peak at least, and about, float64 [rows] [s]."""
+        precision, machine, space = self.space.base.precision, self.machine, self.space.keep(rows)
+        ratio = machine.peak_flop_per_s(precision) / machine.mean_peak_flop_per_s(precision)
+        faster = np.where(space["pp"] > 1, ratio, 1.0)
+        least, about = (
+            faster * least_seconds(self.model, machine, space, has_documents=is_short)
+            for is_short in (True, self.packer is not None)
+        )
+        return least, about
+
+    def _about_s(self, rows: Ints, bound: float, least: Floats) -> Floats:
+        """What each row of a group takes about, float64 [rows] [s].
+
+        One micro-batch's way there and back, and of all others the bound's part, or as long as a
+        place among those in flight is taken.
+        """
+        space, choice = self.space.keep(rows), self.space.choice(int(rows[0]))
+        again = least / least.min()
+        if choice.layout.pp == 1 or not np.isfinite(bound):
+            return np.asarray(bound * again)
+        layout = choice.layout
+        plain = dataclasses.replace(choice.options, recompute="none")
+        batches = self.whole_documents(choice)[0]
+        first, sites = np.asarray(batches[0]), self.prices.sites(layout)
+        parts = [self.prices.parts(site, layout, plain).price(first) for site in sites]
+        once = float(np.mean([layer_passes(each).sum() for each in parts]))
+        hop_s = slowest_hop_s(self.machine, layout, parts[0].hop_s)
+        trip = once * again + 2 * (layout.pp * space["virtual"] - 1) * hop_s
+        is_two = np.isin(space["schedule"], [SCHEDULES.index(name) for name in TWO_STAGES])
+        places = np.where(is_two, layout.pp, stages_ahead(space) / space["virtual"])
+        count = len(batches)
+        each = np.maximum(bound / count * again, trip / np.minimum(places, count))
+        return np.asarray(trip + (count - 1) * each)

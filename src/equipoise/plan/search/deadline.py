@@ -1,0 +1,121 @@
+"""When an answer is due, also in the middle of a look that takes longer than what is left.
+
+Why
+    One price of a long window on a hundred context ranks takes ten seconds, and nobody knows that
+    before. To look at the clock between prices does not keep a promise of time.
+
+What it decides
+    How a look is stopped: by an alarm of the operating system, which raises ``TimeOver`` where this
+    thread stands. What was being computed is lost; so caches that a stopped look may have filled by
+    half are not used again (``plan.search.search``). Alarms ring in the main thread alone, and
+    where there are none the clock is looked at between looks.
+
+Kept true (tests/unit/plan/search/test_deadline.py)
+    A call that never ends is stopped; one that ends in time returns what it would; no alarm is
+    left behind.
+"""
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import TypeVar
+
+Clock = Callable[[], float]
+"""Seconds that only grow."""
+
+_Answer = TypeVar("_Answer")
+
+_LEAST_S = 1e-6
+"""An alarm of 0 s never rings."""
+
+_WHOLE = ("importlib", "_frozen_importlib", "numba")
+"""Packages whose functions are not stopped."""
+
+_AGAIN_S = 0.02
+"""Until a stop is tried again."""
+
+
+class TimeOver(BaseException):
+    """The answer is due. No ``except Exception`` may keep it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment by a clock."""
+
+    until_s: float = math.inf
+    clock: Clock = time.monotonic
+
+    @classmethod
+    def after(cls, seconds: float, clock: Clock = time.monotonic) -> "Deadline":
+        """So many seconds from now."""
+        return cls(clock() + seconds, clock)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, 0 where none are."""
+        return max(0.0, self.until_s - self.clock())
+
+    def is_over(self) -> bool:
+        """Whether the moment has passed."""
+        return self.clock() > self.until_s
+
+    def part(self, share: float) -> "Deadline":
+        """The moment at which a share of what is left has passed.
+
+        >>> Deadline(10.0, clock=lambda: 2.0).part(0.5).until_s
+        6.0
+        """
+        return Deadline(self.clock() + share * self.left_s, self.clock)
+
+    @contextlib.contextmanager
+    def stops(self) -> Iterator[None]:
+        """Stop the block when the moment comes.
+
+        Raises:
+            TimeOver: it came.
+        """
+        left_s, is_main = self.left_s, threading.current_thread() is threading.main_thread()
+        if math.isinf(left_s) or not is_main or not hasattr(signal, "setitimer"):
+            yield
+            return
+        if left_s == 0.0:
+            raise TimeOver
+        begin, before = time.monotonic(), signal.signal(signal.SIGALRM, _ring)
+        others_s, again_s = signal.setitimer(signal.ITIMER_REAL, max(left_s, _LEAST_S))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(TimeOver):  # it may ring while it is put out
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+            if others_s:  # an alarm that somebody else had set
+                rings_s = others_s - (time.monotonic() - begin)
+                signal.setitimer(signal.ITIMER_REAL, max(rings_s, _LEAST_S), again_s)
+
+    def attempt(self, call: Callable[[], _Answer]) -> _Answer | None:
+        """What a call returns, or None if it has not by then."""
+        try:
+            with self.stops():
+                return call()
+        except TimeOver:
+            return None
+
+
+NEVER = Deadline()
+
+
+def _ring(_: int, frame: FrameType | None) -> None:
+    """Raise, unless a module is being loaded or a loop compiled: neither may be left half done."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _WHOLE:
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            return
+        frame = frame.f_back
+    raise TimeOver

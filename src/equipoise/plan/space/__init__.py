@@ -1,0 +1,1 @@
+"""Everything that can be chosen about a step, and which runs ``train`` begins."""

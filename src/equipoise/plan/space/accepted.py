@@ -1,0 +1,117 @@
+"""Which runs ``equipoise train`` begins: what layout, model and packing must have in common.
+
+Why
+    A plan that train refuses is none, and a run that cannot work should end before a token is made
+    or a rank started. So both ask here.
+
+What it decides
+    Degrees make up the ranks and divide the model, each stage has a layer, experts fold, and the
+    packer's documents are divided in at most one way. What a pipeline's schedule refuses, it says
+    itself, of a step of like prices: the schedule is written as ranks would write it.
+    ``require_step`` asks the packer and the schedule about the documents of the first step.
+
+Kept true (tests/unit/cli/test_verbs.py, tests/unit/plan/space/test_trainable.py)
+    Every choice of a plan and of a measured search is accepted.
+"""
+
+from collections.abc import Sequence
+
+from equipoise.balance.packing.divided import macro_units
+from equipoise.balance.packing.pack import DIVIDES, make_packer
+from equipoise.balance.packing.turns import TOGETHER, require_policy
+from equipoise.base.errors import LayoutError
+from equipoise.cost.curve import counted_curve
+from equipoise.cost.work import Ints
+from equipoise.data.stream import DocumentStream, tell_apart
+from equipoise.schedule.expert import split_experts
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import LayoutSpec, RunSpec
+
+
+def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
+    """Refuse what no ranks can run.
+
+    Args:
+        spec: All keys.
+        model: Sizes.
+        ranks: Of the run.
+
+    Raises:
+        LayoutError: names the keys that do not go together.
+    """
+    layout = spec.layout
+    require_policy(
+        spec.pack.policy,
+        context=layout.context,
+        pipeline=layout.pipeline,
+    )
+    layout.of_ranks(ranks).require_model(model)
+    if layout.stages > model.layers:
+        raise LayoutError(
+            f"{model.layers} layers cannot fill the {layout.stages} stages of "
+            f"layout.pipeline = {layout.pipeline} ranks with {layout.stages // layout.pipeline} "
+            f'stages each. Lower layout.pipeline, or set layout.schedule = "1f1b", which has one '
+            f"stage a rank."
+        )
+    if max(layout.expert, layout.expert_tensor) > 1:
+        split_experts(model.experts, ranks=layout.expert)
+    # As many micro-batches as every schedule can run, two of them slices of a document where
+    # the policy makes such.
+    batches = 2 * layout.pipeline
+    first = 2 if spec.pack.policy in DIVIDES and spec.pack.policy not in TOGETHER else 1
+    units = [(0, first), *((at, at + 1) for at in range(first, batches))]
+    _require_schedule(layout, batches, units)
+
+
+def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) -> None:
+    """Refuse what no ranks can do with the first step of a corpus.
+
+    Args:
+        spec: All keys, accepted.
+        model: Sizes.
+        ranks: Of the run.
+        doc_tokens: Length of each document of the corpus, int64 [documents].
+
+    Raises:
+        LayoutError: fewer documents than ranks want, or micro-batches than the schedule wants; a
+            document that is too long.
+        DataError: a length that is none.
+    """
+    pack, layout = spec.pack, spec.layout
+    stream = DocumentStream(doc_tokens, seed=spec.train.seed, context_tokens=pack.context_tokens)
+    data_ranks = ranks // layout.sharing
+    meets = layout.of_ranks(ranks).meets_each_turn
+    packer = make_packer(pack, data_ranks, counted_curve(model), meets_each_turn=meets)
+    pieces = stream.step(0, pack.step_tokens)
+    if pack.policy in DIVIDES:
+        pieces = tell_apart(pieces, len(doc_tokens))
+    packed = packer.step(pieces)
+    for turns in packed.ranks:
+        is_divided = any(turn.attends_from is not None for turn in turns)
+        _require_schedule(layout, len(turns), macro_units(turns) if is_divided else None)
+
+
+def _require_schedule(
+    layout: LayoutSpec, micro_batches: int, units: Sequence[tuple[int, int]] | None
+) -> None:
+    """Ask the schedule whether it runs such a step."""
+    if layout.pipeline == 1 or not micro_batches:
+        return
+    if layout.schedule in IN_V and layout.stages != 2 * layout.pipeline:
+        raise LayoutError(
+            f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '
+            f"2 stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
+        )
+    prices = make_prices(1, 1, 1, stages=layout.stages, micro_batches=micro_batches)
+    try:
+        write_pipeline(
+            layout.schedule, prices, ranks=layout.pipeline, units=units, skip=layout.skip
+        )
+    except LayoutError as error:
+        virtual = "" if layout.virtual is None else f", layout.virtual = {layout.virtual}"
+        raise LayoutError(
+            f'layout.schedule = "{layout.schedule}", layout.pipeline = {layout.pipeline}{virtual}: '
+            f"{error}"
+        ) from None

@@ -1,0 +1,300 @@
+"""Everything that can be chosen about a step, as columns of numbers, one row a choice.
+
+Why
+    On 16,384 devices there are some hundred thousand ways to lay out one step, and no good reason
+    to leave any degree at a power of two. As columns they are judged a million at a time.
+
+What it decides
+    Which choices there are. Degrees multiply to the cluster's devices; heads divide over tp, the
+    step's sequences over data-parallel ranks and micro-batches; experts fold over a stage's ranks.
+    Axes that multiply::
+
+        tp cp pp dp          every divisor of the devices; tp to 16, cp to 1,024 tokens a rank
+        micro_batch          every divisor of a rank's sequences, up to 16 or 65,536 tokens; of
+                             packed documents a cap of tokens, as below
+        order                whether data-parallel ranks or stages are neighbours
+        ep etp               of models with experts; etp is 1 or tp
+        zero replicas        0, 1, 3; of 3 without stages every number of copies; 2 where a step
+                             is one micro-batch, for with more it pays for each
+        schedule virtual     of pipelines: strategies that lose nothing, and do not wait to hold
+                             less; for each size of a stage in layers, the fewest such stages
+        recompute            every setting
+        offload              none, unless it is fixed: ``plan.search.offload`` lists where it may
+        pay
+        context_strategy     where cp > 1
+        policy               of packed documents: the given one, or those that are asked for;
+                             those that divide documents where ranks can run them
+
+    With documents a micro-batch of m windows is a token cap: documents, each cut to a window, are
+    packed as if m windows were one. ``by-work`` and ``by-tokens`` make as many micro-batches of a
+    rank as full windows would be, more only if that many do not hold them, and none has more than
+    1.25 m windows' tokens (``spec.run.spec.PackSpec.most_tokens``); ``in-order`` and ``fixed`` cut
+    at m.
+
+Kept true (tests/unit/plan/space/test_columns.py)
+    Every row is a legal layout of the model on the devices, and no row is there twice; rows of a
+    published layout are there.
+
+Sources
+    Five dimensions searched together, optimizer sharding and recomputation among them:
+    PanGu-alpha, arXiv:2104.12369, section 4. ZeRO and micro-batches: the Frontier study,
+    arXiv:2312.12705.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balance.packing.turns import DIVIDES, TOGETHER
+from equipoise.base.errors import SpecError
+from equipoise.cost.step.request import StepOptions
+from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.rows import Rows
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.offload import OFFLOADS, Offload
+from equipoise.spec.run.spec import Policy, Recompute
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+SCHEDULES = (
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "interleaved-zb",
+    "zb-v",
+    "dualpipe-v",
+    "v-half",
+    "v-min",
+)
+_SEARCHED = len(SCHEDULES) - 2
+"""The last two hold less and take longer: they are for who fixes them."""
+TWO_STAGES = ("zb-v", "dualpipe-v", "v-half", "v-min")
+MANY_STAGES = ("interleaved", "interleaved-zb")
+RECOMPUTES: tuple[Recompute, ...] = (
+    "none",
+    "attention",
+    "selective",
+    "every-4",
+    "every-3",
+    "every-2",
+    "full",
+)
+CONTEXT_STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
+
+NAMED = {
+    "order": tuple(ORDERS),
+    "schedule": SCHEDULES,
+    "recompute": RECOMPUTES,
+    "context_strategy": CONTEXT_STRATEGIES,
+    "offload": OFFLOADS,
+    "policy": get_args(Policy),
+}
+"""Columns whose numbers are places in a list of names."""
+
+COLUMNS = (
+    *("tp", "cp", "pp", "dp", "ep", "etp", "zero", "replicas", "micro_batch", "virtual"),
+    *NAMED,
+)
+
+_MOST_MICRO_BATCH = 16
+_MOST_TOKENS = 65_536
+"""Of a micro-batch of more windows than that."""
+_MOST_TP = 16
+_LEAST_TOKENS = 1024
+"""Of a context rank: below, messages take longer than what they bring."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Space:
+    """Choices as columns."""
+
+    columns: dict[str, Ints]
+    base: StepOptions
+    """What no column says."""
+
+    def __len__(self) -> int:
+        return len(self.columns["tp"])
+
+    def __getitem__(self, column: str) -> Ints:
+        return self.columns[column]
+
+    def keep(self, rows: Ints | Flags) -> "Space":
+        """Some of the rows."""
+        return Space({name: values[rows] for name, values in self.columns.items()}, self.base)
+
+    def runs(self, most: int) -> Iterator["Space"]:
+        """All rows, at most so many at a time, on the same memory."""
+        for first in range(0, len(self), most):
+            some = {name: values[first : first + most] for name, values in self.columns.items()}
+            yield Space(some, self.base)
+
+    def choice(self, row: int) -> Choice:
+        """One row as layout and options; from ``len`` on, offloading what the quotient says."""
+        offload, row = divmod(row, len(self))
+        at = {name: int(values[row]) for name, values in self.columns.items()}
+        at["offload"] += offload
+        degrees = {axis: at[axis] for axis in ("tp", "cp", "pp", "dp", "ep", "etp", "replicas")}
+        layout = Layout(
+            **cast(Any, degrees),
+            zero=cast(Literal[0, 1, 2, 3], at["zero"]),
+            order=ORDERS[NAMED["order"][at["order"]]],
+        )
+        options = dataclasses.replace(
+            self.base,
+            micro_batch=at["micro_batch"],
+            virtual=at["virtual"],
+            **cast(Any, {name: NAMED[name][at[name]] for name in NAMED if name != "order"}),
+        )
+        return Choice(layout, options)
+
+    @property
+    def micro_batches(self) -> Ints:
+        """Of each data-parallel rank."""
+        return self.columns["micro_batches"]
+
+
+def list_space(
+    model: ModelSpec,
+    devices: int,
+    base: StepOptions,
+    *,
+    fixed: Mapping[str, int | str] | None = None,
+    policies: Sequence[Policy] = (),
+    only: Mapping[str, Sequence[int]] | None = None,
+) -> Space:
+    """Every choice for one step.
+
+    Args:
+        model: Sizes.
+        devices: Of the cluster; every one is used.
+        base: Window, sequences of the step, precision, stack: what is not to be chosen.
+        fixed: Columns that have one value, by ``COLUMNS``.
+        policies: Of packed documents, those to choose from; that of the base unless given.
+        only: Numbers that some columns are limited to, by ``COLUMNS``, unless they are fixed.
+
+    Raises:
+        SpecError: nothing is left; says what was fixed.
+
+    Cost: about 0.2 us a choice.
+
+    >>> from equipoise.spec.model.presets import preset
+    >>> space = list_space(preset("llama3-8b"), 6, StepOptions(8192, 6), fixed={"tp": 2, "pp": 3})
+    >>> sorted({space.choice(row).layout.dp for row in range(len(space))})
+    [1]
+    """
+    rows = Rows(fixed or {}, NAMED, only)
+    degrees = _divisors(devices)
+    rows.cross("tp", [each for each in degrees if each <= _MOST_TP and _carries(model, each)])
+    rows.cross("pp", [each for each in degrees if each <= model.layers])
+    rows.keep(devices % (rows["tp"] * rows["pp"]) == 0)
+    rows.cross("cp", degrees)
+    rows.keep(devices % (rows["tp"] * rows["pp"] * rows["cp"]) == 0)
+    rows.keep((rows["cp"] == 1) | (base.context_tokens // rows["cp"] >= _LEAST_TOKENS))
+    rows.derive("dp", devices // (rows["tp"] * rows["pp"] * rows["cp"]))
+    most = max(_MOST_MICRO_BATCH, _MOST_TOKENS // base.context_tokens)
+    rows.cross("micro_batch", [each for each in _divisors(base.step_sequences) if each <= most])
+    rows.keep(base.step_sequences % (rows["dp"] * rows["micro_batch"]) == 0)
+    _fold_experts(rows, model)
+    ranks = rows["dp"] * rows["cp"]
+    is_once = (rows["pp"] == 1) & (base.step_sequences == rows["dp"] * rows["micro_batch"])
+    rows.derive("once", is_once.astype(np.int64))
+    rows.cross("zero", [1, 0, 2, 3], where=ranks > 1)
+    rows.keep((rows["zero"] != 2) | (rows["once"] == 1))
+    del rows.columns["once"]
+    rows.cross("replicas", degrees, where=(rows["zero"] == 3) & (rows["pp"] == 1))
+    ranks = rows["dp"] * rows["cp"]
+    rows.keep((ranks % rows["replicas"] == 0) & ((rows["replicas"] < ranks) | (ranks == 1)))
+    rows.cross("order", range(len(ORDERS)), where=(rows["pp"] > 1) & (rows["dp"] > 1))
+    _schedules(rows, model, base)
+    rows.cross("recompute", range(len(RECOMPUTES)))
+    rows.cross("context_strategy", range(len(CONTEXT_STRATEGIES)), where=rows["cp"] > 1)
+    shared = rows["cp"] > 1
+    rows.keep(~shared | _strategy_carries(rows, model))
+    offload = OFFLOADS.index(cast(Offload, (fixed or {}).get("offload", "none")))
+    rows.columns["offload"] = np.full(len(rows["tp"]), offload)
+    rows.cross("policy", [NAMED["policy"].index(each) for each in policies or (base.policy,)])
+    rows.keep(_divides(rows))
+    rows.derive("micro_batches", base.step_sequences // (rows["dp"] * rows["micro_batch"]))
+    if not len(rows["tp"]):
+        said = ", ".join(f"{name} = {value}" for name, value in (fixed or {}).items())
+        less = ", or fix less" if said else ""
+        raise SpecError(
+            f"No layout of {devices:,} devices carries {model.layers} layers of {model.heads} "
+            f"heads and {base.step_sequences:,} sequences a step"
+            f"{' with ' if said else ''}{said}. Give sequences that more data-parallel "
+            f"ranks divide{less}."
+        )
+    return Space(rows.columns, base)
+
+
+def _fold_experts(rows: Rows, model: ModelSpec) -> None:
+    """Experts over ep ranks in equal runs, their hidden units over etp."""
+    sizes = _divisors(model.experts) if model.experts else [1]
+    rows.cross("ep", sizes)
+    rows.cross("etp", [each for each in (1, 2, 4, 8, 16) if model.experts or each == 1])
+    rows.keep((rows["etp"] == 1) | (rows["etp"] == rows["tp"]))
+    stage = rows["tp"] * rows["cp"] * rows["dp"]
+    rows.keep(stage % (rows["ep"] * rows["etp"]) == 0)
+
+
+def _schedules(rows: Rows, model: ModelSpec, base: StepOptions) -> None:
+    known = len(SCHEDULES) if rows.is_fixed("schedule") else _SEARCHED
+    rows.cross("schedule", range(known), where=rows["pp"] > 1)
+    many = _is(rows, MANY_STAGES)
+    each = range(1, model.layers // 2 + 1)  # layers of a stage
+    stages = sorted(
+        {-(-model.layers // (pp * size)) for pp in set(rows["pp"].tolist()) for size in each}
+    )
+    rows.cross("virtual", [1, *[virtual for virtual in stages if virtual > 1]], where=many)
+    layers = -(-model.layers // (rows["pp"] * rows["virtual"]))
+    is_fewest = rows["virtual"] == -(-model.layers // (rows["pp"] * layers))
+    rows.keep(~_is(rows, MANY_STAGES) | ((rows["virtual"] > 1) & is_fewest))
+    two = _is(rows, TWO_STAGES)
+    rows.derive("virtual", np.where(two, 2, rows["virtual"]))
+    rows.keep(rows["pp"] * rows["virtual"] <= model.layers)
+    batches = base.step_sequences // (rows["dp"] * rows["micro_batch"])
+    rows.keep(~_is(rows, ("dualpipe-v",)) | (batches >= 2 * rows["pp"]))
+
+
+def _is(rows: Rows, names: Sequence[str]) -> Flags:
+    return np.isin(rows["schedule"], [SCHEDULES.index(each) for each in names])
+
+
+def _strategy_carries(rows: Rows, model: ModelSpec) -> Flags:
+    """Heads divide over the ranks that exchange them."""
+    heads = model.heads // rows["tp"]
+    exchanges = rows["context_strategy"] == CONTEXT_STRATEGIES.index("ulysses")
+    return np.asarray(~exchanges | (heads % rows["cp"] == 0))
+
+
+def _divides(rows: Rows) -> Flags:
+    """Where ranks can run what a policy divides, as ``balance.packing.turns.require_policy``.
+
+    Of schedules 1F1B alone runs units of micro-batches that share documents.
+    """
+    policy = rows["policy"]
+    together, over_time = (
+        np.isin(policy, [NAMED["policy"].index(name) for name in names])
+        for names in (TOGETHER, [name for name in DIVIDES if name not in TOGETHER])
+    )
+    one = rows["cp"] == 1
+    alone = one & (rows["pp"] == 1)
+    in_units = one & (rows["pp"] > 1) & _is(rows, ("1f1b",))
+    return np.asarray((~together | alone) & (~over_time | in_units))
+
+
+def _carries(model: ModelSpec, tp: int) -> bool:
+    """As ``Layout.require_model``: whole heads, and words and units for every rank."""
+    parts = (-(-width // tp) * (tp - 1) < width for width in (model.ffn, model.vocab))
+    return model.heads % tp == 0 and all(parts)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]

@@ -1,0 +1,84 @@
+"""A call is stopped where it stands, and leaves no alarm behind."""
+
+import importlib
+import itertools
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from equipoise.plan.search.deadline import NEVER, Deadline
+
+
+def spin() -> None:
+    for _ in itertools.count():
+        pass
+
+
+@pytest.fixture
+def quiet_alarm():
+    """What pytest's own limit has set is set again."""
+    handler = signal.getsignal(signal.SIGALRM)
+    left, again = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    yield
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, left, again)
+
+
+def test_a_call_that_never_ends_is_stopped(quiet_alarm: None) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    assert Deadline.after(0.05).attempt(spin) is None
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_call_that_ends_in_time_answers(quiet_alarm: None) -> None:
+    for due in (Deadline.after(60.0), NEVER):
+        assert due.attempt(lambda: 3) == 3 and not due.is_over()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_nothing_is_called_when_the_time_is_over() -> None:
+    called: list[int] = []
+    over = Deadline(1.0, clock=lambda: 2.0)
+    assert over.is_over() and over.left_s == 0.0
+    assert over.attempt(lambda: called.append(1)) is None and not called
+
+
+def test_an_alarm_of_somebody_else_still_rings(quiet_alarm: None) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 60.0)
+    assert Deadline.after(0.05).attempt(spin) is None
+    assert 0.0 < signal.getitimer(signal.ITIMER_REAL)[0] < 60.0
+
+
+def test_a_module_is_loaded_whole(
+    quiet_alarm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "import time\nbegin = time.monotonic()\nwhile time.monotonic() < begin + 0.2:\n    pass\n"
+    )
+    (tmp_path / "slowly_loaded.py").write_text(f"{text}is_whole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load_and_spin() -> None:
+        importlib.import_module("slowly_loaded")
+        spin()
+
+    assert Deadline.after(0.05).attempt(load_and_spin) is None
+    assert sys.modules.pop("slowly_loaded").is_whole
+
+
+def test_other_threads_look_at_the_clock_themselves() -> None:
+    answers: list[int | None] = []
+    thread = threading.Thread(target=lambda: answers.append(Deadline.after(60.0).attempt(int)))
+    thread.start()
+    thread.join()
+    assert answers == [0]
+
+
+def test_parts_of_what_is_left() -> None:
+    ticks = itertools.count(100.0)
+    due = Deadline.after(60.0, clock=lambda: next(ticks))  # at 100: until 160
+    assert due.part(0.5).until_s == 101.0 + 0.5 * (160.0 - 102.0)
