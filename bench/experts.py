@@ -24,10 +24,10 @@ from bench.stamp import LoadStamp, environment, spread
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mesh import Mesh
-from equipoise.nn import moe_matmul
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.moe import MixtureOfExperts
-from equipoise.nn.moe_balance import collect_loads
+from equipoise.nn.moe import matmul as moe_matmul
+from equipoise.nn.moe.balance import collect_loads
+from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.parallel.expert import spread_experts
 from equipoise.parallel.zero import ShardedDecoder
 from equipoise.schedule.expert import load_skew

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.hf import load_hf, read_hf
+from equipoise.nn.hf.read import load_hf, read_hf
 from equipoise.spec.model.hf_config import MODEL_TYPES, model_from_hf_config
 from equipoise.spec.model.hf_keys import IGNORED, ONLY, READ
 

@@ -9,8 +9,8 @@ from transformers import AutoConfig
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen2_moe import modeling_qwen2_moe
 
-from equipoise.nn.moe import MixtureOfExperts
-from equipoise.nn.moe_balance import balance_loss
+from equipoise.nn.moe.balance import balance_loss
+from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import ModelSpec
 

@@ -21,8 +21,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from equipoise.cli.main import main
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.gguf_weights import read_gguf
-from equipoise.nn.hf import read_hf
+from equipoise.nn.hf.gguf import read_gguf
+from equipoise.nn.hf.read import read_hf
 from equipoise.nn.loss import IGNORED
 from equipoise.spec.model.presets import ModelSpec, preset
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from equipoise.data.tokenizer import train_tokenizer
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.hf import load_hf, read_hf, weight_shapes
-from equipoise.nn.hf_write import write_hf
+from equipoise.nn.hf.read import load_hf, read_hf, weight_shapes
+from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 
 BOUND = 1e-5

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import Manifest, read_manifest
 from equipoise.checkpoint.shards import ShardReader, read_any_index
-from equipoise.nn.hf import weight_shapes
+from equipoise.nn.hf.read import weight_shapes
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 
 

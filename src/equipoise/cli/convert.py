@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     read = _reader(args.source)  # before torch is loaded: a wrong path is told at once
     import torch
 
-    from equipoise.nn.hf_write import write_hf
+    from equipoise.nn.hf.write import write_hf
 
     silent = args.quiet or args.json
     progress = make_progress(silent)
@@ -194,7 +194,7 @@ def _load_checkpoint(folder: Path, manifest: Any, torn: list[str]) -> _Loaded:
 
 
 def _from_gguf(file: Path) -> _Loaded:
-    from equipoise.nn.gguf_weights import read_gguf, read_gguf_header
+    from equipoise.nn.hf.gguf import read_gguf, read_gguf_header
 
     header = read_gguf_header(file)
     model, state, tokenizer_json = read_gguf(file)

@@ -221,7 +221,7 @@ def _hugging_face(folder: Path, _silent: bool) -> Facts:
 
 
 def _gguf(file: Path, _silent: bool) -> Facts:
-    from equipoise.nn.gguf_weights import read_gguf_header
+    from equipoise.nn.hf.gguf import read_gguf_header
 
     header = read_gguf_header(file)
     return {

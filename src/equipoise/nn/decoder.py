@@ -23,7 +23,7 @@ from equipoise.base.errors import ModelError
 from equipoise.nn.attention import Attend, PackAttention, pack_attention
 from equipoise.nn.declare import Copied, Placement, Split, local
 from equipoise.nn.loss import head_loss
-from equipoise.nn.moe import MixtureOfExperts
+from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.project import add_project, add_swiglu, project
 from equipoise.nn.recompute import again

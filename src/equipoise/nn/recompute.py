@@ -6,7 +6,7 @@ What it decides
     every gradient has the same bits. Ranks that exchange something inside of it do so again, each
     at the same place of its backward. Gathered weights are those of the layer, which ZeRO has
     gathered for its backward by then. A router chooses the same experts, because the biases of its
-    scores change between steps alone, and counts them once (``nn.moe_balance``).
+    scores change between steps alone, and counts them once (``nn.moe.balance``).
 
 Kept true (tests/unit/nn/test_decoder.py, tests/multi/train/test_recompute.py)
     Loss and all gradients equal those without recomputation, bitwise.

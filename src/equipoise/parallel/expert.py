@@ -44,7 +44,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from equipoise.base.axes import EXPERT_AXIS, EXPERT_TENSOR_AXIS, REPLICATE_AXIS, SHARD_AXIS
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh, Peers, join_alone
-from equipoise.nn.moe import Experts, MixtureOfExperts
+from equipoise.nn.moe.layer import Experts, MixtureOfExperts
 from equipoise.nn.tensor import part_of
 from equipoise.parallel.expert_split import ExpertSplit
 from equipoise.spec.model.experts import require_units, split_experts

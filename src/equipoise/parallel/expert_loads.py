@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.moe_balance import balances
+from equipoise.nn.moe.balance import balances
 
 
 def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.data.store import TokenStore
 from equipoise.data.stream import DocumentStream
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
-from equipoise.nn.hf import load_hf
+from equipoise.nn.hf.read import load_hf
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.zero import ShardedDecoder

@@ -37,7 +37,7 @@ from equipoise.comm.turns import play_ranks
 from equipoise.cost.curve import counted_curve
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.moe_balance import balances, set_loss_scale
+from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.pipeline import Pipeline

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from equipoise.data.batch import Batch
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
-from equipoise.nn.moe_balance import balances, set_loss_scale
+from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 

@@ -33,7 +33,7 @@ from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.store import TokenStore
 from equipoise.nn.clock import busy_clock
-from equipoise.nn.moe_balance import set_loss_scale
+from equipoise.nn.moe.balance import set_loss_scale
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.expert_loads import settle_experts

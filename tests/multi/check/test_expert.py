@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.nn import moe_balance
+from equipoise.nn.moe import balance as moe_balance
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check import check_cases, run_cases
 from equipoise.train.check_case import Case, expert_cases

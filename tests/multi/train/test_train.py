@@ -25,7 +25,7 @@ from equipoise.data.store import TokenStore, open_store
 from equipoise.data.stream import DocumentStream
 from equipoise.data.verified import CHUNK_BYTES, ChunkTable
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.hf_write import write_hf
+from equipoise.nn.hf.write import write_hf
 from equipoise.observe.reader import read_run
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks

@@ -13,7 +13,7 @@ from equipoise.base.errors import CheckError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
-from equipoise.nn.moe_balance import balances, set_loss_scale
+from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.parallel.expert import ExpertExchange
 from equipoise.parallel.expert_loads import settle_experts
 from equipoise.parallel.pipeline.executor import Executor, StageBatch

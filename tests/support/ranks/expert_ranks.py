@@ -11,7 +11,7 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
-from equipoise.nn.moe_balance import balances, collect_loads, set_loss_scale
+from equipoise.nn.moe.balance import balances, collect_loads, set_loss_scale
 from equipoise.optim.adamw import global_norm
 from equipoise.parallel.expert import ExpertExchange, spread_experts
 from equipoise.parallel.expert_split import ExpertSplit

@@ -89,7 +89,7 @@ class ModelSpec:
     norm_top_k: bool = True
     """The weights of a token's experts are scaled to sum to one."""
     balance: Balance = "auxiliary"
-    """How the router is kept from sending all tokens to few experts (``nn.moe_balance``)."""
+    """How the router is kept from sending all tokens to few experts (``nn.moe.balance``)."""
     balance_rate: float = 0.01
     """Weight of the auxiliary loss, or what a step adds to a bias."""
     capacity_factor: float = 0.0

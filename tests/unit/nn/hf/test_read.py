@@ -15,8 +15,8 @@ from torch import Tensor
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.hf import load_hf, read_hf, weight_shapes
-from equipoise.nn.hf_write import write_hf
+from equipoise.nn.hf.read import load_hf, read_hf, weight_shapes
+from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 
 MODEL = ModelSpec(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=31, head_width=4)

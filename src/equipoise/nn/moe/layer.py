@@ -13,7 +13,7 @@ What it decides
     Scores are a softmax over all experts, in fp32 at least; the weights of a token's experts are
     its scores of them, scaled to sum to one if ``norm_top_k``.
 
-Kept true (tests/unit/nn/test_moe.py, tests/oracle/test_moe_transformers.py)
+Kept true (tests/unit/nn/moe/test_layer.py, tests/oracle/test_moe_transformers.py)
     Equal to a loop over tokens and experts, and to the blocks of Mixtral and Qwen 2 MoE in
     ``transformers``, in outputs and all gradients; no token, or no token for an expert, is legal.
 
@@ -30,9 +30,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.nn.declare import Copied, Placement, local
-from equipoise.nn.moe_balance import LoadBalance
-from equipoise.nn.moe_matmul import expert_swiglu
-from equipoise.nn.moe_route import Rows, choose, gather_back, sort_rows, spread
+from equipoise.nn.moe.balance import LoadBalance
+from equipoise.nn.moe.matmul import expert_swiglu
+from equipoise.nn.moe.route import Rows, choose, gather_back, sort_rows, spread
 from equipoise.nn.project import add_swiglu
 from equipoise.spec.model.presets import ModelSpec
 

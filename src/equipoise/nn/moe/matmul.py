@@ -10,7 +10,7 @@ What it decides
         rows of expert 0 | of expert 1 | (2 has none) | of expert 3       R rows
         ends_X           3             5              5           9       running totals
 
-Kept true (tests/unit/nn/test_moe_matmul.py)
+Kept true (tests/unit/nn/moe/test_matmul.py)
     Both forms equal one product for each expert, forward and backward; experts without rows,
     and no rows at all, give empty products and zero gradients.
 """

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.moe import MixtureOfExperts
-from equipoise.nn.moe_balance import (
+from equipoise.nn.moe.balance import (
     balance_loss,
     balances,
     collect_loads,
     set_loss_scale,
     settle_loads,
 )
+from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.spec.model.presets import ModelSpec
 
 MODEL = ModelSpec(

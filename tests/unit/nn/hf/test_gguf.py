@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
-from equipoise.nn.gguf_weights import gguf_tokenizer, read_gguf, read_gguf_header
-from equipoise.nn.hf import weight_shapes
+from equipoise.nn.hf.gguf import gguf_tokenizer, read_gguf, read_gguf_header
+from equipoise.nn.hf.read import weight_shapes
 from equipoise.spec.model.presets import ModelSpec
 
 MODEL = ModelSpec(

@@ -10,8 +10,8 @@ What it decides
 
     Our rotary pairs are half-split, as theirs are, so no row is permuted.
 
-Kept true (tests/oracle/test_transformers.py, tests/unit/nn/test_hf.py)
-    What ``transformers`` and ``nn.hf_write`` write is read with equal logits.
+Kept true (tests/oracle/test_transformers.py, tests/unit/nn/hf/test_read.py)
+    What ``transformers`` and ``nn.hf.write`` write is read with equal logits.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from torch import Tensor
 from equipoise.base.errors import ModelError
 from equipoise.base.read import read_json
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.hf_names import hf_names
+from equipoise.nn.hf.names import hf_names
 from equipoise.spec.model.hf_config import hf_config, model_from_hf_config
 from equipoise.spec.model.presets import ModelSpec
 

@@ -25,7 +25,7 @@ What it decides
     Counts are taken in the backward pass, which runs once for a micro-batch: a forward that is
     run again for recomputation is not counted twice, and one without a backward not at all.
 
-Kept true (tests/unit/nn/test_moe_balance.py, tests/multi/parallel/test_expert.py)
+Kept true (tests/unit/nn/moe/test_balance.py, tests/multi/parallel/test_expert.py)
     With the counts of its own tokens the loss is that of ``transformers`` over ``top_k``; its
     gradient is autograd's; counts, biases and loss are the same on any number of ranks.
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.nn.moe_route import capacity, choose, gather_back, sort_rows, spread
+from equipoise.nn.moe.route import capacity, choose, gather_back, sort_rows, spread
 
 Choice = tuple[Tensor, Tensor, int]
 

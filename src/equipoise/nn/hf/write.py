@@ -8,7 +8,7 @@ What it decides
     Weights are cut into files of a largest size, with an index. A folder is written beside its
     place and renamed: it is whole or not there at all.
 
-Kept true (tests/oracle/test_transformers.py, tests/unit/nn/test_hf.py)
+Kept true (tests/oracle/test_transformers.py, tests/unit/nn/hf/test_read.py)
     ``transformers`` reads what is written here, with equal logits; a write that fails leaves
     nothing.
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 from equipoise.base.durable import sync
 from equipoise.base.errors import ModelError
 from equipoise.base.units import GIB
-from equipoise.nn.hf import CONFIG, INDEX, WEIGHTS, check_weights, their_names, weight_shapes
+from equipoise.nn.hf.read import CONFIG, INDEX, WEIGHTS, check_weights, their_names, weight_shapes
 from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import ModelSpec
 

@@ -19,7 +19,7 @@ What it decides
     rank's micro-batch: what is dropped depends on how documents were packed, as it does in
     Switch and GShard, and not on where the experts live.
 
-Kept true (tests/unit/nn/test_moe_route.py, by Hypothesis)
+Kept true (tests/unit/nn/moe/test_route.py, by Hypothesis)
     Every row is kept or dropped, once; no expert exceeds its capacity, and none drops before;
     spreading and gathering back with weights of 1 / top_k is the identity.
 

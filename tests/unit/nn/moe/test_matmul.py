@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from equipoise.nn import moe_matmul
-from equipoise.nn.moe_matmul import expert_swiglu, multiply_columns, multiply_rows, runs_grouped
+from equipoise.nn.moe import matmul as moe_matmul
+from equipoise.nn.moe.matmul import expert_swiglu, multiply_columns, multiply_rows, runs_grouped
 
 COUNTS = {"mixed": [3, 0, 5, 1], "one": [0, 9, 0, 0], "none": [0, 0, 0, 0]}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
-from equipoise.nn.moe import MixtureOfExperts
-from equipoise.nn.moe_balance import balances
-from equipoise.nn.moe_route import capacity
+from equipoise.nn.moe.balance import balances
+from equipoise.nn.moe.layer import MixtureOfExperts
+from equipoise.nn.moe.route import capacity
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 

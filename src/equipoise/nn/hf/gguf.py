@@ -14,7 +14,7 @@ What it decides
     What the file says and this decoder does not compute (experts, scaled or partial rotation)
     is refused by name.
 
-Kept true (tests/oracle/test_smollm2.py, tests/unit/nn/test_gguf_weights.py)
+Kept true (tests/oracle/test_smollm2.py, tests/unit/nn/hf/test_gguf.py)
     Logits equal those of ``transformers`` on the same file; so do token ids, but for spaces
     and number signs before a digit, where transformers 5.23 does not know "smollm" and splits
     as GPT-2 does.
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from equipoise.base.errors import ModelError
 from equipoise.base.shown import shown
-from equipoise.nn.hf import check_weights, weight_shapes
+from equipoise.nn.hf.read import check_weights, weight_shapes
 from equipoise.spec.model.presets import ModelSpec
 
 if TYPE_CHECKING:
