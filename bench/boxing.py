@@ -29,7 +29,7 @@ from equipoise.comm.blocks import block_of, pack, view_of
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Mail
-from equipoise.parallel.boxing import redistribute
+from equipoise.parallel.boxing.redistribute import redistribute
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.schedule.boxing.path import BoxingRequest, plan_boxing
 from equipoise.schedule.boxing.placement import (

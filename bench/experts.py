@@ -28,8 +28,8 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe import matmul as moe_matmul
 from equipoise.nn.moe.balance import collect_loads
 from equipoise.nn.moe.layer import MixtureOfExperts
-from equipoise.parallel.expert import spread_experts
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.expert.exchange import spread_experts
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.expert import load_skew
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.hf_config import hf_config

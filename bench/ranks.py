@@ -25,7 +25,7 @@ from equipoise.data.stream import DocumentStream
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec, RunSpec, TrainSpec
 from equipoise.spec.workload import draw_lengths

@@ -27,7 +27,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.measure import gemm_flop_per_s
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import preset
 from equipoise.spec.pack import MicroBatch, PackedStep

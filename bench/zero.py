@@ -50,7 +50,7 @@ from equipoise.data.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.spec import PackSpec, RunSpec, TrainSpec

@@ -37,8 +37,8 @@ QUESTIONS = {
         "src/equipoise/nn/loss.py",
     ),
     "Where does ZeRO 3 gather its weights?": (
-        "src/equipoise/parallel/zero.py",
-        "src/equipoise/parallel/zero_exchange.py",
+        "src/equipoise/parallel/zero/shard.py",
+        "src/equipoise/parallel/zero/exchange.py",
     ),
     "How do I add a verb?": ("src/equipoise/cli/main.py", "src/equipoise/cli/trace.py"),
     "Which formula gives a step's time?": (

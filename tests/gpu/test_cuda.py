@@ -13,7 +13,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.optim.adamw import clip, global_norm, make_adamw
 from equipoise.parallel.context.attention import attend_in_one_process
 from equipoise.parallel.context.plan import plan_context
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.mask import Mask
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import TrainSpec

@@ -20,7 +20,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.data.progress import SilentProgress
 from equipoise.data.store import prepare
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import DataSpec, RunSpec

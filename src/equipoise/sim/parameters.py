@@ -9,8 +9,8 @@ What it decides
     ranks that hold the same ones. Parameters travel as wide as they are computed with.
 
 Kept true (tests/unit/sim/test_parts.py, tests/unit/sim/test_parameters.py)
-    ZeRO 2 and 3 pay per micro-batch; bytes shrink with tensor and expert parallelism; nothing
-    is paid on one data-parallel rank; ZeRO 3 gathers in its passes what ``parallel.zero`` does.
+    ZeRO 2 and 3 pay per micro-batch; bytes shrink with tensor and expert parallelism; nothing is
+    paid on one data-parallel rank; ZeRO 3 gathers in its passes what ``parallel.zero.shard`` does.
 
 Sources
     Traffic of each stage of ZeRO: arXiv:1910.02054, section 7. Copies of shards: PyTorch FSDP,
@@ -77,7 +77,7 @@ class Moved:
 def moved_by_layer(
     model: ModelSpec, layout: Layout, options: StepOptions, *, sparse: bool
 ) -> Moved:
-    """When one layer's weights travel: of ZeRO 3 as ``parallel.zero`` keeps or gathers them.
+    """When one layer's weights travel: of ZeRO 3 as ``parallel.zero.shard`` keeps or gathers them.
 
     >>> from equipoise.spec.model.presets import preset
     >>> model, options = preset("2m"), StepOptions(4096, 4, precision="fp32")

@@ -16,7 +16,7 @@ from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.hf.read import load_hf
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.sim.sharding import run_price
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup

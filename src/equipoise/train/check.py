@@ -26,7 +26,7 @@ from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Ledger
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder, set_recompute
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec
 from equipoise.train import check_pipeline

@@ -41,7 +41,7 @@ from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.pipeline import Pipeline
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 from equipoise.schedule.pipeline.strategies import write_pipeline

@@ -25,7 +25,7 @@ from equipoise.nn.tensor import rows_of
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.pipeline import Pipeline
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.messages import list_messages
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.schedule import PipelineSchedule

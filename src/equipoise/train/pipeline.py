@@ -26,7 +26,7 @@ from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.slices import Slices
 from equipoise.parallel.pipeline.timeline import write_spans
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup
 from equipoise.train.stages import StagePlanner

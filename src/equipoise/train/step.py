@@ -36,8 +36,8 @@ from equipoise.nn.clock import busy_clock
 from equipoise.nn.moe.balance import set_loss_scale
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm
-from equipoise.parallel.expert_loads import settle_experts
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.expert.loads import settle_experts
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup, whole
 from equipoise.train.pipeline import PipelineRunner

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError
-from equipoise.parallel.boxing import play_boxing
+from equipoise.parallel.boxing.redistribute import play_boxing
 from equipoise.schedule.boxing.path import plan_boxing
 from equipoise.schedule.boxing.placement import (
     Broadcast,

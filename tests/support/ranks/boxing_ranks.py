@@ -11,8 +11,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Mail
-from equipoise.parallel.boxing import redistribute
-from equipoise.parallel.boxing_dtensor import refuse_wrong_scans
+from equipoise.parallel.boxing.dtensor import refuse_wrong_scans
+from equipoise.parallel.boxing.redistribute import redistribute
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.schedule.boxing.path import BoxingRequest, BoxingSchedule
 from equipoise.schedule.boxing.placement import (

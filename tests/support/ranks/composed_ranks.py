@@ -14,14 +14,14 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.moe.balance import balances, set_loss_scale
-from equipoise.parallel.expert import ExpertExchange
-from equipoise.parallel.expert_loads import settle_experts
+from equipoise.parallel.expert.exchange import ExpertExchange
+from equipoise.parallel.expert.loads import settle_experts
 from equipoise.parallel.pipeline.executor import Executor, StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.program import Slot
 from equipoise.parallel.pipeline.replicas import Replicas
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replicas import list_meetings
 from equipoise.schedule.pipeline.schedule import PipelineSchedule

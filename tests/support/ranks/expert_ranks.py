@@ -13,9 +13,9 @@ from equipoise.comm.mesh import Mesh
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.moe.balance import balances, collect_loads, set_loss_scale
 from equipoise.optim.adamw import global_norm
-from equipoise.parallel.expert import ExpertExchange, spread_experts
-from equipoise.parallel.expert_split import ExpertSplit
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.expert.exchange import ExpertExchange, spread_experts
+from equipoise.parallel.expert.split import ExpertSplit
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.expert import split_experts
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

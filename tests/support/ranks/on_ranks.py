@@ -34,7 +34,7 @@ from equipoise.data.store import open_store
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep

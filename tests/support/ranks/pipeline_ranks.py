@@ -18,7 +18,7 @@ from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.timeline import gather_timeline
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.messages import list_messages
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import needed_places

@@ -17,8 +17,8 @@ from equipoise.nn.tensor import rows_of
 from equipoise.optim.adamw import global_norm
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import plan_context
-from equipoise.parallel.tensor_rows import enter, leave
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.tensor.rows import enter, leave
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec

@@ -9,8 +9,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from equipoise.comm.group import Ranks
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.parallel.zero import ShardedDecoder
-from equipoise.parallel.zero_exchange import ExchangeGather, ExchangeReduce
+from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.presets import ModelSpec
 from support.ranks.composed_ranks import held_bytes
 

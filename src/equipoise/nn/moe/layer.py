@@ -1,7 +1,7 @@
 """A feed-forward of experts: each token passes through the few that its router chose.
 
 What it decides
-    Which experts compute which tokens. Where they live is for ``parallel.expert``: it sets
+    Which experts compute which tokens. Where they live is for ``parallel.expert.exchange``: it sets
     ``exchange``, through which rows go to the rank of their expert and come back.
 
     ::

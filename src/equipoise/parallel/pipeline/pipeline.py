@@ -53,7 +53,7 @@ from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.program import compile_rank
 from equipoise.parallel.pipeline.replicas import Replicas
 from equipoise.parallel.pipeline.slices import require_slices
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.check import check_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from equipoise.base.digest import digest
 from equipoise.comm.mesh import Peers
 from equipoise.parallel.pipeline.part import DecoderPart
-from equipoise.parallel.zero import ShardedDecoder
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.replicas import (
     check_meetings,

@@ -2,8 +2,8 @@
 
 What it decides
     Weights become DTensors on the mesh of weights: split over tp as their modules declare, whole
-    over data-parallel ranks, which ``parallel.zero`` then shards. So names, whole tensors, norms
-    and checkpoints are those of one rank, whatever the layout.
+    over data-parallel ranks, which ``parallel.zero.shard`` then shards. So names, whole tensors,
+    norms and checkpoints are those of one rank, whatever the layout.
 
     A key/value head that ranks do not divide is copied, the run of heads that a rank's queries
     read is computed, and gradients are summed: exact for any number of heads, for the memory of
@@ -32,8 +32,8 @@ from equipoise.comm.mesh import Mesh, Peers
 from equipoise.nn.declare import Placement, Split, declared
 from equipoise.nn.decoder import Attention, Decoder, DecoderLayer
 from equipoise.nn.tensor import part_of
-from equipoise.parallel.boxing import gather_split
-from equipoise.parallel.tensor_rows import enter, leave
+from equipoise.parallel.boxing.redistribute import gather_split
+from equipoise.parallel.tensor.rows import enter, leave
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,9 +47,9 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.memory.weights import SMALL_BYTES, Group, is_kept_whole
 from equipoise.nn.decoder import Decoder
-from equipoise.parallel.expert import spread_experts
-from equipoise.parallel.tensor import split_weights
-from equipoise.parallel.zero_exchange import ExchangeGather, ExchangeReduce
+from equipoise.parallel.expert.exchange import spread_experts
+from equipoise.parallel.tensor.shard import split_weights
+from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
 
 
 class ShardedDecoder:

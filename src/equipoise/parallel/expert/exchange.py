@@ -46,7 +46,7 @@ from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh, Peers, join_alone
 from equipoise.nn.moe.layer import Experts, MixtureOfExperts
 from equipoise.nn.tensor import part_of
-from equipoise.parallel.expert_split import ExpertSplit
+from equipoise.parallel.expert.split import ExpertSplit
 from equipoise.spec.model.experts import require_units, split_experts
 
 

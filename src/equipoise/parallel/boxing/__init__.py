@@ -1,0 +1,1 @@
+"""Redistribution of tensors between ranks, and where torch's own is refused."""

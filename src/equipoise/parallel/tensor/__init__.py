@@ -1,0 +1,1 @@
+"""Tensor and sequence parallelism: each rank has a share of the weights."""

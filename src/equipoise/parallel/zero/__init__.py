@@ -1,0 +1,1 @@
+"""Data parallelism with ZeRO 0 to 3."""
