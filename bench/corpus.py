@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import SilentProgress
-from equipoise.data.store import TokenStore, prepare
 from equipoise.spec.run.spec import DataSpec
 
 

@@ -22,7 +22,7 @@ from bench.corpus import lognormal_step, open_corpus, recut
 from bench.stamp import LoadStamp, environment, spread
 from equipoise.comm.group import Ranks, join
 from equipoise.cost.work import count_work
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.measure import gemm_flop_per_s
 from equipoise.observe.journal import Journal

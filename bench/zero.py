@@ -46,7 +46,7 @@ from equipoise.balance.packing.pack import pack_step, rank_seconds, skew
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.data.batch import count_labels, make_batch
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw

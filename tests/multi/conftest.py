@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
+from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import SilentProgress
-from equipoise.data.store import TokenStore, prepare
 from equipoise.spec.run.spec import DataSpec
 
 # Ranks are other processes: they import by name what the tests hand to ``run_ranks``.

@@ -17,8 +17,8 @@ from equipoise.checkpoint.store import save
 from equipoise.cli.main import main
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
+from equipoise.data.cache.store import prepare
 from equipoise.data.progress import SilentProgress
-from equipoise.data.store import prepare
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.presets import ModelSpec, RopeScaling

@@ -217,7 +217,7 @@ def _from_gguf(file: Path) -> _Loaded:
 
 
 def _corpus_tokenizer(run_folder: Path) -> Path | None:
-    from equipoise.data.store import open_store
+    from equipoise.data.cache.store import open_store
     from equipoise.spec.run.resolved import read_resolved
 
     try:

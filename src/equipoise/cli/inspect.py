@@ -240,7 +240,7 @@ def _gguf(file: Path, _silent: bool) -> Facts:
 def _token_cache(folder: Path, _silent: bool) -> Facts:
     import numpy as np
 
-    from equipoise.data.store import open_store
+    from equipoise.data.cache.store import open_store
 
     store = open_store(folder)
     store.verify()

@@ -227,7 +227,7 @@ def _corpus_lengths(resolved: "ResolvedRun", quiet: bool) -> tuple["Lengths", st
         sizes = np.array(open_source(resolved.spec.data, resolved.base).sizes_bytes)
         lengths = np.maximum(1, sizes[sizes > 0] / _BYTES_PER_TOKEN).astype(np.int64)
         return lengths, f"file sizes at {_BYTES_PER_TOKEN} bytes a token (estimated)"
-    from equipoise.data.store import prepare
+    from equipoise.data.cache.store import prepare
 
     store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
     left_out = f"; {store.left_out}" if store.left_out else ""

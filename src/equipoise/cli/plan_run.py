@@ -23,7 +23,7 @@ from equipoise.cli.console import make_progress
 from equipoise.cli.plan_lock import digest_curves
 from equipoise.cli.run_arguments import run_from
 from equipoise.cost.step.request import StepOptions, residuals_of
-from equipoise.data.store import TokenStore, prepare
+from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "ResolvedFile":
     """Make the token cache and write the run's folder; what the ranks will read."""
     from equipoise.data.batch import check_vocabulary
-    from equipoise.data.store import prepare
+    from equipoise.data.cache.store import prepare
     from equipoise.plan.space.accepted import require_accepted, require_step
     from equipoise.sim.sharding import settle_machine
     from equipoise.spec.run.resolved import ResolvedFile, write_resolved

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from equipoise.base.errors import ModelError
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.nn.loss import IGNORED
 from equipoise.spec.pack import MicroBatch, Pieces
 

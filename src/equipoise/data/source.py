@@ -7,7 +7,7 @@ Why
 
 What it decides
     In which order files are read; where a large one is divided; what the corpus' identity is.
-    ``data.corpus_files`` finds the files, ``data.shard`` reads them.
+    ``data.corpus_files`` finds the files, ``data.cache.shard`` reads them.
 
 Kept true (tests/unit/data/test_source.py)
     Every document is in exactly one shard, in the order of the files; a shard reads the
@@ -25,9 +25,9 @@ from pathlib import Path
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
+from equipoise.data.cache.shard import Part, Shard
 from equipoise.data.columns import ArrowFile, check_column, open_parquet
 from equipoise.data.corpus_files import FoundFile, find_datasets, find_files
-from equipoise.data.shard import Part, Shard
 from equipoise.spec.run.spec import DataSpec
 
 # A shard is the unit of work of one process and of what a kill can lose: about 0.2 s of

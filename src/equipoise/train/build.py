@@ -10,7 +10,7 @@ from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.data.stream import DocumentStream
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.hf.read import load_hf

@@ -28,7 +28,7 @@ from equipoise.balance.stage import StageSplit
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import counted_curve
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.observe.event import Kind
 from equipoise.observe.journal import Journal
 from equipoise.spec.device.parts import WAYS, Way

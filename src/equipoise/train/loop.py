@@ -28,7 +28,7 @@ from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
-from equipoise.data.store import TokenStore, open_store
+from equipoise.data.cache.store import TokenStore, open_store
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import make_batch
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import Journal

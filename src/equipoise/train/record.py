@@ -15,7 +15,7 @@ from equipoise.balance.packing.windows import pack_in_order
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import forecast_memory
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
 from equipoise.optim.rate import learning_rate

@@ -31,7 +31,7 @@ import torch
 from equipoise.base.errors import FaultError, LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.moe.balance import set_loss_scale
 from equipoise.observe.journal import Journal

@@ -21,7 +21,7 @@ from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.comm.group import Ranks, join_from_environment
 from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
-from equipoise.data.store import open_store
+from equipoise.data.cache.store import open_store
 from equipoise.launch.last_words import say
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view

@@ -19,7 +19,7 @@ from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, describe_files, write_manifest
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.spec.run.resolved import write_resolved
 from support.make_run import MakeRun
 from support.ranks import on_ranks

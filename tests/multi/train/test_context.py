@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.base.errors import EquipoiseError, FaultError, LayoutError
 from equipoise.comm.local import run_ranks
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.spec.run.spec import LayoutSpec
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks

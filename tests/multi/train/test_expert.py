@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.spec.run.resolved import ResolvedFile
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks

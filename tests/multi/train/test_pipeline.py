@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from support.make_run import MODEL, MakeRun
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended

@@ -10,7 +10,7 @@ from equipoise.base.errors import CheckpointError, LayoutError
 from equipoise.checkpoint.manifest import newest_good
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.data.stream import DocumentStream
 from equipoise.observe.reader import read_run
 from support.make_run import MakeRun

@@ -20,10 +20,10 @@ from equipoise.checkpoint.manifest import newest_good, read_manifest, write_mani
 from equipoise.comm.local import run_ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.dash.summary import summarize
-from equipoise.data.meta import describe, read_meta, render
-from equipoise.data.store import TokenStore, open_store
+from equipoise.data.cache.meta import describe, read_meta, render
+from equipoise.data.cache.store import TokenStore, open_store
+from equipoise.data.cache.verified import CHUNK_BYTES, ChunkTable
 from equipoise.data.stream import DocumentStream
-from equipoise.data.verified import CHUNK_BYTES, ChunkTable
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.write import write_hf
 from equipoise.observe.reader import read_run

@@ -30,7 +30,7 @@ from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import counted_curve
 from equipoise.data.batch import Batch
-from equipoise.data.store import open_store
+from equipoise.data.cache.store import open_store
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw

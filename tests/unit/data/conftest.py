@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.base.errors import EquipoiseError
+from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import SilentProgress
-from equipoise.data.store import TokenStore, prepare
 from equipoise.spec.run.spec import DataSpec
 
 _FOLDERS = ("json", "email", "asyncio", "unittest", "importlib")

@@ -16,12 +16,12 @@ import torch
 
 from equipoise.base.digest import digest_bytes
 from equipoise.base.errors import DataError
-from equipoise.data import meta as cache_meta
 from equipoise.data.batch import make_batch
-from equipoise.data.meta import read_meta, render
+from equipoise.data.cache import meta as cache_meta
+from equipoise.data.cache.meta import read_meta, render
+from equipoise.data.cache.store import TokenStore, open_store, prepare
+from equipoise.data.cache.verified import ChunkTable
 from equipoise.data.progress import SilentProgress
-from equipoise.data.store import TokenStore, open_store, prepare
-from equipoise.data.verified import ChunkTable
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.run.spec import DataSpec
 
@@ -190,7 +190,7 @@ UNREADABLE = """
 import mmap, os  # NumPy would import it later, as the other user
 from pathlib import Path
 from equipoise.base.errors import DataError
-from equipoise.data.store import open_store
+from equipoise.data.cache.store import open_store
 os.chmod({file!r}, 0)
 os.setuid(65534)
 try:
@@ -258,7 +258,7 @@ def test_a_trained_tokenizer_is_verified(message, corpus: Path, tmp_path: Path) 
 KILLED = """
 import os, signal
 from pathlib import Path
-from equipoise.data import store
+from equipoise.data.cache import store
 from equipoise.data.progress import SilentProgress
 from equipoise.spec.run.spec import DataSpec
 store.assemble = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import DataError
 from equipoise.data import tokenizer as module
-from equipoise.data.store import TokenStore
+from equipoise.data.cache.store import TokenStore
 from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
 
 TEXTS = ["the cat sat on the mat\n" * 20, "def f(x):\n    return x + 1\n" * 20, "äöü ∑ 🎈" * 9]

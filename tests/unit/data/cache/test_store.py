@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import DataError
-from equipoise.data import once, workers
-from equipoise.data import store as module
+from equipoise.data.cache import once, workers
+from equipoise.data.cache import store as module
+from equipoise.data.cache.store import TokenStore, open_store, prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.data.source import open_source
-from equipoise.data.store import TokenStore, open_store, prepare
 from equipoise.data.tokenizer import load_tokenizer
 from equipoise.spec.run.spec import DataSpec
 
@@ -57,7 +57,7 @@ def builder(spec: DataSpec, workers: int = 2) -> subprocess.Popen[bytes]:
     code = (
         "from pathlib import Path\n"
         "from equipoise.data.progress import SilentProgress\n"
-        "from equipoise.data.store import prepare\n"
+        "from equipoise.data.cache.store import prepare\n"
         "from equipoise.spec.run.spec import DataSpec\n"
         "print('ready', flush=True)\n"
         f"prepare({spec!r}, Path('/'), progress=SilentProgress(), workers={workers})\n"
@@ -205,7 +205,7 @@ KILL_AT_EACH_TOUCH = """
 import dataclasses, os, signal, sys
 from pathlib import Path
 from equipoise.data.progress import SilentProgress
-from equipoise.data.store import prepare
+from equipoise.data.cache.store import prepare
 from equipoise.spec.run.spec import DataSpec
 
 spec = {spec!r}
@@ -343,7 +343,7 @@ def test_a_script_without_a_main_guard_may_prepare(corpus: Path, tmp_path):
     script = (
         "from pathlib import Path\n"
         "from equipoise.data.progress import SilentProgress\n"
-        "from equipoise.data.store import prepare\n"
+        "from equipoise.data.cache.store import prepare\n"
         "from equipoise.spec.run.spec import DataSpec\n"
         f"spec = {spec_of(corpus, tmp_path / 'cache')!r}\n"
         "prepare(spec, Path('/'), progress=SilentProgress(), workers=2)\n"
@@ -356,7 +356,7 @@ def test_a_script_without_a_main_guard_may_prepare(corpus: Path, tmp_path):
 
 def test_no_torch_is_loaded(tmp_path):
     code = (
-        "import sys, equipoise.data.store, equipoise.data.stream\n"
+        "import sys, equipoise.data.cache.store, equipoise.data.stream\n"
         "assert not {'torch', 'pyarrow'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -399,7 +399,7 @@ def test_a_disk_that_is_full_for_a_worker(message, store, corpus: Path, tmp_path
 
 
 FULL_WORKER = """import errno, sys; sys.path[:] = {path!r}
-from equipoise.data import workers
+from equipoise.data.cache import workers
 def full(*_): raise OSError(errno.ENOSPC, "full")
 workers.tokenize_shard = full
 workers.work({handle})

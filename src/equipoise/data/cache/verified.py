@@ -14,7 +14,7 @@ What it decides
     So nothing is remembered as verified, and nothing is mapped: a file that is cut or changed
     under a run ends in a sentence.
 
-Kept true (tests/unit/data/test_verified.py)
+Kept true (tests/unit/data/cache/test_verified.py)
     Any bit changed in the file or in its table is found by the read that touches its chunk.
 """
 

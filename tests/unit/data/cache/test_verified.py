@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import DataError
-from equipoise.data.verified import CHUNK_BYTES, ChunkTable, VerifiedTokens
+from equipoise.data.cache.verified import CHUNK_BYTES, ChunkTable, VerifiedTokens
 
 PER_CHUNK = CHUNK_BYTES // 2
 

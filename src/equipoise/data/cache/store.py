@@ -19,9 +19,9 @@ What it decides
     again, the rest is removed.
 
     A cache is used only as it was written: all files but the tokens are verified when it is
-    opened, the tokens whenever they are read (``data.verified``).
+    opened, the tokens whenever they are read (``data.cache.verified``).
 
-Kept true (tests/unit/data/test_store.py, tests/unit/data/test_cache_damage.py)
+Kept true (tests/unit/data/cache/test_store.py, tests/unit/data/test_cache_damage.py)
     Any number of workers, and any number of kills before, give the same bytes; a folder
     without a suffix is whole; a cache that is there is opened without reading the corpus.
 """
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.durable import sync
 from equipoise.base.errors import DataError
-from equipoise.data.meta import (
+from equipoise.data.cache.meta import (
     FORMAT,
     META,
     NAMES,
@@ -54,7 +54,7 @@ from equipoise.data.meta import (
     read_whole,
     require_whole,
 )
-from equipoise.data.once import (
+from equipoise.data.cache.once import (
     building_path,
     clean_if_full,
     leftovers,
@@ -62,18 +62,18 @@ from equipoise.data.once import (
     parts_folder,
     remove,
 )
-from equipoise.data.progress import Progress
-from equipoise.data.shard_tokens import (
+from equipoise.data.cache.shard_tokens import (
     assemble,
     is_whole,
     shard_sizes,
     token_dtype,
     tokenize_shard,
 )
+from equipoise.data.cache.verified import VerifiedTokens, damaged, unreadable
+from equipoise.data.cache.workers import tokenize_parallel
+from equipoise.data.progress import Progress
 from equipoise.data.source import Source, open_source
 from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
-from equipoise.data.verified import VerifiedTokens, damaged, unreadable
-from equipoise.data.workers import tokenize_parallel
 from equipoise.spec.run.spec import DataSpec
 
 _DIGEST = "digest"

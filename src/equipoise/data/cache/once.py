@@ -4,7 +4,7 @@ What it decides
     Whatever lies beside a lock that nobody holds was left by a kill: whole shards are used
     again, the rest is removed.
 
-Kept true (tests/unit/data/test_store.py)
+Kept true (tests/unit/data/cache/test_store.py)
     Of processes that start together one builds and the others wait; a killed build leaves
     nothing that looks whole.
 """

@@ -5,7 +5,7 @@ What it decides
     has the digest of every file, of its table of chunks for the tokens, and of itself. So a
     shard that was changed, swapped with another or left by another tokenizer is made again.
 
-Kept true (tests/unit/data/test_store.py, tests/unit/data/test_cache_damage.py)
+Kept true (tests/unit/data/cache/test_store.py, tests/unit/data/test_cache_damage.py)
     Any order of shards gives the same bytes; a shard's file that is not whole is made again.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from equipoise.base.durable import sync
 from equipoise.base.errors import DataError
-from equipoise.data.meta import (
+from equipoise.data.cache.meta import (
     FORMAT,
     META,
     NAMES,
@@ -34,11 +34,11 @@ from equipoise.data.meta import (
     describe,
     render,
 )
-from equipoise.data.once import building_path
-from equipoise.data.shard import Shard
+from equipoise.data.cache.once import building_path
+from equipoise.data.cache.shard import Shard
+from equipoise.data.cache.verified import ChunkTable
 from equipoise.data.source import Source
 from equipoise.data.tokenizer import Tokenizer
-from equipoise.data.verified import ChunkTable
 
 
 def token_dtype(vocab: int) -> "np.dtype[np.unsignedinteger[Any]]":

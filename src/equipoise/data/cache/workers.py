@@ -1,6 +1,6 @@
 """Tokenize shards on several cores, in processes that end with their parent.
 
-Kept true (tests/unit/data/test_store.py)
+Kept true (tests/unit/data/cache/test_store.py)
     A worker that dies is told with its exit code; none outlives its parent by more than a shard.
 """
 
@@ -14,15 +14,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from equipoise.base.errors import DataError
+from equipoise.data.cache.shard import Shard
+from equipoise.data.cache.shard_tokens import tokenize_shard
 from equipoise.data.progress import Progress
-from equipoise.data.shard import Shard
-from equipoise.data.shard_tokens import tokenize_shard
 from equipoise.data.tokenizer import load_tokenizer
 
 # Starts a worker. multiprocessing's spawn would import the caller's main file again, and
 # fail for a script without a main guard or one read from standard input.
 _WORKER = (
-    "import sys; sys.path[:] = {path!r}; from equipoise.data.workers import work; work({handle})"
+    "import sys; sys.path[:] = {path!r}; "
+    "from equipoise.data.cache.workers import work; work({handle})"
 )
 
 

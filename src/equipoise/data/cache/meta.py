@@ -18,7 +18,7 @@ from pathlib import Path
 
 from equipoise.base.digest import digest, digest_bytes, digest_file
 from equipoise.base.errors import DataError
-from equipoise.data.verified import damaged, unreadable
+from equipoise.data.cache.verified import damaged, unreadable
 
 # Part of every cache's name. Count it up when files are laid out, corpora divided into shards,
 # or texts sampled in another way: a build may go on with the shards of an older version.
