@@ -12,9 +12,9 @@ from equipoise.comm.local import run_ranks
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.spec.device.parts import ModelParts, Way
 from equipoise.spec.run.load import read_run
-from equipoise.train.calibrate_model import put_together
-from equipoise.train.calibrate_parts import time_way
-from equipoise.train.parts_plan import PartsPlan, WaySamples
+from equipoise.train.calibrate.model import put_together
+from equipoise.train.calibrate.parts import time_way
+from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
 
 
 def _plan() -> PartsPlan:

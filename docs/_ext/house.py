@@ -52,8 +52,8 @@ QUESTIONS = {
         "src/equipoise/checkpoint/manifest.py",
     ),
     "Where is exactness checked?": (
-        "src/equipoise/train/check_case.py",
-        "src/equipoise/train/check.py",
+        "src/equipoise/train/check/case.py",
+        "src/equipoise/train/check/prove.py",
     ),
 }
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from equipoise.spec.device.file import DeviceFile
     from equipoise.spec.device.parts import ModelParts
     from equipoise.spec.run.resolve import ResolvedRun
-    from equipoise.train.calibrate import CalibrationPlan
-    from equipoise.train.parts_plan import PartsPlan
+    from equipoise.train.calibrate.measure import CalibrationPlan
+    from equipoise.train.calibrate.parts_plan import PartsPlan
 
 HELP = "measure this machine, so that this-cpu is priced by what it does"
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.cli.calibrate_show import file_rows, print_file
     from equipoise.launch.agent import whole_environment
     from equipoise.spec.device.file import write_device_file
-    from equipoise.train.calibrate import measure_machine
+    from equipoise.train.calibrate.measure import measure_machine
 
     # What is timed here has the variables of ranks that train.
     os.environ.update(whole_environment())
@@ -123,7 +123,7 @@ def _time_parts(args: argparse.Namespace, resolved: "ResolvedRun", file: Path) -
     from equipoise.spec.cluster.spec import cores_cluster
     from equipoise.spec.device.here import this_cpu
     from equipoise.spec.layout import Layout
-    from equipoise.train.calibrate_model import measure_parts
+    from equipoise.train.calibrate.model import measure_parts
 
     cores = len(usable_cores())
     machine = Machine(cores_cluster(this_cpu(file), max(2, cores)))
@@ -138,7 +138,7 @@ def parts_plan_for(resolved: "ResolvedRun") -> "PartsPlan":
     >>> parts_plan_for(read_run(None, [("pack.context_tokens", "1024")])).sizes
     (128, 1024, 1280)
     """
-    from equipoise.train.parts_plan import PartsPlan
+    from equipoise.train.calibrate.parts_plan import PartsPlan
 
     spec = resolved.spec
     return PartsPlan(
@@ -153,7 +153,7 @@ def plan_for(resolved: "ResolvedRun") -> "CalibrationPlan":
     >>> plan_for(read_run(None, [("pack.context_tokens", "16384")])).doc_tokens[-1]
     16384
     """
-    from equipoise.train.calibrate import CalibrationPlan
+    from equipoise.train.calibrate.measure import CalibrationPlan
 
     plan, model, pack = CalibrationPlan(), resolved.model, resolved.spec.pack
     query = model.heads * model.head_width

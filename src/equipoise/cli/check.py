@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from equipoise.spec.model.presets import ModelSpec
-    from equipoise.train.check_case import Verdict
+    from equipoise.train.check.case import Verdict
 
 HELP = "prove that every layout and packing gives one rank's loss and gradients"
 
@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a case fails."""
     if args.layout is not None:
         return check_layouts.run(args)
-    from equipoise.train.check import play_cases, run_cases
-    from equipoise.train.check_case import (
+    from equipoise.train.check.case import (
         all_cases,
         context_cases,
         divided_cases,
@@ -83,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
         played_cases,
         tensor_cases,
     )
-    from equipoise.train.check_pipeline import pipeline_cases
+    from equipoise.train.check.pipeline import pipeline_cases
+    from equipoise.train.check.prove import play_cases, run_cases
 
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     """What the cases are proven on, and what they leave out."""
-    from equipoise.train.check_sample import DOCUMENT_TOKENS
+    from equipoise.train.check.sample import DOCUMENT_TOKENS
 
     played = sum(verdict.case.played for verdict in verdicts)
     worlds = sorted({verdict.case.ranks for verdict in verdicts if not verdict.case.played})
@@ -131,7 +131,7 @@ def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
 
 
 def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "ModelSpec") -> None:
-    from equipoise.train.check_case import TOLERANCE
+    from equipoise.train.check.case import TOLERANCE
 
     failed = [verdict for verdict in verdicts if not verdict.is_exact]
     if args.json:

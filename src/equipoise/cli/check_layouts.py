@@ -14,7 +14,7 @@ from equipoise.cli.run_arguments import run_from
 
 if TYPE_CHECKING:
     from equipoise.spec.model.presets import ModelSpec
-    from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict
+    from equipoise.train.check.all_legal_case import LayoutCase, LayoutVerdict
 
 _RANKS = (2, 3, 4, 8)
 _AXES = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas")
@@ -24,8 +24,8 @@ _EXPERTS = 15
 
 def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a layout fails."""
-    from equipoise.train.check_layout import prove_layouts
-    from equipoise.train.check_layout_case import layout_cases
+    from equipoise.train.check.all_legal import prove_layouts
+    from equipoise.train.check.all_legal_case import layout_cases
 
     if args.in_process:
         raise SpecError(

@@ -6,8 +6,7 @@ import pytest
 
 from equipoise.comm.local import run_ranks
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check import check_cases, play_cases, run_cases
-from equipoise.train.check_case import (
+from equipoise.train.check.case import (
     TOLERANCE,
     Case,
     all_cases,
@@ -15,6 +14,7 @@ from equipoise.train.check_case import (
     divided_cases,
     played_cases,
 )
+from equipoise.train.check.prove import check_cases, play_cases, run_cases
 from support.ranks import on_ranks
 from support.told import Told
 

@@ -7,9 +7,9 @@ import pytest
 from equipoise.comm.local import run_ranks
 from equipoise.nn.moe import balance as moe_balance
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check import check_cases, run_cases
-from equipoise.train.check_case import Case, expert_cases
-from equipoise.train.check_sample import make_decoder
+from equipoise.train.check.case import Case, expert_cases
+from equipoise.train.check.prove import check_cases, run_cases
+from equipoise.train.check.sample import make_decoder
 
 SPARSE = ModelSpec(
     layers=2,

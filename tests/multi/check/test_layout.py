@@ -7,8 +7,8 @@ import pytest
 from equipoise.comm.local import run_ranks
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check_layout import prove_layouts
-from equipoise.train.check_layout_case import LayoutCase, Precision, deepen, layout_cases
+from equipoise.train.check.all_legal import prove_layouts
+from equipoise.train.check.all_legal_case import LayoutCase, Precision, deepen, layout_cases
 from support.ranks import layout_ranks
 from support.told import Told
 

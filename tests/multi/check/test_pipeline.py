@@ -7,8 +7,8 @@ import pytest
 from equipoise.comm.local import run_ranks
 from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train import check
-from equipoise.train.check_pipeline import pipeline_cases
+from equipoise.train.check import prove as check
+from equipoise.train.check.pipeline import pipeline_cases
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=101, head_width=8)
 

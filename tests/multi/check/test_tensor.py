@@ -5,8 +5,8 @@ import pytest
 from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.local import run_ranks
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check import run_cases
-from equipoise.train.check_case import TOLERANCE, Case, tensor_cases
+from equipoise.train.check.case import TOLERANCE, Case, tensor_cases
+from equipoise.train.check.prove import run_cases
 from support.ranks import on_ranks
 
 MODEL = ModelSpec(

@@ -13,7 +13,7 @@ from equipoise.spec.cluster.link import LinkSpec
 from equipoise.spec.cluster.spec import ClusterSpec, NodeClass, Tier
 from equipoise.spec.device.file import read_device_file, write_device_file
 from equipoise.spec.device.here import cpu_model, this_cpu
-from equipoise.train.calibrate import measure_machine
+from equipoise.train.calibrate.measure import measure_machine
 from support.small_plan import SMALL
 from support.told import Stages
 

@@ -13,9 +13,9 @@ from equipoise.spec.cluster.spec import cores_cluster
 from equipoise.spec.device.here import calibrated_device
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import preset
-from equipoise.train.calibrate_model import measure_parts
-from equipoise.train.calibrate_parts import ways_of
-from equipoise.train.parts_plan import PartsPlan
+from equipoise.train.calibrate.model import measure_parts
+from equipoise.train.calibrate.parts import ways_of
+from equipoise.train.calibrate.parts_plan import PartsPlan
 from support.device_files import A_FILE, written
 from support.told import Stages
 

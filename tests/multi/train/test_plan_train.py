@@ -10,7 +10,7 @@ from equipoise.observe.machine import usable_cores
 from equipoise.spec.device.file import write_device_file
 from equipoise.spec.device.here import device_file
 from equipoise.spec.plan import read_plan
-from equipoise.train.calibrate import measure_machine
+from equipoise.train.calibrate.measure import measure_machine
 from support.read_run import events
 from support.small_plan import SMALL
 from support.told import Stages

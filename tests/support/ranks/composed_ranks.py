@@ -29,7 +29,7 @@ from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
-from equipoise.train.check_sample import held_error
+from equipoise.train.check.sample import held_error
 
 SPARSE = ModelSpec(
     layers=4,

@@ -2,8 +2,8 @@
 
 from equipoise.comm.group import Ranks
 from equipoise.comm.turns import play_ranks
-from equipoise.train import check_layout
-from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict
+from equipoise.train.check import all_legal as check_layout
+from equipoise.train.check.all_legal_case import LayoutCase, LayoutVerdict
 
 
 def spoiled(host: Ranks, case: LayoutCase, parameter: str, *, step: int) -> LayoutVerdict:

@@ -40,8 +40,9 @@ from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import LayoutSpec, TrainSpec
-from equipoise.train import check, loop
-from equipoise.train.check_case import Case, Verdict
+from equipoise.train import loop
+from equipoise.train.check import prove as check
+from equipoise.train.check.case import Case, Verdict
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.step import StepRunner

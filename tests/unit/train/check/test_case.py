@@ -13,8 +13,8 @@ from equipoise.cli import check as verb
 from equipoise.cli.main import main
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import Sharding, StrategyName
-from equipoise.train import check
-from equipoise.train.check_case import (
+from equipoise.train.check import prove as check
+from equipoise.train.check.case import (
     Case,
     Verdict,
     all_cases,

@@ -5,7 +5,7 @@ What it decides
     of parallelism once, each at some ZeRO stage. Models are as deep as a layout has stages.
     Pipelines take turns among the strategies, so each comes with every other axis.
 
-Kept true (tests/unit/train/test_check_layout_case.py)
+Kept true (tests/unit/train/check/test_all_legal_case.py)
     Each legal layout is a case; every strategy and every ZeRO stage has its share of them.
 """
 

@@ -38,9 +38,15 @@ from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import LayoutSpec, RunSpec, TrainSpec
 from equipoise.train.build import build_runner
-from equipoise.train.calibrate_attention import time_context, time_documents
+from equipoise.train.calibrate.attention import time_context, time_documents
+from equipoise.train.calibrate.parts_plan import (
+    DEPTHS,
+    SHORT_TOKENS,
+    PartsPlan,
+    StepRecord,
+    WaySamples,
+)
 from equipoise.train.context import ContextGroup
-from equipoise.train.parts_plan import DEPTHS, SHORT_TOKENS, PartsPlan, StepRecord, WaySamples
 from equipoise.train.process import settle
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.stages import StagePlanner

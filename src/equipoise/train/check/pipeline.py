@@ -34,7 +34,7 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run.spec import TWO_STAGES
-from equipoise.train.check_case import Case
+from equipoise.train.check.case import Case
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.shares import ContextPlanner
 

@@ -7,7 +7,7 @@ What it decides
     What context-parallel attention takes beyond its replayed tiles and messages is fitted to a
     call and its tiles by least squares over packs of different numbers of documents.
 
-Kept true (tests/unit/train/test_parts_table.py)
+Kept true (tests/unit/train/calibrate/test_parts_table.py)
     Records made from known parts give those parts back.
 """
 
@@ -32,7 +32,13 @@ from equipoise.spec.device.parts import (
     Way,
     WayParts,
 )
-from equipoise.train.parts_plan import DEPTHS, SHORT_TOKENS, PartsPlan, StepRecord, WaySamples
+from equipoise.train.calibrate.parts_plan import (
+    DEPTHS,
+    SHORT_TOKENS,
+    PartsPlan,
+    StepRecord,
+    WaySamples,
+)
 
 Records = Sequence[dict[tuple[int, str], StepRecord]]
 """Of each rank: steps by depth and schedule."""

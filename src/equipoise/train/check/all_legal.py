@@ -1,9 +1,9 @@
 """Prove every legal layout: loss and all gradients against one rank, twice, to the bit.
 
 Why
-    Each axis is proven alone and beside some others by ``train.check``. What goes wrong between
-    three of them, at one ZeRO stage, with an odd number of replicas, nobody thinks of. There are
-    some two thousand legal layouts of up to 8 ranks: few enough to run them all.
+    Each axis is proven alone and beside some others by ``train.check.prove``. What goes wrong
+    between three of them, at one ZeRO stage, with an odd number of replicas, nobody thinks of.
+    There are some two thousand legal layouts of up to 8 ranks: few enough to run them all.
 
 What it decides
     Each layout runs a step of uneven documents, some micro-batches without tokens, by the code
@@ -49,10 +49,10 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.spec import TWO_STAGES, LayoutSpec, PackSpec
-from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict, Precision
-from equipoise.train.check_pipeline import even_edges
-from equipoise.train.check_progress import growing_file, tell
-from equipoise.train.check_sample import Sample, compute_reference, held_error, make_decoder
+from equipoise.train.check.all_legal_case import LayoutCase, LayoutVerdict, Precision
+from equipoise.train.check.pipeline import even_edges
+from equipoise.train.check.progress import growing_file, tell
+from equipoise.train.check.sample import Sample, compute_reference, held_error, make_decoder
 from equipoise.train.context import ContextGroup
 from equipoise.train.shares import ContextPlanner
 

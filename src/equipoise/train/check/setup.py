@@ -23,9 +23,9 @@ from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
 from equipoise.spec.run.spec import PackSpec
-from equipoise.train import check_pipeline
-from equipoise.train.check_case import Case, Verdict
-from equipoise.train.check_sample import Reference, References, held_error, relative_error
+from equipoise.train.check import pipeline as check_pipeline
+from equipoise.train.check.case import Case, Verdict
+from equipoise.train.check.sample import Reference, References, held_error, relative_error
 from equipoise.train.context import Share
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.together import plan_turn

@@ -4,7 +4,7 @@ What it decides
     Sizes: micro-batches of two documents of 64 tokens, of sixteen, and of as many tokens as the
     run's largest pack; documents from 16 tokens to the run's longest; and how deep decoders are.
 
-Kept true (tests/unit/train/test_parts_table.py)
+Kept true (tests/unit/train/calibrate/test_parts_table.py)
     The run's sizes are covered, however small.
 """
 

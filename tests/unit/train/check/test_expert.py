@@ -1,6 +1,6 @@
 """Cases of experts: each number of ranks that may share them, beside each other way to share."""
 
-from equipoise.train.check_case import Case, expert_cases
+from equipoise.train.check.case import Case, expert_cases
 
 
 def test_every_number_of_ranks_that_leaves_none_without_an_expert() -> None:

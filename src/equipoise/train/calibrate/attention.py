@@ -22,7 +22,7 @@ from equipoise.comm.group import Ranks
 from equipoise.nn.attention import attend_documents
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.context.plan import plan_context
-from equipoise.train.parts_plan import PartsPlan, WaySamples
+from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
 
 STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 """Of attention over context ranks, that are timed."""

@@ -11,8 +11,8 @@ from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
 from equipoise.spec.model.presets import ModelSpec, preset
-from equipoise.train import check_layout
-from equipoise.train.check_layout_case import LayoutCase, LayoutVerdict, layout_cases
+from equipoise.train.check import all_legal as check_layout
+from equipoise.train.check.all_legal_case import LayoutCase, LayoutVerdict, layout_cases
 
 DENSE = ModelSpec(layers=2, hidden=32, heads=8, kv_heads=2, ffn=48, vocab=64, head_width=4)
 SPARSE = dataclasses.replace(DENSE, experts=15, top_k=2, expert_ffn=24, dense_layers=1)

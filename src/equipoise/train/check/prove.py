@@ -5,7 +5,7 @@ What it decides
     this process, with the code that real ranks run and messages that are copied. Every rank
     compares what it holds itself: copies of a gradient that ZeRO 0 keeps may differ.
 
-    What a case expects, and how errors are measured, is ``train.check_setup``'s.
+    What a case expects, and how errors are measured, is ``train.check.setup``'s.
 
 Kept true (tests/multi/check/test_check.py)
     A gradient that is wrong on one rank alone, or in one parameter alone, fails the case and
@@ -29,11 +29,11 @@ from equipoise.nn.decoder import Decoder, set_recompute
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec
-from equipoise.train import check_pipeline
-from equipoise.train.check_case import Case, Verdict
-from equipoise.train.check_progress import growing_file, tell
-from equipoise.train.check_sample import References, make_decoder
-from equipoise.train.check_setup import Setup
+from equipoise.train.check import pipeline as check_pipeline
+from equipoise.train.check.case import Case, Verdict
+from equipoise.train.check.progress import growing_file, tell
+from equipoise.train.check.sample import References, make_decoder
+from equipoise.train.check.setup import Setup
 from equipoise.train.context import ContextGroup, play_share
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.together import Partners

@@ -12,9 +12,9 @@ from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core
 from equipoise.spec.device.parts import DocPoint, Measured, Way
 from equipoise.spec.model.presets import preset
-from equipoise.train.calibrate_parts import ways_of
-from equipoise.train.parts_plan import DEPTHS, PartsPlan, StepRecord, WaySamples
-from equipoise.train.parts_table import context_points, document_points, way_table
+from equipoise.train.calibrate.parts import ways_of
+from equipoise.train.calibrate.parts_plan import DEPTHS, PartsPlan, StepRecord, WaySamples
+from equipoise.train.calibrate.parts_table import context_points, document_points, way_table
 
 PLAN = PartsPlan(preset("2m"), "fp32", 1280, 1024)
 DOCUMENTS = document_points(

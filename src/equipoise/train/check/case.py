@@ -15,7 +15,7 @@ What it decides
     *Played* in one process, where a case takes a twentieth of the time: every strategy with
     every kind of sharding, and every sharding there is.
 
-Kept true (tests/unit/train/test_check_case.py)
+Kept true (tests/unit/train/check/test_case.py)
     Every stage, policy, strategy, sharding and factor of the ranks is in some case.
 """
 

@@ -1,0 +1,1 @@
+"""``equipoise calibrate``: time this machine's kernels, links and step parts."""
