@@ -14,7 +14,7 @@ from equipoise.cli.launch import add_asked_arguments, asked_from, cluster_from
 if TYPE_CHECKING:
     from equipoise.cli.launch import Asked
     from equipoise.cost.memory.forecast import StageShare
-    from equipoise.launch.doctor_facts import LinkFacts, Needs
+    from equipoise.launch.doctor.facts import LinkFacts, Needs
     from equipoise.launch.forms import Nodes
     from equipoise.spec.cluster.spec import ClusterSpec
     from equipoise.spec.layout import Layout
@@ -53,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look, and print a row a check."""
     from equipoise.cli.doctor_show import MARKS, print_rows
-    from equipoise.launch.doctor import conclusion, examine, would_break
-    from equipoise.launch.doctor_facts import Facts
-    from equipoise.launch.doctor_gather import read_folder, read_machine, read_network
+    from equipoise.launch.doctor.checks import conclusion, examine, would_break
+    from equipoise.launch.doctor.facts import Facts
+    from equipoise.launch.doctor.gather import read_folder, read_machine, read_network
     from equipoise.launch.forms import place_on
 
     _judge(args)
@@ -105,8 +105,8 @@ def _links(ranks: int) -> "LinkFacts":
 def needs_of(asked: "Asked", nodes: "Nodes", cluster: "ClusterSpec | None") -> "Needs":
     """What a run asks of each of its nodes."""
     from equipoise.cost.memory.forecast import forecast_memory
-    from equipoise.launch.doctor import count_group_files
-    from equipoise.launch.doctor_facts import Needs
+    from equipoise.launch.doctor.checks import count_group_files
+    from equipoise.launch.doctor.facts import Needs
 
     spec, model = asked.spec, asked.model
     layout = spec.layout.of_ranks(asked.ranks)

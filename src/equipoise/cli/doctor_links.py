@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from equipoise.base.errors import EquipoiseError
 from equipoise.comm.group import Ranks, join_from_environment
-from equipoise.launch.doctor_facts import LinkFacts
+from equipoise.launch.doctor.facts import LinkFacts
 
 _ROUNDS = 64
 _MESSAGE_BYTES = 8 << 20
@@ -88,8 +88,8 @@ def _send_s(ranks: Ranks, other: int, answer: torch.Tensor) -> float:
 def main() -> int:
     """Be one rank under torchrun; rank 0 prints. 5 where a clock would break a run."""
     from equipoise.cli.doctor_show import print_rows
-    from equipoise.launch.doctor import would_break
-    from equipoise.launch.doctor_links import link_rows
+    from equipoise.launch.doctor.checks import would_break
+    from equipoise.launch.doctor.links import link_rows
 
     try:
         joined = join_from_environment({}, deadline_s=_DEADLINE_S, tell=lambda _: None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from equipoise.launch.doctor_facts import Row
+    from equipoise.launch.doctor.facts import Row
 
 MARKS = {"ok": "green", "warn": "yellow", "breaks": "red"}
 

@@ -1,6 +1,6 @@
 """Read the facts of this machine: files of the kernel, limits, names, one file written and removed.
 
-Kept true (tests/unit/launch/test_doctor_gather.py)
+Kept true (tests/unit/launch/doctor/test_gather.py)
     A port that is taken and a folder that cannot be written are told in the system's words; what
     was made in a folder is removed.
 """
@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import equipoise
-from equipoise.launch.doctor_cgroup import read_quota
-from equipoise.launch.doctor_facts import FolderFacts, Limits, MachineFacts, NetworkFacts
+from equipoise.launch.doctor.cgroup import read_quota
+from equipoise.launch.doctor.facts import FolderFacts, Limits, MachineFacts, NetworkFacts
 from equipoise.observe.machine import usable_cores
 
 _STA_UNSYNC = 0x40

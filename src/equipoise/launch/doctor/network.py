@@ -12,7 +12,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from equipoise.launch.doctor_facts import Needs, NetworkFacts, Row
+from equipoise.launch.doctor.facts import Needs, NetworkFacts, Row
 
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

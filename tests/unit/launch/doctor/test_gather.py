@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.launch import doctor_gather
-from equipoise.launch.doctor_cgroup import Quota, read_quota
-from equipoise.launch.doctor_gather import read_folder, read_machine, read_network
+from equipoise.launch.doctor import gather as doctor_gather
+from equipoise.launch.doctor.cgroup import Quota, read_quota
+from equipoise.launch.doctor.gather import read_folder, read_machine, read_network
 
 GIB = 1 << 30
 

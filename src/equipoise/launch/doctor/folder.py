@@ -1,7 +1,7 @@
 """Checks of the folder that a run is written to: writing, room, locks, and who else sees it."""
 
 from equipoise.base.units import format_bytes, format_seconds
-from equipoise.launch.doctor_facts import FolderFacts, Needs, Row
+from equipoise.launch.doctor.facts import FolderFacts, Needs, Row
 
 _SLOW_FSYNC_S = 1.0
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.launch.doctor import conclusion, count_group_files, examine, would_break
-from equipoise.launch.doctor_facts import (
+from equipoise.launch.doctor.checks import conclusion, count_group_files, examine, would_break
+from equipoise.launch.doctor.facts import (
     Facts,
     FolderFacts,
     Limits,
@@ -16,11 +16,11 @@ from equipoise.launch.doctor_facts import (
     NetworkFacts,
     Row,
 )
-from equipoise.launch.doctor_machine import TORCH
+from equipoise.launch.doctor.machine import TORCH
 from equipoise.spec.layout import Layout
 
 GIB = 1 << 30
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 LIMITS = Limits(65_536, 65_536, None, None, None)
 PACKAGES = {"numpy": ("2.4.1", ">=2.0"), "rich": ("14.0", ">=13.9")}

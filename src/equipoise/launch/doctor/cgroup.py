@@ -4,7 +4,7 @@ What it decides
     Both versions of control groups are read; of nested groups the tightest holds, so every group
     from this process's up to the root is asked. What cannot be read holds nothing back.
 
-Kept true (tests/unit/launch/test_doctor_gather.py)
+Kept true (tests/unit/launch/doctor/test_gather.py)
     Files as Kubernetes and Docker leave them, of both versions.
 """
 

@@ -10,17 +10,17 @@ What it decides
     reports would not be its own. Everything is decided from facts (``doctor_facts``); nothing is
     changed.
 
-Kept true (tests/unit/launch/test_doctor.py)
+Kept true (tests/unit/launch/doctor/test_checks.py)
     Every verdict of every check, and each message whole.
 """
 
 from collections.abc import Iterable
 
-from equipoise.launch.doctor_facts import Facts, Needs, Row
-from equipoise.launch.doctor_folder import folder_rows
-from equipoise.launch.doctor_links import link_rows
-from equipoise.launch.doctor_machine import machine_rows
-from equipoise.launch.doctor_network import network_rows
+from equipoise.launch.doctor.facts import Facts, Needs, Row
+from equipoise.launch.doctor.folder import folder_rows
+from equipoise.launch.doctor.links import link_rows
+from equipoise.launch.doctor.machine import machine_rows
+from equipoise.launch.doctor.network import network_rows
 from equipoise.spec.layout import Layout
 
 

@@ -9,7 +9,7 @@ import re
 import shlex
 
 from equipoise.base.units import GIB, MIB, format_bytes
-from equipoise.launch.doctor_facts import MachineFacts, Needs, Row
+from equipoise.launch.doctor.facts import MachineFacts, Needs, Row
 
 TORCH = ((2, 13), (2, 14))
 """From the first to before the second: the ``train`` extra's range."""

@@ -3,7 +3,7 @@
 import statistics
 
 from equipoise.base.units import format_bytes, format_seconds
-from equipoise.launch.doctor_facts import LinkFacts, Row
+from equipoise.launch.doctor.facts import LinkFacts, Row
 
 _DEAD_S = 15.0
 """torch 2.13, ``dynamic_rendezvous.py``: ``keep_alive_interval`` x ``keep_alive_max_attempt``."""

@@ -1,0 +1,1 @@
+"""What of this machine would break a run: facts read, and judged."""
