@@ -16,8 +16,8 @@ from typing import Any
 
 from bench.corpus import open_corpus
 from bench.stamp import LoadStamp, environment
-from equipoise.cli.calibrate import fitted, plan_for
-from equipoise.cli.calibrate_show import comparison_rows
+from equipoise.cli.calibrate.table import comparison_rows
+from equipoise.cli.calibrate.verb import fitted, plan_for
 from equipoise.cost.compare import compare_run
 from equipoise.observe.reader import read_run as read_journal
 from equipoise.spec.device.file import write_device_file

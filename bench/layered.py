@@ -11,9 +11,9 @@ import time
 from typing import Any
 
 from bench.stamp import LoadStamp, environment
-from equipoise.cli import plan
 from equipoise.cli.main import parse
-from equipoise.cli.plan_lock import read_inputs
+from equipoise.cli.plan import verb as plan
+from equipoise.cli.plan.lock import read_inputs
 from equipoise.plan.answer.final import price_finalists
 from equipoise.plan.layers.search import plan_layers
 from equipoise.plan.search.deadline import NEVER

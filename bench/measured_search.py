@@ -50,9 +50,9 @@ LEAST_NOISE = 0.02
 
 def measure(seconds: float) -> None:
     """Take readings until the time is over; a trial that would not end in it is not begun."""
-    from equipoise.cli import plan
     from equipoise.cli.main import parse
-    from equipoise.cli.plan_measure import read_measured
+    from equipoise.cli.plan import verb as plan
+    from equipoise.cli.plan.measure import read_measured
     from equipoise.launch.trial import run_trial
 
     begin = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.stamp import LoadStamp, environment, spread
-from equipoise.cli.simulate_setting import step_packer
+from equipoise.cli.simulate.setting import step_packer
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bounds.choices import least_bytes, least_seconds
 from equipoise.plan.search.search import Search

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.plans_real_cases import CALIBRATED
 from bench.stamp import LoadStamp
-from equipoise.cli.calibrate import parts_plan_for
+from equipoise.cli.calibrate.verb import parts_plan_for
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.schedule.attention.price import LinkPrice

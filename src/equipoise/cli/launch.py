@@ -228,7 +228,7 @@ def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked
 
     resolved = run_from(args)
     if args.plan is not None:
-        from equipoise.cli.plan_run import read_obeyed
+        from equipoise.cli.plan.run import read_obeyed
 
         _, resolved = read_obeyed(args.plan, resolved, is_quiet=True)
     layout = resolved.spec.layout

@@ -158,6 +158,13 @@ def _refusal(error: OSError) -> str:
     return f"{where}{words}. Check the file, its folder and who may read and write them.\n"
 
 
+def load(verb: str) -> ModuleType:
+    """The module of one verb: a file of this room, or ``verb.py`` of the room of its name."""
+    name = f"equipoise.cli.{verb}"
+    module = importlib.import_module(name)
+    return importlib.import_module(f"{name}.verb") if hasattr(module, "__path__") else module
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with our errors and without guessed abbreviations."""
 
@@ -180,7 +187,7 @@ def _run(argv: list[str]) -> int:
     _require_names(argv)
     verb = argv[0] if argv else ""
     if verb in VERBS:
-        module = importlib.import_module(f"equipoise.cli.{verb}")
+        module = load(verb)
         args = parse(verb, module, argv[1:])
         code: int = module.run(args)
         return code

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, or resume."""
     resolved, plan = run_from(args), None
     if args.plan is not None:
-        from equipoise.cli.plan_run import read_obeyed
+        from equipoise.cli.plan.run import read_obeyed
 
         plan, resolved = read_obeyed(args.plan, resolved, is_quiet=args.quiet or args.json)
     folder: Path = (args.out or Path("runs") / resolved.spec.name).resolve()

@@ -1,6 +1,6 @@
 """What is asked of a file that a verb is to write, before the verb computes anything for it.
 
-Kept true (tests/unit/cli/test_pack.py, test_explain.py, test_simulate.py, test_calibrate.py,
+Kept true (tests/unit/cli/pack/test_verb.py, test_explain.py, test_simulate.py, test_calibrate.py,
 test_plan.py)
     A name of another kind and a folder that is not there are refused first; what cannot be written
     after all is told in one sentence.

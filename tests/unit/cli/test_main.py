@@ -1,7 +1,6 @@
 """The frame: verbs, help, usage errors, exit codes; and that help loads nothing slow."""
 
 import argparse
-import importlib
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ SLOW = ("torch", "pydantic", "numpy", "rich")
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_its_four_members(verb: str) -> None:
-    module = importlib.import_module(f"equipoise.cli.{verb}")
+    module = frame.load(verb)
     assert VERBS[verb] == module.HELP
     assert module.EXAMPLES.startswith("examples:\n")
     assert f"equipoise {verb}" in module.EXAMPLES
@@ -118,7 +117,7 @@ def test_wrong_usage(argv: list[str], message: str, capsys: pytest.CaptureFixtur
 
 def stub(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int]) -> None:
     module = SimpleNamespace(HELP="x", EXAMPLES="", add_arguments=lambda parser: None, run=run)
-    monkeypatch.setattr(frame.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(frame, "load", lambda verb: module)
 
 
 def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:

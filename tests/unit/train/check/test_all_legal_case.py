@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from equipoise.cli import check_layouts as verb
+from equipoise.cli.check import all_legal as verb
 from equipoise.cli.main import main
 from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.spec.layout import Layout

@@ -9,7 +9,7 @@ import pytest
 
 from equipoise.balance.packing.turns import TOGETHER
 from equipoise.base.errors import CheckError
-from equipoise.cli import check as verb
+from equipoise.cli.check import verb
 from equipoise.cli.main import main
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import Sharding, StrategyName

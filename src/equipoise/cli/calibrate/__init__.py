@@ -1,0 +1,1 @@
+"""``equipoise calibrate``: the verb and its tables."""

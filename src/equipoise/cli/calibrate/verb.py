@@ -1,0 +1,226 @@
+"""``equipoise calibrate``: measure this machine, hold its curves against a run, correct them."""
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import SpecError
+from equipoise.cli.console import make_progress
+from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.written import require_folder_of, require_kind
+
+if TYPE_CHECKING:
+    from equipoise.cost.compare import Comparison
+    from equipoise.spec.device.file import DeviceFile
+    from equipoise.spec.device.parts import ModelParts
+    from equipoise.spec.run.resolve import ResolvedRun
+    from equipoise.train.calibrate.measure import CalibrationPlan
+    from equipoise.train.calibrate.parts_plan import PartsPlan
+
+HELP = "measure this machine, so that this-cpu is priced by what it does"
+
+EXAMPLES = """\
+examples:
+  equipoise calibrate                                under a minute; this-cpu is priced by it
+  equipoise calibrate run.toml                       also the sizes and parts of this run's steps
+  equipoise calibrate --plot curves.png --out lab.json
+  equipoise calibrate --compare runs/demo            predicted beside measured, and the wrong curve
+  equipoise calibrate --fit runs/demo                correct the curves by what the run measured
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the device file to write, or to compare and fit "
+        "(default: ~/.cache/equipoise/this-cpu.json, which this-cpu reads)",
+    )
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        metavar="RUN",
+        help="measure nothing; show a run's seconds beside the device file's",
+    )
+    parser.add_argument(
+        "--fit",
+        type=Path,
+        metavar="RUN",
+        help="as --compare, and keep what the run took over what was foreseen in the device file",
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the curves (.png, .svg or .pdf)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or compare."""
+    from equipoise.spec.device.here import device_file
+
+    _judge(args)
+    file: Path = device_file() if args.out is None else args.out
+    if args.compare is not None or args.fit is not None:
+        return _compare(args, file)
+    from equipoise.cli.calibrate.table import file_rows, print_file
+    from equipoise.launch.agent import whole_environment
+    from equipoise.spec.device.file import write_device_file
+    from equipoise.train.calibrate.measure import measure_machine
+
+    # What is timed here has the variables of ranks that train.
+    os.environ.update(whole_environment())
+    resolved = run_from(args)
+    folder = file.absolute().parent
+    _make(folder)
+    kept = _kept_parts(file)
+    found = measure_machine(plan_for(resolved), folder, make_progress(args.quiet or args.json))
+    found = dataclasses.replace(found, parts=kept)
+    write_device_file(file, found)
+    if (args.run_toml is not None or args.overrides) and not resolved.model.experts:
+        parts = _time_parts(args, resolved, file)
+        others = [each for each in kept if (each.model, each.dtype) != (parts.model, parts.dtype)]
+        found = dataclasses.replace(found, parts=(*others, parts))
+        write_device_file(file, found)
+    if args.plot is not None:
+        from equipoise.dash.calibrate_plot import plot_device_file
+
+        plot_device_file(args.plot, found)
+    if args.json:
+        import json
+
+        sys.stdout.write(json.dumps(file_rows(found) | {"file": str(file)}, indent=1) + "\n")
+    elif not args.quiet:
+        print_file(found, file)
+        if args.plot is not None:
+            sys.stdout.write(f"{args.plot}\n")
+    return 0
+
+
+def _kept_parts(file: Path) -> "tuple[ModelParts, ...]":
+    """Of models that were timed before on this machine with this torch, where the file has any."""
+    from importlib.metadata import version
+
+    from equipoise.spec.device.file import read_device_file
+    from equipoise.spec.device.here import cpu_model
+
+    try:
+        found = read_device_file(file)
+    except SpecError:
+        return ()
+    is_here = found.machine == cpu_model() and found.torch.split("+")[0] == version("torch")
+    return found.parts if is_here else ()
+
+
+def _time_parts(args: argparse.Namespace, resolved: "ResolvedRun", file: Path) -> "ModelParts":
+    """The parts of the run's steps, with the links of the device file."""
+    from equipoise.observe.machine import usable_cores
+    from equipoise.sim.machine import Machine
+    from equipoise.spec.cluster.spec import cores_cluster
+    from equipoise.spec.device.here import this_cpu
+    from equipoise.spec.layout import Layout
+    from equipoise.train.calibrate.model import measure_parts
+
+    cores = len(usable_cores())
+    machine = Machine(cores_cluster(this_cpu(file), max(2, cores)))
+    link = machine.context_links(Layout(cp=max(2, cores))).near
+    return measure_parts(parts_plan_for(resolved), link, make_progress(args.quiet or args.json))
+
+
+def parts_plan_for(resolved: "ResolvedRun") -> "PartsPlan":
+    """What is timed of a run's steps: its model, at its precision, up to its largest pack.
+
+    >>> from equipoise.spec.run.load import read_run
+    >>> parts_plan_for(read_run(None, [("pack.context_tokens", "1024")])).sizes
+    (128, 1024, 1280)
+    """
+    from equipoise.train.calibrate.parts_plan import PartsPlan
+
+    spec = resolved.spec
+    return PartsPlan(
+        resolved.model, spec.train.precision, spec.pack.most_tokens, spec.pack.context_tokens
+    )
+
+
+def plan_for(resolved: "ResolvedRun") -> "CalibrationPlan":
+    """The usual sizes, and those of a run where they are larger.
+
+    >>> from equipoise.spec.run.load import read_run
+    >>> plan_for(read_run(None, [("pack.context_tokens", "16384")])).doc_tokens[-1]
+    16384
+    """
+    from equipoise.train.calibrate.measure import CalibrationPlan
+
+    plan, model, pack = CalibrationPlan(), resolved.model, resolved.spec.pack
+    query = model.heads * model.head_width
+    widest = max(model.hidden, 2 * model.ffn, query * 3, model.vocab, 2 * model.expert_ffn)
+    return dataclasses.replace(
+        plan,
+        rows=_reaching(plan.rows, pack.most_tokens),
+        widths=_reaching(plan.widths, widest),
+        doc_tokens=_reaching(plan.doc_tokens, pack.context_tokens),
+        head_widths=tuple(sorted({*plan.head_widths, model.head_width})),
+    )
+
+
+def _reaching(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The sizes, the last of them grown to a power of two that is enough."""
+    most = max(sizes[-1], 1 << (size - 1).bit_length())
+    return (*sizes[:-1], most)
+
+
+def _judge(args: argparse.Namespace) -> None:
+    if args.compare is not None and args.fit is not None:
+        raise SpecError("--compare and --fit exclude each other: --fit shows the comparison too.")
+    asked = args.compare or args.fit
+    if asked is not None and (args.run_toml is not None or args.overrides or args.plot):
+        flag = "--compare" if args.fit is None else "--fit"
+        raise SpecError(
+            f"{flag} {asked} measures nothing, so a run.toml, its keys and --plot say nothing to "
+            f"it. Leave them away."
+        )
+    require_kind("plot", args.plot, "picture")
+    require_folder_of("plot", args.plot)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(
+            f"--out: the folder {folder} cannot be made: {(error.strerror or str(error)).lower()}."
+        ) from None
+
+
+def _compare(args: argparse.Namespace, file: Path) -> int:
+    from equipoise.cli.calibrate.table import comparison_rows, print_comparison
+    from equipoise.cost.compare import compare_run
+    from equipoise.observe.reader import read_run
+    from equipoise.spec.device.file import read_device_file, write_device_file
+    from equipoise.spec.device.here import this_cpu
+    from equipoise.spec.model.presets import ModelSpec
+
+    found = read_device_file(file)
+    record = read_run(args.compare or args.fit)
+    model = ModelSpec(**record.start.model)
+    comparison = compare_run(record, model, this_cpu(file))
+    if args.fit is not None:
+        write_device_file(file, fitted(found, comparison))
+    if args.json:
+        import json
+
+        sys.stdout.write(json.dumps(comparison_rows(comparison), indent=1) + "\n")
+    elif not args.quiet:
+        print_comparison(comparison, record.folder, file, is_fitted=args.fit is not None)
+    return 0
+
+
+def fitted(found: "DeviceFile", comparison: "Comparison") -> "DeviceFile":
+    """A device file whose curves are corrected by a run: new factors on top of the old."""
+    old = dict(found.residuals)
+    new = {each.name: old.get(each.name, 1.0) * each.factor for each in comparison.curves}
+    return dataclasses.replace(found, residuals=tuple((old | new).items()))

@@ -1,0 +1,1 @@
+"""``equipoise check``: the verb and its tables."""

@@ -1,0 +1,150 @@
+"""``equipoise check --layout all-legal``: every legal layout equals one rank, and itself."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from equipoise.base.errors import CheckError, SpecError
+from equipoise.cli.check.model import read_worlds, scaled_down
+from equipoise.cli.console import make_console, make_progress
+from equipoise.cli.run_arguments import run_from
+
+if TYPE_CHECKING:
+    from equipoise.spec.model.presets import ModelSpec
+    from equipoise.train.check.all_legal_case import LayoutCase, LayoutVerdict
+
+_RANKS = (2, 3, 4, 8)
+_AXES = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas")
+_EXPERTS = 15
+"""Of the model with experts, where the run has none: 2, 4 and 8 ranks get unequal numbers."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was proven; exit code 5 when a layout fails."""
+    from equipoise.train.check.all_legal import prove_layouts
+    from equipoise.train.check.all_legal_case import layout_cases
+
+    if args.in_process:
+        raise SpecError(
+            "--in-process plays strategies of attention, and --layout all-legal plays ranks as it "
+            "is. Leave --in-process out."
+        )
+    worlds = read_worlds(args.ranks or _RANKS)
+    model = run_from(args).model
+    models = both_kinds(model if args.full_size else scaled_down(model))
+    cases = [case for world in worlds for case in layout_cases(world, models)]
+    progress = make_progress(args.quiet or args.json)
+    verdicts = prove_layouts(cases, progress, over_gloo=args.processes)
+    failed = [verdict for verdict in verdicts if not verdict.is_exact]
+    if args.json:
+        rows = [_row(verdict) for verdict in verdicts]
+        sys.stdout.write(json.dumps({"layouts": rows}, indent=1) + "\n")
+    elif not args.quiet:
+        sys.stdout.write(
+            f"{_count(cases)} of {', '.join(map(str, worlds))} ranks, in fp64 and once for all "
+            f"degrees in fp32, on a CPU. Not covered: bf16, CUDA devices, long documents.\n"
+        )
+        _print_table(verdicts)
+    if failed:
+        raise CheckError(_blame(failed, len(verdicts)))
+    if not args.json and not args.quiet:
+        sys.stdout.write(f"{_count(cases)} equal one rank, twice, bit for bit.\n")
+    return 0
+
+
+def both_kinds(model: "ModelSpec") -> list["ModelSpec"]:
+    """The model without experts, and with: its own, or some."""
+    dense = dataclasses.replace(model, experts=0, top_k=1, shared_ffn=0, dense_layers=0)
+    if model.experts:
+        # What a capacity drops follows from how documents are packed.
+        return [dense, dataclasses.replace(model, capacity_factor=0.0)]
+    units = max(model.ffn // 2, 8)
+    sparse = dataclasses.replace(
+        model, experts=_EXPERTS, top_k=2, expert_ffn=units, dense_layers=model.layers // 2
+    )
+    return [dense, sparse]
+
+
+def _count(cases: "Sequence[LayoutCase]") -> str:
+    layouts = {(case.layout, bool(case.model.experts)) for case in cases}
+    dense = sum(not experts for _, experts in layouts)
+    return (
+        f"{len(cases):,} runs of {dense:,} layouts of a dense model and "
+        f"{len(layouts) - dense:,} of one with experts"
+    )
+
+
+def _blame(failed: "Sequence[LayoutVerdict]", count: int) -> str:
+    report = "Please report it with the output of `equipoise check --layout all-legal --json`."
+    worst = max(failed, key=lambda verdict: verdict.strain)
+    if worst.strain <= 1.0:
+        return (
+            f"{len(failed)} of {count} layouts differ from themselves on a second run; the first "
+            f"is {failed[0].case}. {report}"
+        )
+    return (
+        f"{len(failed)} of {count} layouts differ from one rank; the worst is "
+        f"{worst.worst_parameter} on {worst.case}: gradient {worst.gradient_error:.1e}, loss "
+        f"{worst.loss_error:.1e}. {report}"
+    )
+
+
+def _row(verdict: "LayoutVerdict") -> dict[str, Any]:
+    case = verdict.case
+    return (
+        {"ranks": case.layout.world}
+        | {axis: getattr(case.layout, axis) for axis in _AXES}
+        | {
+            "experts": case.model.experts,
+            "precision": case.precision,
+            "schedule": case.schedule if case.layout.pp > 1 else None,
+            "loss_error": verdict.loss_error,
+            "gradient_error": verdict.gradient_error,
+            "worst_parameter": verdict.worst_parameter,
+            "is_repeated": verdict.is_repeated,
+            "is_exact": verdict.is_exact,
+        }
+    )
+
+
+def _print_table(verdicts: "Sequence[LayoutVerdict]") -> None:
+    """A row for each way to divide attention, and one for each layout that is wrong."""
+    from rich.table import Table
+
+    table = Table(title="Loss and every gradient of each legal layout against one rank")
+    table.add_column("ranks", justify="right")
+    table.add_column("dp x cp x tp x pp")
+    for name in ("ways of ep x etp", "runs", "fp32", "fp64"):
+        table.add_column(name, justify="right")
+    for name in ("worst parameter", ""):
+        table.add_column(name, no_wrap=True)
+    kinds: dict[tuple[int, str], list[LayoutVerdict]] = {}
+    for verdict in verdicts:
+        layout = verdict.case.layout
+        degrees = f"{layout.dp} x {layout.cp} x {layout.tp} x {layout.pp}"
+        kinds.setdefault((layout.world, degrees), []).append(verdict)
+    for (world, degrees), alike in kinds.items():
+        right = [verdict for verdict in alike if verdict.is_exact]
+        folds = {(each.case.layout.ep, each.case.layout.etp) for each in right}
+        _add_row(table, (str(world), degrees, str(len(folds))), right)
+        for verdict in alike:
+            if not verdict.is_exact:
+                layout = verdict.case.layout
+                how = f"{degrees}, zero {layout.zero}, replicas {layout.replicas}"
+                _add_row(table, (str(world), how, f"{layout.ep} x {layout.etp}"), [verdict])
+    make_console().print(table)
+
+
+def _add_row(table: Any, named: tuple[str, str, str], verdicts: "Sequence[LayoutVerdict]") -> None:
+    if not verdicts:
+        return
+    worst = max(verdicts, key=lambda verdict: verdict.strain)
+    errors = []
+    for precision in ("fp32", "fp64"):
+        found = [each.error for each in verdicts if each.case.precision == precision]
+        errors.append(f"{max(found):.1e}" if found else "")
+    said = "exact" if all(each.is_exact for each in verdicts) else "WRONG"
+    table.add_row(*named, str(len(verdicts)), *errors, worst.worst_parameter, said)

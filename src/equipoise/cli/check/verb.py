@@ -1,0 +1,241 @@
+"""``equipoise check``: any layout equals one rank, proven for this model."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from equipoise.base.errors import CheckError
+from equipoise.cli.check import all_legal as check_layouts
+from equipoise.cli.check.model import read_worlds, scaled_down
+from equipoise.cli.console import make_console, make_progress
+from equipoise.cli.run_arguments import add_run_arguments, run_from
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from equipoise.spec.model.presets import ModelSpec
+    from equipoise.train.check.case import Verdict
+
+HELP = "prove that every layout and packing gives one rank's loss and gradients"
+
+EXAMPLES = """\
+examples:
+  equipoise check run.toml                 on 1, 2, 3 and 4 ranks, the model scaled down
+  equipoise check run.toml --ranks 8       data, ZeRO, context and tensor parallelism on 8 ranks
+  equipoise check run.toml --in-process    the attention strategies alone, in seconds
+  equipoise check run.toml --full-size     the model as it is
+  equipoise check --layout all-legal       every legal layout of 2, 3, 4 and 8 ranks, dense and MoE
+  equipoise check --json
+"""
+
+_SHARED = ("context", "tensor", "expert", "expert_tensor")
+_PIPELINE = ("pipeline", "schedule")
+_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", *_SHARED, *_PIPELINE)
+_ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="numbers of ranks to prove (default: 1 2 3 4; of --layout all-legal: 2 3 4 8)",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=["all-legal"],
+        help="every legal layout instead (dp, cp, tp, pp, ep, etp, zero, replicas), of the model "
+        "with and without experts, each twice; ranks take turns in one process for each core, or "
+        "are --processes over gloo",
+    )
+    parser.add_argument(
+        "--full-size",
+        action="store_true",
+        help="do not scale the model down to 2 layers, a narrow width and 512 words",
+    )
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--in-process",
+        action="store_true",
+        help="only play all ranks in this process: every attention strategy, no data parallelism",
+    )
+    either.add_argument(
+        "--processes", action="store_true", help="only start real ranks: every layout"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was proven; exit code 5 when a case fails."""
+    if args.layout is not None:
+        return check_layouts.run(args)
+    from equipoise.train.check.case import (
+        all_cases,
+        context_cases,
+        divided_cases,
+        expert_cases,
+        played_cases,
+        tensor_cases,
+    )
+    from equipoise.train.check.pipeline import pipeline_cases
+    from equipoise.train.check.prove import play_cases, run_cases
+
+    worlds = read_worlds(args.ranks or [1, 2, 3, 4])
+    resolved = run_from(args)
+    layout = resolved.spec.layout
+    # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
+    whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
+    model = whole if args.full_size else scaled_down(whole)
+    progress = make_progress(args.quiet or args.json)
+    verdicts: list[Verdict] = []
+    if not args.processes:
+        played = [case for world in worlds for case in played_cases(world)]
+        verdicts += play_cases(played, model, progress) if played else []
+    if not args.in_process:
+        real = [
+            case
+            for world in worlds
+            for case in [
+                *all_cases(world),
+                *divided_cases(world),
+                *context_cases(world, layout.strategy, layout.sharding),
+                *tensor_cases(world, model.heads),
+                *expert_cases(world, model.experts, model.heads),
+                *pipeline_cases(world, model.heads),
+            ]
+        ]
+        verdicts += run_cases(real, model, progress)
+    _show(args, verdicts, model)
+    return 0
+
+
+def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
+    """What the cases are proven on, and what they leave out."""
+    from equipoise.train.check.sample import DOCUMENT_TOKENS
+
+    played = sum(verdict.case.played for verdict in verdicts)
+    worlds = sorted({verdict.case.ranks for verdict in verdicts if not verdict.case.played})
+    parts = [f"{len(verdicts) - played} on {', '.join(map(str, worlds))} gloo ranks"] * bool(worlds)
+    parts += [f"{played} played in this process"] * (played > 0)
+    return (
+        f"Cases: {' and '.join(parts)}. Model: {model.layers} layers of width {model.hidden}, "
+        f"{'fp64' if model.experts else 'fp32'} on a CPU. Sample: {len(DOCUMENT_TOKENS)} documents "
+        f"of {min(DOCUMENT_TOKENS)} to {max(DOCUMENT_TOKENS)} tokens. Not covered: bf16, CUDA "
+        f"devices, longer documents.\n"
+    )
+
+
+def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "ModelSpec") -> None:
+    from equipoise.train.check.case import TOLERANCE
+
+    failed = [verdict for verdict in verdicts if not verdict.is_exact]
+    if args.json:
+        rows = [_row(verdict) for verdict in verdicts]
+        sys.stdout.write(json.dumps({"tolerance": TOLERANCE, "cases": rows}, indent=1) + "\n")
+    elif not args.quiet:
+        sys.stdout.write(_scope(verdicts, model))
+        _print_table(verdicts)
+    if failed:
+        raise CheckError(_blame(failed, len(verdicts), TOLERANCE))
+    if not args.json and not args.quiet:
+        sys.stdout.write(
+            f"{len(verdicts)} cases equal one rank to {TOLERANCE:g} of each gradient's scale.\n"
+        )
+
+
+def _blame(failed: "Sequence[Verdict]", count: int, tolerance: float) -> str:
+    report = "Please report it with the output of `equipoise check --json`."
+    worst = max(failed, key=lambda verdict: verdict.error)
+    if worst.error <= tolerance:
+        return (
+            f"{len(failed)} of {count} cases equal one rank and sent other bytes than their "
+            f"schedules say: {worst.bytes:,} in {worst.messages} messages instead of "
+            f"{worst.scheduled_bytes:,} in {worst.scheduled_messages} on {worst.case}. {report}"
+        )
+    return (
+        f"{len(failed)} of {count} cases differ from one rank by more than {tolerance:g}; the "
+        f"worst is {worst.worst_parameter} on {worst.case}: gradient {worst.gradient_error:.1e}, "
+        f"logits {worst.forward_error:.1e}, loss {worst.loss_error:.1e}. {report}"
+    )
+
+
+def _row(verdict: "Verdict") -> dict[str, Any]:
+    case, is_shared = verdict.case, verdict.case.context > 1
+    return (
+        {key: getattr(case, key) for key in _KEYS}
+        | {
+            "strategy": case.strategy if is_shared else None,
+            "sharding": case.sharding if is_shared else None,
+            "in_process": case.played,
+            "micro_batches": verdict.micro_batches,
+        }
+        | {key: getattr(verdict, key) for key in _ERRORS}
+        | {
+            "bytes": verdict.bytes,
+            "messages": verdict.messages,
+            "skew": verdict.skew,
+            "is_exact": verdict.is_exact,
+        }
+    )
+
+
+def _print_table(verdicts: "Sequence[Verdict]") -> None:
+    """A row for each kind of case, of its worst one; and one for each case that is wrong."""
+    from rich.table import Table
+
+    table = Table(title="Loss, logits and every gradient against one rank")
+    for name in ("ranks", "layout", "cases", "KiB sent", "logits", "gradient"):
+        table.add_column(name, justify="left" if name == "layout" else "right")
+    for name in ("worst parameter", ""):
+        table.add_column(name, no_wrap=True)
+    kinds: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        kinds.setdefault(_kind(verdict), []).append(verdict)
+    for kind, alike in kinds.items():
+        _add_row(table, kind, [verdict for verdict in alike if verdict.is_exact])
+        for verdict in alike:
+            if not verdict.is_exact:
+                case = verdict.case
+                how = f"{case.policy} {case.context_tokens}, zero {case.zero}, {case.sharding}"
+                _add_row(table, (kind[0], f"{kind[1]}, {how}"), [verdict])
+    make_console().print(table)
+
+
+def _kind(verdict: "Verdict") -> tuple[str, str]:
+    from equipoise.balance.packing.turns import TOGETHER
+
+    case = verdict.case
+    if case.played:
+        return f"{case.ranks} played", case.strategy
+    experts = f", experts {case.expert}" if case.expert > 1 else ""
+    experts += f", in {case.expert_tensor} parts" if case.expert_tensor > 1 else ""
+    if case.policy in TOGETHER:
+        tensor = f", tensor {case.tensor}" if case.tensor > 1 else ""
+        return str(case.ranks), case.policy + tensor + experts
+    shared = [("pipeline", case.pipeline), ("context", case.context), ("tensor", case.tensor)]
+    parts = [f"{name} {ranks}" for name, ranks in shared if ranks > 1]
+    if not parts:
+        return str(case.ranks), f"data {case.ranks}{experts}"
+    how = f", {case.schedule}" if case.pipeline > 1 else ""
+    return str(case.ranks), " x ".join([str(case.layout.dp), *parts]) + how + experts
+
+
+def _add_row(table: "Table", kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> None:
+    if not verdicts:
+        return
+    worst = max(verdicts, key=lambda verdict: verdict.gradient_error)
+    sent = sorted({round(verdict.bytes / 1024) for verdict in verdicts})
+    table.add_row(
+        *kind,
+        str(len(verdicts)),
+        "" if sent == [0] else " to ".join(map(str, dict.fromkeys((sent[0], sent[-1])))),
+        f"{max(verdict.forward_error for verdict in verdicts):.1e}",
+        f"{worst.gradient_error:.1e}",
+        worst.worst_parameter,
+        "exact" if worst.is_exact else "WRONG",
+    )

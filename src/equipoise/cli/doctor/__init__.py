@@ -1,0 +1,1 @@
+"""``equipoise doctor``: the verb and its tables."""

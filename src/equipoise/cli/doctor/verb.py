@@ -1,0 +1,150 @@
+"""``equipoise doctor``: what of this machine would break a run, and what to do about it."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import LayoutError
+from equipoise.cli.counts import MOST_SHARING
+from equipoise.cli.launch import add_asked_arguments, asked_from, cluster_from
+
+if TYPE_CHECKING:
+    from equipoise.cli.launch import Asked
+    from equipoise.cost.memory.forecast import StageShare
+    from equipoise.launch.doctor.facts import LinkFacts, Needs
+    from equipoise.launch.forms import Nodes
+    from equipoise.spec.cluster.spec import ClusterSpec
+    from equipoise.spec.layout import Layout
+
+HELP = "say what of this machine would break a run, and what to do about it"
+
+EXAMPLES = """\
+examples:
+  equipoise doctor                                  the default run, on this machine
+  equipoise doctor run.toml --port 29400 --folder /data/runs
+  equipoise doctor runs/demo --ranks 4              also start 4 ranks: links and clocks
+  srun equipoise doctor runs/demo --cluster h100-sxm:64
+                                                    each node of a job looks at itself
+
+Exit code 5 where something would break the run, else 0.
+--json prints {"verdict", "rows": [{"what", "found", "verdict", "why", "fix"}]}; a verdict is ok,
+  warn or breaks.
+"""
+
+_LIBRARIES_BYTES = 300 << 20
+"""Resident memory of a rank that has imported torch 2.13, before its first tensor."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    add_asked_arguments(parser)
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="start so many ranks here: links and clocks"
+    )
+    parser.add_argument("--port", type=int, metavar="N", help="is this port free?")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="where the run is written (default: its folder)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, and print a row a check."""
+    from equipoise.cli.doctor.table import MARKS, print_rows
+    from equipoise.launch.doctor.checks import conclusion, examine, would_break
+    from equipoise.launch.doctor.facts import Facts
+    from equipoise.launch.doctor.gather import read_folder, read_machine, read_network
+    from equipoise.launch.forms import place_on
+
+    _judge(args)
+    cluster = cluster_from(args)
+    asked = asked_from(args, cluster)
+    nodes = place_on(cluster, asked.ranks, sharing=asked.spec.layout.sharing)
+    needs = needs_of(asked, nodes, cluster)
+    facts = Facts(
+        machine=read_machine(),
+        network=read_network(args.port),
+        folder=read_folder((args.folder or asked.folder).resolve()),
+        links=None if args.ranks is None else _links(args.ranks),
+    )
+    rows = examine(facts, needs)
+    if args.json:
+        worst = max((row.verdict for row in rows), key=list(MARKS).index)
+        found = {"verdict": worst, "rows": [dataclasses.asdict(row) for row in rows]}
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    else:
+        print_rows([row for row in rows if not args.quiet or row.verdict != "ok"])
+        if not args.quiet:
+            sys.stdout.write(f"\n{conclusion(rows, needs)}\n")
+    return 5 if would_break(rows) else 0
+
+
+def _judge(args: argparse.Namespace) -> None:
+    if args.ranks is not None and args.ranks < 2:
+        raise LayoutError(
+            f"--ranks {args.ranks}: links are between two ranks or more. Give --ranks 2."
+        )
+    if args.ranks is not None and args.ranks > MOST_SHARING:
+        raise LayoutError(
+            f"--ranks {args.ranks:,} is more than {MOST_SHARING:,} processes of one machine. Give "
+            f"{MOST_SHARING:,} or less."
+        )
+    if args.port is not None and not 0 < args.port < 65_536:
+        raise LayoutError(f"--port {args.port} is no port. Choose one from 1 to 65535.")
+
+
+def _links(ranks: int) -> "LinkFacts":
+    from equipoise.cli.doctor.links import measure_links
+    from equipoise.comm.local import run_ranks
+
+    return run_ranks(ranks, measure_links)[0]
+
+
+def needs_of(asked: "Asked", nodes: "Nodes", cluster: "ClusterSpec | None") -> "Needs":
+    """What a run asks of each of its nodes."""
+    from equipoise.cost.memory.forecast import forecast_memory
+    from equipoise.launch.doctor.checks import count_group_files
+    from equipoise.launch.doctor.facts import Needs
+
+    spec, model = asked.spec, asked.model
+    layout = spec.layout.of_ranks(asked.ranks)
+    forecasts = [
+        forecast_memory(
+            model,
+            layout,
+            tokens=-(-spec.pack.most_tokens // layout.cp),
+            precision=spec.train.precision,
+            recompute=spec.train.recompute,
+            stage=stage,
+        )
+        for stage in _stages(model.layers, layout)
+    ]
+    fullest = max(forecasts, key=lambda each: each.total_bytes)
+    on_device = cluster is not None and nodes.accelerator != "none"
+    return Needs(
+        ranks=nodes.ranks,
+        nodes=nodes.count,
+        accelerator=nodes.accelerator,
+        rank_bytes=fullest.total_bytes + (0 if on_device else _LIBRARIES_BYTES),
+        device_bytes=cluster.device.usable_bytes if cluster is not None and on_device else 0,
+        # fp32 weights and the optimizer's two moments of each.
+        checkpoint_bytes=12 * model.params,
+        kept_checkpoints=spec.checkpoint.keep,
+        group_files=count_group_files(layout),
+        is_pinned=spec.layout.pin,
+        terms=fullest.terms,
+    )
+
+
+def _stages(layers: int, layout: "Layout") -> list["StageShare | None"]:
+    """The first rank of a pipeline, with most in flight, and the last, with the head."""
+    from equipoise.cost.memory.forecast import StageShare
+
+    if layout.pp == 1:
+        return [None]
+    share = -(-layers // layout.pp)
+    first = StageShare(tuple(range(share)), has_head=False, kept_micro_batches=float(layout.pp))
+    last = StageShare(tuple(range(layers - share, layers)), embeds=False)
+    return [first, last]

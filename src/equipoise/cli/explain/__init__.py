@@ -1,0 +1,1 @@
+"""``equipoise explain``: attention, pipelines, redistribution and plans, each with its table."""

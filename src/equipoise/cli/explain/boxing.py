@@ -1,0 +1,257 @@
+"""``equipoise explain --boxing``: how a tensor gets from some placements to others, priced."""
+
+import argparse
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import SpecError
+from equipoise.base.units import format_bytes
+from equipoise.cli.console import make_console
+from equipoise.cli.explain.attention_setting import BYTES, read_link
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from equipoise.schedule.attention.price import LinkPrice
+    from equipoise.schedule.boxing.path import BoxingRequest, BoxingSchedule
+    from equipoise.schedule.boxing.placement import MeshTensor
+
+EXAMPLE_MESH, EXAMPLE_SHAPE = "2x4", "4096x4096"
+
+
+def explain_boxing(args: argparse.Namespace) -> None:
+    """Explain the cheapest path, beside others."""
+    from equipoise.schedule.boxing.path import plan_boxing
+    from equipoise.schedule.boxing.ways import other_ways
+
+    request = _request(args)
+    ways = (plan_boxing(request), *other_ways(request))
+    if args.json:
+        import json
+
+        sys.stdout.write(json.dumps(_rows(args, request, ways), separators=(",", ":")) + "\n")
+    elif args.quiet:
+        console = make_console()
+        for way in ways:
+            console.print(f"{way}; {_summary(way)}.", soft_wrap=True)
+    else:
+        _show(args, request, ways)
+
+
+def _request(args: argparse.Namespace) -> "BoxingRequest":
+    """What the parsed arguments ask for.
+
+    Raises:
+        SpecError: text that cannot be read.
+        LayoutError: placements, mesh and shape that do not go together.
+    """
+    from equipoise.schedule.boxing.path import BoxingRequest
+    from equipoise.schedule.boxing.placement import MeshTensor, read_placements
+
+    before, arrow, after = args.boxing.partition("->")
+    if not arrow or "->" in after:
+        raise SpecError(
+            f'--boxing: "{args.boxing}" does not say from where to where. Write the placements '
+            f'before and after, as in "S(0), P -> B, S(1)".'
+        )
+    on = MeshTensor(
+        _sizes("--shape", args.shape or EXAMPLE_SHAPE), _sizes("--mesh", args.mesh or EXAMPLE_MESH)
+    )
+    return BoxingRequest(
+        on,
+        read_placements(before),
+        read_placements(after),
+        BYTES[args.dtype][0],
+        _links(args.link, len(on.mesh))
+        if args.cluster is None
+        else _cluster_links(args.cluster, on),
+    )
+
+
+def _sizes(flag: str, text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(x\d+)*", text):
+        raise SpecError(f'{flag}: "{text}" is not sizes with x between them, as in 2x4.')
+    return tuple(map(int, text.split("x")))
+
+
+def _cluster_links(text: str, on: "MeshTensor") -> "tuple[LinkPrice, ...]":
+    """Of each axis the slowest link that any of its groups crosses, at what it reaches.
+
+    Raises:
+        SpecError: no such cluster, or too small a one.
+    """
+    from equipoise.cost.link import group_of
+    from equipoise.schedule.attention.price import LinkPrice
+    from equipoise.schedule.boxing.step import groups_along
+    from equipoise.spec.cluster.file import read_cluster
+
+    cluster = read_cluster(text)
+    if cluster.devices < on.ranks:
+        raise SpecError(
+            f"--cluster {text} has {cluster.devices:,} devices for a mesh of {on.ranks:,} ranks. "
+            f"Give one of {on.ranks:,} or more."
+        )
+    links = []
+    for axis in range(len(on.mesh)):
+        crossed = []
+        for row in groups_along(on.mesh, (axis,)):
+            inside = 0  # so that an axis of one rank has its device's own link
+            for level in group_of(cluster, row).levels:
+                if int(level.most) > max(inside, len(row) > 1):
+                    inside = int(level.most)
+                    crossed.append((level.bytes_per_s * level.link.efficiency, level.link))
+        rate, link = min(crossed, key=lambda each: each[0])
+        links.append(LinkPrice(link.latency_s, rate))
+    return tuple(links)
+
+
+def _links(text: str, axes: int) -> "tuple[LinkPrice, ...]":
+    links = tuple(read_link("--link", each) for each in text.split(","))
+    if len(links) not in (1, axes):
+        raise SpecError(
+            f"--link {text}: {len(links)} links for a mesh of {axes} axes. Give one for all, or "
+            f"one for each axis, outermost first, as in 10:50,5:450."
+        )
+    return links * axes if len(links) == 1 else links
+
+
+def _rows(
+    args: argparse.Namespace, request: "BoxingRequest", ways: "tuple[BoxingSchedule, ...]"
+) -> dict[str, object]:
+    from equipoise.schedule.boxing.exchange import count_copies
+    from equipoise.schedule.boxing.placement import write_placements
+
+    return {
+        "before": write_placements(request.before),
+        "after": write_placements(request.after),
+        "shape": request.on.shape,
+        "mesh": request.on.mesh,
+        "dtype": args.dtype,
+        "links": [
+            {"latency_s": each.latency_s, "bytes_per_s": each.bytes_per_s} for each in request.links
+        ],
+        "ways": [
+            {
+                "name": way.name,
+                "predicted_s": way.seconds,
+                "sent_bytes": way.sent_bytes,
+                "steps": [
+                    {
+                        "name": each.step.words,
+                        "axes": each.step.axes,
+                        "after": write_placements(each.step.after),
+                        "predicted_s": each.seconds,
+                        "sent_bytes": each.sent_bytes,
+                        "most_sent_bytes": each.most_bytes,
+                        "messages": each.messages,
+                        "packed": count_copies(way.on, each.step, rank=0),
+                    }
+                    for each in way.steps
+                ],
+            }
+            for way in ways
+        ],
+    }
+
+
+def _show(
+    args: argparse.Namespace, request: "BoxingRequest", ways: "tuple[BoxingSchedule, ...]"
+) -> None:
+    from equipoise.schedule.boxing.placement import write_placements
+
+    console, (best, *others) = make_console(), ways
+    on = request.on
+    size = request.element_bytes
+    for each in on.shape:
+        size *= each
+    console.print(
+        f"{write_placements(request.before)} -> {write_placements(request.after)}: "
+        f"{'x'.join(map(str, on.shape))} {args.dtype} ({format_bytes(size)}) on a mesh of "
+        f"{'x'.join(map(str, on.mesh))} ranks."
+    )
+    if not best.steps:
+        console.print("There is nothing to do.")
+        return
+    console.print(f"\nThe cheapest path: {_summary(best)}.")
+    _show_steps(console, best)
+    if others:
+        console.print("Other ways:")
+        _show_others(console, best, others)
+    console.print(
+        "a rank, all ranks: bytes sent, by the rank that sends most and by all. packed: rank 0's "
+        "messages that are no one run of memory, or are added, in so many copies. Times are "
+        f"predicted, not measured, for {_assumed(request)} (assumed); packing and adding are not "
+        "priced.",
+        style="dim",
+    )
+
+
+def _show_steps(console: "Console", best: "BoxingSchedule") -> None:
+    from equipoise.schedule.boxing.exchange import count_copies
+    from equipoise.schedule.boxing.placement import write_placements
+
+    table = _table("step", "axes", "then")
+    for name in ("a rank", "all ranks", "messages", "packed", "predicted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in best.steps:
+        pieces, copies = count_copies(best.on, each.step, rank=0)
+        table.add_row(
+            each.step.words,
+            ", ".join(map(str, each.step.axes)),
+            write_placements(each.step.after),
+            format_bytes(each.most_bytes),
+            format_bytes(each.sent_bytes),
+            f"{each.messages:,}",
+            f"{pieces} in {copies}" if pieces else "",
+            _micros(each.seconds),
+        )
+    console.print(table)
+
+
+def _show_others(
+    console: "Console", best: "BoxingSchedule", others: "list[BoxingSchedule]"
+) -> None:
+    table = _table("way", "steps")
+    for name in ("all ranks", "predicted", "over cheapest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for way in others:
+        over = f"{way.seconds / best.seconds:.2f}x" if best.seconds else ""
+        table.add_row(
+            way.name,
+            ", ".join(each.step.words for each in way.steps),
+            format_bytes(way.sent_bytes),
+            _micros(way.seconds),
+            "the same" if way.steps == best.steps else over,
+        )
+    console.print(table)
+
+
+def _table(*names: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(name)
+    return table
+
+
+def _summary(way: "BoxingSchedule") -> str:
+    steps = len(way.steps)
+    return (
+        f"{steps} step{'s' * (steps != 1)}, predicted {_micros(way.seconds)}, "
+        f"{format_bytes(way.sent_bytes)} sent by all ranks"
+    )
+
+
+def _micros(seconds: float) -> str:
+    return f"{1e6 * seconds:,.1f} us"
+
+
+def _assumed(request: "BoxingRequest") -> str:
+    words = [f"{1e6 * e.latency_s:g} us and {e.bytes_per_s / 1e9:.4g} GB/s" for e in request.links]
+    if len(set(words)) == 1:
+        return f"links of {words[0]}"
+    return "links of " + ", ".join(f"{word} along axis {axis}" for axis, word in enumerate(words))

@@ -1,0 +1,1 @@
+"""``equipoise pack``: the verb and its table."""

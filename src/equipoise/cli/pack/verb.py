@@ -1,0 +1,264 @@
+"""``equipoise pack``: what a corpus's lengths do to a plain pack, and what each policy does."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+from equipoise.cli.console import make_progress
+from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, require_counts
+from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.written import require_folder_of, require_kind
+
+if TYPE_CHECKING:
+    from equipoise.balance.packing.evaluate import Setting
+    from equipoise.cost.curve import LoadCurve
+    from equipoise.spec.run.resolve import ResolvedRun
+    from equipoise.spec.run.spec import Policy
+    from equipoise.spec.workload import Lengths
+
+HELP = "show how evenly each policy would pack a corpus; needs no torch"
+
+EXAMPLES = """\
+examples:
+  equipoise pack                                     this Python's library, every policy
+  equipoise pack run.toml --policy by-work
+  equipoise pack --lengths pretrain-128k --micro-batches 16 --context-tokens 131072
+  equipoise pack --lengths wikipedia --micro-batches 8 --ranks 4 --model llama3-8b
+  equipoise pack --lengths my-lengths.csv --micro-batches 4 --cost tokens+pairs:28000 --json
+  equipoise pack --lengths prolong --micro-batches 4 --plot packs.png --out packs.jsonl
+"""
+
+SLOW = ("fixed-exact", "flexsp")
+"""Policies that take a second or more a step: not among ``all``."""
+
+_BYTES_PER_TOKEN = 3.3
+"""Of the standard library under a byte-level BPE of 4,096 tokens trained on it (measured)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--lengths",
+        metavar="NAME|FILE",
+        help="document lengths instead of the corpus: pretrain-128k, prolong, python-stdlib, "
+        "wikipedia, or a file with one length a row (CSV, Parquet, JSON lines, text)",
+    )
+    parser.add_argument(
+        "--policy",
+        default="all",
+        metavar="NAME",
+        help=f"one policy, or all but {' and '.join(SLOW)}, which are slow (default: all)",
+    )
+    parser.add_argument(
+        "--micro-batches",
+        type=int,
+        metavar="N",
+        help="compare N micro-batches a step, of one window each "
+        "(default: the run's data-parallel ranks, over its steps)",
+    )
+    parser.add_argument("--context-tokens", type=int, metavar="N", help="pack.context_tokens")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="pack.max_tokens")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="context-parallel ranks that share each micro-batch (default: 1)",
+    )
+    parser.add_argument("--model", metavar="NAME", help="model.preset, whose FLOP are counted")
+    parser.add_argument(
+        "--cost",
+        default="flop",
+        metavar="COST",
+        help='"flop" counts the model\'s; "tokens+pairs:S" lets attention cost as much as the '
+        "linear layers at a length of S tokens (default: flop)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=50, metavar="N", help="steps to pack (default: 50)"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw each policy's loads (.png, .svg or .pdf)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the packs, one JSON line a micro-batch"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one row for each policy."""
+    from equipoise.balance.packing.evaluate import score_policy
+    from equipoise.cli.pack.table import print_table, score_rows, write_packs
+
+    policies = _policies(args.policy)
+    _judge(args)
+    for flag, key in (
+        ("context_tokens", "pack.context_tokens"),
+        ("max_tokens", "pack.max_tokens"),
+        ("model", "model.preset"),
+    ):
+        if getattr(args, flag) is not None:
+            args.overrides.append((key, str(getattr(args, flag))))
+    if args.context_tokens is not None and args.micro_batches is not None:
+        step_tokens = args.context_tokens * args.micro_batches
+        args.overrides.append(("pack.step_tokens", str(step_tokens)))
+    resolved = run_from(args)
+    pack = resolved.spec.pack
+    step_tokens = pack.step_tokens
+    if args.micro_batches is not None:
+        step_tokens = args.micro_batches * pack.context_tokens
+    curve = _curve(args.cost, resolved)
+    lengths, origin = document_lengths(
+        args.lengths,
+        resolved,
+        least_tokens=args.steps * step_tokens,
+        is_quiet=args.quiet or args.json,
+    )
+    setting = _setting(args, resolved, lengths, curve)
+    progress = make_progress(args.quiet or args.json)
+    progress.start("pack", len(policies))
+    scored = []
+    for policy in policies:
+        scored.append(score_policy(policy, setting))
+        progress.advance()
+    progress.finish()
+    scores = [score for score, _ in scored]
+    if args.out is not None:
+        write_packs(args.out, [records for _, records in scored])
+    if args.plot is not None:
+        from equipoise.dash.pack_plot import plot_packs
+
+        plot_packs(args.plot, [records for _, records in scored], setting, origin)
+    if args.json:
+        import json
+
+        sys.stdout.write(json.dumps(score_rows(scores), indent=1) + "\n")
+    elif not args.quiet:
+        print_table(scores, setting, lengths, origin)
+        for file in (args.out, args.plot):
+            if file is not None:
+                sys.stdout.write(f"{file}\n")
+    return 0
+
+
+def _policies(wanted: str) -> "list[Policy]":
+    from equipoise.balance.packing.pack import ALL_POLICIES
+
+    if wanted == "all":
+        return [name for name in ALL_POLICIES if name not in SLOW]
+    named = [name for name in ALL_POLICIES if name == wanted]
+    if not named:
+        raise SpecError(
+            f'--policy: "{wanted}" is not one of all, {", ".join(ALL_POLICIES)}. Nearest: '
+            f'"{nearest(wanted, ALL_POLICIES)}".'
+        )
+    return named
+
+
+def _judge(args: argparse.Namespace) -> None:
+    require_counts(
+        args,
+        {"ranks": MOST_SHARING, "steps": MOST_STEPS, "micro_batches": MOST_MICRO_BATCHES},
+    )
+    require_kind("plot", args.plot, "picture")
+    for flag in ("plot", "out"):
+        require_folder_of(flag, getattr(args, flag))
+
+
+def _curve(cost: str, resolved: "ResolvedRun") -> "LoadCurve":
+    from equipoise.cost.curve import break_even_curve, counted_curve
+
+    if cost == "flop":
+        return counted_curve(resolved.model)
+    name, _, length = cost.partition(":")
+    try:
+        break_even_tokens = float(length.replace("_", ""))
+    except ValueError:
+        break_even_tokens = float("nan")
+    if name != "tokens+pairs" or break_even_tokens != break_even_tokens:  # not a number
+        raise SpecError(
+            f'--cost: "{cost}" is neither "flop" nor "tokens+pairs:S" with a length S in tokens, '
+            f"as in tokens+pairs:28000."
+        )
+    return break_even_curve(break_even_tokens)
+
+
+def _setting(
+    args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Lengths", curve: "LoadCurve"
+) -> "Setting":
+    import dataclasses
+
+    from equipoise.balance.packing.evaluate import Setting
+    from equipoise.cost.work import kv_bytes_per_token
+    from equipoise.data.stream import DocumentStream
+    from equipoise.observe.machine import usable_cores
+
+    pack, layout = resolved.spec.pack, resolved.spec.layout
+    ranks = layout.count_ranks(len(usable_cores()))
+    data_ranks = ranks // layout.sharing
+    if args.micro_batches is not None:
+        pack = dataclasses.replace(pack, step_tokens=args.micro_batches * pack.context_tokens)
+    seed = resolved.spec.train.seed
+    stream = DocumentStream(lengths, seed=seed, context_tokens=pack.context_tokens)
+    return Setting(
+        steps=[stream.step(i * pack.step_tokens, pack.step_tokens) for i in range(args.steps)],
+        pack=pack,
+        bins=args.micro_batches or data_ranks,
+        curve=curve,
+        is_pipeline=args.micro_batches is not None,
+        context_ranks=args.ranks,
+        kv_bytes_per_token=kv_bytes_per_token(resolved.model) * resolved.model.layers,
+        meets_each_turn=layout.of_ranks(ranks).meets_each_turn,
+    )
+
+
+def _corpus_lengths(resolved: "ResolvedRun", quiet: bool) -> tuple["Lengths", str]:
+    """Lengths of the run's corpus: counted where a tokenizer is installed, else from bytes."""
+    import numpy as np
+
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        from equipoise.data.source import open_source
+
+        sizes = np.array(open_source(resolved.spec.data, resolved.base).sizes_bytes)
+        lengths = np.maximum(1, sizes[sizes > 0] / _BYTES_PER_TOKEN).astype(np.int64)
+        return lengths, f"file sizes at {_BYTES_PER_TOKEN} bytes a token (estimated)"
+    from equipoise.data.cache.store import prepare
+
+    store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
+    left_out = f"; {store.left_out}" if store.left_out else ""
+    return store.doc_tokens, f"{store.source_name} (counted{left_out})"
+
+
+def document_lengths(
+    name: str | None, resolved: "ResolvedRun", *, least_tokens: int, is_quiet: bool
+) -> tuple["Lengths", str]:
+    """Lengths by what ``--lengths`` says, or of the run's corpus, and where they come from.
+
+    Args:
+        name: A distribution, a file, or None for the corpus.
+        resolved: The run; windows of its ``pack.context_tokens`` are to be filled.
+        least_tokens: Of a distribution, tokens to draw at least, documents cut to a window.
+        is_quiet: Show no progress.
+
+    Raises:
+        DataError: no such distribution and no such file, or a file with no lengths.
+    """
+    import numpy as np
+
+    from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
+
+    if name is None:
+        return _corpus_lengths(resolved, is_quiet)
+    if name not in distribution_names():
+        return read_lengths(Path(name)), name
+    documents = 4096
+    lengths = draw_lengths(name, documents)
+    while int(np.minimum(lengths, resolved.spec.pack.context_tokens).sum()) < least_tokens:
+        documents *= 2
+        lengths = draw_lengths(name, documents)
+    return lengths, f"{name} (embedded distribution)"

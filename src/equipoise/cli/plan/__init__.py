@@ -1,0 +1,1 @@
+"""``equipoise plan``: the verb, the lock it writes, its tables."""

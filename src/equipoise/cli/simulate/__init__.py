@@ -1,0 +1,1 @@
+"""``equipoise simulate``: the verb, what it is asked, its table."""

@@ -1,0 +1,126 @@
+"""``equipoise doctor`` from its arguments to what it prints and returns."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli.doctor.verb import needs_of
+from equipoise.cli.launch import Asked
+from equipoise.cli.main import main
+from equipoise.launch.forms import Nodes
+from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.model.presets import preset
+from equipoise.spec.run.spec import CheckpointSpec, LayoutSpec, PackSpec, RunSpec
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main(["doctor", *map(str, words)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_what_would_break_is_exit_code_5(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ("--folder", tmp_path / "run")
+    code, out, err = doctor(capsys, *folder)
+    assert (code, err) == (5 if "\nbreaks " in out else 0, "")
+    assert " checks " in out.splitlines()[-1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code, out, _ = doctor(capsys, *folder, "--port", port)
+        assert code == 5
+        assert (
+            f"breaks port             {port}: Address already in use\n"
+            f"{' ' * 24}The first node's agent listens there, and all others dial it.\n"
+            f"{' ' * 24}Fix: End who listens there, or choose another --port.\n"
+        ) in out
+        code, quiet, _ = doctor(capsys, *folder, "--port", port, "--quiet")
+        assert code == 5
+        assert quiet.startswith(("warn ", "breaks "))
+        assert "\nok " not in quiet
+
+
+def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[pack]\ncontext_tokens = 1_000_000_000\nstep_tokens = 2_000_000_000\n")
+    code, out, _ = doctor(capsys, path, "--layout.dp", 2, "--folder", tmp_path, "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (5, "breaks")
+    [memory] = [row for row in found["rows"] if row["what"] == "memory"]
+    assert set(memory) == {"what", "found", "verdict", "why", "fix"}
+    assert memory["verdict"] == "breaks"
+
+
+def test_ranks_of_one_machine_have_one_clock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = doctor(capsys, "--folder", tmp_path, "--ranks", 2, "--json")
+    rows = {row["what"]: row for row in json.loads(out)["rows"]}
+    assert rows["clock offsets"]["verdict"] == "ok"
+    assert rows["link latency"]["found"].endswith(" one way, one rank")
+    assert rows["link bandwidth"]["found"].endswith("/s from rank 0, one rank")
+
+
+def test_ranks_under_a_launcher_of_ones_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "equipoise.cli.doctor.links"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**shared, "RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert [line.split()[1:3] for line in told[0].splitlines()][:1] == [["link", "latency"]]
+    assert "clock offsets" in told[0]
+    assert told[1] == ""
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*words: object) -> str:
+        code, out, err = doctor(capsys, *words)
+        assert (code, out) == (2, "")
+        return err
+
+    assert refused("--ranks", 1) == (
+        "--ranks 1: links are between two ranks or more. Give --ranks 2.\n"
+    )
+    assert refused("--port", 70_000) == ("--port 70000 is no port. Choose one from 1 to 65535.\n")
+
+
+def asked(layout: LayoutSpec, model: str, ranks: int) -> Asked:
+    spec = RunSpec(
+        layout=layout,
+        pack=PackSpec(context_tokens=8192, step_tokens=65_536),
+        checkpoint=CheckpointSpec(keep=3),
+    )
+    return Asked(spec, preset(model), Path("/run"), ranks, "", "", ())
+
+
+def test_what_a_run_needs_here() -> None:
+    found = needs_of(asked(LayoutSpec(dp=2), "7m", 2), Nodes(1, 2, "none"), None)
+    assert (found.ranks, found.nodes, found.device_bytes, found.kept_checkpoints) == (2, 1, 0, 3)
+    assert found.checkpoint_bytes == 12 * preset("7m").params
+    assert found.rank_bytes - sum(found.terms.values()) == 300 << 20
+    assert found.group_files == 2 * 5
+
+
+def test_what_a_run_needs_of_a_device() -> None:
+    cluster = find_cluster("h100-sxm:16")
+    run = asked(LayoutSpec(dp=4, pipeline=2, tensor=2), "llama3-8b", 16)
+    found = needs_of(run, Nodes(2, 8, "nvidia"), cluster)
+    assert found.device_bytes == cluster.device.usable_bytes
+    assert found.rank_bytes == sum(found.terms.values())
+    whole = needs_of(asked(LayoutSpec(dp=16), "llama3-8b", 16), Nodes(2, 8, "nvidia"), cluster)
+    assert found.rank_bytes < whole.rank_bytes
