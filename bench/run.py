@@ -7,37 +7,37 @@ from pathlib import Path
 
 from equipoise.launch.agent import ALLOCATOR
 
-BENCHES = (
-    "throughput",
-    "ranks",
-    "start",
-    "memory",
-    "packing",
-    "wlb",
-    "context",
-    "groups",
-    "attention",
-    "pipeline",
-    "pipeline_ranks",
-    "experts",
-    "zero",
-    "boxing",
-    "collectives",
-    "calibrate",
-    "plans_real",
-    "kernels",
-    "stream",
-    "bubbles",
-    "throughput_published",
-    "memory_published",
-    "offload",
-    "ranking",
-    "peers_foresight",
-    "planner",
-    "layered",
-    "measured_search",
-    "plans_published",
-)
+BENCHES = {
+    "throughput": "local.throughput",
+    "ranks": "local.ranks",
+    "start": "local.start",
+    "memory": "local.memory",
+    "packing": "local.packing",
+    "wlb": "local.wlb",
+    "context": "local.context",
+    "groups": "local.groups",
+    "attention": "local.attention",
+    "pipeline": "local.pipeline",
+    "pipeline_ranks": "local.pipeline_ranks",
+    "experts": "local.experts",
+    "zero": "peers.zero",
+    "boxing": "local.boxing",
+    "collectives": "published.collectives",
+    "calibrate": "local.calibrate",
+    "plans_real": "planner.real",
+    "kernels": "local.kernels",
+    "stream": "local.stream",
+    "bubbles": "published.bubbles",
+    "throughput_published": "published.throughput",
+    "memory_published": "published.memory",
+    "offload": "published.offload",
+    "ranking": "published.ranking",
+    "peers_foresight": "peers.foresight",
+    "planner": "planner.search",
+    "layered": "planner.layered",
+    "measured_search": "planner.measured_search",
+    "plans_published": "planner.published",
+}
 
 
 def main() -> None:
@@ -46,12 +46,14 @@ def main() -> None:
     results.mkdir(exist_ok=True)
     # The allocator setting that the launcher gives its ranks, for both sides of a comparison.
     tunables = {**os.environ, "OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": ALLOCATOR}
-    for name in sys.argv[1:] or BENCHES:
+    names = sys.argv[1:] or list(BENCHES)
+    if unknown := sorted(set(names) - set(BENCHES)):
+        sys.exit(f"No such bench: {', '.join(unknown)}. All: {', '.join(BENCHES)}")
+    for name in names:
         file = results / f"{name}.json"
         with file.open("w") as out:
-            subprocess.run(
-                [sys.executable, "-m", f"bench.{name}"], stdout=out, check=True, env=tunables
-            )
+            module = f"bench.{BENCHES[name]}"
+            subprocess.run([sys.executable, "-m", module], stdout=out, check=True, env=tunables)
         print(file)
 
 

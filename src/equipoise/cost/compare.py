@@ -43,7 +43,7 @@ curve that is a hundredth of a step's time keeps its factor unless the steps ins
 
 _SPREAD = 0.3
 """Of factors, before a run says anything: how far the same steps on one machine lay apart from one
-session to another (``bench/calibrate.py``)."""
+session to another (``bench/local/calibrate.py``)."""
 
 _DRAWS = 200
 _WRONG = 0.1

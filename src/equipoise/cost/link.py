@@ -22,7 +22,7 @@ What it decides
 Kept true (tests/unit/cost/test_link.py)
     Groups given by ranks and by stride are priced alike; a group of one costs nothing; no time
     beats the slowest link's peak; renumbering nodes changes nothing. Held-out points:
-    ``bench/collectives.py``.
+    ``bench/published/collectives.py``.
 
 Sources
     Rings and their bytes: nccl-tests, PERFORMANCE.md. Pipelined levels: NCCL's rings pass

@@ -13,9 +13,9 @@ What it decides
     backward. What takes longer is waited for. Without stages the last ``KEPT_LAYERS`` layers are
     needed again at once, and stay. Copies of all devices of a host meet in its memory.
 
-    This is a model: it is not fitted to training runs. ``bench/offload.py`` holds it beside those
-    of Megatron that were published. There offloading adds up to twice these seconds, for its host's
-    update is not bound by memory.
+    This is a model: it is not fitted to training runs. ``bench/published/offload.py`` holds it
+    beside those of Megatron that were published. There offloading adds up to twice these seconds,
+    for its host's update is not bound by memory.
 
 Kept true (tests/unit/cost/test_offload.py, tests/unit/plan/search/test_offload.py)
     More weights and tokens take longer; what a pass is long enough to hide costs nothing; the host

@@ -3,7 +3,7 @@
 Why
     Norms, gates and the optimizer do a few operations on each number they move, so bandwidth
     is their price. Each kernel here is one pass over its arrays, as a loop in C would be
-    (``bench/stream.py`` holds triad to 97% of that loop).
+    (``bench/local/stream.py`` holds triad to 97% of that loop).
 
 Sources
     STREAM: J. McCalpin, https://www.cs.virginia.edu/stream/ref.html: bytes are counted as its

@@ -18,7 +18,7 @@ Kept true (tests/unit/balance/packing/test_divided_price.py)
     What travels is what ``equipoise pack`` counts; nothing travels to whole documents.
 
 Sources
-    Rates: ``bench/groups.py``; bytes: ``balance.groups.cost.kv_ring``.
+    Rates: ``bench/local/groups.py``; bytes: ``balance.groups.cost.kv_ring``.
 """
 
 import numpy as np

@@ -11,7 +11,7 @@ from equipoise.spec.run.keys import toml
 
 _WHY = "where it goes; what others lose by"
 MEMORY_ERROR = 0.05
-"""Mean of 96 published rows (``bench/memory_published.py``, 2026-11-21)."""
+"""Mean of 96 published rows (``bench/published/memory.py``, 2026-11-21)."""
 _LEAST_SHARE = 0.005
 """Of a step, that is worth a word."""
 

@@ -32,7 +32,7 @@ What it decides
 Kept true (tests/unit/cost/memory/test_device.py)
     Korthikanti's 34, 10 + 24/t and 5 a s, exactly; terms grow with tokens and vocabulary and
     shrink with ranks; in fp32 activations are twice what they are in bf16, masks and fp32 apart.
-    Beside published peaks: ``bench/memory_published.py``.
+    Beside published peaks: ``bench/published/memory.py``.
 
 Sources
     arXiv:2205.05198, section 4 and table 2. States: arXiv:1910.02054, section 3.

@@ -29,8 +29,8 @@ What it decides
 
 Kept true (tests/unit/cost/memory/test_forecast.py)
     Terms are positive, add up, grow with tokens and shrink with ranks; parts of a pipeline add up
-    to the whole. How near the forecast is to a real rank's peak is printed by ``bench/memory.py``
-    and by every run's report.
+    to the whole. How near the forecast is to a real rank's peak is printed by
+    ``bench/local/memory.py`` and by every run's report.
 
 Sources
     ZeRO: arXiv:1910.02054, section 3. Buffers: torch 2.13, ``fsdp/_fully_shard``.

@@ -13,7 +13,7 @@ Kept true (tests/unit/cost/memory/test_forecast.py)
     Without overhead nothing is added; each part grows with what it is a part of.
 
 Sources
-    ``bench/memory.py`` measures, fits on one set of runs and scores on another.
+    ``bench/local/memory.py`` measures, fits on one set of runs and scores on another.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ CPU_OVERHEAD = DeviceOverhead(
 )
 """A rank on a CPU: glibc 2.36 as ``train.process`` sets it, oneDNN of torch 2.13, gloo.
 
-Fitted on the runs that ``bench/memory.py`` names as fitted, all but one of them of the 2M preset.
-In bf16 a size is taken for 77 kernels. Counted in one run were 38 for 2,048 tokens, the first size,
-50 for 1,978 and 92 for 2,223, whose number is odd; sizes are not told apart.
+Fitted on the runs that ``bench/local/memory.py`` names as fitted, all but one of them of the 2M
+preset. In bf16 a size is taken for 77 kernels. Counted in one run were 38 for 2,048 tokens, the
+first size, 50 for 1,978 and 92 for 2,223, whose number is odd; sizes are not told apart.
 """

@@ -7,7 +7,7 @@ What it decides
     The nouns. A *stack* says how a training program runs a layout, in facts that its authors
     publish: which attention kernel, what is fused, what is overlapped. *Residuals* say how far
     a whole step falls short of kernels that are measured one by one (clocks under load, host,
-    interference); they are fitted on published steps (``bench/throughput_published.py``) and
+    interference); they are fitted on published steps (``bench/published/throughput.py``) and
     are the only numbers here that are.
 
 The interface
@@ -121,7 +121,7 @@ class Residuals:
 
 
 FITTED = Residuals(products=1.13, traffic=1.24)
-"""Fitted on 475 published steps of nine sources (``bench/throughput_published.py``, 2026-11-21):
+"""Fitted on 475 published steps of nine sources (``bench/published/throughput.py``, 2026-11-21):
 clocks that sink under load, and links that others use. Each source left out in turn, these two move
 by at most 0.02 and 0.08."""
 

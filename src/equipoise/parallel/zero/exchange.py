@@ -17,7 +17,7 @@ Kept true (tests/multi/parallel/test_zero.py)
     What gloo's own collectives give, for two ranks and for more; a second time bit for bit.
 
 Sources
-    torch 2.13, ``FSDPModule.set_custom_all_gather``; ``bench/zero.py`` for seconds.
+    torch 2.13, ``FSDPModule.set_custom_all_gather``; ``bench/peers/zero.py`` for seconds.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ What it decides
     choice that failed counts as one of twice the slowest seconds measured, loosely, so that choices
     which share its settings are put off and not ruled out. Ties fall by the seed.
 
-Kept true (tests/unit/plan/measured/test_next.py, by Hypothesis; bench/measured_search.py)
+Kept true (tests/unit/plan/measured/test_next.py, by Hypothesis; bench/planner/measured_search.py)
     Each choice is tried once, whatever fails; a search that was stopped goes on as if it had not
     been; on drawn tables with failures it loses less than random search.
 

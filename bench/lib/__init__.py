@@ -1,0 +1,1 @@
+"""What benches share: the stamp of a machine and its load, and a corpus."""

@@ -1,0 +1,1 @@
+"""Benches of what runs here: on these cores, by this package's own code."""

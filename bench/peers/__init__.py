@@ -1,0 +1,1 @@
+"""Benches beside other people's code, on the same rows or ranks."""

@@ -1,0 +1,1 @@
+"""Benches of forecasts beside published measurements."""

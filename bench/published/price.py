@@ -1,0 +1,142 @@
+"""Published steps priced, and the two residuals that are fitted on those of other sources.
+
+What is fitted: ``Residuals.products`` and ``Residuals.traffic``, two numbers for all devices and
+all programs. What they are fitted on: every source but the one that is scored. A source is a
+table, whatever devices it has.
+"""
+
+import dataclasses
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.published.rows import Row
+from equipoise.base.errors import EquipoiseError
+from equipoise.cost.step.request import Residuals, StepOptions, StepPrice
+from equipoise.sim.machine import Machine
+from equipoise.sim.step import price_step
+from equipoise.spec.cluster.spec import find_cluster
+
+GRID = np.round(np.arange(0.80, 1.61, 0.01), 2), np.round(np.arange(0.6, 2.02, 0.02), 2)
+"""Values of the two residuals that are tried."""
+
+PRODUCTS = ("products", "experts")
+TRAFFIC = (
+    "tensor traffic",
+    "context traffic",
+    "expert traffic",
+    "parameter traffic",
+    "data traffic",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A row with its price; of several settings the fastest that fits, else the fastest."""
+
+    row: Row
+    price: StepPrice
+    options: StepOptions
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.price.step_s / self.row.step_s
+
+
+def table_of(row: Row) -> str:
+    """The source that a row is left out with."""
+    return "llm-foundry" if row.source.startswith("llm-foundry") else row.source
+
+
+_MACHINES: dict[str, Machine] = {}
+
+
+def _price(task: tuple[Row, Residuals]) -> Priced:
+    row, residuals = task
+    if row.cluster not in _MACHINES:
+        _MACHINES[row.cluster] = Machine(find_cluster(row.cluster))
+    found = []
+    faults = []
+    for options in row.options:
+        asked = dataclasses.replace(options, residuals=residuals)
+        try:
+            price = price_step(row.model, _MACHINES[row.cluster], row.layout, asked)
+        except EquipoiseError as error:
+            faults.append(str(error))
+            continue
+        found.append(Priced(row, price, asked))
+    if not found:
+        raise RuntimeError(f"{row.source}, {row.name}: {faults}")
+    return min(found, key=lambda each: (not each.price.fits, each.price.step_s))
+
+
+def price_rows(rows: Sequence[Row], residuals: Sequence[Residuals]) -> list[Priced]:
+    """Price every row under its residuals, on two processes."""
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(_price, list(zip(rows, residuals, strict=True)), chunksize=8)
+
+
+def shares(priced: Priced) -> np.ndarray:
+    """Products, traffic and all else over the measured step, bubbles shared out."""
+    terms = priced.price.terms
+    pool = sum(value for name, value in terms.items() if name in PRODUCTS)
+    ends = terms.get("optimizer", 0.0) + terms.get("data traffic", 0.0)
+    bubble = terms.get("pipeline bubble", 0.0)
+    busy = priced.price.step_s - bubble - ends
+    grown = 1.0 + bubble / busy
+    moved = sum(terms.get(name, 0.0) for name in TRAFFIC[:-1]) * grown
+    moved += terms.get("data traffic", 0.0)
+    both = np.array([pool * grown, moved])
+    whole = np.array([*both, priced.price.step_s - both.sum()])
+    return whole / priced.row.step_s
+
+
+def fit(priced: Sequence[Priced]) -> Residuals:
+    """The two residuals of least mean |log ratio|, every source counting alike."""
+    table = np.array([shares(each) for each in priced])
+    sources = [table_of(each.row) for each in priced]
+    weights = np.array([1.0 / sources.count(name) for name in sources])
+    products, traffic = np.meshgrid(*GRID, indexing="ij")
+    ratios = products[..., None] * table[:, 0] + traffic[..., None] * table[:, 1] + table[:, 2]
+    losses = (np.abs(np.log(ratios)) * weights).sum(axis=-1)
+    best = np.unravel_index(int(losses.argmin()), losses.shape)
+    return Residuals(products=float(products[best]), traffic=float(traffic[best]))
+
+
+def leave_one_out(
+    rows: Sequence[Row],
+) -> tuple[list[Priced], list[Priced], dict[str, Residuals]]:
+    """Rows priced with nothing fitted, and under residuals of all other sources; and those.
+
+    Args:
+        rows: Of several sources.
+    """
+    plain = price_rows(rows, [Residuals()] * len(rows))
+    names = sorted({table_of(row) for row in rows})
+    fitted = {name: fit([each for each in plain if table_of(each.row) != name]) for name in names}
+    return plain, price_rows(rows, [fitted[table_of(row)] for row in rows]), fitted
+
+
+def error_row(each: Priced) -> dict[str, Any]:
+    """One residual, as every bench prints it."""
+    return {
+        "row": each.row.name,
+        "measured_s": round(each.row.step_s, 4),
+        "predicted_s": round(each.price.step_s, 4),
+        "error": round(each.ratio - 1, 4),
+    }
+
+
+def summary(errors: Sequence[float]) -> dict[str, float]:
+    """Mean absolute error, mean, largest, and how many."""
+    values = np.array(errors)
+    return {
+        "mape": round(float(np.abs(values).mean()), 4),
+        "bias": round(float(values.mean()), 4),
+        "largest": round(float(np.abs(values).max()), 4),
+        "rows": len(values),
+    }
