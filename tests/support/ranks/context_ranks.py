@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
+from equipoise.comm.drive import drive
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger, Mail
 from equipoise.nn.attention import attend_documents
@@ -23,7 +24,6 @@ from equipoise.parallel.context.attention import (
     shard_tokens,
     token_positions,
 )
-from equipoise.parallel.context.drive import drive
 from equipoise.parallel.context.forward import Forward
 from equipoise.parallel.context.plan import plan_context, plan_pieces
 from equipoise.schedule.attention.count import Wire, count_attention

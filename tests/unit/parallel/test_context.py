@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.base.errors import FaultError, LayoutError
+from equipoise.comm.drive import drive_together
+from equipoise.comm.mail import Parcel
+from equipoise.comm.steps import Await, Post
 from equipoise.parallel.context.attention import attend_in_one_process
-from equipoise.parallel.context.drive import drive_together
 from equipoise.parallel.context.plan import plan_context, plan_pieces, share_tokens
-from equipoise.parallel.context.steps import Await, Parcel, Post
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.spec.mask import Mask
 from support.dense import SHARDINGS, WIDTH, errors, one_rank, plans, run, tensors

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from equipoise.base.errors import CheckError, LayoutError
 from equipoise.comm.mail import Ledger, Mail, Parcel
+from equipoise.comm.steps import allocate, pack, unpack
 from equipoise.nn.attention import cast_as_autocast, require_alike
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
 from equipoise.parallel.context.plan import ContextPlan, plan_context, share_tokens
-from equipoise.parallel.context.steps import allocate, pack, unpack
 from equipoise.spec.mask import CAUSAL, Mask
 
 

@@ -18,20 +18,19 @@ import torch
 from torch import Tensor
 
 from equipoise.comm.mail import Parcel
-from equipoise.nn.tile import attend_tile_backward, sum_dtype
-from equipoise.parallel.context.forward import Kept
-from equipoise.parallel.context.program import RankProgram, Transfer
-from equipoise.parallel.context.steps import (
+from equipoise.comm.steps import (
     Await,
     Post,
     Sections,
     Steps,
-    add_rows,
     allocate,
-    hold,
     pack,
     unpack,
 )
+from equipoise.nn.tile import attend_tile_backward, sum_dtype
+from equipoise.parallel.context.forward import Kept
+from equipoise.parallel.context.held import add_rows, hold
+from equipoise.parallel.context.program import RankProgram, Transfer
 
 
 class Backward:

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from equipoise.comm.mail import Parcel
-from equipoise.nn.tile import attend_tile, merge_tile_, sum_dtype
-from equipoise.parallel.context.program import RankProgram, Transfer
-from equipoise.parallel.context.steps import (
+from equipoise.comm.steps import (
     Await,
     Post,
     Sections,
     Steps,
     allocate,
-    hold,
     pack,
     unpack,
 )
+from equipoise.nn.tile import attend_tile, merge_tile_, sum_dtype
+from equipoise.parallel.context.held import hold
+from equipoise.parallel.context.program import RankProgram, Transfer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

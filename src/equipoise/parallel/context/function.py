@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from equipoise.comm.drive import drive, drive_together
 from equipoise.comm.mail import Mail
 from equipoise.parallel.context.backward import Backward
-from equipoise.parallel.context.drive import drive, drive_together
 from equipoise.parallel.context.forward import Forward, Kept
 from equipoise.parallel.context.program import RankProgram
 

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from equipoise.base.errors import LayoutError
 from equipoise.comm.mail import Parcel
+from equipoise.comm.steps import Await, Post, Steps, allocate, unpack
 from equipoise.nn.attention import PackAttention
 from equipoise.nn.defer import Deferred, defer_weights
-from equipoise.parallel.context.steps import Await, Post, Steps, allocate, unpack
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.program import RankProgram, Slot
 from equipoise.parallel.pipeline.slices import LayerAttention, Resident, Slices

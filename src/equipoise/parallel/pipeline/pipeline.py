@@ -44,10 +44,10 @@ from torch.distributed.tensor import DTensor
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import CheckError, LayoutError
+from equipoise.comm.drive import drive, drive_together
 from equipoise.comm.mail import Ledger, Mail, Parcel
 from equipoise.comm.mesh import Peers
-from equipoise.parallel.context.drive import drive, drive_together
-from equipoise.parallel.context.steps import Await, Post, Steps
+from equipoise.comm.steps import Await, Post, Steps
 from equipoise.parallel.pipeline.executor import Executor, PipelineRun, StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.program import compile_rank

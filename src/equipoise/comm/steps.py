@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from equipoise.comm.mail import Parcel
-from equipoise.parallel.context.program import Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,20 +59,3 @@ def unpack(data: Tensor, sections: Sections) -> list[Tensor]:
         parts.append(data[at : at + size].view(dtype).view(shape))
         at += size
     return parts
-
-
-def hold(x_tHE: Tensor, rows: Rows, count: int, heads: slice) -> Tensor:
-    """Room for all that is held, home rows filled in; the tensor itself if that is all."""
-    if count == len(x_tHE) and heads == slice(0, x_tHE.shape[1]):
-        return x_tHE
-    held = x_tHE.new_empty(count, heads.stop - heads.start, x_tHE.shape[2])
-    held[rows] = x_tHE[:, heads]
-    return held
-
-
-def add_rows(x_tHE: Tensor, rows: Rows, heads: slice, part: Tensor) -> None:
-    """Add to some rows and heads of a tensor, in place."""
-    if isinstance(rows, slice):
-        x_tHE[rows, heads] += part
-    else:
-        x_tHE[:, heads].index_add_(0, rows, part)

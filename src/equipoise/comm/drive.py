@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.base.errors import FaultError
 from equipoise.comm.mail import Mail
-from equipoise.parallel.context.steps import Post, Steps
+from equipoise.comm.steps import Post, Steps
 
 
 def drive(steps: Steps, mail: Mail) -> None:
