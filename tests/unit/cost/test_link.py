@@ -37,7 +37,9 @@ def test_no_collective_beats_its_links_and_more_bytes_take_longer(
     if size < 2:
         return
     found = collective_s(op, BYTES, strided_group(H100, size, stride))
-    assert (found.s[1:] > 0.9 * found.s[:-1]).all()  # below 4 KiB measurements waver
+    growth = found.s[1:] / found.s[:-1]
+    assert (growth > 0.85).all()  # below 10 kB measurements waver
+    assert (growth[2:] > 0.95).all()
     in_node = min(size, max(1, 8 // stride))
     moved = {"all_reduce": 2 * (size - 1) / size, "send": 1.0, "broadcast": 1.0}.get(
         op, (size - 1) / size
