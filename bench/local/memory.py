@@ -54,9 +54,9 @@ SCORED = [
     (*TWO, *FULL),
     (*TWO, *NARROW),
     (*TWO, *MOE),
-    (*TWO, *MOE, "--layout.expert", "2"),
-    ("--layout.dp", "1", "--model.preset", "2m", "--layout.context", "2"),
-    ("--layout.dp", "1", "--model.preset", "2m", "--layout.tensor", "2"),
+    (*TWO, *MOE, "--layout.ep", "2"),
+    ("--layout.dp", "1", "--model.preset", "2m", "--layout.cp", "2"),
+    ("--layout.dp", "1", "--model.preset", "2m", "--layout.tp", "2"),
     (*TWO, "--model.preset", "30m", "--pack.context_tokens", "1024"),
 ]
 PASSING = ("loss", "working space", "communication")

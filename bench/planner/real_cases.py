@@ -19,12 +19,12 @@ CASES: dict[str, dict[str, str]] = {
     "dp 2, ZeRO 1": {},
     "dp 2, ZeRO 2": {"layout.zero": "2"},
     "dp 2, ZeRO 3": {"layout.zero": "3"},
-    "tp 2": _ONE | {"layout.tensor": "2"},
-    "cp 2, needed-kv": _ONE | {"layout.context": "2"},
-    "cp 2, ulysses": _ONE | {"layout.context": "2", "layout.strategy": "ulysses"},
-    "pp 2, gpipe": _ONE | {"layout.pipeline": "2", "layout.schedule": "gpipe"},
-    "pp 2, 1f1b": _ONE | {"layout.pipeline": "2"},
-    "pp 2, zb-h1": _ONE | {"layout.pipeline": "2", "layout.schedule": "zb-h1"},
+    "tp 2": _ONE | {"layout.tp": "2"},
+    "cp 2, needed-kv": _ONE | {"layout.cp": "2"},
+    "cp 2, ulysses": _ONE | {"layout.cp": "2", "layout.strategy": "ulysses"},
+    "pp 2, gpipe": _ONE | {"layout.pp": "2", "layout.schedule": "gpipe"},
+    "pp 2, 1f1b": _ONE | {"layout.pp": "2"},
+    "pp 2, zb-h1": _ONE | {"layout.pp": "2", "layout.schedule": "zb-h1"},
     "dp 2, in order": {"pack.policy": "in-order"},
     "dp 2, window 2,048": {"pack.context_tokens": "2048"},
     "dp 2, recompute full": {"train.recompute": "full"},
@@ -35,8 +35,8 @@ CASES: dict[str, dict[str, str]] = {
     },
     "dp 2, 6 layers": {"model.layers": "6"},
     "tp 2, window 2,048, in order": _ONE
-    | {"layout.tensor": "2", "pack.context_tokens": "2048", "pack.policy": "in-order"},
-    "pp 2, 1f1b, 6 layers": _ONE | {"layout.pipeline": "2", "model.layers": "6"},
+    | {"layout.tp": "2", "pack.context_tokens": "2048", "pack.policy": "in-order"},
+    "pp 2, 1f1b, 6 layers": _ONE | {"layout.pp": "2", "model.layers": "6"},
 }
 
 

@@ -40,7 +40,7 @@ def foresee(case: str, run: dict[str, Any], machine: Machine) -> list[StepRun]:
     options = StepOptions(
         spec.pack.context_tokens,
         spec.pack.step_tokens // spec.pack.context_tokens,
-        virtual=max(1, spec.layout.stages // spec.layout.pipeline),
+        virtual=max(1, spec.layout.stages // spec.layout.pp),
         schedule=spec.layout.schedule,
         recompute=spec.train.recompute,
         precision=spec.train.precision,

@@ -8,6 +8,7 @@ Why
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -41,7 +42,10 @@ def run_from(args: argparse.Namespace) -> "ResolvedRun":
     from equipoise.spec.run.load import read_run
 
     named = [] if args.name is None else [("name", args.name)]
-    return read_run(args.run_toml, [*args.overrides, *named])
+    run = read_run(args.run_toml, [*args.overrides, *named])
+    for note in run.notes:
+        sys.stderr.write(f"{note}\n")
+    return run
 
 
 def split_overrides(

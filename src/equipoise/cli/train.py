@@ -107,13 +107,13 @@ def _require_device(spec: "RunSpec") -> None:
     from equipoise.balance.packing.turns import TOGETHER
     from equipoise.comm.group import choose_device
 
-    context, policy = spec.layout.context, spec.pack.policy
+    context, policy = spec.layout.cp, spec.pack.policy
     if choose_device(0).type == "cpu":
         return
     if context > 1:
         raise LayoutError(
-            f"layout.context = {context} shares a micro-batch between CPU ranks, and this "
-            f"machine's ranks run on CUDA devices. Set layout.context = 1."
+            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
+            f"machine's ranks run on CUDA devices. Set layout.cp = 1."
         )
     if policy in TOGETHER:
         raise LayoutError(

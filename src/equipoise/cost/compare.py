@@ -161,7 +161,7 @@ def _require(record: RunRecord) -> None:
     layout = record.start.spec["layout"]
     shared = [
         f"layout.{key} = {layout[key]}"
-        for key in ("context", "tensor", "expert", "expert_tensor", "pipeline")
+        for key in ("cp", "tp", "ep", "etp", "pp")
         if layout.get(key, 1) != 1
     ]
     if shared:

@@ -42,7 +42,7 @@ RANKS = 64
 Table = dict[str, Any]
 
 
-SHARED_AXES = ("context", "tensor", "pipeline", "expert")
+SHARED_AXES = ("cp", "tp", "pp", "ep", "etp")
 """Degrees of a layout that are told where they are more than one."""
 
 

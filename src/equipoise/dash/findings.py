@@ -172,7 +172,7 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
         answer["lengths"] = lengths
     if max(one.ranks for one in summaries) > 1:
         answer["timeline"] = "Hatched is waiting: a rank is done before another."
-        if any(int(str(setting_of(record, "layout", "pipeline") or 1)) > 1 for record in records):
+        if any(int(str(setting_of(record, "layout", "pp") or 1)) > 1 for record in records):
             answer["timeline"] += " Gaps inside a pipeline's step are its bubble."
     return answer
 

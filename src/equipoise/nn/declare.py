@@ -69,7 +69,7 @@ def declared(module: nn.Module) -> dict[str, Placement]:
         raise LayoutError(
             f"{len(missing)} of {len(names)} weights have no declared placement, the first is "
             f"{missing[0]}. Name them in declare() of the module that computes with them, or set "
-            f"layout.tensor = 1."
+            f"layout.tp = 1."
         )
     return {name: found[name] for name in names}
 

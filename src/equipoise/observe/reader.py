@@ -25,6 +25,7 @@ import numpy as np
 from equipoise.base.errors import DataError
 from equipoise.observe.journal_lines import MOST_RANKS, Event, Journal, read_journals
 from equipoise.observe.run_record import Fault, Floats, Memory, RunRecord, Spans, Start, Stop
+from equipoise.spec.run.keys import RENAMED
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -157,13 +158,23 @@ def _start(event: Event) -> Start:
         version=str(event.get("version", "unknown")),
         world=_whole(event.get("world"), 1),
         resumed_step=_whole(event.get("resumed_step"), 0),
-        spec=table("spec"),
-        origins={key: str(value) for key, value in table("origins").items()},
+        spec=_of_today(table("spec")),
+        origins={RENAMED.get(key, key): str(value) for key, value in table("origins").items()},
         model=table("model"),
         environment=table("environment"),
         corpus=table("corpus"),
         curve=table("curve"),
     )
+
+
+def _of_today(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a run under their names of today, whichever version wrote the journal."""
+    tables = {name: dict(table) for name, table in spec.items() if isinstance(table, Mapping)}
+    for old, new in RENAMED.items():
+        section, _, field = old.partition(".")
+        if field in tables.get(section, ()):
+            tables[section][new.partition(".")[2]] = tables[section].pop(field)
+    return {**spec, **tables}
 
 
 def _spans(journal: Journal) -> Spans:

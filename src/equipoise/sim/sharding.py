@@ -103,7 +103,7 @@ def settle_machine(
         folder: The run's; where it has begun, it keeps what it began with.
     """
     layout, train = spec.layout, spec.train
-    if layout.sharding != AUTO or layout.context == 1:
+    if layout.sharding != AUTO or layout.cp == 1:
         return None
     try:
         begun = read_resolved(folder)
@@ -136,6 +136,4 @@ def run_price(
     )
     bits = 8 * int(element_bytes(spec.train.precision))
     layout = spec.layout
-    return ContextPrice.on(
-        assumed, model, strategy=layout.strategy, tensor=layout.tensor, bits=bits
-    )
+    return ContextPrice.on(assumed, model, strategy=layout.strategy, tensor=layout.tp, bits=bits)

@@ -286,15 +286,15 @@ class Layout:
         if model.heads % self.tp:
             raise LayoutError(
                 f"{model.heads} heads do not divide over {self.tp} tensor-parallel ranks. Set tp "
-                f"(layout.tensor) to one of {_divisors(model.heads)}, or share tokens, which needs "
-                f"no division of heads: cp (layout.context) = {self.cp * self.tp} with needed-kv."
+                f"(layout.tp) to one of {_divisors(model.heads)}, or share tokens, which needs "
+                f"no division of heads: cp (layout.cp) = {self.cp * self.tp} with needed-kv."
             )
         for name, width in (("ffn", model.ffn), ("vocab", model.vocab)):
             part = -(-width // self.tp)
             if part * (self.tp - 1) >= width:
                 raise LayoutError(
                     f"model.{name} = {width} in parts of {part} leaves the last of {self.tp} "
-                    f"tensor-parallel ranks without any. Lower tp (layout.tensor)."
+                    f"tensor-parallel ranks without any. Lower tp (layout.tp)."
                 )
         if model.layers < self.pp:
             raise LayoutError(

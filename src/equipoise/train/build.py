@@ -46,7 +46,7 @@ def join_sharing(
     planner, stages = ContextPlanner(resolved.model, spec.layout, price), None
     if spec.pack.policy in TOGETHER:
         return Partners.join(ranks, planner)
-    if spec.layout.pipeline > 1:
+    if spec.layout.pp > 1:
         first = stream.step(0, spec.pack.step_tokens)
         stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
     return ContextGroup.join(ranks, planner, stages)
@@ -115,6 +115,6 @@ def _mesh(resolved: ResolvedFile, ranks: Ranks, sharing: ContextGroup | Partners
     if sharing.mesh is not None:
         return sharing.mesh
     layout = resolved.spec.layout
-    if max(layout.expert, layout.expert_tensor, layout.replicas) == 1:
+    if max(layout.ep, layout.etp, layout.replicas) == 1:
         return None
     return Mesh.join(ranks, layout.of_ranks(ranks.world))

@@ -141,13 +141,13 @@ def require_context(context: int, ranks: Ranks) -> None:
     """
     if ranks.world % context:
         raise LayoutError(
-            f"layout.context = {context} does not divide {ranks.world} ranks. Set layout.context "
+            f"layout.cp = {context} does not divide {ranks.world} ranks. Set layout.cp "
             f"to a divisor of {ranks.world}."
         )
     if context > 1 and ranks.device.type != "cpu":
         raise LayoutError(
-            f"layout.context = {context} shares a micro-batch between CPU ranks, and this rank is "
-            f"on {ranks.device}. Set layout.context = 1."
+            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this rank is "
+            f"on {ranks.device}. Set layout.cp = 1."
         )
 
 

@@ -185,7 +185,7 @@ class RunRecord:
 
     def _write_experts(self, experts: ExpertLoads, step: int) -> None:
         """What the experts of each layer were given, and the ranks that compute them."""
-        shares = split_experts(self.model.experts, ranks=self.spec.layout.expert)
+        shares = split_experts(self.model.experts, ranks=self.spec.layout.ep)
         ends = np.cumsum(shares)[:-1]
         of_ranks = [
             [int(part.sum()) for part in np.split(np.array(layer), ends)] for layer in experts.loads

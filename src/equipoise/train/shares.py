@@ -1,19 +1,19 @@
 """What context parallelism makes of a packed step: each micro-batch's plan, each rank's load.
 
 Why
-    A packer gives micro-batches to data-parallel ranks. Where ``layout.context`` ranks share
+    A packer gives micro-batches to data-parallel ranks. Where ``layout.cp`` ranks share
     each micro-batch, a rank's time is that of its tokens and of the attention that it computes,
     which its strategy decides: under ``needed-kv`` that of its own queries, under ``pass-q`` that
     of its own keys, under ``ulysses`` that of its heads.
 
     ::
 
-        rank             0        1        2        3          dp = 2, context = 2
+        rank             0        1        2        3          dp = 2, cp = 2
         micro-batches    data rank 0's     data rank 1's
         tokens of each   first    second   first    second     share
 
-    Where ``layout.tensor`` ranks share weights, each has an even part of that; where
-    ``layout.pipeline`` ranks share layers, ``train.stages`` says which part.
+    Where ``layout.tp`` ranks share weights, each has an even part of that; where
+    ``layout.pp`` ranks share layers, ``train.stages`` says which part.
 
 What it decides
     Every rank plans every micro-batch of the step from the pack alone, so that all know the
@@ -127,7 +127,7 @@ class ContextPlanner:
     @property
     def context(self) -> int:
         """Ranks that share each micro-batch."""
-        return self.layout.context
+        return self.layout.cp
 
     def plan(self, doc_tokens: Sequence[int], *, tensor_rank: int = 0) -> ContextPlan:
         """Who holds which tokens of a micro-batch, and what moves between them.
@@ -137,7 +137,7 @@ class ContextPlanner:
             tensor_rank: Whose heads, of the ranks that share weights.
         """
         heads = share_heads(
-            self.model.heads, self.model.kv_heads, ranks=self.layout.tensor, rank=tensor_rank
+            self.model.heads, self.model.kv_heads, ranks=self.layout.tp, rank=tensor_rank
         )
         return plan_context(
             doc_tokens,
@@ -160,7 +160,7 @@ class ContextPlanner:
         Cost: a plan for each micro-batch, milliseconds each; those that are not kept are made
             again when the micro-batch runs.
         """
-        return self.context_loads(packed, curve).divided(self.layout.tensor)
+        return self.context_loads(packed, curve).divided(self.layout.tp)
 
     def layer_prices(self, turns: Sequence[MicroBatch], curve: LoadCurve) -> LayerPrices:
         """What a layer and the head take of each micro-batch, on the slowest rank that shares it.
@@ -176,10 +176,10 @@ class ContextPlanner:
             backward_too = (1 + BACKWARD_OVER_FORWARD) * self.model.layers
             attention = np.array([load[0].max() for load in loads]) / backward_too
             tokens = np.array([load[1].max() for load in loads], dtype=np.int64)
-        share = tokens / np.maximum(whole.tokens, 1) / self.layout.tensor
+        share = tokens / np.maximum(whole.tokens, 1) / self.layout.tp
         return LayerPrices(
             whole.linear_ns * share,
-            attention / self.layout.tensor,
+            attention / self.layout.tp,
             whole.head_ns * share,
             tokens,
         )
@@ -225,7 +225,7 @@ class ContextPlanner:
             tiles = np.concatenate([_NO_TILES, *(each.tiles for each in rounds)])
             heads = tiles[:, 7] - tiles[:, 6]
             of_all_heads = tile_pairs(tiles)
-            share = heads * self.layout.tensor / self.model.heads
+            share = heads * self.layout.tp / self.model.heads
             attention_ns = curve.attention_ns(of_all_heads // heads) * share
             flop = self._flop(tokens, of_all_heads)
             rows.append((float(attention_ns.sum()), tokens, len(home), flop))
@@ -233,5 +233,5 @@ class ContextPlanner:
 
     def _flop(self, tokens: int, of_all_heads: Ints) -> int:
         linear = useful_flop(self.model, tokens, 0)
-        attention = useful_flop(self.model, 0, int(of_all_heads.sum()) * self.layout.tensor)
+        attention = useful_flop(self.model, 0, int(of_all_heads.sum()) * self.layout.tp)
         return linear + attention // self.model.heads

@@ -98,7 +98,7 @@ class StagePlanner:
         typical = price_layers(curve, planner.model, [MicroBatch(pieces)])
         split = split_model(typical, planner.model, stages)
         in_v = layout.schedule in IN_V
-        placed = place_in_v(layout.pipeline) if in_v else place_in_loop(layout.pipeline, stages)
+        placed = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
         if len(placed) != stages:
             raise LayoutError(
                 f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '
@@ -138,7 +138,7 @@ class StagePlanner:
         """Load of each rank of the world: each stage's part of what its context ranks compute."""
         whole = self.planner.context_loads(packed, self.curve)
         planned = self.plan(packed)
-        context, ranks = self.planner.context, self.planner.layout.pipeline
+        context, ranks = self.planner.context, self.planner.layout.pp
         busy = np.array([each.predicted.busy_ns for each in planned], dtype=np.float64)
         busy[busy.sum(axis=1) == 0] = 1.0  # no tokens: nothing, in equal parts
         shares = busy / busy.sum(axis=1, keepdims=True)
@@ -167,7 +167,7 @@ class StagePlanner:
             ),
             whole.turns_s / ranks,
             whole.meets_each_turn,
-        ).divided(self.planner.layout.tensor)
+        ).divided(self.planner.layout.tp)
 
     def _longest_ns(self, packed: PackedStep, planned: Sequence[PlannedPipeline]) -> int:
         """When the last pipeline ends; those that meet go at the pace of each turn's slowest."""
@@ -181,7 +181,7 @@ class StagePlanner:
     def _is_shared(self) -> bool:
         """Whether data-parallel ranks meet in the middle of a stage: experts, or ZeRO 2 and 3."""
         layout = self.planner.layout
-        return layout.expert * layout.expert_tensor > 1 or layout.zero >= 2
+        return layout.ep * layout.etp > 1 or layout.zero >= 2
 
     def _price(self, layers: LayerPrices) -> PipelinePrices:
         return price_stages(self.split, layers, recompute=self.recompute)
@@ -189,7 +189,7 @@ class StagePlanner:
     def _plan(self, layers: LayerPrices, units: list[tuple[int, int]]) -> PlannedPipeline:
         layout, prices = self.planner.layout, self._price(layers)
         written = write_pipeline(
-            layout.schedule, prices, ranks=layout.pipeline, units=units, skip=layout.skip
+            layout.schedule, prices, ranks=layout.pp, units=units, skip=layout.skip
         )
         return PlannedPipeline(written, prices)
 

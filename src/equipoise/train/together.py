@@ -3,7 +3,7 @@
 Why
     One process group serves all the sets of ranks that share documents: what one *turn* of all
     ranks holds is one attention plan, in which a document's keys pass between its own ranks alone.
-    Where ``layout.tensor`` ranks share weights, each exchanges the keys of its own heads with the
+    Where ``layout.tp`` ranks share weights, each exchanges the keys of its own heads with the
     ranks of other data-parallel ranks that have the same heads.
 
 What it decides
@@ -83,7 +83,7 @@ class Partners:
                 f"Documents are divided over CPU ranks, and this rank is on {ranks.device}. Set "
                 f'pack.policy = "by-work".'
             )
-        if planner.layout.tensor == 1:
+        if planner.layout.tp == 1:
             return cls(planner, ranks.rank, Ledger(ranks.world))
         return cls.on_mesh(planner, Mesh.join(ranks, planner.layout.of_ranks(ranks.world)))
 
@@ -139,7 +139,7 @@ class Partners:
                 packed,
                 turn,
                 self.planner.model,
-                tensor=self.planner.layout.tensor,
+                tensor=self.planner.layout.tp,
                 tensor_rank=self.tensor_rank,
             )
         return self.kept[name, turn]

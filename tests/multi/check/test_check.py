@@ -84,7 +84,7 @@ def test_played_ranks_send_what_real_ranks_send() -> None:
 CASES = {
     "zero 0": Case(2, 0, "by-work", 512, "none"),
     "zero 1": Case(2, 1, "by-work", 512, "none"),
-    "context": Case(2, 0, "by-work", 512, "none", context=2),
+    "context": Case(2, 0, "by-work", 512, "none", cp=2),
 }
 
 

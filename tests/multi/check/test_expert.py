@@ -41,7 +41,7 @@ def test_a_model_with_experts_equals_one_rank_where_they_are_not_shared() -> Non
     cases = [
         Case(2, 1, "by-work", 256, "none"),
         Case(2, 3, "in-order", 512, "full"),
-        Case(2, 2, "by-work", 256, "none", context=2),
+        Case(2, 2, "by-work", 256, "none", cp=2),
     ]
     biased = dataclasses.replace(SPARSE, balance="bias", shared_gate=True)
     for model in (SPARSE, biased):

@@ -35,7 +35,7 @@ def test_ranks_that_share_weights_equal_one_rank(ranks: int) -> None:
 
 
 def test_a_gradient_that_is_wrong_on_one_rank_is_caught_by_name() -> None:
-    case = Case(2, 1, "by-work", 512, "none", tensor=2)
+    case = Case(2, 1, "by-work", 512, "none", tp=2)
     parameter = "layers.0.attention.key.weight"
     (verdict,) = run_ranks(2, on_ranks.check_with_wrong_gradient, MODEL, case, parameter, 1)[0]
     assert not verdict.is_exact

@@ -150,7 +150,7 @@ def test_layouts_that_cannot_be_are_refused() -> None:
     with pytest.raises(LayoutError) as caught:
         run_ranks(4, expert_ranks.refuse, few, Layout(dp=4, ep=4))
     assert str(caught.value) == (
-        "3 experts in runs of 1 leave 1 of 4 ranks without any. Set ep (layout.expert) to 3."
+        "3 experts in runs of 1 leave 1 of 4 ranks without any. Set ep (layout.ep) to 3."
     )
     with pytest.raises(LayoutError) as caught:
         run_ranks(4, expert_ranks.refuse, narrow, Layout(dp=4, etp=4))

@@ -116,7 +116,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(LayoutError) as refused:
         run_ranks(2, tensor_ranks.step, model, BATCHES, [Setting(Layout(tp=2))])
     assert str(refused.value) == (
-        "3 heads do not divide over 2 tensor-parallel ranks. Set tp (layout.tensor) to one of 1, "
-        "3, or share tokens, which needs no division of heads: cp (layout.context) = 2 "
+        "3 heads do not divide over 2 tensor-parallel ranks. Set tp (layout.tp) to one of 1, "
+        "3, or share tokens, which needs no division of heads: cp (layout.cp) = 2 "
         "with needed-kv."
     )

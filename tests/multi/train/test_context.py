@@ -26,13 +26,13 @@ LAYOUTS = {
         "in order": {"policy": "in-order", "sharding": "head-tail-document"},
         "narrow": {"precision": "bf16"},
     },
-    3: {"ring": {"context": 3, "strategy": "ring", "sharding": "head-tail"}},
+    3: {"ring": {"cp": 3, "strategy": "ring", "sharding": "head-tail"}},
     4: {
         "zero 0, two groups": {"dp": 2, "zero": 0},
         "zero 1, two groups": {"dp": 2, "strategy": "token-ring"},
         "zero 2, two groups": {"dp": 2, "zero": 2, "sharding": "by-work"},
         "zero 3, two groups": {"dp": 2, "zero": 3, "recompute": "full"},
-        "one group in two nodes": {"context": 4, "strategy": "usp", "ranks_per_node": 2},
+        "one group in two nodes": {"cp": 4, "strategy": "usp", "ranks_per_node": 2},
     },
 }
 
@@ -46,9 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, store: TokenStore) -> dict:
     found = {}
     plain = {"alone": make(dp=1, **same), "alone, narrow": make(dp=1, precision="bf16", **same)}
     for world, rows in {1: {}, **LAYOUTS}.items():
-        each = {
-            name: make(**(same | {"dp": 1, "context": 2} | keys)) for name, keys in rows.items()
-        }
+        each = {name: make(**(same | {"dp": 1, "cp": 2} | keys)) for name, keys in rows.items()}
         assert {resolved.ranks for resolved in each.values()} <= {world}
         for name, ended in run_ranks(world, on_ranks.train_each, root, each or plain)[0].items():
             found[name] = (ended, root / name)
@@ -165,10 +163,10 @@ def test_a_step_whose_labels_or_tokens_lie_on_some_ranks_alone(
     arguments = (tmp_path, str(store.folder), MODEL, batches)
     plain, *_ = run_ranks(1, on_ranks.step_in_contexts, *arguments, [LayoutSpec()])[0]
     four = [
-        LayoutSpec(context=4, sharding="contiguous"),
-        LayoutSpec(context=4, zero=3),
-        LayoutSpec(context=2, zero=2),
-        LayoutSpec(context=2, zero=0, strategy="ulysses"),
+        LayoutSpec(cp=4, sharding="contiguous"),
+        LayoutSpec(cp=4, zero=3),
+        LayoutSpec(cp=2, zero=2),
+        LayoutSpec(cp=2, zero=0, strategy="ulysses"),
     ]
     for loss, norm, weights in run_ranks(4, on_ranks.step_in_contexts, *arguments, four)[0]:
         assert loss == pytest.approx(plain[0], rel=EXACT)
@@ -183,14 +181,14 @@ def test_a_step_whose_labels_or_tokens_lie_on_some_ranks_alone(
 def test_a_killed_run_goes_on_with_another_context(tmp_path: Path, make_run: MakeRun) -> None:
     keys = {"steps": 6, "lr": 1e-2, "eps": 1e-6, "every_steps": 2, "dp": 1}
     straight = run_ranks(1, on_ranks.train, tmp_path / "straight", make_run(**keys), {})[0]
-    shared = make_run(context=2, **keys)
+    shared = make_run(cp=2, **keys)
     with pytest.raises(FaultError):
         run_ranks(2, on_ranks.train, tmp_path / "cut", shared, {"kill_at": 3})
     alone = run_ranks(1, on_ranks.train, tmp_path / "cut", make_run(**keys), {})[0]
     assert alone.said[0] == f"Resuming after step 2 from {tmp_path}/cut/checkpoint/step-000002."
     assert alone.losses == pytest.approx(straight.losses[2:], rel=EXACT)
     assert_close(dataclasses.replace(alone, losses=straight.losses), straight)
-    more = make_run(context=2, **(keys | {"dp": 2, "steps": 7, "zero": 3}))
+    more = make_run(cp=2, **(keys | {"dp": 2, "steps": 7, "zero": 3}))
     again = run_ranks(4, on_ranks.train, tmp_path / "cut", more, {})[0]
     longer = run_ranks(
         1, on_ranks.train, tmp_path / "straight", make_run(**(keys | {"steps": 7})), {}
@@ -210,14 +208,14 @@ def refused(world: int, *arguments: object) -> str:
 
 def test_ranks_that_are_no_whole_number_of_contexts() -> None:
     assert refused(3, on_ranks.join_context, 2, "cpu") == (
-        "layout.context = 2 does not divide 3 ranks. Set layout.context to a divisor of 3."
+        "layout.cp = 2 does not divide 3 ranks. Set layout.cp to a divisor of 3."
     )
 
 
 def test_contexts_on_an_accelerator_are_refused_before_the_model_is_built() -> None:
     assert refused(2, on_ranks.join_context, 2, "cuda:0") == (
-        "layout.context = 2 shares a micro-batch between CPU ranks, and this rank is on cuda:0. "
-        "Set layout.context = 1."
+        "layout.cp = 2 shares a micro-batch between CPU ranks, and this rank is on cuda:0. "
+        "Set layout.cp = 1."
     )
 
 

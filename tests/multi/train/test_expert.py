@@ -23,15 +23,15 @@ LAYOUTS = {
     1: {"one rank": {"dp": 1}},
     2: {
         "data": {"dp": 2},
-        "experts, zero 1": {"dp": 2, "expert": 2},
-        "experts, zero 3": {"dp": 2, "expert": 2, "zero": 3, "recompute": "full"},
-        "experts and context": {"dp": 1, "context": 2, "expert": 2},
-        "documents together": {"dp": 2, "expert": 2, "policy": "divided"},
-        "narrow": {"dp": 2, "expert": 2, "precision": "bf16"},
+        "experts, zero 1": {"dp": 2, "ep": 2},
+        "experts, zero 3": {"dp": 2, "ep": 2, "zero": 3, "recompute": "full"},
+        "experts and context": {"dp": 1, "cp": 2, "ep": 2},
+        "documents together": {"dp": 2, "ep": 2, "policy": "divided"},
+        "narrow": {"dp": 2, "ep": 2, "precision": "bf16"},
     },
     4: {
-        "two groups": {"dp": 4, "expert": 2, "zero": 2},
-        "in two parts": {"dp": 4, "expert": 2, "expert_tensor": 2},
+        "two groups": {"dp": 4, "ep": 2, "zero": 2},
+        "in two parts": {"dp": 4, "ep": 2, "etp": 2},
     },
 }
 
@@ -95,7 +95,7 @@ def test_a_resumed_run_goes_on_bitwise_with_its_counts(
     def run(name: str, resolved: ResolvedFile, **script: int) -> Ended:
         return run_ranks(2, on_ranks.train, tmp_path / name, resolved, script)[0]
 
-    resolved = make_run(model=model, expert=2, steps=6)
+    resolved = make_run(model=model, ep=2, steps=6)
     whole = run("whole", resolved)
     assert run("cut", resolved, stop_at=3).reason == "interrupted"
     rest = run("cut", resolved)
@@ -107,7 +107,7 @@ def test_a_resumed_run_goes_on_bitwise_with_its_counts(
 
 
 def test_a_run_goes_on_with_its_experts_elsewhere(tmp_path: Path, make_run: MakeRun) -> None:
-    shared, alone = (make_run(model=SPARSE, expert=n, steps=6, eps=1e-6) for n in (2, 1))
+    shared, alone = (make_run(model=SPARSE, ep=n, steps=6, eps=1e-6) for n in (2, 1))
     folder = tmp_path / "moved"
     run_ranks(2, on_ranks.train, folder, shared, {"stop_at": 3})
     moved = run_ranks(2, on_ranks.train, folder, alone, {})[0]

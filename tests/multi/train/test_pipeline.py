@@ -18,25 +18,25 @@ SAME = {"steps": 3, "cut": "windows", "lr": 1e-3, "eps": 1e-3, "model": MODEL, "
 
 LAYOUTS = {
     2: {
-        "1f1b": {"pipeline": 2},
-        "narrow": {"pipeline": 2, "precision": "bf16", "stages": "zb-h1"},
+        "1f1b": {"pp": 2},
+        "narrow": {"pp": 2, "precision": "bf16", "stages": "zb-h1"},
         "interleaved, recomputed": {
-            "pipeline": 2,
+            "pp": 2,
             "stages": "interleaved",
             "recompute": "full",
             "policy": "in-order",
         },
-        "auto": {"pipeline": 2, "stages": "auto"},
-        "zb-v, zero 0": {"pipeline": 2, "stages": "zb-v", "zero": 0},
-        "divided in time": {"pipeline": 2, "policy": "divided-in-time", "stages": "auto"},
+        "auto": {"pp": 2, "stages": "auto"},
+        "zb-v, zero 0": {"pp": 2, "stages": "zb-v", "zero": 0},
+        "divided in time": {"pp": 2, "policy": "divided-in-time", "stages": "auto"},
     },
     4: {
-        "data": {"dp": 2, "pipeline": 2},
-        "zero 2": {"dp": 2, "pipeline": 2, "zero": 2, "stages": "zb-h1"},
-        "zero 3": {"dp": 2, "pipeline": 2, "zero": 3, "stages": "zb-v"},
-        "context": {"context": 2, "pipeline": 2, "stages": "zb-h1"},
-        "tensor": {"tensor": 2, "pipeline": 2},
-        "four stages": {"pipeline": 4, "stages": "gpipe"},
+        "data": {"dp": 2, "pp": 2},
+        "zero 2": {"dp": 2, "pp": 2, "zero": 2, "stages": "zb-h1"},
+        "zero 3": {"dp": 2, "pp": 2, "zero": 3, "stages": "zb-v"},
+        "context": {"cp": 2, "pp": 2, "stages": "zb-h1"},
+        "tensor": {"tp": 2, "pp": 2},
+        "four stages": {"pp": 4, "stages": "gpipe"},
     },
 }
 
@@ -45,14 +45,14 @@ SPARSE = dataclasses.replace(
     MODEL, experts=4, top_k=2, expert_ffn=24, dense_layers=1, balance="auxiliary"
 )
 WITH_EXPERTS = {
-    4: {"experts": {"dp": 2, "pipeline": 2, "expert": 2}},
+    4: {"experts": {"dp": 2, "pp": 2, "ep": 2}},
     8: {
         "five axes": {
-            "context": 2,
-            "tensor": 2,
-            "pipeline": 2,
-            "expert": 2,
-            "expert_tensor": 2,
+            "cp": 2,
+            "tp": 2,
+            "pp": 2,
+            "ep": 2,
+            "etp": 2,
             "stages": "interleaved",
         }
     },
@@ -114,7 +114,7 @@ def test_ranks_that_share_experts_too_train_as_one(tmp_path: Path, store: TokenS
 def test_micro_batches_that_skip_stages_train_another_model(
     runs, tmp_path: Path, store: TokenStore
 ) -> None:
-    keys = {"pipeline": 4, "stages": "skip-partial", "policy": "in-order", "steps": 6}
+    keys = {"pp": 4, "stages": "skip-partial", "policy": "in-order", "steps": 6}
     make = MakeRun(store)
     whole, lossy = (make(**(SAME | keys | {"skip": skip})) for skip in (0.0, 0.5))
     ended = run_ranks(4, on_ranks.train_each, tmp_path, {"whole": whole, "lossy": lossy})[0]
@@ -151,9 +151,9 @@ def test_what_was_predicted_stands_beside_what_was_measured(runs) -> None:
 def test_a_checkpoint_goes_on_in_another_layout(runs, tmp_path: Path, store: TokenStore) -> None:
     make = MakeRun(store)
     for world, steps, keys in (
-        (4, 1, {"dp": 2, "pipeline": 2}),
+        (4, 1, {"dp": 2, "pp": 2}),
         (1, 2, {}),
-        (2, 3, {"pipeline": 2, "stages": "zb-v"}),
+        (2, 3, {"pp": 2, "stages": "zb-v"}),
     ):
         run = make(**(SAME | keys | {"steps": steps, "every_steps": 1}))
         ended = joined(run_ranks(world, on_ranks.train, tmp_path, run, {}))
@@ -163,13 +163,13 @@ def test_a_checkpoint_goes_on_in_another_layout(runs, tmp_path: Path, store: Tok
 
 REFUSED = {
     "layers": (
-        ["--layout.pipeline=5", "--layout.dp=1"],
+        ["--layout.pp=5", "--layout.dp=1"],
         "4 layers are fewer than pp = 5 stages. Set pp to 4 or less.",
     ),
     "stages": (
-        ["--layout.pipeline=4", "--layout.dp=1", "--layout.schedule=zb-v"],
-        "4 layers cannot fill the 8 stages of layout.pipeline = 4 ranks with 2 stages each. Lower "
-        'layout.pipeline, or set layout.schedule = "1f1b", which has one stage a rank.',
+        ["--layout.pp=4", "--layout.dp=1", "--layout.schedule=zb-v"],
+        "4 layers cannot fill the 8 stages of layout.pp = 4 ranks with 2 stages each. Lower "
+        'layout.pp, or set layout.schedule = "1f1b", which has one stage a rank.',
     ),
 }
 

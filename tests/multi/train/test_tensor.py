@@ -21,16 +21,16 @@ SAME = {"steps": 4, "cut": "windows", "lr": 1e-3, "eps": 1e-6, "model": MODEL}
 
 LAYOUTS = {
     2: {
-        "zero 1": {"tensor": 2},
-        "zero 3, recomputed": {"tensor": 2, "zero": 3, "recompute": "full"},
-        "narrow": {"tensor": 2, "precision": "bf16"},
+        "zero 1": {"tp": 2},
+        "zero 3, recomputed": {"tp": 2, "zero": 3, "recompute": "full"},
+        "narrow": {"tp": 2, "precision": "bf16"},
     },
-    3: {"copied heads": {"tensor": 3, "zero": 0, "policy": "in-order"}},
+    3: {"copied heads": {"tp": 3, "zero": 0, "policy": "in-order"}},
     4: {
-        "data": {"dp": 2, "tensor": 2, "zero": 2},
-        "context": {"context": 2, "tensor": 2},
+        "data": {"dp": 2, "tp": 2, "zero": 2},
+        "context": {"cp": 2, "tp": 2},
         "hybrid": {"dp": 4, "zero": 3, "replicas": 2},
-        "divided": {"dp": 2, "tensor": 2, "zero": 2, "policy": "divided"},
+        "divided": {"dp": 2, "tp": 2, "zero": 2, "policy": "divided"},
     },
 }
 
@@ -74,10 +74,10 @@ def test_a_share_of_the_weights_is_forecast(runs) -> None:
 def test_a_checkpoint_goes_on_in_another_layout(runs, tmp_path: Path, store: TokenStore) -> None:
     make = MakeRun(store)
     for world, steps, keys in (
-        (4, 1, {"dp": 2, "tensor": 2, "zero": 3}),
-        (3, 2, {"dp": 1, "tensor": 3, "zero": 1}),
+        (4, 1, {"dp": 2, "tp": 2, "zero": 3}),
+        (3, 2, {"dp": 1, "tp": 3, "zero": 1}),
         (1, 3, {"dp": 1}),
-        (2, 4, {"dp": 1, "tensor": 2}),
+        (2, 4, {"dp": 1, "tp": 2}),
     ):
         run = make(**(SAME | keys | {"steps": steps, "every_steps": 1}))
         ended = run_ranks(world, on_ranks.train, tmp_path, run, {})[0]
@@ -92,9 +92,9 @@ REFUSED = {
         "of 1, 2, 4.",
     ),
     "heads": (
-        ["--layout.tensor=3", "--layout.dp=1"],
-        "4 heads do not divide over 3 tensor-parallel ranks. Set tp (layout.tensor) to one of 1, "
-        "2, 4, or share tokens, which needs no division of heads: cp (layout.context) = 3 "
+        ["--layout.tp=3", "--layout.dp=1"],
+        "4 heads do not divide over 3 tensor-parallel ranks. Set tp (layout.tp) to one of 1, "
+        "2, 4, or share tokens, which needs no division of heads: cp (layout.cp) = 3 "
         "with needed-kv.",
     ),
 }
@@ -110,11 +110,11 @@ def test_what_ranks_cannot_share_is_refused_before_one_starts(
 def test_cores_that_do_not_divide_are_refused() -> None:
     from equipoise.spec.run.spec import LayoutSpec
 
-    assert LayoutSpec(context=2, tensor=2).count_ranks(cores=8) == 8
-    assert LayoutSpec(dp=3, context=2, tensor=2).count_ranks(cores=1) == 12
+    assert LayoutSpec(cp=2, tp=2).count_ranks(cores=8) == 8
+    assert LayoutSpec(dp=3, cp=2, tp=2).count_ranks(cores=1) == 12
     with pytest.raises(LayoutError) as refused:
-        LayoutSpec(context=2, tensor=3).count_ranks(cores=4)
+        LayoutSpec(cp=2, tp=3).count_ranks(cores=4)
     assert str(refused.value) == (
-        "layout.context x layout.tensor = 2 x 3 does not divide the 4 ranks of layout.dp = "
+        "layout.cp x layout.tp = 2 x 3 does not divide the 4 ranks of layout.dp = "
         '"cores", one for each core of this machine. Set layout.dp = 1 for 6 ranks in all.'
     )

@@ -248,7 +248,7 @@ def step_in_contexts(
     found = []
     for number, layout in enumerate(layouts):
         context = ContextGroup.join(ranks, ContextPlanner(model, layout))
-        data_ranks = ranks.world // layout.context
+        data_ranks = ranks.world // layout.cp
         each = [MicroBatch(np.array(rows, dtype=np.int64).reshape(-1, 3)) for rows in batches]
         packed = PackedStep("by-hand", tuple(tuple(each[r::data_ranks]) for r in range(data_ranks)))
         decoder = Decoder(model)
@@ -267,7 +267,7 @@ def step_in_contexts(
 
 def join_context(ranks: Ranks, context: int, device: str) -> None:
     ranks = dataclasses.replace(ranks, device=torch.device(device))
-    ContextGroup.join(ranks, ContextPlanner(preset("2m"), LayoutSpec(context=context)))
+    ContextGroup.join(ranks, ContextPlanner(preset("2m"), LayoutSpec(cp=context)))
 
 
 def join_partners(ranks: Ranks, device: str) -> None:

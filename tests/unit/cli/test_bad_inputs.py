@@ -74,8 +74,8 @@ BAD_FLAGS = {
     ("config", "--model.layers=1000000000"): (
         "--model.layers: 1000000000 is too large; the most is 4096."
     ),
-    ("config", "--layout.tensor=10000000000"): (
-        "--layout.tensor: 10000000000 is too large; the most is 2147483647."
+    ("config", "--layout.tp=10000000000"): (
+        "--layout.tp: 10000000000 is too large; the most is 2147483647."
     ),
     ("pack", "--ranks", "9" * 5000): (
         f"equipoise pack: argument --ranks: invalid int value: '{'9' * 23}...{'9' * 23}' "

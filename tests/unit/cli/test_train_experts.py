@@ -11,12 +11,12 @@ from equipoise.spec.run.load import read_run
 
 
 def test_ranks_that_would_share_no_experts(tmp_path: Path) -> None:
-    dense = read_run(None, [("layout.dp", "2"), ("layout.expert", "2")])
+    dense = read_run(None, [("layout.dp", "2"), ("layout.ep", "2")])
     missing = dataclasses.replace(dense.spec.data, source="text", path="missing")
     run = dataclasses.replace(dense, spec=dataclasses.replace(dense.spec, data=missing))
     with pytest.raises(LayoutError) as caught:
         prepare_run(run, tmp_path, quiet=True)
     assert str(caught.value) == (
-        "The model has no experts that 2 ranks could share. Set ep (layout.expert) = 1 and "
-        "etp (layout.expert_tensor) = 1, or give the model experts."
+        "The model has no experts that 2 ranks could share. Set ep (layout.ep) = 1 and "
+        "etp (layout.etp) = 1, or give the model experts."
     )

@@ -190,7 +190,7 @@ def test_train_refuses_what_only_pack_can_do(
     assert refused(capsys, *argv) == (
         'pack.policy = "divided-in-time" lets parts of one document attend to each other from '
         "different micro-batches, which only a pipeline of whole micro-batches runs; "
-        "layout.pipeline = 1 and layout.context = 1. Set layout.pipeline = 2 and layout.context = "
+        "layout.pp = 1 and layout.cp = 1. Set layout.pp = 2 and layout.cp = "
         '1, or pack.policy = "divided", "by-work" or "delayed".\n'
     )
 
@@ -199,10 +199,10 @@ def test_train_refuses_a_context_that_does_not_divide_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("equipoise.cli.train.usable_cores", lambda: [0, 1, 2, 3])
-    argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--layout.context", "3")
+    argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--layout.cp", "3")
     assert refused(capsys, *argv) == (
-        'layout.context = 3 does not divide the 4 ranks of layout.dp = "cores", one for each core '
-        "of this machine. Set layout.context = 2, or layout.dp = 1 for 3 ranks in all.\n"
+        'layout.cp = 3 does not divide the 4 ranks of layout.dp = "cores", one for each core '
+        "of this machine. Set layout.cp = 2, or layout.dp = 1 for 3 ranks in all.\n"
     )
     assert not (tmp_path / "run").exists()
 
@@ -216,9 +216,9 @@ def test_train_refuses_a_context_of_accelerators(
 
     monkeypatch.setattr(group, "choose_device", lambda _: torch.device("cuda", 0))
     argv = ("train", "--out", str(tmp_path / "run"), "--layout.dp=1")
-    assert refused(capsys, *argv, "--layout.context=2") == (
-        "layout.context = 2 shares a micro-batch between CPU ranks, and this machine's ranks run "
-        "on CUDA devices. Set layout.context = 1.\n"
+    assert refused(capsys, *argv, "--layout.cp=2") == (
+        "layout.cp = 2 shares a micro-batch between CPU ranks, and this machine's ranks run "
+        "on CUDA devices. Set layout.cp = 1.\n"
     )
     assert refused(capsys, *argv, "--pack.policy=gangs") == (
         'pack.policy = "gangs" divides documents over CPU ranks, and this machine\'s ranks run on '
@@ -229,8 +229,8 @@ def test_train_refuses_a_context_of_accelerators(
 def test_train_refuses_to_divide_documents_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ("train", "--out", str(tmp_path / "run"), "--layout.dp=1", "--layout.context=2")
+    argv = ("train", "--out", str(tmp_path / "run"), "--layout.dp=1", "--layout.cp=2")
     assert refused(capsys, *argv, "--pack.policy=divided") == (
-        'pack.policy = "divided" divides documents over ranks itself, and layout.context = 2 would '
-        'divide them again. Set layout.context = 1, or pack.policy = "by-work".\n'
+        'pack.policy = "divided" divides documents over ranks itself, and layout.cp = 2 would '
+        'divide them again. Set layout.cp = 1, or pack.policy = "by-work".\n'
     )

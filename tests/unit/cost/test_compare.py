@@ -140,9 +140,9 @@ def test_a_mix_of_lengths_costs_what_its_documents_cost(device) -> None:
 
 
 def test_runs_that_cannot_be_compared(device) -> None:
-    shared = _record([[[64]]] * 4, context=2, tensor=2)
+    shared = _record([[[64]]] * 4, cp=2, tp=2)
     message = (
-        "runs/x has layout.context = 2, layout.tensor = 2: its ranks wait for each other inside a "
+        "runs/x has layout.cp = 2, layout.tp = 2: its ranks wait for each other inside a "
         "micro-batch, which curves of one core say nothing of. Compare a run of data-parallel "
         "ranks alone."
     )

@@ -25,7 +25,7 @@ HANGS = (
 @pytest.mark.parametrize(
     ("code", "said", "cause"),
     [
-        (2, "layout.tensor = 3 does not divide 4 heads.", "refused"),
+        (2, "layout.tp = 3 does not divide 4 heads.", "refused"),
         (3, "It needs 9 GiB.", "does not fit"),
         (6, KILLED, "killed"),
         (6, ALLOCATES, "out of memory"),

@@ -47,7 +47,7 @@ def test_a_weight_that_nobody_declares_is_refused() -> None:
     assert str(refused.value) == (
         f"2 of {names} weights have no declared placement, the first is "
         f"layers.1.feed_forward.weight. Name them in declare() of the module that computes with "
-        f"them, or set layout.tensor = 1."
+        f"them, or set layout.tp = 1."
     )
 
 

@@ -28,18 +28,18 @@ def test_every_expert_lives_on_one_rank_or_ranks_are_refused(ranks: int, experts
         (
             0,
             2,
-            "The model has no experts that 2 ranks could share. Set ep (layout.expert) = 1 and "
-            "etp (layout.expert_tensor) = 1, or give the model experts.",
+            "The model has no experts that 2 ranks could share. Set ep (layout.ep) = 1 and "
+            "etp (layout.etp) = 1, or give the model experts.",
         ),
         (
             4,
             6,
-            "4 experts in runs of 1 leave 2 of 6 ranks without any. Set ep (layout.expert) to 4.",
+            "4 experts in runs of 1 leave 2 of 6 ranks without any. Set ep (layout.ep) to 4.",
         ),
         (
             6,
             4,
-            "6 experts in runs of 2 leave 1 of 4 ranks without any. Set ep (layout.expert) to 3.",
+            "6 experts in runs of 2 leave 1 of 4 ranks without any. Set ep (layout.ep) to 3.",
         ),
     ],
 )

@@ -257,14 +257,14 @@ def test_keys_of_others_are_kept() -> None:
         (
             "divided",
             Layout(cp=2, dp=2),
-            'pack.policy = "divided" divides documents over ranks itself, and layout.context = 2 '
-            'would divide them again. Set layout.context = 1, or pack.policy = "by-work".',
+            'pack.policy = "divided" divides documents over ranks itself, and layout.cp = 2 '
+            'would divide them again. Set layout.cp = 1, or pack.policy = "by-work".',
         ),
         (
             "divided",
             Layout(pp=2, dp=2),
             'pack.policy = "divided" divides documents over all ranks at once, and '
-            "layout.pipeline = 2 has ranks that compute one after another. Set layout.pipeline = "
+            "layout.pp = 2 has ranks that compute one after another. Set layout.pp = "
             '1, or pack.policy = "divided-in-time" or "by-work".',
         ),
         (
@@ -272,8 +272,8 @@ def test_keys_of_others_are_kept() -> None:
             Layout(dp=2, tp=2),
             'pack.policy = "divided-in-time" lets parts of one document attend to each other from '
             "different micro-batches, which only a pipeline of whole micro-batches runs; "
-            "layout.pipeline = 1 and layout.context = 1. Set layout.pipeline = 2 and "
-            'layout.context = 1, or pack.policy = "divided", "by-work" or "delayed".',
+            "layout.pp = 1 and layout.cp = 1. Set layout.pp = 2 and "
+            'layout.cp = 1, or pack.policy = "divided", "by-work" or "delayed".',
         ),
     ],
 )

@@ -17,7 +17,7 @@ from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 MODEL = preset("2m")
 SPEC = RunSpec(
     pack=PackSpec(context_tokens=4096, step_tokens=8192),
-    layout=LayoutSpec(dp=1, context=2, sharding="auto"),
+    layout=LayoutSpec(dp=1, cp=2, sharding="auto"),
 )
 OPTIONS = StepOptions(4096, 2, precision="fp32", sharding="auto")
 

@@ -174,14 +174,14 @@ ASKED = {
     ),
     "heads": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, heads=9, kv_heads=3)),
-        "9 heads do not divide over 2 tensor-parallel ranks. Set tp (layout.tensor) to one of 1, "
-        "3, 9, or share tokens, which needs no division of heads: cp (layout.context) = 2 "
+        "9 heads do not divide over 2 tensor-parallel ranks. Set tp (layout.tp) to one of 1, "
+        "3, 9, or share tokens, which needs no division of heads: cp (layout.cp) = 2 "
         "with needed-kv.",
     ),
     "words": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, vocab=1)),
         "model.vocab = 1 in parts of 1 leaves the last of 2 tensor-parallel ranks without any. "
-        "Lower tp (layout.tensor).",
+        "Lower tp (layout.tp).",
     ),
     "layers": (
         lambda layout: layout.require_model(dataclasses.replace(MODEL, layers=1)),

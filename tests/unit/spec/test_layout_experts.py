@@ -7,16 +7,16 @@ from equipoise.spec.run.spec import LayoutSpec
 
 
 def test_experts_fold_over_the_ranks_that_share_other_things() -> None:
-    layout = LayoutSpec(context=2, tensor=2, expert=4, expert_tensor=2).of_ranks(8)
+    layout = LayoutSpec(cp=2, tp=2, ep=4, etp=2).of_ranks(8)
     assert (layout.dp, layout.cp, layout.tp, layout.ep, layout.etp) == (2, 2, 2, 4, 2)
     assert layout.edp == 1
-    assert LayoutSpec(expert=2).count_ranks(cores=4) == 4
+    assert LayoutSpec(ep=2).count_ranks(cores=4) == 4
 
 
 def test_degrees_that_do_not_divide_the_ranks_are_refused() -> None:
     with pytest.raises(LayoutError) as caught:
-        LayoutSpec(expert=2, expert_tensor=2).of_ranks(6)
+        LayoutSpec(ep=2, etp=2).of_ranks(6)
     assert str(caught.value) == (
-        "layout.expert x layout.expert_tensor = 2 x 2 does not divide the 6 ranks of dp x context "
-        "x tensor. Give degrees whose product is one of 1, 2, 3, 6."
+        "layout.ep x layout.etp = 2 x 2 does not divide the 6 ranks of dp x cp "
+        "x tp. Give degrees whose product is one of 1, 2, 3, 6."
     )

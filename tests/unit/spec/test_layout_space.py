@@ -55,13 +55,13 @@ def test_experts_that_a_model_does_not_have_are_refused() -> None:
     with pytest.raises(LayoutError) as caught:
         Layout(dp=2, etp=2).require_model(dense)
     assert str(caught.value) == (
-        "The model has no experts that 2 ranks could share. Set ep (layout.expert) = 1 and "
-        "etp (layout.expert_tensor) = 1, or give the model experts."
+        "The model has no experts that 2 ranks could share. Set ep (layout.ep) = 1 and "
+        "etp (layout.etp) = 1, or give the model experts."
     )
     with pytest.raises(LayoutError) as caught:
         Layout(dp=4, ep=4).require_model(SPARSE)
     assert str(caught.value) == (
-        "5 experts in runs of 2 leave 1 of 4 ranks without any. Set ep (layout.expert) to 3."
+        "5 experts in runs of 2 leave 1 of 4 ranks without any. Set ep (layout.ep) to 3."
     )
     with pytest.raises(LayoutError) as caught:
         Layout(dp=4, etp=4).require_model(SPARSE)

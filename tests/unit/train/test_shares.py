@@ -42,7 +42,7 @@ def test_the_names_of_run_toml_are_those_that_there_are() -> None:
 def test_loads_add_up_to_those_of_the_pack(ranks, context, strategy, sharding) -> None:
     packed = packed_of(ranks)
     alone = ContextPlanner(MODEL, LayoutSpec()).loads(packed, counted_curve(MODEL))
-    layout = LayoutSpec(context=context, strategy=strategy, sharding=sharding)
+    layout = LayoutSpec(cp=context, strategy=strategy, sharding=sharding)
     shared = ContextPlanner(MODEL, layout).loads(packed, counted_curve(MODEL))
     assert len(shared.predicted_s) == context * len(ranks)
     for rank in range(len(ranks)):
@@ -58,7 +58,7 @@ def test_a_rank_is_priced_by_the_pairs_that_it_computes() -> None:
     packed = packed_of([[[256, 256]]])
 
     def predicted_s(strategy: StrategyName, sharding: Sharding) -> list[float]:
-        layout = LayoutSpec(context=2, strategy=strategy, sharding=sharding)
+        layout = LayoutSpec(cp=2, strategy=strategy, sharding=sharding)
         return ContextPlanner(MODEL, layout).loads(packed_of([[[512]]]), CURVE).predicted_s
 
     first, second = predicted_s("needed-kv", "contiguous")
@@ -66,7 +66,7 @@ def test_a_rank_is_priced_by_the_pairs_that_it_computes() -> None:
     assert predicted_s("pass-q", "contiguous") == pytest.approx([second, first])
     ulysses = predicted_s("ulysses", "contiguous")
     assert ulysses[0] == pytest.approx(ulysses[1])
-    layout = LayoutSpec(context=2)
+    layout = LayoutSpec(cp=2)
     evenly = ContextPlanner(MODEL, layout).loads(packed, CURVE)
     assert evenly.tokens == [256, 256]
     assert evenly.pieces == [1, 1]
@@ -89,7 +89,7 @@ def test_alone_is_priced_as_ever() -> None:
 def test_turns_last_as_long_as_their_slowest_rank(ranks, context: int, tensor: int) -> None:
     turns = max(map(len, ranks))
     packed = packed_of([batches + [[]] * (turns - len(batches)) for batches in ranks])
-    layout = LayoutSpec(dp=len(ranks), context=context, tensor=tensor)
+    layout = LayoutSpec(dp=len(ranks), cp=context, tp=tensor)
     loads = ContextPlanner(MODEL, layout).loads(packed, CURVE)
     each = [
         ContextPlanner(MODEL, layout).loads(

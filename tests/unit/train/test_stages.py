@@ -25,7 +25,7 @@ PIECES = np.array([[0, 0, 900], [1, 0, 40], [2, 0, 300]])
 
 
 def planner_of(model: ModelSpec = MODEL, **layout: object) -> StagePlanner:
-    planner = ContextPlanner(model, LayoutSpec(**{"dp": 1, "pipeline": 2} | layout))
+    planner = ContextPlanner(model, LayoutSpec(**{"dp": 1, "pp": 2} | layout))
     return StagePlanner.make(planner, CURVE, "none", PIECES)
 
 
@@ -53,7 +53,7 @@ packs = st.lists(
 def test_loads_add_up_to_those_of_one_rank(ranks, pipeline, context, tensor, schedule) -> None:
     packed = packed_of(ranks)
     alone = ContextPlanner(MODEL, LayoutSpec()).loads(packed, CURVE)
-    shared = planner_of(pipeline=pipeline, context=context, tensor=tensor, schedule=schedule)
+    shared = planner_of(pp=pipeline, cp=context, tp=tensor, schedule=schedule)
     loads = shared.loads(packed)
     each = pipeline * context * tensor
     assert len(loads.predicted_s) == len(loads.kept_layer_tokens) == each * len(ranks)
@@ -80,7 +80,7 @@ def test_a_rank_finds_the_schedule_that_all_others_know(ranks) -> None:
 @given(ranks=packs)
 def test_ranks_that_share_experts_run_one_order(ranks) -> None:
     sparse = dataclasses.replace(MODEL, experts=4, top_k=2, expert_ffn=16)
-    planner = planner_of(sparse, dp=2, expert=2, schedule="auto")
+    planner = planner_of(sparse, dp=2, ep=2, schedule="auto")
     packed = packed_of(ranks)
     orders = {planned.schedule.digest for planned in planner.plan(packed)}
     assert len(orders) == 1
@@ -95,7 +95,7 @@ def test_runs_of_slices_are_units_of_the_schedule() -> None:
 
 
 def test_every_layer_and_table_is_on_one_rank() -> None:
-    shares = [planner_of(pipeline=4, schedule="interleaved").share_of(rank) for rank in range(4)]
+    shares = [planner_of(pp=4, schedule="interleaved").share_of(rank) for rank in range(4)]
     assert sorted(layer for share in shares for layer in share.layers) == list(range(8))
     assert [share.embeds for share in shares] == [True, False, False, False]
     assert [share.has_head for share in shares] == [False, False, False, True]
@@ -120,4 +120,4 @@ def test_what_has_two_stages_a_rank_has_no_others() -> None:
 
 def test_layers_must_fill_the_stages() -> None:
     with pytest.raises(LayoutError, match="8 layers cannot fill 12 stages"):
-        planner_of(pipeline=4, schedule="interleaved", virtual=3)
+        planner_of(pp=4, schedule="interleaved", virtual=3)

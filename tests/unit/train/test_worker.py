@@ -23,7 +23,7 @@ from equipoise.train import worker
     [(1, 3, "--nproc-per-node 4, or --layout.dp 3"), (2, 3, "--nproc-per-node 4")],
 )
 def test_other_ranks_than_the_run_wants(tmp_path: Path, context: int, world: int, fix: str) -> None:
-    layout = LayoutSpec(dp=4 // context, context=context)
+    layout = LayoutSpec(dp=4 // context, cp=context)
     spec = RunSpec(layout=layout)
     resolved = ResolvedFile(spec, preset("2m"), {}, layout.count_ranks(cores=1), "", "")
     with pytest.raises(LayoutError) as caught:

@@ -48,19 +48,19 @@ def require_policy(policy: str, *, context: int, pipeline: int) -> None:
         raise LayoutError(
             f'pack.policy = "{policy}" lets parts of one document attend to each other from '
             f"different micro-batches, which only a pipeline of whole micro-batches runs; "
-            f"layout.pipeline = {pipeline} and layout.context = {context}. Set layout.pipeline = 2 "
-            f'and layout.context = 1, or pack.policy = "divided", "by-work" or "delayed".'
+            f"layout.pp = {pipeline} and layout.cp = {context}. Set layout.pp = 2 "
+            f'and layout.cp = 1, or pack.policy = "divided", "by-work" or "delayed".'
         )
     if pipeline > 1 and policy in TOGETHER:
         raise LayoutError(
             f'pack.policy = "{policy}" divides documents over all ranks at once, and '
-            f"layout.pipeline = {pipeline} has ranks that compute one after another. Set "
-            f'layout.pipeline = 1, or pack.policy = "divided-in-time" or "by-work".'
+            f"layout.pp = {pipeline} has ranks that compute one after another. Set "
+            f'layout.pp = 1, or pack.policy = "divided-in-time" or "by-work".'
         )
     if context > 1 and policy in TOGETHER:
         raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over ranks itself, and layout.context = '
-            f"{context} would divide them again. Set layout.context = 1, or pack.policy = "
+            f'pack.policy = "{policy}" divides documents over ranks itself, and layout.cp = '
+            f"{context} would divide them again. Set layout.cp = 1, or pack.policy = "
             f'"by-work".'
         )
 

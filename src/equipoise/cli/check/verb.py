@@ -31,8 +31,8 @@ examples:
   equipoise check --json
 """
 
-_SHARED = ("context", "tensor", "expert", "expert_tensor")
-_PIPELINE = ("pipeline", "schedule")
+_SHARED = ("cp", "tp", "ep", "etp")
+_PIPELINE = ("pp", "schedule")
 _KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", *_SHARED, *_PIPELINE)
 _ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
 
@@ -165,7 +165,7 @@ def _blame(failed: "Sequence[Verdict]", count: int, tolerance: float) -> str:
 
 
 def _row(verdict: "Verdict") -> dict[str, Any]:
-    case, is_shared = verdict.case, verdict.case.context > 1
+    case, is_shared = verdict.case, verdict.case.cp > 1
     return (
         {key: getattr(case, key) for key in _KEYS}
         | {
@@ -212,17 +212,15 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
     case = verdict.case
     if case.played:
         return f"{case.ranks} played", case.strategy
-    experts = f", experts {case.expert}" if case.expert > 1 else ""
-    experts += f", in {case.expert_tensor} parts" if case.expert_tensor > 1 else ""
+    experts = f", ep={case.ep}" if case.ep > 1 else ""
+    experts += f", etp={case.etp}" if case.etp > 1 else ""
     if case.policy in TOGETHER:
-        tensor = f", tensor {case.tensor}" if case.tensor > 1 else ""
+        tensor = f", tp={case.tp}" if case.tp > 1 else ""
         return str(case.ranks), case.policy + tensor + experts
-    shared = [("pipeline", case.pipeline), ("context", case.context), ("tensor", case.tensor)]
-    parts = [f"{name} {ranks}" for name, ranks in shared if ranks > 1]
-    if not parts:
-        return str(case.ranks), f"data {case.ranks}{experts}"
-    how = f", {case.schedule}" if case.pipeline > 1 else ""
-    return str(case.ranks), " x ".join([str(case.layout.dp), *parts]) + how + experts
+    axes = [("dp", int(case.layout.dp)), ("pp", case.pp), ("cp", case.cp), ("tp", case.tp)]
+    parts = [f"{name}={ranks}" for name, ranks in axes if ranks > 1] or ["dp=1"]
+    how = f", {case.schedule}" if case.pp > 1 else ""
+    return str(case.ranks), " ".join(parts) + how + experts
 
 
 def _add_row(table: "Table", kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> None:

@@ -73,7 +73,7 @@ def setting_from(args: argparse.Namespace) -> Setting:
         if "pack.step_tokens" not in keys:
             args.overrides += [("pack.step_tokens", str(window))]
     for flag, key in (
-        ("ranks", "layout.context"),
+        ("ranks", "layout.cp"),
         ("sharding", "layout.sharding"),
         ("ranks_per_node", "layout.ranks_per_node"),
     ):
@@ -81,8 +81,8 @@ def setting_from(args: argparse.Namespace) -> Setting:
             args.overrides.append((key, str(getattr(args, flag))))
     if args.strategy not in (None, "all", RSA):
         args.overrides.append(("layout.strategy", args.strategy))
-    if args.ranks is None and args.run_toml is None and "layout.context" not in keys:
-        args.overrides.append(("layout.context", str(EXAMPLE_RANKS)))
+    if args.ranks is None and args.run_toml is None and "layout.cp" not in keys:
+        args.overrides.append(("layout.cp", str(EXAMPLE_RANKS)))
     if "layout.dp" not in keys:
         args.overrides.append(("layout.dp", "1"))
     resolved = run_from(args)
@@ -99,8 +99,8 @@ def setting_from(args: argparse.Namespace) -> Setting:
         doc_tokens=doc_tokens,
         origin=origin,
         mask=_mask(args.mask or "causal"),
-        ranks=layout.context,
-        ranks_per_node=per_node or _nodes_of(layout.context),
+        ranks=layout.cp,
+        ranks_per_node=per_node or _nodes_of(layout.cp),
         model=resolved.model,
         model_name=resolved.spec.model.preset,
         dtype=args.dtype,

@@ -114,9 +114,9 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
     model, train, layout = resolved.model, resolved.spec.train, resolved.spec.layout
     machine = AssumedMachine(1e12 * args.tflop_per_s, read_link("--link", args.link))
     curve = counted_curve(model, flop_per_s=machine.flop_per_s)
-    dp, has_stages = layout.dp, layout.pipeline > 1
-    ranks = args.ranks or (layout.pipeline if has_stages else EXAMPLE_RANKS)
-    require_policy(resolved.spec.pack.policy, context=layout.context, pipeline=ranks)
+    dp, has_stages = layout.dp, layout.pp > 1
+    ranks = args.ranks or (layout.pp if has_stages else EXAMPLE_RANKS)
+    require_policy(resolved.spec.pack.policy, context=layout.cp, pipeline=ranks)
     pieces, pack, origin = _step(args, resolved, 1 if dp == "cores" else dp)
     if not len(pieces):
         raise SpecError(f"--lengths {args.lengths}: there is no token to train on. Give lengths.")
@@ -150,7 +150,7 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
         most_bytes=None if args.memory is None else int(args.memory * (1 << 30)),
         skip=(layout.skip or _SKIP) if args.skip is None else args.skip,
         is_arranged=args.arranged,
-        is_alone=layout.context * layout.tensor == 1,
+        is_alone=layout.cp * layout.tp == 1,
     )
     if args.most_held is not None:
         setting = replace(setting, most_bytes=round(args.most_held * setting.share_bytes))

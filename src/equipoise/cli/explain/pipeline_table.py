@@ -114,7 +114,7 @@ def _asked(setting: "PipelineSetting") -> str:
 
 
 def _assumed(setting: "PipelineSetting") -> str:
-    alone = "" if setting.is_alone else " layout.context and layout.tensor are not priced."
+    alone = "" if setting.is_alone else " layout.cp and layout.tp are not priced."
     return f"Times are predicted, not measured, for {setting.machine} (assumed).{alone}"
 
 

@@ -123,8 +123,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="ranks that share the pack, or the layers (default: the run's layout.context or "
-        f"layout.pipeline, else {EXAMPLE_RANKS})",
+        help="ranks that share the pack, or the layers (default: the run's layout.cp or "
+        f"layout.pp, else {EXAMPLE_RANKS})",
     )
     parser.add_argument(
         "--model", metavar="NAME", help=f"model.preset (default: the run's, else {EXAMPLE_MODEL})"

@@ -16,7 +16,7 @@ from equipoise.plan.measured.settings import DEGREES, Choices
 def say(keys: Mapping[str, str]) -> str:
     """A choice in one line.
 
-    >>> say({"layout.dp": "2", "layout.tensor": "1", "layout.zero": "3"})
+    >>> say({"layout.dp": "2", "layout.tp": "1", "layout.zero": "3"})
     'dp=2 zero=3'
     """
     shown = (item for item in keys.items() if item[0] not in DEGREES or item[1] != "1")

@@ -281,5 +281,5 @@ def require_own_flags(args: argparse.Namespace) -> None:
         raise SpecError(
             f"{args.run_toml} is planned by its own keys on this machine, and {flags} "
             f"{'is' if len(wrong) == 1 else 'are'} of a model on a described cluster. Give keys "
-            f"instead, as in --layout.tensor 2."
+            f"instead, as in --layout.tp 2."
         )

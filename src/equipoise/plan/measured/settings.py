@@ -36,11 +36,11 @@ from equipoise.spec.run.render import value_of
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.spec import LayoutSpec, Policy
 
-DEGREES = ("layout.dp", "layout.context", "layout.tensor", "layout.pipeline")
+DEGREES = ("layout.dp", "layout.cp", "layout.tp", "layout.pp")
 DIMENSIONS = (*DEGREES, "layout.zero", "train.recompute", "pack.policy")
 """Keys that are searched where they are not given."""
 
-_OWN = ("layout.expert", "layout.expert_tensor", "layout.replicas")
+_OWN = ("layout.ep", "layout.etp", "layout.replicas")
 """Keys whose value is the run's, given or not."""
 
 _ZERO = (1, 3)
@@ -82,7 +82,7 @@ def list_choices(
     >>> from equipoise.spec.run.load import read_run
     >>> run = read_run(None, [("train.recompute", "none")])
     >>> found = list_choices(run, 2, StepOptions(8192, 4), count_batches=lambda dp: 4 // dp)
-    >>> len(found.keys), found.keys[0]["layout.pipeline"], "train.recompute" in found.keys[0]
+    >>> len(found.keys), found.keys[0]["layout.pp"], "train.recompute" in found.keys[0]
     (12, '2', False)
     """
     given = given_keys(run)
@@ -130,7 +130,7 @@ def _own_keys(run: ResolvedRun) -> dict[str, int | str]:
 
 def _virtual(layout: LayoutSpec) -> int:
     """Stages of each pipeline rank, where there is a pipeline."""
-    return dataclasses.replace(layout, pipeline=2).stages // 2
+    return dataclasses.replace(layout, pp=2).stages // 2
 
 
 def _of_trials(space: Space, given: Mapping[str, int | str]) -> Flags:

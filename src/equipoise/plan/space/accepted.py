@@ -44,22 +44,22 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
     layout = spec.layout
     require_policy(
         spec.pack.policy,
-        context=layout.context,
-        pipeline=layout.pipeline,
+        context=layout.cp,
+        pipeline=layout.pp,
     )
     layout.of_ranks(ranks).require_model(model)
     if layout.stages > model.layers:
         raise LayoutError(
             f"{model.layers} layers cannot fill the {layout.stages} stages of "
-            f"layout.pipeline = {layout.pipeline} ranks with {layout.stages // layout.pipeline} "
-            f'stages each. Lower layout.pipeline, or set layout.schedule = "1f1b", which has one '
+            f"layout.pp = {layout.pp} ranks with {layout.stages // layout.pp} "
+            f'stages each. Lower layout.pp, or set layout.schedule = "1f1b", which has one '
             f"stage a rank."
         )
-    if max(layout.expert, layout.expert_tensor) > 1:
-        split_experts(model.experts, ranks=layout.expert)
+    if max(layout.ep, layout.etp) > 1:
+        split_experts(model.experts, ranks=layout.ep)
     # As many micro-batches as every schedule can run, two of them slices of a document where
     # the policy makes such.
-    batches = 2 * layout.pipeline
+    batches = 2 * layout.pp
     first = 2 if spec.pack.policy in DIVIDES and spec.pack.policy not in TOGETHER else 1
     units = [(0, first), *((at, at + 1) for at in range(first, batches))]
     _require_schedule(layout, batches, units)
@@ -97,21 +97,18 @@ def _require_schedule(
     layout: LayoutSpec, micro_batches: int, units: Sequence[tuple[int, int]] | None
 ) -> None:
     """Ask the schedule whether it runs such a step."""
-    if layout.pipeline == 1 or not micro_batches:
+    if layout.pp == 1 or not micro_batches:
         return
-    if layout.schedule in IN_V and layout.stages != 2 * layout.pipeline:
+    if layout.schedule in IN_V and layout.stages != 2 * layout.pp:
         raise LayoutError(
             f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '
             f"2 stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
         )
     prices = make_prices(1, 1, 1, stages=layout.stages, micro_batches=micro_batches)
     try:
-        write_pipeline(
-            layout.schedule, prices, ranks=layout.pipeline, units=units, skip=layout.skip
-        )
+        write_pipeline(layout.schedule, prices, ranks=layout.pp, units=units, skip=layout.skip)
     except LayoutError as error:
         virtual = "" if layout.virtual is None else f", layout.virtual = {layout.virtual}"
         raise LayoutError(
-            f'layout.schedule = "{layout.schedule}", layout.pipeline = {layout.pipeline}{virtual}: '
-            f"{error}"
+            f'layout.schedule = "{layout.schedule}", layout.pp = {layout.pp}{virtual}: {error}'
         ) from None

@@ -33,11 +33,11 @@ from equipoise.spec.run.resolve import ResolvedRun
 
 _COLUMN = {
     "layout.dp": "dp",
-    "layout.context": "cp",
-    "layout.tensor": "tp",
-    "layout.pipeline": "pp",
-    "layout.expert": "ep",
-    "layout.expert_tensor": "etp",
+    "layout.cp": "cp",
+    "layout.tp": "tp",
+    "layout.pp": "pp",
+    "layout.ep": "ep",
+    "layout.etp": "etp",
     "layout.zero": "zero",
     "layout.replicas": "replicas",
     "train.recompute": "recompute",
@@ -118,7 +118,7 @@ def list_with(
     wide = dataclasses.replace(
         base,
         step_sequences=math.lcm(base.step_sequences, ranks),
-        context_tokens=_ANY_TOKENS if fixed.get("layout.context", 1) != 1 else base.context_tokens,
+        context_tokens=_ANY_TOKENS if fixed.get("layout.cp", 1) != 1 else base.context_tokens,
     )
     columns: dict[str, int | str] = {"order": "dp-pp", "micro_batch": 1}
     columns |= {column: fixed[name] for name, column in _COLUMN.items() if name in fixed}
@@ -216,11 +216,11 @@ def run_keys(choice: Choice) -> dict[str, int | str]:
         "pack.policy": options.policy,
         "train.recompute": options.recompute,
         "layout.dp": layout.dp,
-        "layout.context": layout.cp,
-        "layout.tensor": layout.tp,
-        "layout.pipeline": layout.pp,
-        "layout.expert": layout.ep,
-        "layout.expert_tensor": layout.etp,
+        "layout.cp": layout.cp,
+        "layout.tp": layout.tp,
+        "layout.pp": layout.pp,
+        "layout.ep": layout.ep,
+        "layout.etp": layout.etp,
         "layout.zero": layout.zero,
         "layout.replicas": layout.replicas,
     }

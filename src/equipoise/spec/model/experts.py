@@ -22,15 +22,15 @@ def split_experts(experts: int, *, ranks: int) -> list[int]:
     """
     if not experts:
         raise LayoutError(
-            f"The model has no experts that {ranks} ranks could share. Set ep (layout.expert) = 1 "
-            f"and etp (layout.expert_tensor) = 1, or give the model experts."
+            f"The model has no experts that {ranks} ranks could share. Set ep (layout.ep) = 1 "
+            f"and etp (layout.etp) = 1, or give the model experts."
         )
     most = -(-experts // ranks)
     busy = -(-experts // most)
     if busy < ranks:
         raise LayoutError(
             f"{experts} experts in runs of {most} leave {ranks - busy} of {ranks} ranks without "
-            f"any. Set ep (layout.expert) to {busy}."
+            f"any. Set ep (layout.ep) to {busy}."
         )
     return [min(most, experts - rank * most) for rank in range(ranks)]
 

@@ -21,6 +21,15 @@ from equipoise.spec.run.spec import RunSpec
 EXTENDS = "extends"
 EXTENDS_DESCRIPTION = "another run.toml whose values stand where this file has none; one level"
 
+RENAMED = {
+    "layout.context": "layout.cp",
+    "layout.tensor": "layout.tp",
+    "layout.pipeline": "layout.pp",
+    "layout.expert": "layout.ep",
+    "layout.expert_tensor": "layout.etp",
+}
+"""Keys of version 0.1 by their names of today; version 0.2 no longer takes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:

@@ -13,6 +13,7 @@ Kept true (tests/unit/spec/run/test_load.py)
     Each fault is told once, at its line.
 """
 
+import dataclasses
 import datetime
 import functools
 import re
@@ -31,6 +32,7 @@ from equipoise.base.shown import shorten
 from equipoise.spec.limits import MOST_SIZE
 from equipoise.spec.run.keys import (
     EXTENDS,
+    RENAMED,
     Fault,
     Given,
     Key,
@@ -86,6 +88,8 @@ def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Re
         base = path.absolute().parent
         layers = [*_read_layers(path, faults)]
     layers.append(_read_flags(overrides, faults))
+    notes: list[str] = []
+    layers = [_rename(layer, notes, faults) for layer in layers]
 
     given: dict[str, Given] = {}
     faulty: set[str] = set()
@@ -102,7 +106,7 @@ def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Re
     run, more = resolve(given, faulty, base)
     if faults := sorted([*faults, *more], key=lambda fault: fault.origin.order):
         raise SpecError("\n".join(map(str, faults)))
-    return run
+    return dataclasses.replace(run, notes=tuple(notes))
 
 
 def nearest_key(name: str) -> str:
@@ -115,6 +119,22 @@ def nearest_key(name: str) -> str:
     last = name.rpartition(".")[2]
     alike = [other for other in names if other.rpartition(".")[2] == last]
     return nearest(name, alike or names)
+
+
+def _rename(layer: dict[str, Given], notes: list[str], faults: list[Fault]) -> dict[str, Given]:
+    """A layer with today's names of keys; notes the old ones, and a key under both is a fault."""
+    renamed: dict[str, Given] = {}
+    for name, each in layer.items():
+        new = RENAMED.get(name, name)
+        if new != name and new in layer:
+            faults.append(Fault(each.origin, name, f"the old name of {new}, which is given too."))
+            continue
+        if new != name:
+            flag = "--" if each.origin.is_flag else ""
+            where = "" if each.origin.is_flag else f"{each.origin.label}  "
+            notes.append(f"{where}{flag}{name} is now {flag}{new}; 0.2 drops the old name.")
+        renamed[new] = each
+    return renamed
 
 
 def _read_layers(path: Path, faults: list[Fault]) -> Iterator[dict[str, Given]]:
@@ -209,7 +229,7 @@ def _collect(
                 faults.append(Fault(origin(name), name, message))
                 continue
             for field, item in value.items():
-                if (dotted := f"{name}.{field}") in keys():
+                if (dotted := f"{name}.{field}") in keys() or dotted in RENAMED:
                     given[dotted] = Given(item, origin(name, field))
                 else:
                     refuse((name, field))
@@ -224,11 +244,11 @@ def _read_flags(overrides: Sequence[tuple[str, str]], faults: list[Fault]) -> di
     given: dict[str, Given] = {}
     for place, (name, text) in enumerate(overrides):
         origin = Origin(f"--{name}", (_FLAGS, place))
-        if name not in keys():
+        if name not in keys() and name not in RENAMED:
             meant = nearest(name, keys()) if name in section_names() else nearest_key(name)
             faults.append(Fault(origin, name, f"no such key. Nearest: --{meant}"))
             continue
-        allowed = choices(keys()[name])
+        allowed = choices(keys()[RENAMED.get(name, name)])
         is_text = all(each is str or isinstance(each, str) for each in allowed)
         given[name] = Given(text if is_text else _read_value(text), origin)
     return given

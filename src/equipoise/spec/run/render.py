@@ -31,7 +31,7 @@ def _effective(run: ResolvedRun, key: Key) -> Any:
         return getattr(run.model, key.field)
     if key.section == "layout":
         layout = run.spec.layout
-        return layout.stages // layout.pipeline if key.field == "virtual" else layout.context
+        return layout.stages // layout.pp if key.field == "virtual" else layout.cp
     return int(1.25 * run.spec.pack.context_tokens)  # the rule that pack.max_tokens describes
 
 

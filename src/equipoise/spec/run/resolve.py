@@ -35,6 +35,8 @@ class ResolvedRun:
     """The folder that relative paths refer to."""
     digest: str
     """The name of ``spec`` and ``model`` together, wherever their values came from."""
+    notes: tuple[str, ...] = ()
+    """What whoever wrote the run should know: a line for each key under its old name."""
 
 
 def resolve(
@@ -124,29 +126,29 @@ def _judge_together(wish: Wish) -> None:
             )
     if wish.is_sound("layout.dp") and wish["layout.dp"] != "cores" and wish["layout.dp"] < 1:
         wish.tell("layout.dp", f"{wish['layout.dp']} is too small; the least is 1.")
-    if wish.is_sound("layout.context", "layout.ranks_per_node"):
-        context, per_node = wish["layout.context"], wish["layout.ranks_per_node"]
+    if wish.is_sound("layout.cp", "layout.ranks_per_node"):
+        context, per_node = wish["layout.cp"], wish["layout.ranks_per_node"]
         if per_node is not None and context % per_node:
             divisors = [count for count in range(1, context + 1) if context % count == 0]
             closest = min(divisors, key=lambda count: abs(count - per_node))
             wish.tell(
                 "layout.ranks_per_node",
-                f"{per_node} does not divide {wish.cite('layout.context')}. Nearest: {closest}.",
+                f"{per_node} does not divide {wish.cite('layout.cp')}. Nearest: {closest}.",
             )
     _judge_pipeline(wish)
 
 
 def _judge_pipeline(wish: Wish) -> None:
     """Keys of a pipeline that would do nothing, or not what they say."""
-    if not wish.is_sound("layout.pipeline", "layout.schedule", "layout.skip", "layout.virtual"):
+    if not wish.is_sound("layout.pp", "layout.schedule", "layout.skip", "layout.virtual"):
         return
     skips = wish["layout.schedule"] in LOSSY_SCHEDULES
     for name, idle in (("layout.skip", 0), ("layout.virtual", None)):
-        if wish["layout.pipeline"] == 1 and wish[name] not in (idle, 1):
+        if wish["layout.pp"] == 1 and wish[name] not in (idle, 1):
             wish.tell(
                 name,
                 f"{wish[name]:g} is of a pipeline, and there is none: "
-                f"{wish.cite('layout.pipeline')}. Set layout.pipeline to 2 or more.",
+                f"{wish.cite('layout.pp')}. Set layout.pp to 2 or more.",
             )
             return
     if wish["layout.skip"] and not skips:
@@ -156,7 +158,7 @@ def _judge_pipeline(wish: Wish) -> None:
             f"all of them. Set layout.schedule to {' or '.join(map(toml, LOSSY_SCHEDULES))}, "
             f"which train another model, or layout.skip to 0.",
         )
-    if skips and not wish["layout.skip"] and wish["layout.pipeline"] > 1:
+    if skips and not wish["layout.skip"] and wish["layout.pp"] > 1:
         wish.tell(
             "layout.schedule",
             f"{toml(wish['layout.schedule'])} leaves out stages and so trains another model, and "

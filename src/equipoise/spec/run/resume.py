@@ -34,8 +34,8 @@ class OnResume(Enum):
 
 _FREE = """
     name data.cache train.recompute
-    layout.dp layout.context layout.tensor layout.pipeline layout.virtual layout.expert
-    layout.expert_tensor layout.strategy layout.sharding layout.ranks_per_node layout.zero
+    layout.dp layout.cp layout.tp layout.pp layout.virtual layout.ep
+    layout.etp layout.strategy layout.sharding layout.ranks_per_node layout.zero
     layout.replicas layout.pin layout.deadline_s
     checkpoint.every_steps checkpoint.keep journal.tensorboard
 """

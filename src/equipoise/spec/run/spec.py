@@ -251,18 +251,18 @@ class LayoutSpec:
         int | Literal["cores"],
         Field(
             description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
-            "dp x context x tensor x pipeline the cores of this machine"
+            "dp x cp x tp x pp the cores of this machine"
         ),
     ] = "cores"
-    context: Annotated[
+    cp: Annotated[
         int,
         Field(
             ge=1,
             description="context-parallel ranks: so many share the tokens of each micro-batch, so "
-            "there are dp x context x tensor x pipeline ranks",
+            "there are dp x cp x tp x pp ranks",
         ),
     ] = 1
-    tensor: Annotated[
+    tp: Annotated[
         int,
         Field(
             ge=1,
@@ -270,7 +270,7 @@ class LayoutSpec:
             "divide the heads",
         ),
     ] = 1
-    pipeline: Annotated[
+    pp: Annotated[
         int,
         Field(
             ge=1,
@@ -298,16 +298,16 @@ class LayoutSpec:
             "are made for it, else 1",
         ),
     ] = None
-    expert: Annotated[
+    ep: Annotated[
         int,
         Field(
             ge=1,
             description="expert-parallel ranks: so many share the experts of each layer, the same "
-            "ranks as share other things or nothing; expert x expert_tensor must divide the ranks "
+            "ranks as share other things or nothing; ep x etp must divide the ranks "
             "of a pipeline stage",
         ),
     ] = 1
-    expert_tensor: Annotated[
+    etp: Annotated[
         int, Field(ge=1, description="ranks that share the hidden units of each expert")
     ] = 1
     strategy: Annotated[
@@ -333,7 +333,7 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="copies of what ZeRO shards over dp x context ranks (hybrid sharding); "
+            description="copies of what ZeRO shards over dp x cp ranks (hybrid sharding); "
             "must divide them",
         ),
     ] = 1
@@ -349,36 +349,36 @@ class LayoutSpec:
 
     @property
     def sharing(self) -> int:
-        """Ranks that compute each micro-batch together: context x tensor x pipeline."""
-        return self.context * self.tensor * self.pipeline
+        """Ranks that compute each micro-batch together: cp x tp x pp."""
+        return self.cp * self.tp * self.pp
 
     @property
     def stages(self) -> int:
         """Stages of the pipeline, over all its ranks."""
         two = self.schedule in TWO_STAGES
-        return self.pipeline * (self.virtual or (2 if two and self.pipeline > 1 else 1))
+        return self.pp * (self.virtual or (2 if two and self.pp > 1 else 1))
 
     def of_ranks(self, ranks: int) -> Layout:
         """Where so many ranks stand: data parallelism outermost, tensor parallelism innermost.
 
-        >>> LayoutSpec(context=2, tensor=2).of_ranks(8).coordinates(5)["cp"]
+        >>> LayoutSpec(cp=2, tp=2).of_ranks(8).coordinates(5)["cp"]
         0
         """
-        stage_ranks = ranks // self.pipeline
-        if stage_ranks % (self.expert * self.expert_tensor):
+        stage_ranks = ranks // self.pp
+        if stage_ranks % (self.ep * self.etp):
             divisors = ", ".join(str(n) for n in range(1, stage_ranks + 1) if stage_ranks % n == 0)
             raise LayoutError(
-                f"layout.expert x layout.expert_tensor = {self.expert} x {self.expert_tensor} does "
-                f"not divide the {stage_ranks} ranks of dp x context x tensor. Give degrees whose "
+                f"layout.ep x layout.etp = {self.ep} x {self.etp} does "
+                f"not divide the {stage_ranks} ranks of dp x cp x tp. Give degrees whose "
                 f"product is one of {divisors}."
             )
         layout = Layout(
             dp=max(1, ranks // self.sharing),
-            cp=self.context,
-            tp=self.tensor,
-            pp=self.pipeline,
-            ep=self.expert,
-            etp=self.expert_tensor,
+            cp=self.cp,
+            tp=self.tp,
+            pp=self.pp,
+            ep=self.ep,
+            etp=self.etp,
             zero=self.zero,
             replicas=self.replicas,
         )
@@ -394,28 +394,28 @@ class LayoutSpec:
         Raises:
             LayoutError: the ranks that share a micro-batch do not divide the cores.
 
-        >>> LayoutSpec(dp=2, context=2).count_ranks(cores=8), LayoutSpec().count_ranks(cores=8)
+        >>> LayoutSpec(dp=2, cp=2).count_ranks(cores=8), LayoutSpec().count_ranks(cores=8)
         (4, 8)
         """
         if self.dp != "cores":
             return self.dp * self.sharing
-        if cores % self.sharing and self.sharing > self.context:
-            degrees = {"context": self.context, "tensor": self.tensor}
-            if self.pipeline > 1:
-                degrees["pipeline"] = self.pipeline
+        if cores % self.sharing and self.sharing > self.cp:
+            degrees = {"cp": self.cp, "tp": self.tp}
+            if self.pp > 1:
+                degrees["pp"] = self.pp
             raise LayoutError(
                 f"{' x '.join(f'layout.{name}' for name in degrees)} = "
                 f"{' x '.join(map(str, degrees.values()))} does not divide "
                 f'the {cores} ranks of layout.dp = "cores", one for each core of this machine. '
                 f"Set layout.dp = 1 for {self.sharing} ranks in all."
             )
-        if cores % self.context:
+        if cores % self.cp:
             divisors = [count for count in range(1, cores + 1) if cores % count == 0]
-            closest = min(divisors, key=lambda count: abs(count - self.context))
+            closest = min(divisors, key=lambda count: abs(count - self.cp))
             raise LayoutError(
-                f"layout.context = {self.context} does not divide the {cores} ranks of layout.dp "
-                f'= "cores", one for each core of this machine. Set layout.context = {closest}, '
-                f"or layout.dp = 1 for {self.context} ranks in all."
+                f"layout.cp = {self.cp} does not divide the {cores} ranks of layout.dp "
+                f'= "cores", one for each core of this machine. Set layout.cp = {closest}, '
+                f"or layout.dp = 1 for {self.cp} ranks in all."
             )
         return cores
 

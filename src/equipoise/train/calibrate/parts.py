@@ -73,9 +73,9 @@ class _Spans(Journal):
 def layout_of(way: Way, ranks: int, schedule: str = "1f1b") -> LayoutSpec:
     """The layout in which all ranks share a step in this way."""
     if way == "tensor":
-        return LayoutSpec(dp=1, tensor=ranks)
+        return LayoutSpec(dp=1, tp=ranks)
     if way == "pipeline":
-        return LayoutSpec(dp=1, pipeline=ranks, schedule=schedule)  # type: ignore[arg-type]
+        return LayoutSpec(dp=1, pp=ranks, schedule=schedule)  # type: ignore[arg-type]
     return LayoutSpec(dp=ranks, zero=WAYS.index(way))  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
             name = Path(folder) / f"{depth}-{schedule}"
             journal = stack.enter_context(_Spans(name, ranks.rank))
             layout = layout_of(way, ranks.world, schedule)
-            model = dataclasses.replace(plan.model, layers=depth * layout.pipeline)
+            model = dataclasses.replace(plan.model, layers=depth * layout.pp)
             samples.steps[depth, schedule] = StepRecord()
             runner = _make_runner(ranks, plan, model, layout, store, journal)
             runners.append((runner, journal, samples.steps[depth, schedule]))
@@ -189,13 +189,11 @@ def _make_runner(
     journal: Journal,
 ) -> StepRunner:
     planner, stages = ContextPlanner(model, layout), None
-    if layout.pipeline > 1:
-        each = model.layers // layout.pipeline
+    if layout.pp > 1:
+        each = model.layers // layout.pp
         edges = np.arange(0, model.layers + 1, each)
-        split = StageSplit(edges, np.ones(layout.pipeline))
-        stages = StagePlanner(
-            planner, counted_curve(model), "none", split, np.arange(layout.pipeline)
-        )
+        split = StageSplit(edges, np.ones(layout.pp))
+        stages = StagePlanner(planner, counted_curve(model), "none", split, np.arange(layout.pp))
     sharing = ContextGroup.join(ranks, planner, stages)
     spec = RunSpec(train=TrainSpec(precision=plan.precision), layout=layout)
     resolved = ResolvedFile(spec, model, {}, ranks.world, "", "")

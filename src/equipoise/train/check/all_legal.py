@@ -107,7 +107,7 @@ class _LayoutRun:
         self.known, self.layout = known, layout
         self.mesh = Mesh.join(ranks, layout)
         place = self.mesh.coordinates
-        planner = ContextPlanner(case.model, LayoutSpec(context=layout.cp, tensor=layout.tp))
+        planner = ContextPlanner(case.model, LayoutSpec(cp=layout.cp, tp=layout.tp))
         self.packed = known.packed(layout)
         self.sharing = ContextGroup(planner, place["dp"], place["cp"], self.mesh, Ledger(layout.cp))
         self.decoder = known.decoder(case.precision)

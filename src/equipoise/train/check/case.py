@@ -49,17 +49,17 @@ class Case:
     policy: Policy
     context_tokens: int
     recompute: Recompute
-    context: int = 1
+    cp: int = 1
     """Ranks that share each micro-batch."""
     strategy: StrategyName = "needed-kv"
     sharding: Sharding = "mixed"
-    tensor: int = 1
+    tp: int = 1
     """Ranks that share the weights of each layer."""
-    expert: int = 1
+    ep: int = 1
     """Ranks that share the experts of each layer."""
-    expert_tensor: int = 1
+    etp: int = 1
     """Ranks that share the hidden units of each expert."""
-    pipeline: int = 1
+    pp: int = 1
     """Ranks that share the layers."""
     schedule: str = "1f1b"
     """Of a pipeline: who runs what when."""
@@ -69,20 +69,20 @@ class Case:
     @property
     def shares_weights(self) -> bool:
         """Whether ranks hold other parts of the model than ZeRO gives them."""
-        return max(self.tensor, self.expert, self.expert_tensor) > 1
+        return max(self.tp, self.ep, self.etp) > 1
 
     @property
     def layout(self) -> LayoutSpec:
         """The same as run.toml says it; two ranks to a node where they divide."""
         return LayoutSpec(
-            dp=self.ranks // (self.context * self.tensor * self.pipeline),
-            context=self.context,
-            tensor=self.tensor,
-            expert=self.expert,
-            expert_tensor=self.expert_tensor,
+            dp=self.ranks // (self.cp * self.tp * self.pp),
+            cp=self.cp,
+            tp=self.tp,
+            ep=self.ep,
+            etp=self.etp,
             strategy=self.strategy,
             sharding=self.sharding,
-            ranks_per_node=2 if self.context % 2 == 0 else None,
+            ranks_per_node=2 if self.cp % 2 == 0 else None,
             zero=self.zero,
         )
 
@@ -91,13 +91,13 @@ class Case:
             f"{self.ranks} ranks played in one process" if self.played else f"{self.ranks} ranks"
         )
         parts = [f"zero = {self.zero}", f'policy = "{self.policy}"']
-        if self.context > 1:
-            parts = [f"context = {self.context}", f"{self.strategy}, {self.sharding}"]
+        if self.cp > 1:
+            parts = [f"cp = {self.cp}", f"{self.strategy}, {self.sharding}"]
             parts += [] if self.played else [f"zero = {self.zero}"]
-        parts += [f"tensor = {self.tensor}"] if self.tensor > 1 else []
-        parts += [f"expert = {self.expert}"] if self.expert > 1 else []
-        parts += [f"expert_tensor = {self.expert_tensor}"] if self.expert_tensor > 1 else []
-        parts += [f"pipeline = {self.pipeline}, {self.schedule}"] if self.pipeline > 1 else []
+        parts += [f"tp = {self.tp}"] if self.tp > 1 else []
+        parts += [f"ep = {self.ep}"] if self.ep > 1 else []
+        parts += [f"etp = {self.etp}"] if self.etp > 1 else []
+        parts += [f"pp = {self.pp}, {self.schedule}"] if self.pp > 1 else []
         return f"{where} ({', '.join(parts)})"
 
 
@@ -200,7 +200,7 @@ def tensor_cases(ranks: int, heads: int) -> list[Case]:
     cases = []
     for tensor in [n for n in range(2, ranks + 1) if ranks % n == 0 and heads % n == 0]:
         for context in [n for n in range(1, ranks // tensor + 1) if ranks // tensor % n == 0]:
-            own = dataclasses.replace(_SHARED, ranks=ranks, context=context, tensor=tensor)
+            own = dataclasses.replace(_SHARED, ranks=ranks, cp=context, tp=tensor)
             cases += [
                 *(dataclasses.replace(own, zero=zero) for zero in _STAGES),
                 dataclasses.replace(own, policy="in-order", context_tokens=512, recompute="full"),
@@ -230,17 +230,17 @@ def expert_cases(ranks: int, experts: int, heads: int) -> list[Case]:
     cases = []
     for expert in [n for n in range(2, ranks + 1) if ranks % n == 0]:
         if experts and -(-experts // -(-experts // expert)) == expert:  # none is left without
-            own = dataclasses.replace(_SHARED, ranks=ranks, expert=expert)
+            own = dataclasses.replace(_SHARED, ranks=ranks, ep=expert)
             cases += [
                 *(dataclasses.replace(own, zero=zero) for zero in _STAGES),
                 dataclasses.replace(own, policy="divided", context_tokens=128),
                 dataclasses.replace(own, zero=3, context_tokens=512, recompute="full"),
-                dataclasses.replace(own, context=ranks, zero=2),
+                dataclasses.replace(own, cp=ranks, zero=2),
             ]
-            cases += [dataclasses.replace(own, tensor=ranks)] if heads % ranks == 0 else []
+            cases += [dataclasses.replace(own, tp=ranks)] if heads % ranks == 0 else []
     for split in [n for n in range(2, ranks + 1) if ranks % n == 0 and experts]:
         expert = ranks // split if experts % (ranks // split) == 0 else 1
-        own = dataclasses.replace(_SHARED, ranks=ranks, expert=expert, expert_tensor=split)
+        own = dataclasses.replace(_SHARED, ranks=ranks, ep=expert, etp=split)
         cases += [own, dataclasses.replace(own, zero=3, context_tokens=512, recompute="full")]
     return cases
 

@@ -57,16 +57,16 @@ class Computed:
 
 def layout_of(case: Case) -> Layout:
     """Where the ranks of a case stand."""
-    data_ranks = case.ranks // (case.context * case.tensor * case.pipeline)
-    return Layout(dp=data_ranks, cp=case.context, tp=case.tensor, pp=case.pipeline, zero=case.zero)
+    data_ranks = case.ranks // (case.cp * case.tp * case.pp)
+    return Layout(dp=data_ranks, cp=case.cp, tp=case.tp, pp=case.pp, zero=case.zero)
 
 
 def schedule_of(case: Case, turns: tuple[MicroBatch, ...]) -> PipelineSchedule:
     """Of one data-parallel rank's micro-batches: two stages a rank where the strategy has them."""
     chunks = 2 if case.schedule in TWO_STAGES else 1
     work = [batch.tokens for batch in turns]
-    prices = make_prices(work, work, work, stages=chunks * case.pipeline, micro_batches=len(turns))
-    return write_pipeline(case.schedule, prices, ranks=case.pipeline)
+    prices = make_prices(work, work, work, stages=chunks * case.pp, micro_batches=len(turns))
+    return write_pipeline(case.schedule, prices, ranks=case.pp)
 
 
 def even_edges(layers: int, stages: int) -> list[int]:
@@ -101,7 +101,7 @@ def compute(
     mesh = Mesh.join(ranks, layout_of(case))
     place = mesh.coordinates
     planner = ContextPlanner(decoder.model, case.layout)
-    sharing = ContextGroup(planner, place["dp"], place["cp"], mesh, Ledger(case.context))
+    sharing = ContextGroup(planner, place["dp"], place["cp"], mesh, Ledger(case.cp))
     turns = sharing.turns(packed)
     schedule = schedule_of(case, turns)
     held = np.flatnonzero(schedule.rank_of == place["pp"]).tolist()
@@ -164,18 +164,16 @@ def scheduled(case: Case, model: ModelSpec, packed: PackedStep) -> tuple[int, in
     if model.tied and ends[0] != ends[1]:
         copies = layout_of(case).zero_ranks
         sent_bytes += 2 * model.vocab * model.hidden * width * (copies if case.zero == 0 else 1)
-        messages += 2 * copies * case.tensor
+        messages += 2 * copies * case.tp
     return sent_bytes, messages
 
 
 def _rows(case: Case, planner: ContextPlanner, batch: MicroBatch) -> list[int]:
     """Hidden states of each rank that computes a micro-batch."""
     tokens = [batch.tokens]
-    if case.context > 1:
+    if case.cp > 1:
         tokens = [len(rows) for rows in planner.plan(batch.doc_tokens.tolist()).shares.rows]
-    return [
-        len(rows_of(n, ranks=case.tensor, rank=rank)) for n in tokens for rank in range(case.tensor)
-    ]
+    return [len(rows_of(n, ranks=case.tp, rank=rank)) for n in tokens for rank in range(case.tp)]
 
 
 def pipeline_cases(ranks: int, heads: int) -> list[Case]:
@@ -187,7 +185,7 @@ def pipeline_cases(ranks: int, heads: int) -> list[Case]:
     """
     cases = []
     for stages in [n for n in range(2, ranks + 1) if ranks % n == 0]:
-        own = Case(ranks, 1, "in-order", 64, "none", pipeline=stages)
+        own = Case(ranks, 1, "in-order", 64, "none", pp=stages)
         # Of stages that few micro-batches go through, dualpipe-v needs more of them.
         names = [name for name in _EXACT if stages == 2 or name != "dualpipe-v"]
         cases += [dataclasses.replace(own, schedule=name) for name in names]
@@ -196,6 +194,6 @@ def pipeline_cases(ranks: int, heads: int) -> list[Case]:
             dataclasses.replace(own, context_tokens=256, policy="by-work", recompute="full"),
         ]
         others = [n for n in range(2, ranks // stages + 1) if ranks // stages % n == 0]
-        cases += [dataclasses.replace(own, context=n, schedule="zb-v") for n in others]
-        cases += [dataclasses.replace(own, tensor=n) for n in others if heads % n == 0]
+        cases += [dataclasses.replace(own, cp=n, schedule="zb-v") for n in others]
+        cases += [dataclasses.replace(own, tp=n) for n in others if heads % n == 0]
     return cases

@@ -63,7 +63,7 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
     if case.policy in TOGETHER:
         sharing = Partners.on_mesh(setup.planner, joined.mesh)
     else:
-        sharing = dataclasses.replace(joined, planner=setup.planner, ledger=Ledger(case.context))
+        sharing = dataclasses.replace(joined, planner=setup.planner, ledger=Ledger(case.cp))
     decoder = make_decoder(references.model, setup.labels)
     set_recompute(decoder, case.recompute)
     mesh = joined.mesh if case.shares_weights else None
@@ -137,15 +137,15 @@ def check_cases(
 
     found = []
     for case in cases:
-        if case.pipeline > 1:
+        if case.pp > 1:
             found.append(_run_pipeline(ranks, case, references))
             tell(ranks, done)
             continue
         grouping = LayoutSpec(
-            context=case.context,
-            tensor=case.tensor,
-            expert=case.expert,
-            expert_tensor=case.expert_tensor,
+            cp=case.cp,
+            tp=case.tp,
+            ep=case.ep,
+            etp=case.etp,
             zero=case.zero if case.shares_weights else 0,  # whose mesh is used
         )
         found.append(_run_case(ranks, case, references, join(grouping)))
@@ -159,7 +159,7 @@ def play_case(case: Case, references: References) -> Verdict:
     decoder = make_decoder(references.model, setup.labels)
     set_recompute(decoder, case.recompute)
     logits = _Logits(decoder)
-    sent = np.zeros((case.context, case.context), dtype=np.int64)
+    sent = np.zeros((case.cp, case.cp), dtype=np.int64)
     loss_sum, forward_error = 0.0, 0.0
     for turn in setup.packed.ranks[0]:
         batch = sample.batch(turn)

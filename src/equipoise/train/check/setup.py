@@ -46,13 +46,13 @@ class Setup:
         """Pack the sample as the case says, and compute on one rank what it must come to."""
         model, sample = references.model, references.sample
         pack = PackSpec(policy=case.policy, context_tokens=case.context_tokens)
-        data_ranks = case.ranks // (case.layout.sharing * case.pipeline)
+        data_ranks = case.ranks // (case.layout.sharing * case.pp)
         packed = pack_step(
             sample.pieces,
             pack,
             data_ranks,
             counted_curve(model),
-            meets_each_turn=case.layout.of_ranks(case.ranks // case.pipeline).meets_each_turn,
+            meets_each_turn=case.layout.of_ranks(case.ranks // case.pp).meets_each_turn,
         )
         if case.policy in TOGETHER:
             packed = align_turns(packed)
@@ -62,18 +62,18 @@ class Setup:
     def plans(self) -> list[ContextPlan]:
         """Of the attention of every micro-batch, or of every turn of all ranks."""
         if self.case.policy in TOGETHER:
-            model, tensor = self.planner.model, self.case.tensor
+            model, tensor = self.planner.model, self.case.tp
             return [
                 plan_turn(self.packed, turn, model, tensor=tensor, tensor_rank=rank)
                 for turn in range(self.packed.micro_batches)
                 for rank in range(tensor)
             ]
-        if self.case.context == 1:
+        if self.case.cp == 1:
             return []
         return [
             self.planner.plan(batch.doc_tokens.tolist(), tensor_rank=rank)
             for batch in self.packed
-            for rank in range(self.case.tensor)
+            for rank in range(self.case.tp)
         ]
 
     def scheduled(self) -> tuple[int, int]:
@@ -88,7 +88,7 @@ class Setup:
             sent_bytes += model.layers * int(counts.backward_bytes.sum())
             messages += (forwards + model.layers) * int(counts.messages.sum())
         stages = (0, 0)
-        if self.case.pipeline > 1:
+        if self.case.pp > 1:
             stages = check_pipeline.scheduled(self.case, model, self.packed)
         return sent_bytes + stages[0], messages + stages[1]
 

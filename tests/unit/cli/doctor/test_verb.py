@@ -118,7 +118,7 @@ def test_what_a_run_needs_here() -> None:
 
 def test_what_a_run_needs_of_a_device() -> None:
     cluster = find_cluster("h100-sxm:16")
-    run = asked(LayoutSpec(dp=4, pipeline=2, tensor=2), "llama3-8b", 16)
+    run = asked(LayoutSpec(dp=4, pp=2, tp=2), "llama3-8b", 16)
     found = needs_of(run, Nodes(2, 8, "nvidia"), cluster)
     assert found.device_bytes == cluster.device.usable_bytes
     assert found.rank_bytes == sum(found.terms.values())

@@ -44,12 +44,8 @@ def test_the_pipeline_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     flags = ("--ranks", "3", "--micro-batches", "6", "--policy", "by-work")
     answer = told(capsys, str(run), "--lengths", str(lengths), *flags)
     assert (len(answer["micro_batches"]), answer["policy"]) == (6, "by-work")
-    out = shown(
-        capsys, str(run), "--lengths", str(lengths), "--ranks", "3", "--layout.context", "2"
-    )
-    assert " ".join(out.split()).endswith(
-        "(assumed). layout.context and layout.tensor are not priced."
-    )
+    out = shown(capsys, str(run), "--lengths", str(lengths), "--ranks", "3", "--layout.cp", "2")
+    assert " ".join(out.split()).endswith("(assumed). layout.cp and layout.tp are not priced.")
 
 
 def test_lists_are_packed_whole(capsys: pytest.CaptureFixture[str]) -> None:

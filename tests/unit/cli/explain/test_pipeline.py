@@ -234,7 +234,7 @@ def test_a_document_is_counted_once_however_it_is_divided(
     assert "of 4 documents, divided into 7 pieces (--lengths; packed by the policy" in out
     assert main([*argv, "--policy", "divided"]) == 2
     assert capsys.readouterr().err == (
-        'pack.policy = "divided" divides documents over all ranks at once, and layout.pipeline = 4 '
-        "has ranks that compute one after another. Set layout.pipeline = 1, or pack.policy = "
+        'pack.policy = "divided" divides documents over all ranks at once, and layout.pp = 4 '
+        "has ranks that compute one after another. Set layout.pp = 1, or pack.policy = "
         '"divided-in-time" or "by-work".\n'
     )

@@ -195,7 +195,7 @@ def test_the_documents_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert answer["origin"] == f"first window of {lengths}"
     assert (answer["ranks"], answer["strategies"][0]["name"]) == (1, "needed-kv")
     run.write_text(
-        run.read_text() + '[layout]\ncontext = 4\nstrategy = "usp"\nsharding = "head-tail"\n'
+        run.read_text() + '[layout]\ncp = 4\nstrategy = "usp"\nsharding = "head-tail"\n'
         "ranks_per_node = 2\n"
     )
     answer = told(capsys, str(run), "--lengths", "50,70")
@@ -255,8 +255,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "--ranks 0 is below 1. Give 1 or more.\n"
     )
     assert refused(capsys, "--attention", "--ranks-per-node", "3") == (
-        "--layout.ranks_per_node: 3 does not divide layout.context, 4 (--layout.context). "
-        "Nearest: 2.\n"
+        "--layout.ranks_per_node: 3 does not divide layout.cp, 4 (--layout.cp). Nearest: 2.\n"
     )
     assert refused(capsys, "--attention", "--mask", "window") == (
         '--mask: "window" is not causal, full, or a window as in window:4096.\n'

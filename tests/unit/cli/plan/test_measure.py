@@ -15,7 +15,7 @@ from equipoise.spec.plan import read_plan
 from equipoise.spec.run.resolved import read_resolved
 from support.verbs import plan
 
-KEYS = "--layout.dp 2 --layout.context 1 --layout.tensor 1 --layout.pipeline 1 --layout.zero 1"
+KEYS = "--layout.dp 2 --layout.cp 1 --layout.tp 1 --layout.pp 1 --layout.zero 1"
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_messages(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (run_toml, "--lengths", "prolong"): (
             f"{run_toml} is planned by its own keys on this machine, and --lengths is of a model "
-            f"on a described cluster. Give keys instead, as in --layout.tensor 2.\n"
+            f"on a described cluster. Give keys instead, as in --layout.tp 2.\n"
         ),
     }
     for words, text in told.items():
@@ -216,5 +216,5 @@ def test_messages(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_say() -> None:
-    keys = {"layout.dp": "1", "layout.pipeline": "2", "layout.zero": "1", "train.recompute": "full"}
-    assert say(keys) == "pipeline=2 zero=1 recompute=full"
+    keys = {"layout.dp": "1", "layout.pp": "2", "layout.zero": "1", "train.recompute": "full"}
+    assert say(keys) == "pp=2 zero=1 recompute=full"

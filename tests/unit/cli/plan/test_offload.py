@@ -164,5 +164,5 @@ def test_a_run_keeps_all_on_the_device(capsys: pytest.CaptureFixture[str], tmp_p
         2,
         "",
         f"{file} is planned by its own keys on this machine, and --offload is of a model on a "
-        f"described cluster. Give keys instead, as in --layout.tensor 2.\n",
+        f"described cluster. Give keys instead, as in --layout.tp 2.\n",
     )

@@ -135,8 +135,8 @@ def test_any_policy_goes_with_other_searches(
         ),
         (
             ["--policy", "gangs", "--lengths", "wikipedia", "--layout", "cp=2"],
-            'pack.policy = "gangs" divides documents over ranks itself, and layout.context = 2 '
-            'would divide them again. Set layout.context = 1, or pack.policy = "by-work".\n',
+            'pack.policy = "gangs" divides documents over ranks itself, and layout.cp = 2 '
+            'would divide them again. Set layout.cp = 1, or pack.policy = "by-work".\n',
         ),
         (
             ["--policy", "divided", "--lengths", "wikipedia", "--layers", "own"],
@@ -167,7 +167,7 @@ def test_a_run_has_a_key_for_its_policy(capsys: pytest.CaptureFixture[str], tmp_
         2,
         "",
         f"{file} is planned by its own keys on this machine, and --policy is of a model on a "
-        f"described cluster. Give keys instead, as in --layout.tensor 2.\n",
+        f"described cluster. Give keys instead, as in --layout.tp 2.\n",
     )
 
 

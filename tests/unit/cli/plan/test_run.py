@@ -43,7 +43,7 @@ def test_a_lock_is_written_beside_the_run(
     assert out.endswith(f"Wrote {lock}. Train by it: equipoise train {run_toml} --plan {lock}\n")
     found = read_plan(lock)
     assert found.command == f"equipoise plan {run_toml} --ranks 1"
-    assert found.best.keys["layout.dp"] == 1 and found.best.keys["layout.context"] == 1
+    assert found.best.keys["layout.dp"] == 1 and found.best.keys["layout.cp"] == 1
     policy = found.best.keys["pack.policy"]
     assert f'In run.toml: pack.policy = "{policy}", train.recompute' in out
     home = run_toml.parent / "home"
@@ -229,7 +229,7 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], run_toml: Pa
         2,
         "",
         f"{run_toml} is planned by its own keys on this machine, and --cluster, --seed are of a "
-        "model on a described cluster. Give keys instead, as in --layout.tensor 2.\n",
+        "model on a described cluster. Give keys instead, as in --layout.tp 2.\n",
     )
     assert plan(capsys, "--model", "llama3-8b", "--context-tokens", 8192) == (
         2,

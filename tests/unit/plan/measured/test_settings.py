@@ -20,7 +20,7 @@ from equipoise.spec.run.resolve import ResolvedRun
 GIVEN = {
     "layout.zero": "2",
     "train.recompute": "full",
-    "layout.context": "1",
+    "layout.cp": "1",
     "pack.policy": "in-order",
     "layout.schedule": "zb-v",
     "layout.strategy": "ulysses",
@@ -75,7 +75,7 @@ def test_two_ranks() -> None:
     assert len(found.keys) == 36
     shapes = {tuple(keys[name] for name in DEGREES) for keys in found.keys}
     assert len(shapes) == 4
-    stages = [keys["layout.zero"] for keys in found.keys if keys["layout.tensor"] == "2"]
+    stages = [keys["layout.zero"] for keys in found.keys if keys["layout.tp"] == "2"]
     assert set(stages) == {"1"}  # one rank holds all of a weight's share: nothing to shard
     assert {keys["pack.policy"] for keys in found.keys} == {"by-work", "by-tokens"}
     assert len(listed(read_run(None, [("layout.dp", "2")]), 2).keys) == 12
@@ -85,9 +85,9 @@ def test_two_ranks() -> None:
 
 def test_few_tokens_are_shared_by_who_asks() -> None:
     short = dataclasses.replace(BASE, context_tokens=1024)
-    degrees = {keys["layout.context"] for keys in listed(read_run(None), 2, short).keys}
+    degrees = {keys["layout.cp"] for keys in listed(read_run(None), 2, short).keys}
     assert degrees == {"1"}
-    asked = listed(read_run(None, [("layout.context", "2")]), 2, short)
+    asked = listed(read_run(None, [("layout.cp", "2")]), 2, short)
     assert {choice.layout.cp for choice in asked.laid} == {2}
 
 

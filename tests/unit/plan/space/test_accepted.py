@@ -31,8 +31,8 @@ def refused(lengths=None, *, policy: str = "by-work", window: int = 256, **layou
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2"])
 def test_a_schedule_of_one_stage_a_rank(schedule: str) -> None:
-    assert refused(pipeline=2, schedule=schedule, virtual=2) == (
-        f'layout.schedule = "{schedule}", layout.pipeline = 2, layout.virtual = 2: {schedule} '
+    assert refused(pp=2, schedule=schedule, virtual=2) == (
+        f'layout.schedule = "{schedule}", layout.pp = 2, layout.virtual = 2: {schedule} '
         "needs 2 stages on 2 ranks, there are 4. Split the layers so, or take interleaved, which "
         "runs any whole number of stages a rank."
     )
@@ -41,30 +41,30 @@ def test_a_schedule_of_one_stage_a_rank(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v", "v-half", "v-min"])
 @pytest.mark.parametrize("virtual", [1, 3])
 def test_a_schedule_in_a_v_has_two_stages_a_rank(schedule: str, virtual: int) -> None:
-    assert refused(pipeline=2, schedule=schedule, virtual=virtual) == (
+    assert refused(pp=2, schedule=schedule, virtual=virtual) == (
         f'layout.schedule = "{schedule}" goes down the ranks and back up, so it has 2 stages a '
         f"rank, and layout.virtual = {virtual}. Leave layout.virtual out."
     )
 
 
 def test_documents_divided_over_time_under_a_schedule_that_does_not_turn_back() -> None:
-    assert refused(pipeline=2, schedule="zb-h1", policy="divided-in-time") == (
-        'layout.schedule = "zb-h1", layout.pipeline = 2: zb-h1 runs backward in the order of '
+    assert refused(pp=2, schedule="zb-h1", policy="divided-in-time") == (
+        'layout.schedule = "zb-h1", layout.pp = 2: zb-h1 runs backward in the order of '
         "forward, and 2 micro-batches share a document over time, which needs the reverse. Take "
         "gpipe, 1f1b or auto, or pack with a policy that divides nothing over time."
     )
 
 
 def test_a_share_that_skips_no_stage() -> None:
-    assert refused(pipeline=2, schedule="skip-partial", skip=0.3) == (
-        'layout.schedule = "skip-partial", layout.pipeline = 2: skip-partial cannot skip 0.3 of 0 '
+    assert refused(pp=2, schedule="skip-partial", skip=0.3) == (
+        'layout.schedule = "skip-partial", layout.pp = 2: skip-partial cannot skip 0.3 of 0 '
         "stages between the first and the last: that is none. Give more stages or a larger share."
     )
 
 
 def test_fewer_micro_batches_than_the_schedule_wants() -> None:
-    assert refused(LENGTHS, pipeline=2, schedule="dualpipe-v", window=1024) == (
-        'layout.schedule = "dualpipe-v", layout.pipeline = 2: dualpipe-v needs 4 micro-batches on '
+    assert refused(LENGTHS, pp=2, schedule="dualpipe-v", window=1024) == (
+        'layout.schedule = "dualpipe-v", layout.pp = 2: dualpipe-v needs 4 micro-batches on '
         "2 ranks, there are 2. Take zb-v, which runs any number."
     )
 
@@ -80,7 +80,7 @@ def test_fewer_documents_than_ranks() -> None:
 def test_every_schedule_runs_as_it_is_meant(schedule: str) -> None:
     skips = schedule.startswith("skip")
     layout = LayoutSpec(
-        dp=2, pipeline=2, schedule=schedule, skip=0.5 * skips, virtual=2 if skips else None
+        dp=2, pp=2, schedule=schedule, skip=0.5 * skips, virtual=2 if skips else None
     )
     spec = RunSpec(pack=PackSpec(context_tokens=256, step_tokens=4096), layout=layout)
     require_accepted(spec, MODEL, 4)

@@ -57,7 +57,7 @@ def test_every_number_of_data_parallel_ranks_is_there() -> None:
     [
         ("layout.zero", 3, "zero"),
         ("layout.dp", 1, "dp"),
-        ("layout.tensor", 2, "tp"),
+        ("layout.tp", 2, "tp"),
         ("train.recompute", "full", "recompute"),
     ],
 )
@@ -117,14 +117,14 @@ def test_ranks_that_have_no_document_are_left_out() -> None:
             'Leave it out, or give "needed-kv", "all-gather", "ring", "ulysses".',
         ),
         (
-            [("layout.tensor", "3"), ("layout.zero", "1")],
+            [("layout.tp", "3"), ("layout.zero", "1")],
             "No layout of 2 ranks carries 4 layers of 4 heads and steps of 32,768 tokens with "
-            "layout.tensor = 3 and layout.zero = 1. Change --ranks, or give fewer of these keys.",
+            "layout.tp = 3 and layout.zero = 1. Change --ranks, or give fewer of these keys.",
         ),
         (
-            [("layout.pipeline", "2"), ("layout.virtual", "7")],
+            [("layout.pp", "2"), ("layout.virtual", "7")],
             "No layout of 2 ranks carries 4 layers of 4 heads and steps of 32,768 tokens with "
-            "layout.pipeline = 2 and layout.virtual = 7. Change --ranks, or give fewer of these "
+            "layout.pp = 2 and layout.virtual = 7. Change --ranks, or give fewer of these "
             "keys.",
         ),
     ],

@@ -108,7 +108,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
         "run.toml:4  train.steps: 0 is too small; the least is 1.\n"
         "run.toml:7  pack.step_tokens: 5000 is not a multiple of pack.context_tokens, "
         "4096 (run.toml:8). Nearest: 4096 or 8192.\n"
-        "run.toml:10  layout.cpp: no such key. Nearest: layout.dp\n"
+        "run.toml:10  layout.cpp: no such key. Nearest: layout.cp\n"
         "base.toml:2  checkpoint.keep: 0 is too small; the least is 1.\n"
         '--train.lr: needs a number, got "fast" (text).\n'
         "--train.step: no such key. Nearest: --train.steps"
@@ -163,7 +163,7 @@ ONE_KEY: list[tuple[str, str]] = [
         'Nearest: "cores".',
     ),
     ("layout.dp = 0", "run.toml:1  layout.dp: 0 is too small; the least is 1."),
-    ("layout.context = 0", "run.toml:1  layout.context: 0 is too small; the least is 1."),
+    ("layout.cp = 0", "run.toml:1  layout.cp: 0 is too small; the least is 1."),
     (
         'layout.strategy = "rings"',
         'run.toml:1  layout.strategy: "rings" is not one of "needed-kv", "all-gather", "ring", '
@@ -216,18 +216,18 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
     ),
     (
         "layout.ranks_per_node = 3\nlayout.context = 4",
-        "run.toml:1  layout.ranks_per_node: 3 does not divide layout.context, 4 (run.toml:2). "
+        "run.toml:1  layout.ranks_per_node: 3 does not divide layout.cp, 4 (run.toml:2). "
         "Nearest: 2.",
     ),
     (
         "layout.skip = 0.5",
-        "run.toml:1  layout.skip: 0.5 is of a pipeline, and there is none: layout.pipeline, 1 "
-        "(default). Set layout.pipeline to 2 or more.",
+        "run.toml:1  layout.skip: 0.5 is of a pipeline, and there is none: layout.pp, 1 "
+        "(default). Set layout.pp to 2 or more.",
     ),
     (
         "layout.virtual = 2",
-        "run.toml:1  layout.virtual: 2 is of a pipeline, and there is none: layout.pipeline, 1 "
-        "(default). Set layout.pipeline to 2 or more.",
+        "run.toml:1  layout.virtual: 2 is of a pipeline, and there is none: layout.pp, 1 "
+        "(default). Set layout.pp to 2 or more.",
     ),
     (
         "layout.skip = 0.5\nlayout.pipeline = 4",
@@ -243,8 +243,7 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
     ),
     (
         "layout.ranks_per_node = 2",
-        "run.toml:1  layout.ranks_per_node: 2 does not divide layout.context, 1 (default). "
-        "Nearest: 1.",
+        "run.toml:1  layout.ranks_per_node: 2 does not divide layout.cp, 1 (default). Nearest: 1.",
     ),
     (
         "pack.max_tokens = 1000",
@@ -481,3 +480,28 @@ def test_hugging_face_folders_that_do_not_do(tmp_path: Path) -> None:
 def test_nearest_key_prefers_the_same_last_word() -> None:
     assert nearest_key("train.max_tokens") == "pack.max_tokens"
     assert nearest_key("train.sead") == "train.seed"
+
+
+def test_the_old_names_of_layout_keys_are_taken_and_the_new_ones_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "[layout]\ndp = 1\ncontext = 2\nexpert = 2\n")
+    run = read_run(path, [("layout.tensor", "2")])
+    assert (run.spec.layout.cp, run.spec.layout.ep, run.spec.layout.tp) == (2, 2, 2)
+    assert run.origins["layout.cp"] == "run.toml:3"
+    assert run.notes == (
+        "run.toml:3  layout.context is now layout.cp; 0.2 drops the old name.",
+        "run.toml:4  layout.expert is now layout.ep; 0.2 drops the old name.",
+        "--layout.tensor is now --layout.tp; 0.2 drops the old name.",
+    )
+    today = write(tmp_path, "[layout]\ndp = 1\ncp = 2\nep = 2\ntp = 2\n")
+    assert read_run(today).notes == () and read_run(today).digest == run.digest
+
+
+def test_a_key_under_both_names_is_refused_in_one_file_and_a_flag_stands_over_it(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, "[layout]\npipeline = 2\npp = 2\n")
+    assert faults(path) == (
+        "run.toml:2  layout.pipeline: the old name of layout.pp, which is given too."
+    )
+    path = write(tmp_path, "[layout]\npipeline = 4\n")
+    assert read_run(path, [("layout.pp", "2")]).spec.layout.pp == 2

@@ -8,7 +8,7 @@ from equipoise.base.errors import SpecError
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.obey import obey
 
-DECIDED = {"layout.dp": 1, "layout.pipeline": 2, "layout.schedule": "zb-v", "layout.zero": 1}
+DECIDED = {"layout.dp": 1, "layout.pp": 2, "layout.schedule": "zb-v", "layout.zero": 1}
 COMMAND = "equipoise plan run.toml --ranks 2"
 
 
@@ -16,7 +16,7 @@ def test_what_was_decided_stands_and_says_where_it_comes_from() -> None:
     run = read_run(None, [("train.steps", "70")])
     found = obey(run, DECIDED, COMMAND)
     layout = found.spec.layout
-    assert (layout.dp, layout.pipeline, layout.schedule, layout.zero) == (1, 2, "zb-v", 1)
+    assert (layout.dp, layout.pp, layout.schedule, layout.zero) == (1, 2, "zb-v", 1)
     assert found.spec.train == run.spec.train and found.model == run.model
     assert found.origins["layout.dp"] == "plan.lock"
     assert found.origins["train.steps"] == "--train.steps"

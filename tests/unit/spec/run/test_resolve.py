@@ -13,7 +13,7 @@ from equipoise.spec.run.spec import RunSpec
 RUNS: list[list[tuple[str, str]]] = [
     [],
     [("name", "b"), ("model.hidden", "128"), ("train.lr", "1e-20"), ("layout.dp", "3")],
-    [("layout.context", "4"), ("layout.strategy", "usp"), ("layout.ranks_per_node", "2")],
+    [("layout.cp", "4"), ("layout.strategy", "usp"), ("layout.ranks_per_node", "2")],
     [("data.source", "text"), ("data.path", 'a "b" \\ c\t\x7fé'), ("pack.max_tokens", "500000")],
 ]
 

@@ -37,8 +37,8 @@ def test_everything_is_in_some_case(ranks: int) -> None:
         assert {c.context_tokens for c in plain if c.policy == policy} == {512, 256}
     assert {c.zero for c in plain if c.recompute == "full"} == {0, 1, 2, 3}
     divisors = {n for n in range(2, ranks + 1) if ranks % n == 0}
-    assert {(c.context, c.zero) for c in shared} == {(n, z) for n in divisors for z in range(4)}
-    assert {c.context for c in shared if c.recompute == "full"} == divisors
+    assert {(c.cp, c.zero) for c in shared} == {(n, z) for n in divisors for z in range(4)}
+    assert {c.cp for c in shared if c.recompute == "full"} == divisors
     assert (
         {c.strategy for c in shared} == {c.strategy for c in played} == set(get_args(StrategyName))
     )
@@ -62,14 +62,14 @@ def test_every_way_to_share_weights_is_in_some_case(ranks: int, heads: int) -> N
         for tensor in range(2, ranks + 1)
         if ranks % (context * tensor) == 0 and heads % tensor == 0
     }
-    assert {(c.context, c.tensor, c.zero) for c in cases} == {
+    assert {(c.cp, c.tp, c.zero) for c in cases} == {
         (*each, zero) for each in factors for zero in range(4)
     }
-    assert {(c.context, c.tensor) for c in cases if c.recompute == "full"} == factors
+    assert {(c.cp, c.tp) for c in cases if c.recompute == "full"} == factors
     assert {c.ranks for c in cases} == {ranks}
     for case in cases:
         assert case.layout.of_ranks(ranks).world == ranks
-    assert str(cases[0]).endswith(f"tensor = {cases[0].tensor})")
+    assert str(cases[0]).endswith(f"tp = {cases[0].tp})")
 
 
 def test_policies_that_divide_meet_every_stage_somewhere() -> None:
@@ -83,9 +83,9 @@ def test_policies_that_divide_meet_every_stage_somewhere() -> None:
 
 def test_a_runs_own_strategy_and_sharding_are_proven() -> None:
     cases = context_cases(4, "ring", "by-work")
-    assert {
-        (c.context, c.zero) for c in cases if (c.strategy, c.sharding) == ("ring", "by-work")
-    } == {(context, zero) for context in (2, 4) for zero in range(4)}
+    assert {(c.cp, c.zero) for c in cases if (c.strategy, c.sharding) == ("ring", "by-work")} == {
+        (context, zero) for context in (2, 4) for zero in range(4)
+    }
 
 
 RIGHT = Verdict(
@@ -137,11 +137,11 @@ def test_json_has_every_key(
         "policy": "by-work",
         "context_tokens": 512,
         "recompute": "none",
-        "context": 2,
-        "tensor": 1,
-        "expert": 1,
-        "expert_tensor": 1,
-        "pipeline": 1,
+        "cp": 2,
+        "tp": 1,
+        "ep": 1,
+        "etp": 1,
+        "pp": 1,
         "schedule": "1f1b",
         "strategy": "ring",
         "sharding": "mixed",
@@ -160,7 +160,7 @@ def test_json_has_every_key(
     assert (alone["strategy"], alone["sharding"], alone["bytes"]) == (None, None, 0)
     assert captured.err == (
         "1 of 3 cases equal one rank and sent other bytes than their schedules say: 2,048 in 5 "
-        "messages instead of 2,048 in 6 on 3 ranks played in one process (context = 3, ulysses, "
+        "messages instead of 2,048 in 6 on 3 ranks played in one process (cp = 3, ulysses, "
         "contiguous). Please report it with the output of `equipoise check --json`.\n"
     )
 
@@ -172,14 +172,14 @@ def test_a_wrong_case_is_named_with_its_parameter(
     captured = capsys.readouterr()
     assert captured.err == (
         "1 of 3 cases differ from one rank by more than 1e-05; the worst is norm.weight on 4 ranks "
-        "(context = 2, ring, mixed, zero = 2): gradient 5.0e-01, logits 2.0e-07, loss 1.0e-07. "
+        "(cp = 2, ring, mixed, zero = 2): gradient 5.0e-01, logits 2.0e-07, loss 1.0e-07. "
         "Please report it with the output of `equipoise check --json`.\n"
     )
     rows = [line for line in captured.out.splitlines() if "exact" in line or "WRONG" in line]
     assert len(rows) == 3
-    assert "2 x context 2" in rows[0]
+    assert "dp=2 cp=2" in rows[0]
     assert "by-work 512" in rows[1] and "norm.weight" in rows[1] and "WRONG" in rows[1]
-    assert "data 2" in rows[2]
+    assert "dp=2" in rows[2]
 
 
 def test_one_sentence_where_all_is_right(
