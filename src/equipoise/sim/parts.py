@@ -25,8 +25,8 @@ from equipoise.cost.step.work import head_work, layer_work
 from equipoise.schedule.attention.price import Links
 from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, replay_pipeline
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_stages
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.gangs import Gang, GangCore
 from equipoise.sim.machine import Machine
@@ -365,5 +365,4 @@ def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> 
 
 
 def _place(stages: int, layout: Layout, options: StepOptions) -> Ints:
-    in_v = options.schedule in IN_V
-    return place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
+    return place_stages(options.schedule, layout.pp, stages)

@@ -6,7 +6,6 @@ Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
 
 from pathlib import Path
 
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
@@ -18,6 +17,7 @@ from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.sim.sharding import run_price
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
@@ -44,7 +44,7 @@ def join_sharing(
     spec = resolved.spec
     price = run_price(resolved.context_machine, spec, resolved.model)
     planner, stages = ContextPlanner(resolved.model, spec.layout, price), None
-    if spec.pack.policy in TOGETHER:
+    if POLICIES[spec.pack.policy].runs_together:
         return Partners.join(ranks, planner)
     if spec.layout.pp > 1:
         first = stream.step(0, spec.pack.step_tokens)

@@ -41,8 +41,8 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import StageShare
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_stages
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.spec import Recompute
 from equipoise.train.shares import ContextPlanner, RankLoads
@@ -97,8 +97,7 @@ class StagePlanner:
         layout, stages = planner.layout, planner.layout.stages
         typical = price_layers(curve, planner.model, [MicroBatch(pieces)])
         split = split_model(typical, planner.model, stages)
-        in_v = layout.schedule in IN_V
-        placed = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
+        placed = place_stages(layout.schedule, layout.pp, stages)
         if len(placed) != stages:
             raise LayoutError(
                 f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check import prove as check
 from equipoise.train.check.pipeline import pipeline_cases
@@ -50,7 +50,7 @@ def test_experts_are_computed_where_their_stage_is() -> None:
 
 def test_every_strategy_that_is_not_lossy_is_checked() -> None:
     names = {case.schedule for case in pipeline_cases(2, 1)}
-    assert names == set(STRATEGIES) - set(LOSSY)
+    assert names == set(SCHEDULES) - set(LOSSY)
     assert {case.pipeline for case in pipeline_cases(8, 1)} == {2, 4, 8}
     assert not pipeline_cases(1, 1)
     assert str(pipeline_cases(2, 1)[0]) == (

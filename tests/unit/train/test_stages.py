@@ -1,7 +1,6 @@
 """Stages of a run and schedules of its steps."""
 
 import dataclasses
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ from equipoise.balance.packing.divided import pack_divided_in_time
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline.check import check_pipeline
-from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, STRATEGIES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.spec import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
+from equipoise.spec.run.spec import LayoutSpec, PackSpec
 from equipoise.train.shares import ContextPlanner
 from equipoise.train.stages import StagePlanner
 from support.hand_packed import packed_of
@@ -27,12 +25,6 @@ PIECES = np.array([[0, 0, 900], [1, 0, 40], [2, 0, 300]])
 def planner_of(model: ModelSpec = MODEL, **layout: object) -> StagePlanner:
     planner = ContextPlanner(model, LayoutSpec(**{"dp": 1, "pp": 2} | layout))
     return StagePlanner.make(planner, CURVE, "none", PIECES)
-
-
-def test_the_names_of_run_toml_are_those_that_there_are() -> None:
-    assert set(get_args(Schedule)) == set(STRATEGIES)
-    assert LOSSY_SCHEDULES == LOSSY
-    assert set(IN_V) < set(TWO_STAGES)
 
 
 packs = st.lists(

@@ -12,6 +12,7 @@ from equipoise.cli.check import all_legal as check_layouts
 from equipoise.cli.check.model import read_worlds, scaled_down
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.spec.catalog import POLICIES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -207,14 +208,12 @@ def _print_table(verdicts: "Sequence[Verdict]") -> None:
 
 
 def _kind(verdict: "Verdict") -> tuple[str, str]:
-    from equipoise.balance.packing.turns import TOGETHER
-
     case = verdict.case
     if case.played:
         return f"{case.ranks} played", case.strategy
     experts = f", ep={case.ep}" if case.ep > 1 else ""
     experts += f", etp={case.etp}" if case.etp > 1 else ""
-    if case.policy in TOGETHER:
+    if POLICIES[case.policy].runs_together:
         tensor = f", tp={case.tp}" if case.tp > 1 else ""
         return str(case.ranks), case.policy + tensor + experts
     axes = [("dp", int(case.layout.dp)), ("pp", case.pp), ("cp", case.cp), ("tp", case.tp)]

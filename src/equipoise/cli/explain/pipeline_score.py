@@ -17,18 +17,11 @@ from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
-from equipoise.schedule.pipeline.strategies import (
-    LOSSY,
-    ONE_STAGE,
-    STRATEGIES,
-    write_pipeline,
-)
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import SCHEDULES
 
 if TYPE_CHECKING:
     from equipoise.cli.explain.pipeline_setting import PipelineSetting
-
-_ADAPTS = ("auto", *LOSSY)
-"""Strategies that fit any bound which holds the largest micro-batch."""
 
 LeftOut = list[tuple[str, str]]
 """Strategies that cannot run, and why not, a sentence each."""
@@ -101,7 +94,7 @@ def score_pipelines(setting: "PipelineSetting") -> tuple[list[PipelineScore], Le
 def _score_all(setting: "PipelineSetting") -> tuple[list[PipelineScore], LeftOut]:
     scores: list[PipelineScore] = []
     left_out = []
-    for name in STRATEGIES:
+    for name in SCHEDULES:
         for chunks in (setting.chunks,) if setting.chunks else _usual_chunks(name):
             try:
                 scores.append(_score(name, chunks, setting))
@@ -111,18 +104,20 @@ def _score_all(setting: "PipelineSetting") -> tuple[list[PipelineScore], LeftOut
 
 
 def _require_name(name: str) -> None:
-    if name not in STRATEGIES:
+    if name not in SCHEDULES:
         raise SpecError(
-            f'--strategy: "{name}" is not one of all, {", ".join(STRATEGIES)}. Nearest: '
-            f'"{nearest(name, list(STRATEGIES))}".'
+            f'--strategy: "{name}" is not one of all, {", ".join(SCHEDULES)}. Nearest: '
+            f'"{nearest(name, SCHEDULES)}".'
         )
 
 
 def _usual_chunks(name: str) -> tuple[int, ...]:
     """Stages of a rank where none are said; all of them are compared."""
-    if name in ("gpipe", "auto"):
-        return 1, 2
-    return (1,) if name in ONE_STAGE else (2,)
+    traits = SCHEDULES[name]
+    if traits.is_lossy:  # of one stage a rank there are few to leave out
+        return (2,)
+    least, most = traits.least_stages, traits.most_stages
+    return (1, 2) if least == 1 and most is None else (least,)
 
 
 def _score(name: str, chunks: int, setting: "PipelineSetting") -> PipelineScore:
@@ -136,7 +131,7 @@ def _score(name: str, chunks: int, setting: "PipelineSetting") -> PipelineScore:
     )
     prices = replace(made, activation=made.activation * setting.token_bytes)
     schedule = _write(name, prices, setting)
-    check_pipeline(schedule, allow_lossy=name in LOSSY)
+    check_pipeline(schedule, allow_lossy=SCHEDULES[name].is_lossy)
     return PipelineScore(
         name=name,
         chunks=chunks,
@@ -155,13 +150,13 @@ def _write(name: str, prices: PipelinePrices, setting: "PipelineSetting") -> Pip
         prices,
         ranks=setting.ranks,
         units=setting.units,
-        skip=setting.skip if name in LOSSY else 0.0,
+        skip=setting.skip if SCHEDULES[name].is_lossy else 0.0,
         arranged=setting.is_arranged,
     )
     allowed = setting.most_bytes
     if allowed is None:
         return write()
-    if name in _ADAPTS:
+    if SCHEDULES[name].adapts:
         try:
             return write(most_held=allowed)
         except FitError:

@@ -23,6 +23,7 @@ from equipoise.cli.explain.attention_setting import (
 )
 from equipoise.cli.pack.verb import document_lengths
 from equipoise.cli.run_arguments import run_from
+from equipoise.spec.catalog import LOSSY, POLICIES
 
 if TYPE_CHECKING:
     from equipoise.balance.stage import LayerPrices
@@ -40,9 +41,6 @@ _SKIP = 0.25
 
 _SPEEDS = (0.001, 1e6)
 """TFLOP/s for which the largest models' steps, and the smallest's, are whole nanoseconds."""
-
-_IN_WINDOWS = ("in-order", "fixed", "fixed-exact")
-"""Policies that cut documents at windows by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,8 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
         LayoutError: documents that the policy cannot pack.
     """
     from equipoise.balance.packing.divided import macro_units
-    from equipoise.balance.packing.pack import pack_step, require_policy
+    from equipoise.balance.packing.pack import pack_step
+    from equipoise.balance.packing.turns import require_policy
     from equipoise.balance.stage import price_layers
     from equipoise.cost.curve import counted_curve
     from equipoise.schedule.attention.score import AssumedMachine
@@ -158,8 +157,6 @@ def pipeline_setting_from(args: argparse.Namespace) -> PipelineSetting:
 
 
 def _judge(args: argparse.Namespace) -> None:
-    from equipoise.schedule.pipeline.strategies import LOSSY
-
     for flag in ("most_held", "memory"):
         value = getattr(args, flag)
         if value is not None and not 0 < value < float("inf"):
@@ -248,7 +245,8 @@ def _for_listed(
     if args.context_tokens is None and args.micro_batches is not None:
         window = max(2, -(-int(lengths.sum()) // (args.micro_batches * data_ranks)))
         pack = replace(pack, context_tokens=window)
-    if pack.policy in (*_IN_WINDOWS, "divided-in-time"):
+    traits = POLICIES[pack.policy]
+    if traits.fills_windows or traits.needs_pipeline:
         return pack
     longest = int(lengths.max(initial=0))
     return replace(pack, max_tokens=max(pack.most_tokens, longest))

@@ -13,6 +13,7 @@ from equipoise.cli.explain.attention_setting import (
 )
 from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.written import require_folder_of, require_kind
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.limits import MOST_SIZE
 
 HELP = "show who computes or sends what: attention, pipelines, tensors; needs no torch"
@@ -96,14 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plan", type=Path, metavar="FILE", help="explain a plan.lock of equipoise plan"
     )
     add_run_arguments(parser)
+    exact = [name for name in SCHEDULES if name not in LOSSY]
     parser.add_argument(
         "--strategy",
         metavar="NAME",
         help="all, or one. Of attention, what moves: all-gather, needed-kv, ring, double-ring, "
         "pass-q, token-ring, ulysses, usp, rsa (a ring over contiguous shares) (default: the "
-        "run's, else needed-kv). Of a pipeline, the order: gpipe, 1f1b, interleaved, zb-h1, zb-h2, "
-        "interleaved-zb, zb-v, dualpipe-v, v-half, v-min, auto, and skip-partial and "
-        "skip-reordered, which train another model (default: 1f1b)",
+        f"run's, else needed-kv). Of a pipeline, the order: {', '.join(exact)}, and "
+        f"{' and '.join(LOSSY)}, which train another model (default: 1f1b)",
     )
     parser.add_argument(
         "--lengths",
@@ -219,8 +220,8 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
         "--skip",
         type=float,
         metavar="SHARE",
-        help="share of the inner stages that each micro-batch leaves out, of skip-partial and "
-        "skip-reordered (default: 0.25)",
+        help=f"share of the inner stages that each micro-batch leaves out, of "
+        f"{' and '.join(LOSSY)} (default: 0.25)",
     )
     group.add_argument(
         "--most-held",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from equipoise import __version__
-from equipoise.balance.packing.turns import DIVIDES, TOGETHER, require_policy
+from equipoise.balance.packing.turns import require_policy
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
 from equipoise.base.units import GIB
@@ -25,7 +25,7 @@ from equipoise.cost.curves.sources import sources_of
 from equipoise.cost.offload import require_host
 from equipoise.plan.answer.explain import find_flip, find_walls, loses_by
 from equipoise.plan.answer.final import Finalist, price_choice, price_finalists, with_layers
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.export.program import Program
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.layers.words import say_layers
@@ -38,12 +38,12 @@ from equipoise.plan.search.seeds import RECIPES
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import list_space
 from equipoise.sim.machine import Machine
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.spec import THIS_CPU
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Candidate, Plan, Wall
-from equipoise.spec.run.spec import Policy
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
 
@@ -69,8 +69,10 @@ _ASKED = (
 )
 """Flags that say what is planned."""
 
-_SEARCHED: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "bytescale")
-"""Policies that divide documents, all but flexsp: it packs one step for a minute."""
+_SEARCHED = tuple(
+    name for name, traits in POLICIES.items() if traits.divides and not traits.is_slow
+)
+"""Policies that divide documents and are searched; slow ones pack one step for a minute."""
 
 _DEFAULTS = {
     "layers": "alike",
@@ -271,22 +273,23 @@ def _searched(
         LayoutError: no rank of such a layout runs the policy.
     """
     if args.policy == "any":
-        return (*POLICIES, *_SEARCHED) if is_plain else POLICIES
-    if args.policy == "delayed":
+        return (*COMPARED, *_SEARCHED) if is_plain else COMPARED
+    traits = POLICIES.get(args.policy)
+    if traits is not None and traits.lets_wait:
         raise SpecError(
-            "--policy delayed packs other documents for every layout, so their steps are not to be "
-            "compared. Plan with --policy by-work, and price its layout under delayed with "
-            "equipoise simulate."
+            f"--policy {args.policy} packs other documents for every layout, so their steps are "
+            f"not to be compared. Plan with --policy by-work, and price its layout under "
+            f"{args.policy} with equipoise simulate."
         )
-    if args.policy in DIVIDES and not is_plain:
+    if traits is not None and traits.divides and not is_plain:
         raise SpecError(
             f"--policy {args.policy} divides documents, which is priced on a cluster of one class, "
             f"with all layers alike, and not with --export or on this machine. Take --policy "
             f"by-work."
         )
-    if args.policy is not None:
+    if traits is not None:
         cp, pp = (cast("int | None", fixed.get(name)) for name in ("cp", "pp"))
-        stages = pp or (1 if args.policy in TOGETHER else 2)
+        stages = pp or (1 if traits.runs_together else 2)
         require_policy(args.policy, context=cp or 1, pipeline=stages)
     return ()
 

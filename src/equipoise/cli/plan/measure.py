@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise import __version__
-from equipoise.balance.packing.pack import DIVIDES
 from equipoise.base.digest import digest
 from equipoise.base.errors import FaultError, LayoutError, SpecError
 from equipoise.cli.console import make_progress
@@ -34,18 +33,20 @@ from equipoise.cli.run_arguments import run_from
 from equipoise.launch.trial import STEPS, run_trial
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
-from equipoise.plan.answer.run_steps import POLICIES, RunSteps
+from equipoise.plan.answer.run_steps import RunSteps
 from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial, next_choice
 from equipoise.plan.measured.settings import Choices, list_choices
 from equipoise.plan.measured.settings_price import price_choices, prior_of
 from equipoise.plan.measured.trials import TrialJournal
 from equipoise.plan.search.search import Search
 from equipoise.sim.machine import Machine
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.device.spec import THIS_CPU
 from equipoise.spec.plan import LOCK, RUN_TOML
 from equipoise.spec.run.resolve import ResolvedRun
+from equipoise.spec.run.spec import PackSpec
 
 TRIALS = "trials.jsonl"
 
@@ -138,7 +139,7 @@ def read_measured(args: argparse.Namespace) -> MeasuredRun:
         sys.stderr.write(f"{guess}\n")
     store, machine = open_corpus(run, is_quiet=args.quiet or args.json), Machine(cluster)
     steps, policy = RunSteps(run.spec, run.model, store.doc_tokens), run.spec.pack.policy
-    counted = POLICIES[0] if policy in DIVIDES else policy
+    counted = PackSpec().policy if POLICIES[policy].divides else policy
     choices = list_choices(
         run,
         ranks,

@@ -14,7 +14,6 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from equipoise import __version__
 from equipoise.base.digest import digest
@@ -34,6 +33,7 @@ from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys
 from equipoise.sim.machine import Machine
+from equipoise.spec.catalog import Policy
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.device.here import cpu_model, device_file
 from equipoise.spec.device.spec import THIS_CPU
@@ -42,7 +42,6 @@ from equipoise.spec.plan import RUN_TOML, Plan, Wall, read_plan, require_fresh
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.obey import is_given, obey
 from equipoise.spec.run.resolve import ResolvedRun
-from equipoise.spec.run.spec import Policy
 
 _OF_CLUSTERS = (
     "model",
@@ -121,7 +120,7 @@ class RunInputs:
     def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
         """The wall that a longer window hits: a forecast, which takes no time."""
         del due
-        policy = cast(Policy, best.choice.options.policy)
+        policy = best.choice.options.policy
         tokens = self.steps.most_tokens(policy, best.choice.layout)
         return find_window_wall(self.search.model, best, tokens, self.run.spec.train.precision)
 

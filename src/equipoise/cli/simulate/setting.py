@@ -3,9 +3,10 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.spec.catalog import POLICIES, SCHEDULES
 
 if TYPE_CHECKING:
     from equipoise.cost.step.request import StepOptions
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from equipoise.spec.layout import Layout
     from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.pack import Pieces
-    from equipoise.spec.run.spec import Policy
 
 
 _POLICY = "by-work"
@@ -141,11 +141,10 @@ def step_options(args: argparse.Namespace, virtual: int, device: "DeviceSpec") -
     from equipoise.base.nearest import nearest
     from equipoise.cli.simulate.judge import judge_numbers
     from equipoise.cost.step.request import StepOptions, residuals_of
-    from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 
     judge_numbers(args, device)
     schedule = args.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    known = [name for name in STRATEGIES if name not in LOSSY]
+    known = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
     if schedule not in known:
         raise SpecError(
             f'--schedule: "{schedule}" is not one of {", ".join(known)}. Nearest: '
@@ -221,7 +220,8 @@ def step_packer(
     """
     if args.lengths is None:
         return None
-    from equipoise.balance.packing.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
+    from equipoise.balance.packing.pack import make_packer
+    from equipoise.balance.packing.turns import require_policy
     from equipoise.base.nearest import nearest
     from equipoise.cost.curve import counted_curve
     from equipoise.data.stream import DocumentStream, tell_apart
@@ -231,10 +231,10 @@ def step_packer(
     from equipoise.spec.words import read_model
     from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
 
-    if options.policy not in ALL_POLICIES:
+    if options.policy not in POLICIES:
         raise SpecError(
-            f'--policy: "{options.policy}" is not one of {", ".join(ALL_POLICIES)}. Nearest: '
-            f'"{nearest(options.policy, ALL_POLICIES)}".'
+            f'--policy: "{options.policy}" is not one of {", ".join(POLICIES)}. Nearest: '
+            f'"{nearest(options.policy, POLICIES)}".'
         )
     step_tokens = options.context_tokens * options.step_sequences
     if args.lengths in distribution_names():
@@ -254,23 +254,23 @@ def step_packer(
 
     def pack(layout: "Layout", options: "StepOptions") -> "Documents | DividedStep":
         options.count_micro_batches(layout)
-        policy = cast("Policy", options.policy)
-        require_policy(policy, context=layout.cp, pipeline=layout.pp)
+        traits = POLICIES[options.policy]
+        require_policy(options.policy, context=layout.cp, pipeline=layout.pp)
         spec = PackSpec(
-            policy=policy,
+            policy=options.policy,
             context_tokens=options.context_tokens * options.micro_batch,
             step_tokens=step_tokens,
         )
         packer = make_packer(spec, layout.dp, curve, meets_each_turn=layout.meets_each_turn)
-        if policy == "delayed":  # as soon as the longest waiting document has been through
+        if traits.lets_wait:  # as soon as the longest waiting document has been through
             steps = [packer.step(pieces_of(at)) for at in range(spec.max_delay_steps + STEPS)]
             packed = middle_step(model, steps[spec.max_delay_steps :])
         else:
             pieces = pieces_of(0)
-            if policy in DIVIDES:
+            if traits.divides:
                 pieces = tell_apart(pieces, len(lengths))
             packed = packer.step(pieces)
-        if policy in DIVIDES:
+        if traits.divides:
             return DividedStep.of(packed)
         return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
 

@@ -28,12 +28,12 @@ from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space
 from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V
+from equipoise.schedule.pipeline.schedule import place_stages
 from equipoise.sim.step import Documents, StepRun
+from equipoise.spec.catalog import Policy
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Wall
-from equipoise.spec.run.spec import Policy, Precision
+from equipoise.spec.run.spec import Precision
 
 _PRICED = 24
 """Choices that are priced whole under each policy."""
@@ -137,8 +137,7 @@ def forecast_ranks(
     layers = np.array(run.layers, dtype=np.int64)
     in_flight = count_in_flight(run.slowest.schedule, layers[:, None] * sizes[None, :]).peak
     stages = len(layers)
-    in_v = options.schedule in IN_V
-    place = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
+    place = place_stages(options.schedule, layout.pp, stages)
     edges = np.concatenate([[0], np.cumsum(layers)]).tolist()
     # Others' keys and values of a layer's share, where context ranks bring them together.
     own = -(-tokens // layout.cp)

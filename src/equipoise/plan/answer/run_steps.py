@@ -19,23 +19,30 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balance.packing.pack import DIVIDES, make_packer
+from equipoise.balance.packing.pack import make_packer
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.data.stream import DocumentStream
 from equipoise.sim.step import Documents
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.run.spec import Policy, RunSpec
+from equipoise.spec.run.spec import PackSpec, RunSpec
 
 STEPS = 9
 """Odd, so that one is the median."""
 
-POLICIES: tuple[Policy, ...] = ("by-work", "by-tokens")
-"""What is compared where no policy is given: those that keep documents whole and let none wait, so
-that a plan does not change what is learnt from."""
+COMPARED: tuple[Policy, ...] = tuple(
+    sorted(
+        (name for name, traits in POLICIES.items() if traits.keeps_step),
+        key=lambda name: name != PackSpec().policy,
+    )
+)
+"""Policies that a plan compares where none is given: those under which each step trains the same,
+so that a plan changes nothing that is learnt. The default comes first: it stays where another is no
+better."""
 
 
 def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
@@ -120,8 +127,8 @@ def policies_of(policy: Policy, *, is_given: bool) -> tuple[Policy, ...]:
     (('by-work', 'by-tokens'), ('in-order',))
     """
     if not is_given:
-        return POLICIES
-    if policy in DIVIDES:
+        return COMPARED
+    if POLICIES[policy].divides:
         raise SpecError(
             f'pack.policy = "{policy}" divides documents, and the parts of a step that a plan of a '
             f"run.toml prices are timed with whole ones. Leave it out, or give "

@@ -17,6 +17,7 @@ from equipoise.schedule.pipeline.schedule import (
     single_units,
     whole_paths,
 )
+from equipoise.spec.catalog import SCHEDULES
 
 _REMEMBERED = 256
 """Schedules, of some ten thousand instructions each where there are most."""
@@ -70,10 +71,11 @@ class PipelineRequest:
         """Refuse documents divided over time."""
         if self.is_divided:
             size = int((self.units[:, 1] - self.units[:, 0]).max())
+            *names, last = (name for name, traits in SCHEDULES.items() if traits.runs_slices)
             raise LayoutError(
                 f"{self.strategy} runs backward in the order of forward, and {size} micro-batches "
-                f"share a document over time, which needs the reverse. Take gpipe, 1f1b or auto, "
-                f"or pack with a policy that divides nothing over time."
+                f"share a document over time, which needs the reverse. Take {', '.join(names)} or "
+                f"{last}, or pack with a policy that divides nothing over time."
             )
 
     def finish(

@@ -38,6 +38,7 @@ import numpy as np
 from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest
 from equipoise.schedule.pipeline.instruction import Instruction, Op, make_table
+from equipoise.spec.catalog import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +116,15 @@ def place_in_loop(ranks: int, stages: int) -> Ints:
     [0, 1, 0, 1]
     """
     return np.arange(stages, dtype=np.int64) % ranks
+
+
+def place_stages(strategy: str, ranks: int, stages: int) -> Ints:
+    """The rank of each stage under a schedule of this name, int64 [stages].
+
+    >>> place_stages("zb-v", 2, 4).tolist(), place_stages("interleaved", 2, 4).tolist()
+    ([0, 1, 1, 0], [0, 1, 0, 1])
+    """
+    return place_in_v(ranks) if SCHEDULES[strategy].in_v else place_in_loop(ranks, stages)
 
 
 def place_in_v(ranks: int) -> Ints:

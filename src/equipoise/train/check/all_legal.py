@@ -45,10 +45,11 @@ from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep
-from equipoise.spec.run.spec import TWO_STAGES, LayoutSpec, PackSpec
+from equipoise.spec.run.spec import LayoutSpec, PackSpec
 from equipoise.train.check.all_legal_case import LayoutCase, LayoutVerdict, Precision
 from equipoise.train.check.pipeline import even_edges
 from equipoise.train.check.progress import growing_file, tell
@@ -182,7 +183,7 @@ def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
 def _write(case: LayoutCase, packed: PackedStep) -> PipelineSchedule:
     """One schedule for all replicas, from the longest of each micro-batch."""
     layout = case.layout
-    stages = layout.pp * (2 if case.schedule in TWO_STAGES else 1)
+    stages = layout.pp * SCHEDULES[case.schedule].least_stages
     work = np.max([[batch.tokens for batch in turns] for turns in packed.ranks], axis=0)
     prices = make_prices(work, work, work, stages=stages, micro_batches=len(work))
     return write_pipeline(case.schedule, prices, ranks=layout.pp)

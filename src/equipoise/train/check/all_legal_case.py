@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
 from equipoise.spec.model.presets import ModelSpec
@@ -25,8 +25,10 @@ Precision = Literal["fp32", "fp64"]
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-5, "fp64": 1e-10}
 """Largest error of a loss or gradient, relative to its scale."""
 
-_TURNS = tuple(name for name in STRATEGIES if name not in (*LOSSY, "dualpipe-v"))
-"""Strategies that run any number of micro-batches and train the same model."""
+_TURNS = [
+    name for name, traits in SCHEDULES.items() if not (traits.is_lossy or traits.batches_per_rank)
+]
+"""Schedules that run any number of micro-batches and train the same model."""
 
 
 @dataclass(frozen=True, slots=True)

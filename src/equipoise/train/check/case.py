@@ -23,15 +23,22 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from equipoise.balance.packing.turns import TOGETHER
-from equipoise.spec.run.spec import LayoutSpec, Policy, Recompute, Sharding, StrategyName
+from equipoise.spec.catalog import POLICIES, Policy
+from equipoise.spec.run.spec import LayoutSpec, PackSpec, Recompute, Sharding, StrategyName
 
 TOLERANCE = 1e-5
 """Largest error of a loss, logit or gradient in fp32, relative to its scale (design, Tests)."""
 
 _STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 
-_POLICIES: tuple[Policy, ...] = ("in-order", "fixed", "by-tokens", "by-work")
+_UNDIVIDED = [
+    name
+    for name, traits in POLICIES.items()
+    if not (traits.divides or traits.lets_wait or traits.is_slow)
+]
+_ALONE = ["in-order", PackSpec().policy]
+"""Of one rank, which shares documents with nobody: as they come, and the default."""
+_TOGETHER = [name for name, traits in POLICIES.items() if traits.runs_together]
 
 _WINDOWS = (512, 256)
 """Of few and of many micro-batches [tokens]."""
@@ -137,11 +144,11 @@ class Verdict:
 def all_cases(ranks: int) -> list[Case]:
     """Every ZeRO stage with every packing, each of both with few and with many micro-batches.
 
-    One rank has nobody to share documents with, so of its packings two will do.
+    One rank has nobody to share documents with, so two packings will do.
     """
     cases = []
     for zero in _STAGES:
-        for turn, policy in enumerate(_POLICIES if ranks > 1 else ("in-order", "by-work")):
+        for turn, policy in enumerate(_UNDIVIDED if ranks > 1 else _ALONE):
             window = _WINDOWS[(zero + turn) % 2]
             cases.append(Case(ranks, zero, policy, window, "none"))
         cases.append(Case(ranks, zero, "by-work", 512, "full"))
@@ -151,7 +158,7 @@ def all_cases(ranks: int) -> list[Case]:
 def divided_cases(ranks: int) -> list[Case]:
     """Policies that divide documents over ranks, each under some ZeRO stages."""
     cases = []
-    for turn, policy in enumerate(TOGETHER if ranks > 1 else ()):
+    for turn, policy in enumerate(_TOGETHER if ranks > 1 else ()):
         stages = (_STAGES[(ranks + turn) % 4], _STAGES[(ranks + turn + 2) % 4])
         cases += [
             Case(ranks, stages[0], policy, 256, "none"),
@@ -213,7 +220,7 @@ def tensor_cases(ranks: int, heads: int) -> list[Case]:
                         own, policy=each, zero=zero, context_tokens=1024 if alone else 128
                     )
                     for zero, each in zip(
-                        _STAGES, TOGETHER[:1] if alone else TOGETHER, strict=False
+                        _STAGES, ["divided"] if alone else _TOGETHER, strict=False
                     )
                 ]
     return cases

@@ -29,16 +29,16 @@ from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.messages import list_messages
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.spec.run.spec import TWO_STAGES
 from equipoise.train.check.case import Case
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.shares import ContextPlanner
 
-_EXACT = tuple(name for name in STRATEGIES if name not in LOSSY)
+_EXACT = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
 
 LogitsError = Callable[[Tensor, Share, MicroBatch], float]
 
@@ -63,7 +63,7 @@ def layout_of(case: Case) -> Layout:
 
 def schedule_of(case: Case, turns: tuple[MicroBatch, ...]) -> PipelineSchedule:
     """Of one data-parallel rank's micro-batches: two stages a rank where the strategy has them."""
-    chunks = 2 if case.schedule in TWO_STAGES else 1
+    chunks = SCHEDULES[case.schedule].least_stages
     work = [batch.tokens for batch in turns]
     prices = make_prices(work, work, work, stages=chunks * case.pp, micro_batches=len(turns))
     return write_pipeline(case.schedule, prices, ranks=case.pp)
@@ -186,8 +186,8 @@ def pipeline_cases(ranks: int, heads: int) -> list[Case]:
     cases = []
     for stages in [n for n in range(2, ranks + 1) if ranks % n == 0]:
         own = Case(ranks, 1, "in-order", 64, "none", pp=stages)
-        # Of stages that few micro-batches go through, dualpipe-v needs more of them.
-        names = [name for name in _EXACT if stages == 2 or name != "dualpipe-v"]
+        # Few micro-batches go through, too few for a schedule that needs many for each rank.
+        names = [name for name in _EXACT if stages == 2 or not SCHEDULES[name].batches_per_rank]
         cases += [dataclasses.replace(own, schedule=name) for name in names]
         cases += [
             dataclasses.replace(own, zero=0, schedule="zb-h1"),

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Ledger
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder, set_recompute
 from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec
 from equipoise.train.check import pipeline as check_pipeline
@@ -60,7 +60,7 @@ def _run_case(ranks: Ranks, case: Case, references: References, joined: ContextG
     """One rank's part of a case; the verdict is of the rank that is furthest off."""
     setup, sample = Setup.of(case, references), references.sample
     sharing: ContextGroup | Partners
-    if case.policy in TOGETHER:
+    if POLICIES[case.policy].runs_together:
         sharing = Partners.on_mesh(setup.planner, joined.mesh)
     else:
         sharing = dataclasses.replace(joined, planner=setup.planner, ledger=Ledger(case.cp))

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.packing.pack import pack_step, skew
-from equipoise.balance.packing.turns import TOGETHER, align_turns
+from equipoise.balance.packing.turns import align_turns
 from equipoise.cost.curve import counted_curve
 from equipoise.nn.decoder import Decoder
 from equipoise.parallel.context.plan import ContextPlan
 from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
 from equipoise.spec.run.spec import PackSpec
@@ -54,14 +55,14 @@ class Setup:
             counted_curve(model),
             meets_each_turn=case.layout.of_ranks(case.ranks // case.pp).meets_each_turn,
         )
-        if case.policy in TOGETHER:
+        if POLICIES[case.policy].runs_together:
             packed = align_turns(packed)
         planner = ContextPlanner(model, case.layout)
         return cls(case, planner, packed, sample.count_labels(packed), references.of(packed))
 
     def plans(self) -> list[ContextPlan]:
         """Of the attention of every micro-batch, or of every turn of all ranks."""
-        if self.case.policy in TOGETHER:
+        if POLICIES[self.case.policy].runs_together:
             model, tensor = self.planner.model, self.case.tp
             return [
                 plan_turn(self.packed, turn, model, tensor=tensor, tensor_rank=rank)
