@@ -18,10 +18,9 @@ from equipoise.cli.explain.attention_setting import (
     BYTES,
     EXAMPLE_MODEL,
     EXAMPLE_RANKS,
-    listed_lengths,
     read_link,
 )
-from equipoise.cli.pack.verb import document_lengths
+from equipoise.cli.lengths import document_lengths, listed_lengths
 from equipoise.cli.run_arguments import run_from
 
 if TYPE_CHECKING:

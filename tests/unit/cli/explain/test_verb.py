@@ -265,7 +265,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "--strategy ring.\n"
     )
     assert refused(capsys, "--attention", "--lengths", "300,x") == (
-        '--lengths 300,x: "x" is no length. Give whole numbers of tokens, as in 3000,40,900.\n'
+        '--lengths 300,x: "x" is not a length. Give whole numbers of tokens, as in 3000,40,900.\n'
     )
     assert refused(capsys, "--attention", "--link", "fast") == (
         '--link: "fast" is no latency in us and bandwidth in GB/s, as in 10:50.\n'

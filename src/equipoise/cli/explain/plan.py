@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from equipoise.base.units import GIB
-from equipoise.cli.console import make_console
-from equipoise.cli.plan.lock import read_digests
-from equipoise.cli.plan.table import print_plan, print_sources
+from equipoise.cli.console import make_console, make_progress
+from equipoise.cli.show.plan import print_plan, print_sources
 from equipoise.dash.planned import Planned, planned_sentence, read_planned
 from equipoise.observe.reader import read_run
+from equipoise.plan.described import read_digests
 from equipoise.spec.plan import RUN_TOML, Plan, read_plan, require_fresh
 
 
@@ -48,9 +48,9 @@ def _read_again(plan: Plan, *, is_quiet: bool) -> dict[str, str]:
     """Digests of what the plan's words read today."""
     asked = plan.asked
     if RUN_TOML in asked:
-        from equipoise.cli.plan.run import digest_asked
+        from equipoise.plan.run import digest_asked
 
-        return digest_asked(plan, is_quiet=is_quiet)
+        return digest_asked(plan, make_progress(is_quiet))
     return read_digests(asked["model"], asked["cluster"], asked.get("lengths"))
 
 
