@@ -312,6 +312,15 @@ class Layout:
             )
 
 
+def rows_of(tokens: int, *, ranks: int, rank: int) -> range:
+    """The tokens of a pack that one of the ranks that share weights keeps between blocks.
+
+    >>> [list(rows_of(5, ranks=3, rank=rank)) for rank in range(3)]
+    [[0], [1, 2], [3, 4]]
+    """
+    return range(tokens * rank // ranks, tokens * (rank + 1) // ranks)
+
+
 _FOLDED = (ATTENTION_AXES, ("pp", *EXPERT_AXES))
 _FOLDINGS = " or ".join(" ".join(axes) for axes in _FOLDED)
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.attention import PackAttention
@@ -16,7 +17,6 @@ from equipoise.nn.loss import IGNORED
 from equipoise.nn.tensor import rows_of
 from equipoise.optim.adamw import global_norm
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import plan_context
 from equipoise.parallel.tensor.rows import enter, leave
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.layout import Layout
