@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 def largest_bin_bound(weights: Ints, bins: int) -> int:

@@ -18,8 +18,8 @@ import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
 from equipoise.balance.partition import partition
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.work import Ints
 
 
 @dataclass(frozen=True, slots=True)

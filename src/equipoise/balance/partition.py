@@ -25,7 +25,7 @@ import itertools
 import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _PARTNERS = 4
 """Lightest bins that repair offers the heaviest one's items to, before it gives up."""

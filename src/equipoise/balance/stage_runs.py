@@ -15,9 +15,7 @@ Kept true (tests/unit/balance/test_stage.py, by Hypothesis)
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.cost.work import Ints
-
-Floats = npt.NDArray[np.float64]
+from equipoise.base.arrays import Floats, Ints
 
 _ROUNDING = 1.0 + 1e-9
 """Of sums in another order."""

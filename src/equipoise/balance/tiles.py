@@ -30,7 +30,8 @@ Kept true (tests/unit/balance/context/test_tiles.py, by Hypothesis)
 
 import numpy as np
 
-from equipoise.cost.work import CAUSAL, Ints, Mask
+from equipoise.base.arrays import Ints
+from equipoise.cost.work import CAUSAL, Mask
 
 TILE = 128
 """Queries and keys of one tile in the kernels of flash attention [tokens]."""

@@ -33,9 +33,10 @@ from equipoise.balance.context.plan import ContextPlan, plan_context
 from equipoise.balance.context.price import ContextPrice
 from equipoise.balance.packing.pack import rank_seconds, turns_seconds
 from equipoise.balance.stage import LayerPrices, price_layers
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs, useful_flop
-from equipoise.schedule.attention.count import Ints, tile_pairs
+from equipoise.schedule.attention.count import tile_pairs
 from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
 from equipoise.spec.layout import rows_of
 from equipoise.spec.model.heads import share_heads

@@ -35,10 +35,10 @@ from equipoise.balance.stage import (
     price_stages,
     split_model,
 )
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import StageShare
-from equipoise.cost.work import Ints
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v

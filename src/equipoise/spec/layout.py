@@ -36,13 +36,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.spec.model.experts import require_units, split_experts
 from equipoise.spec.model.presets import ModelSpec
-
-Ints = npt.NDArray[np.int64]
 
 ATTENTION_AXES = ("dp", "pp", "cp", "tp")
 EXPERT_AXES = ("edp", "ep", "etp")

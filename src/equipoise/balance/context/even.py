@@ -27,7 +27,7 @@ import numpy as np
 
 from equipoise.balance.context.split import ContextRequest, Rows, join_rows
 from equipoise.balance.tiles import count_tile_pairs
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _EVEN = 128
 """Blocks are exchanged once a rank has 1/N more than the mean, N being this."""

@@ -32,7 +32,7 @@ import numpy as np
 
 from equipoise.balance.context.split import ContextRequest, Rows
 from equipoise.balance.tiles import count_tile_pairs
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 def _even_bounds(tokens: int, parts: int) -> Ints:

@@ -33,8 +33,9 @@ import numpy as np
 
 from equipoise.balance.context.fixed import fold_documents
 from equipoise.balance.context.split import ContextRequest, Rows
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.work import Ints, pairs_before
+from equipoise.cost.work import pairs_before
 
 
 def hierarchical(request: ContextRequest) -> Rows:

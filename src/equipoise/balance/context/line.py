@@ -16,7 +16,8 @@ import numpy as np
 
 from equipoise.balance.context.split import ContextRequest, Rows
 from equipoise.balance.tiles import count_tile_pairs
-from equipoise.cost.work import Ints, pairs_before, slice_pairs
+from equipoise.base.arrays import Ints
+from equipoise.cost.work import pairs_before, slice_pairs
 
 _GOLDEN = 2_654_435_769
 """2**32 over the golden ratio: multiples of it, modulo 2**32, are spread evenly."""

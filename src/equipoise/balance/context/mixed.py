@@ -59,7 +59,7 @@ from equipoise.balance.context.line import (
     spare_blocks,
 )
 from equipoise.balance.context.split import ContextRequest, Rows, join_rows
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _EXACT = 512
 """A rank may miss its work by one part in so many before a block is changed for another."""

@@ -14,18 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from equipoise.balance.context.price import ContextPrice
 from equipoise.balance.context.sharding import split_context
 from equipoise.balance.tiles import TILE
+from equipoise.base.arrays import Ints
 from equipoise.schedule.attention.check import check_attention
 from equipoise.schedule.attention.schedule import AttentionSchedule
 from equipoise.schedule.attention.strategies import write_attention
 from equipoise.spec.mask import CAUSAL, Mask
 from equipoise.spec.pack import Pieces, lengths_of
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

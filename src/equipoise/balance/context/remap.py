@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.context.split import ContextSplit
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.work import Ints
 
 
 @dataclass(frozen=True, slots=True)

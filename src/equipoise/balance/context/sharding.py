@@ -41,10 +41,11 @@ from equipoise.balance.context.split import (
     count_split,
 )
 from equipoise.balance.tiles import TILE
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import LoadCurve, counted_curve
-from equipoise.cost.work import CAUSAL, Ints, Mask
+from equipoise.cost.work import CAUSAL, Mask
 from equipoise.spec.model.presets import preset
 
 __all__ = ["AUTO", "STRATEGIES", "ContextRequest", "ContextSplit", "split_context"]

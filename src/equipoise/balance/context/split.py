@@ -24,9 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.tiles import TILE, count_tile_pairs
+from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest_bytes
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import CAUSAL, Ints, Mask, slice_pairs
+from equipoise.cost.work import CAUSAL, Mask, slice_pairs
 from equipoise.spec.pack import Pieces
 
 Rows = Ints

@@ -17,7 +17,7 @@ import numpy as np
 from equipoise.balance.groups.cost import GroupCosts
 from equipoise.balance.groups.exact import GroupProblem, make_buckets, solve_groups
 from equipoise.balance.partition import partition
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 Groups = list[tuple[int, list[int]]]
 """Of each group of a micro-batch its ranks and its documents."""

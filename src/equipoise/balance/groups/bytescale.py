@@ -45,13 +45,11 @@ from equipoise.balance.groups.plan import (
     make_gang,
 )
 from equipoise.balance.groups.require import require_fit, require_lengths
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import SpecError
-from equipoise.cost.work import Ints
 
 _BUCKETS = 8
 _LAG = 0.02
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

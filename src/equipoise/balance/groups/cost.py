@@ -25,9 +25,10 @@ from typing import Literal
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints, causal_pairs, kv_bytes_per_token
+from equipoise.cost.work import causal_pairs, kv_bytes_per_token
 from equipoise.spec.model.presets import ModelSpec
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)

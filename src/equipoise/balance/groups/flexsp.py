@@ -38,7 +38,7 @@ from equipoise.balance.groups.plan import (
     make_gang,
 )
 from equipoise.balance.groups.require import require_fit, require_lengths
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _MORE_BATCHES = 4
 """Counts of micro-batches tried beyond the first that fits: section 5 of the paper."""

@@ -41,7 +41,7 @@ from equipoise.balance.groups.plan import (
     finish_plan,
 )
 from equipoise.balance.groups.require import require_fit, require_lengths
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _EVEN = 1.01
 """Last rank over bound at which nothing further is tried."""

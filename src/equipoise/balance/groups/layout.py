@@ -22,7 +22,7 @@ from equipoise.balance.groups.cost import GroupCosts
 from equipoise.balance.groups.plan import Gang, replay
 from equipoise.balance.packing.whole import best_fit_decreasing
 from equipoise.balance.partition import repair
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from equipoise.balance.groups.cost import GroupCosts
+from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest_bytes
-from equipoise.cost.work import Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ Kept true (tests/unit/balance/groups/test_require.py)
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError, FitError, LayoutError
-from equipoise.cost.work import Ints
 
 _LONGEST = 2**31 - 1
 """Longest document [tokens]: its pairs are still an int64."""

@@ -23,8 +23,8 @@ Sources
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import PackedStep
 
 TRAVEL_SHARE = 0.1

@@ -30,8 +30,8 @@ import numpy as np
 
 from equipoise.balance.packing.parts import reach_tokens
 from equipoise.balance.partition import partition
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
 
 

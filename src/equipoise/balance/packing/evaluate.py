@@ -14,9 +14,9 @@ from equipoise.balance.packing.divided_price import MESSAGE_TOKENS, missing_toke
 from equipoise.balance.packing.pack import DIVIDES, batch_ns, make_packer, skew
 from equipoise.balance.packing.turns import TOGETHER, align_turns
 from equipoise.balance.packing.windows import cut_at_windows
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.spec import PackSpec, Policy
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 
 
 @dataclass(frozen=True, slots=True)

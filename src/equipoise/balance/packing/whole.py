@@ -18,9 +18,9 @@ import numpy as np
 from equipoise.balance.bound import largest_bin_bound
 from equipoise.balance.packing.whole_turns import even_turns
 from equipoise.balance.partition import partition
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
 from equipoise.spec.run.spec import PackSpec
 

@@ -31,7 +31,7 @@ Sources
 import numpy as np
 
 from equipoise.balance.partition import partition, repair
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 def turns_ns(cell_of: Ints, loads: Ints, ranks: int, turns: int) -> int:

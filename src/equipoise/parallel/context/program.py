@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from equipoise.base.arrays import Ints
 from equipoise.schedule.attention.runs import join_runs
 from equipoise.schedule.attention.schedule import (
     TILE_KINDS,
@@ -36,7 +37,6 @@ from equipoise.schedule.attention.schedule import (
 )
 from equipoise.spec.pack import Pieces
 
-Ints = Pieces
 Rows = slice | torch.Tensor
 """Rows of a tensor: side by side, or int64 indices, each once."""
 
