@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.base.units import GIB
 from equipoise.cost.curves.sources import sources_of
-from equipoise.cost.step.request import Floats, StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.faults import FaultRun
 from equipoise.sim.jitter import JitterRun
 from equipoise.sim.machine import Machine
