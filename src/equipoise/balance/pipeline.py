@@ -19,6 +19,7 @@ from equipoise.balance.stage import (
     price_stages,
     split_model,
 )
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import EquipoiseError, FitError, LayoutError
 from equipoise.base.units import format_bytes
 from equipoise.cost.curve import counted_curve
@@ -26,7 +27,7 @@ from equipoise.cost.memory.layer import token_bytes
 from equipoise.schedule.attention.score import AssumedMachine
 from equipoise.schedule.pipeline.bound import bound_pipeline
 from equipoise.schedule.pipeline.check import check_pipeline, find_excess
-from equipoise.schedule.pipeline.instruction import OP, Ints, Op
+from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule

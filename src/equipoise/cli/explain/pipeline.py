@@ -20,7 +20,7 @@ from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
     from equipoise.balance.pipeline import PipelineSetting
-    from equipoise.cost.work import Ints
+    from equipoise.base.arrays import Ints
     from equipoise.spec.pack import Pieces
     from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.spec.run.spec import PackSpec
