@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from bench.lib.stamp import LoadStamp, environment
+from equipoise.base.arrays import Floats, Ints
 from equipoise.plan.measured.next import MeasuredSpace, Trial, next_choice
-from equipoise.plan.measured.surrogate import Floats, Ints
 
 TABLE = Path(__file__).parents[1] / "measured" / "measured_search.csv"
 RUN = TABLE.with_suffix(".toml")

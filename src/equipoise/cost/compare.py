@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags, Floats
 from equipoise.base.errors import SpecError
-from equipoise.cost.curves.grid import Flags, Floats
 from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.step.work import head_work, layer_work
 from equipoise.cost.work import pair_flop

@@ -26,7 +26,7 @@ from equipoise.cli.run_arguments import run_from
 
 if TYPE_CHECKING:
     from equipoise.balance.stage import LayerPrices
-    from equipoise.cost.work import Ints
+    from equipoise.base.arrays import Ints
     from equipoise.schedule.attention.score import AssumedMachine
     from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.pack import MicroBatch, Pieces

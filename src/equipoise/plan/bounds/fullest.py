@@ -39,11 +39,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.step.request import TERMS, Floats, element_bytes
+from equipoise.base.arrays import Flags, Floats, Ints
+from equipoise.cost.step.request import TERMS, element_bytes
 from equipoise.plan.bounds.family import Passes
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Flags, Ints, Space
+from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Space
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import (
     SLOWDOWN,

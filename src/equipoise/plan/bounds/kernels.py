@@ -10,11 +10,12 @@ Kept true (tests/unit/plan/bounds/test_choices.py)
 
 import numpy as np
 
-from equipoise.plan.bounds.choices import Floats, bubble
+from equipoise.base.arrays import Floats, Ints
+from equipoise.plan.bounds.choices import bubble
 from equipoise.plan.bounds.family import Passes
 from equipoise.plan.bounds.fullest import Travels, fullest_rank_s, mean_rank_s
 from equipoise.plan.bounds.step import LESS
-from equipoise.plan.space.columns import SCHEDULES, Ints, Space
+from equipoise.plan.space.columns import SCHEDULES, Space
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
 

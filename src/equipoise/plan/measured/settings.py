@@ -23,12 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.run_steps import POLICIES
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, Flags, Space
+from equipoise.plan.space.columns import RECOMPUTES, Space
 from equipoise.plan.space.trainable import PRICED, given_keys, list_with, run_keys
 from equipoise.spec.run.keys import keys
 from equipoise.spec.run.obey import is_given, obey

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from equipoise.plan.bounds.choices import Floats
-from equipoise.plan.space.columns import COLUMNS, SCHEDULES, Ints, Space
+from equipoise.base.arrays import Floats, Ints
+from equipoise.plan.space.columns import COLUMNS, SCHEDULES, Space
 
 _MOVES = (
     ("recompute",),

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.balance.packing.turns import DIVIDES, TOGETHER
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import FitError, LayoutError, SpecError
-from equipoise.plan.bounds.choices import Floats
 from equipoise.plan.bounds.family import Kernels, Passes, divided_passes, own_passes
 from equipoise.plan.bounds.fullest import Travels
 from equipoise.plan.bounds.kernels import bound_by_kernels
@@ -39,7 +39,7 @@ from equipoise.plan.search.outcome import Priced
 from equipoise.plan.search.packs import Packer, Packs, pack_key
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import COLUMNS, Ints, Space
+from equipoise.plan.space.columns import COLUMNS, Space
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine

@@ -29,9 +29,10 @@ import itertools
 
 import numpy as np
 
+from equipoise.base.arrays import Flags
 from equipoise.plan.bounds.choices import least_seconds, needed_bytes
 from equipoise.plan.search.climb import guess_s
-from equipoise.plan.space.columns import NAMED, RECOMPUTES, SCHEDULES, Flags, Space
+from equipoise.plan.space.columns import NAMED, RECOMPUTES, SCHEDULES, Space
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
 

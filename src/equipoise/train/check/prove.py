@@ -38,6 +38,7 @@ from equipoise.data.stream import DocumentStream
 from equipoise.nn.decoder import Decoder, set_recompute
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.pipeline.instruction import Op
+from equipoise.sim.rank_loads import ContextPlanner, RankLoads
 from equipoise.spec.pack import PackedStep
 from equipoise.train.build import build_packer, build_runner, join_sharing
 from equipoise.train.check.case import Case, Verdict
@@ -45,7 +46,6 @@ from equipoise.train.check.progress import growing_file, tell
 from equipoise.train.check.sample import Reference, References, Sample, relative_error
 from equipoise.train.check.traffic import Traffic, scheduled_traffic
 from equipoise.train.context import ContextGroup, play_share
-from equipoise.train.shares import ContextPlanner, RankLoads
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
 

@@ -9,16 +9,16 @@ Kept true (tests/multi/check/test_check.py, tests/multi/check/test_pipeline.py)
     Ranks send exactly that; a byte more fails the case.
 """
 
+from equipoise.balance.context.plan import ContextPlan
 from equipoise.balance.packing.turns import TOGETHER
-from equipoise.nn.tensor import rows_of
-from equipoise.parallel.context.plan import ContextPlan
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.schedule.pipeline.messages import list_messages
+from equipoise.sim.rank_loads import ContextPlanner
+from equipoise.sim.stages import StagePlanner
+from equipoise.spec.layout import rows_of
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
 from equipoise.train.check.case import Case
-from equipoise.train.shares import ContextPlanner
-from equipoise.train.stages import StagePlanner
 from equipoise.train.together import plan_turn
 
 Traffic = tuple[int, int]

@@ -12,9 +12,9 @@ from equipoise.balance.context.sharding import AUTO
 from equipoise.balance.context.sharding import STRATEGIES as SHARDINGS
 from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.schedule.attention.strategies import STRATEGIES
+from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec, Sharding, StrategyName
-from equipoise.train.shares import ContextPlanner
 from support.hand_packed import packed_of
 
 MODEL = ModelSpec(layers=2, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)

@@ -13,10 +13,10 @@ from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline.check import check_pipeline
 from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, STRATEGIES
+from equipoise.sim.rank_loads import ContextPlanner
+from equipoise.sim.stages import StagePlanner
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
-from equipoise.train.shares import ContextPlanner
-from equipoise.train.stages import StagePlanner
 from support.hand_packed import packed_of
 
 MODEL = ModelSpec(layers=8, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)

@@ -1,10 +1,10 @@
-"""Progresses that remember what they were told."""
+"""Progress displays that record what a stage reports to them."""
 
 from equipoise.data.progress import SilentProgress
 
 
-class Told(SilentProgress):
-    """Notes how far a stage has come."""
+class RecordedProgress(SilentProgress):
+    """Keeps the label and total of every stage, and how far all of them came."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, int]] = []
@@ -17,8 +17,8 @@ class Told(SilentProgress):
         self.done += amount
 
 
-class Stages:
-    """Counts stages, and wants all of them done at the end."""
+class CountedStages:
+    """Counts stages, and checks at the end that all of them are done."""
 
     total = done = 0
 

@@ -15,7 +15,7 @@ What it decides
     gradients in every backward. Then they must run the same instructions in the same order, and
     one schedule is written for the longest of each micro-batch.
 
-Kept true (tests/unit/train/test_stages.py)
+Kept true (tests/unit/sim/test_stages.py)
     Loads of all ranks add up to those of one rank; data-parallel ranks that meet within a step
     have one order.
 """
@@ -35,17 +35,17 @@ from equipoise.balance.stage import (
     price_stages,
     split_model,
 )
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.forecast import StageShare
-from equipoise.cost.work import Ints
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
 from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
+from equipoise.sim.rank_loads import ContextPlanner, RankLoads
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.spec import Recompute
-from equipoise.train.shares import ContextPlanner, RankLoads
 
 # `cached_property` needs a __dict__, which slots leave out.
 

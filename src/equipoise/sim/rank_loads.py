@@ -13,13 +13,13 @@ Why
         tokens of each   first    second   first    second     share
 
     Where ``layout.tp`` ranks share weights, each has an even part of that; where
-    ``layout.pp`` ranks share layers, ``train.stages`` says which part.
+    ``layout.pp`` ranks share layers, ``sim.stages`` says which part.
 
 What it decides
     Every rank plans every micro-batch of the step from the pack alone, so that all know the
     longest rank before the step. A tile is priced as a document of as many pairs.
 
-Kept true (tests/unit/train/test_shares.py)
+Kept true (tests/unit/sim/test_rank_loads.py)
     Tokens, pairs and FLOP of all ranks add up to those of the pack; a context of one rank is
     priced as before.
 """
@@ -29,15 +29,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.balance.context.plan import ContextPlan, plan_context
 from equipoise.balance.context.price import ContextPrice
 from equipoise.balance.packing.pack import rank_seconds, turns_seconds
 from equipoise.balance.stage import LayerPrices, price_layers
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs, useful_flop
-from equipoise.nn.tensor import rows_of
-from equipoise.parallel.context.plan import ContextPlan, plan_context
-from equipoise.schedule.attention.count import Ints, tile_pairs
+from equipoise.schedule.attention.count import tile_pairs
 from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
+from equipoise.spec.layout import rows_of
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
