@@ -45,6 +45,9 @@ from equipoise.spec.model.presets import ModelSpec
 ATTENTION_AXES = ("dp", "pp", "cp", "tp")
 EXPERT_AXES = ("edp", "ep", "etp")
 
+ORDERS = {"dp-pp": ATTENTION_AXES, "pp-dp": ("pp", "dp", "cp", "tp")}
+"""Orders of attention's axes by name: which of two is outermost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -308,6 +311,15 @@ class Layout:
             raise LayoutError(
                 f"There is no rank {rank} among {self.world}. Give 0 to {self.world - 1}."
             )
+
+
+def rows_of(tokens: int, *, ranks: int, rank: int) -> range:
+    """The tokens of a pack that one of the ranks that share weights keeps between blocks.
+
+    >>> [list(rows_of(5, ranks=3, rank=rank)) for rank in range(3)]
+    [[0], [1, 2], [3, 4]]
+    """
+    return range(tokens * rank // ranks, tokens * (rank + 1) // ranks)
 
 
 _FOLDED = (ATTENTION_AXES, ("pp", *EXPERT_AXES))

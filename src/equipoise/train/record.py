@@ -20,10 +20,10 @@ from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
 from equipoise.optim.rate import learning_rate
 from equipoise.schedule.expert import layer_skews, split_experts
+from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
-from equipoise.train.shares import RankLoads
 from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
 
@@ -212,9 +212,9 @@ class RunRecord:
             return
         stage = None
         if isinstance(self.sharing, ContextGroup) and self.sharing.stages is not None:
-            share = self.sharing.stages.share_of(self.sharing.mesh.coordinates["pp"])
-            kept = self._kept_layer_tokens / (len(share.layers) * self._largest_tokens)
-            stage = dataclasses.replace(share, kept_micro_batches=kept)
+            stage = self.sharing.stages.share_of(
+                self.sharing.mesh.coordinates["pp"], self._kept_layer_tokens, self._largest_tokens
+            )
         forecast = forecast_memory(
             self.model,
             self.spec.layout.of_ranks(self.ranks.world),

@@ -16,8 +16,8 @@ from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_stages
-from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
+from equipoise.schedule.pipeline.strategies import place_stages, write_pipeline
 from equipoise.spec.catalog import LOSSY, POLICIES, SCHEDULES, Policy, Schedule
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec

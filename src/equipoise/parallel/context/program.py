@@ -20,6 +20,7 @@ Kept true (tests/unit/parallel/test_context.py, by Hypothesis)
     Whatever the schedule, the executor that obeys these rows equals one rank.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,6 +149,7 @@ def _range(ranges: list[tuple[int, int]]) -> slice:
     return slice(min(first for first, _ in ranges), max(stop for _, stop in ranges))
 
 
+@functools.lru_cache(maxsize=64)
 def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
     """Turn one rank's rounds into rows of its tensors.
 
@@ -155,7 +157,7 @@ def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
         schedule: Right, as ``check_attention`` says.
         rank: Whose rounds.
 
-    Cost: O(messages x runs + tiles x heads).
+    Cost: O(messages x runs + tiles x heads); the last 64 programs are kept.
     """
     compiler = _Compiler(schedule, rank)
     home = schedule.home[rank]

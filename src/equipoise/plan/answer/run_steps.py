@@ -14,7 +14,6 @@ Kept true (tests/unit/plan/answer/test_run_steps.py)
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +23,12 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.data.stream import DocumentStream
+from equipoise.sim.drawn import STEPS
 from equipoise.sim.step import Documents
 from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.spec import PackSpec, RunSpec
-
-STEPS = 9
-"""Odd, so that one is the median."""
 
 COMPARED: tuple[Policy, ...] = tuple(
     sorted(
@@ -40,23 +36,8 @@ COMPARED: tuple[Policy, ...] = tuple(
         key=lambda name: name != PackSpec().policy,
     )
 )
-"""Policies that a plan compares where none is given: those under which each step trains the same,
-so that a plan changes nothing that is learnt. The default comes first: it stays where another is no
-better."""
-
-
-def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
-    """The step of median work, of steps whose documents are whole.
-
-    Args:
-        model: What a document's work is counted for.
-        steps: An odd number of them.
-    """
-    work = []
-    for step in steps:
-        lengths = np.concatenate([batch.doc_tokens for batch in step])
-        work.append(useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum())))
-    return steps[int(np.argsort(work, kind="stable")[len(work) // 2])]
+"""Policies that a plan compares where none is given: those under which each step trains the same
+documents, whole. The default comes first: it stays where another is no better."""
 
 
 class RunSteps:

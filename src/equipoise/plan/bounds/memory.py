@@ -36,7 +36,8 @@ import numpy as np
 
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.load import load
-from equipoise.cost.memory.device import RankShare, rank_memory
+from equipoise.cost.memory.device import rank_memory
+from equipoise.cost.memory.share import StageShare
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
@@ -44,7 +45,8 @@ from equipoise.plan.space.columns import Space, schedules_with
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.schedule.pipeline.request import PipelineRequest, PipelineStrategy
-from equipoise.schedule.pipeline.schedule import place_stages, single_units
+from equipoise.schedule.pipeline.schedule import single_units
+from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
@@ -262,16 +264,8 @@ def _coefficients(
     layout, options = choice.layout, dataclasses.replace(choice.options, recompute=recompute)
 
     def whole(layers: int, kept: float, *, embeds: bool, head: bool) -> float:
-        share = RankShare(
-            tuple(range(layers)),
-            embeds,
-            head,
-            kept,
-            most_tokens / layout.cp,
-            float(options.context_tokens),
-            options.expert_skew,
-        )
-        return sum(rank_memory(model, layout, options, share).values())
+        share = StageShare(tuple(range(layers)), embeds, head, kept)
+        return sum(rank_memory(model, layout, options, share, most_tokens / layout.cp).values())
 
     one = whole(1, 0.0, embeds=False, head=False)
     more = whole(2, 0.0, embeds=False, head=False) - one

@@ -31,7 +31,7 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.plan.bounds.choices import bubble
 from equipoise.plan.bounds.family import Passes
 from equipoise.plan.space.choice import Choice
-from equipoise.schedule.pipeline.schedule import place_stages
+from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import Travel, travel_of
 from equipoise.sim.parts import layers_of_ranks

@@ -20,9 +20,10 @@ import numpy as np
 
 from equipoise.base.arrays import Flags
 from equipoise.base.errors import SpecError
-from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space, schedules_with
 from equipoise.spec.catalog import SCHEDULES
+from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload, offloads_activations, offloads_optimizer
 

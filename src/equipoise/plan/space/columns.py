@@ -51,11 +51,11 @@ import numpy as np
 from equipoise.base.arrays import Flags, Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.rows import Rows
 from equipoise.spec import catalog
 from equipoise.spec.catalog import Policy, ScheduleTraits
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.run.spec import Recompute

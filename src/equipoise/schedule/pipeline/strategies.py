@@ -19,8 +19,22 @@ from equipoise.schedule.pipeline.check import find_excess
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.schedule.pipeline.request import PipelineRequest, PipelineStrategy
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, single_units
+from equipoise.schedule.pipeline.schedule import (
+    PipelineSchedule,
+    place_in_loop,
+    place_in_v,
+    single_units,
+)
 from equipoise.spec.catalog import LOSSY, SCHEDULES
+
+
+def place_stages(strategy: str, ranks: int, stages: int) -> Ints:
+    """The pipeline rank of each stage, int64 [stages].
+
+    >>> place_stages("zb-v", 2, 4).tolist(), place_stages("interleaved", 2, 4).tolist()
+    ([0, 1, 1, 0], [0, 1, 0, 1])
+    """
+    return place_in_v(ranks) if SCHEDULES[strategy].in_v else place_in_loop(ranks, stages)
 
 
 def write_pipeline(

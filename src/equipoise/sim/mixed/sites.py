@@ -31,7 +31,7 @@ from equipoise.balance.stage import StageSplit, split_stages
 from equipoise.base.arrays import Ints
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions
-from equipoise.schedule.pipeline.schedule import place_stages
+from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, StepParts
