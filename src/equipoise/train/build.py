@@ -56,7 +56,7 @@ def join_sharing(
 
 
 def build_packer(spec: RunSpec, ranks: int, curve: LoadCurve) -> StepPacker:
-    """What packs the steps of a run on so many ranks, each of which calls it."""
+    """What packs the steps of a run on this number of ranks; every rank calls it."""
     meets = spec.layout.of_ranks(ranks).meets_each_turn
     return make_packer(spec.pack, ranks // spec.layout.sharing, curve, meets_each_turn=meets)
 

@@ -71,7 +71,7 @@ class ContextGroup:
     ledger: Ledger
     """What it has sent to them and received."""
     stages: StagePlanner | None = None
-    """Of a pipeline."""
+    """Stages of the pipeline, if there is one."""
 
     @classmethod
     def join(
@@ -124,7 +124,7 @@ class ContextGroup:
         )
 
     def _plan(self, doc_tokens: Sequence[int]) -> ContextPlan:
-        """Of this rank's heads."""
+        """Attention of this rank's heads over a micro-batch."""
         return self.planner.plan(doc_tokens, tensor_rank=self.mesh.coordinates["tp"])
 
 

@@ -57,7 +57,7 @@ _STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 _POLICIES: tuple[Policy, ...] = ("in-order", "fixed", "by-tokens", "by-work")
 
 _WINDOWS = (512, 256)
-"""Of few and of many micro-batches [tokens]."""
+"""Windows that make few and many micro-batches [tokens]."""
 
 _SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
 """One of each kind: uneven work, every document on every rank, short documents whole."""
@@ -65,7 +65,7 @@ _SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run of one step, to be held against one rank."""
+    """A run of one step, to be compared with one rank."""
 
     ranks: int
     model: ModelSpec
@@ -73,7 +73,7 @@ class Case:
     pack: PackSpec
     train: TrainSpec
     precision: Precision = "fp32"
-    """Of weights and activations."""
+    """Dtype of weights and activations."""
     tolerance: float = TOLERANCE
     """Largest error of a loss, logit or gradient, relative to its scale."""
     doc_tokens: tuple[int, ...] = DOCUMENT_TOKENS
@@ -110,10 +110,10 @@ class Verdict:
 
     case: Case
     micro_batches: int
-    """Of the rank that has most."""
+    """Micro-batches of the rank that has most."""
     loss_error: float
     forward_error: float
-    """Of the logits."""
+    """Error of the logits."""
     gradient_error: float
     worst_parameter: str
     bytes: int

@@ -11,7 +11,7 @@ What it decides
 
 Kept true (tests/multi/check/test_check.py, tests/multi/check/test_layout.py)
     A gradient that is wrong on one rank alone, in one parameter alone, or on a second run, fails
-    the case and names the parameter; so does a byte that no schedule speaks of.
+    the case and names the parameter; so does a byte that no schedule has.
 """
 
 import itertools

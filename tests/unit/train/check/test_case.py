@@ -229,7 +229,7 @@ def test_which_half_is_asked_for(
 
 def test_a_number_of_ranks_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--ranks", "2", "0"]) == 2
-    assert capsys.readouterr().err == "--ranks 0 is no number of ranks. Give 1 or more.\n"
+    assert capsys.readouterr().err == "--ranks 0 is below 1. Give 1 or more ranks.\n"
 
 
 def test_the_sentence_of_a_case_without_context() -> None:
