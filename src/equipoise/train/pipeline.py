@@ -92,7 +92,7 @@ class PipelineRunner:
         run = self.pipeline.run(planned.schedule, batches, divisor=labels, allow_lossy=is_lossy)
         busy_s, passed_s = clock() - begun, time.perf_counter() - began
         ran_s = float((run.timeline.end_ns - run.timeline.begin_ns).sum()) * 1e-9
-        write_spans(self.journal, run.timeline, step=step, predicted=planned.predicted)
+        write_spans(self.journal, run.timeline, step=step, predicted=planned.timeline)
         losses = [float(run.losses.get(at, 0.0)) for at in range(len(turns))]
         return losses, busy_s, passed_s - ran_s
 
