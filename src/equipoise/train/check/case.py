@@ -14,8 +14,8 @@ What it decides
     pipeline schedule that trains the same model, and pipelines with every other axis. Models are
     as deep as a pipeline has stages.
 
-    *Played* in one process, where a case takes a twentieth of the time: every strategy with
-    every kind of sharding, and every sharding there is.
+    *Played* in one process, where ranks take turns and a case takes a fraction of the time: every
+    strategy with every kind of sharding, and every sharding there is.
 
     Models with experts are computed in fp64. In fp32 two experts whose scores differ by rounding
     may be ranked one way on one layout and the other way on another, and then all that follows
@@ -81,7 +81,7 @@ class Case:
     repeats: bool = False
     """Whether the step runs twice and must have the same bits."""
     played: bool = False
-    """All ranks in one process, without data parallelism and ZeRO."""
+    """Meant for ranks that take turns in one process."""
 
     @property
     def resolved(self) -> ResolvedFile:
@@ -162,7 +162,7 @@ def make_case(
         policy: Of the pack.
         context_tokens: Its window [tokens].
         recompute: What layers make again in the backward.
-        played: With all ranks in one process.
+        played: On ranks that take turns in one process.
         layout: Fields of ``LayoutSpec``; two ranks to a node where they divide the context.
     """
     spec = LayoutSpec(**layout)
