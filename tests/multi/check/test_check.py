@@ -111,6 +111,13 @@ def test_the_same_gradient_left_alone_is_exact() -> None:
     assert [verdict.is_exact for verdict in verdicts] == [True]
 
 
+def test_a_part_of_the_trainers_step_that_is_left_out_is_caught() -> None:
+    (verdict,) = run_ranks(2, on_ranks.check_without_sum, CASES["zero 1"])[0]
+    assert not verdict.is_exact
+    assert verdict.gradient_error == 1.0
+    assert max(verdict.loss_error, verdict.forward_error) <= TOLERANCE
+
+
 @pytest.mark.parametrize("what", ["positions", "labels"])
 def test_positions_and_labels_that_stay_behind_are_caught(what: str) -> None:
     case = make_case(TIED, 2, context_tokens=512, zero=0, cp=2, sharding="head-tail")

@@ -112,7 +112,7 @@ def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     worlds = sorted({verdict.case.ranks for verdict in verdicts if not verdict.case.played})
     parts = [f"{len(verdicts) - played} on {', '.join(map(str, worlds))} gloo ranks"] * bool(worlds)
     parts += [f"{played} played in one process"] * (played > 0)
-    deepest = max(verdict.case.model.layers for verdict in verdicts)  # one for each stage at least
+    deepest = max((verdict.case.model.layers for verdict in verdicts), default=model.layers)
     layers = f"{model.layers} to {deepest}" if deepest > model.layers else model.layers
     return (
         f"Cases: {' and '.join(parts)}. Model: {layers} layers of width {model.hidden}, "

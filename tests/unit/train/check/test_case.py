@@ -220,6 +220,14 @@ def test_one_sentence_where_all_is_right(
     assert capsys.readouterr().out == ""
 
 
+def test_pipelines_deepen_the_model_and_the_scope_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped = dataclasses.replace(ALONE, case=make_case(MODEL, 4, pp=4))
+    assert told(monkeypatch, [ALONE, piped]) == 0
+    assert "Model: 2 to 4 layers of width 64, fp32" in capsys.readouterr().out
+
+
 def test_which_half_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
