@@ -61,6 +61,7 @@ class RunRecord:
         """What this process is about to run, on rank 0."""
         if self.ranks.rank != 0:
             return
+        stages = self.sharing.stages if isinstance(self.sharing, ContextGroup) else None
         edges = [0, *(2**power for power in range(4, 41))]
         lengths = self.store.doc_tokens
         edges = edges[: int(np.searchsorted(edges, lengths.max(), side="right")) + 1]
@@ -88,6 +89,7 @@ class RunRecord:
                 },
             },
             curve=dataclasses.asdict(self.curve),
+            stages={} if stages is None else dataclasses.asdict(stages.placed),
         )
         self.journal.flush()
 

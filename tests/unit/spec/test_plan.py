@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.base.errors import PlanError
-from equipoise.spec.plan import Candidate, Flip, Plan, Wall, read_plan, require_fresh
+from equipoise.spec.plan import Candidate, Flip, Plan, Stages, Wall, read_plan, require_fresh
 
 BEST = Candidate({"layout": "dp=8", "micro-batch": "1"}, {"step_s": 1.5, "terms": {"a": 1.5}}, {})
 PLAN = Plan(
@@ -33,6 +33,22 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert json.loads(file.read_text())["best"]["price"]["step_s"] == 1.5
     assert [each.name for each in tmp_path.iterdir()] == ["plan.lock"]
     require_fresh(PLAN, {"model": "1", "cluster": "2"}, file)
+
+
+def test_stages_are_read_back_and_an_old_lock_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "plan.lock"
+    best = dataclasses.replace(BEST, stages=Stages((0, 3, 4), (0, 1)))
+    plan = dataclasses.replace(PLAN, best=best)
+    plan.write(file)
+    assert read_plan(file) == plan
+    row = json.loads(file.read_text())
+    assert row["best"].pop("stages") == {"edges": [0, 3, 4], "ranks": [0, 1]}
+    assert "stages" not in row["runners_up"][0]
+    file.write_text(json.dumps(row))
+    assert read_plan(file) == PLAN
+    file.write_text(json.dumps(row | {"best": row["best"] | {"stages": {"edges": ["all"]}}}))
+    with pytest.raises(PlanError, match=r"is no whole plan\.lock"):
+        read_plan(file)
 
 
 def test_a_stale_lock_is_refused() -> None:
