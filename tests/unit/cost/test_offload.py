@@ -139,5 +139,5 @@ def test_nowhere_to_offload_to() -> None:
     with pytest.raises(SpecError) as caught:
         require_host(this_cpu(), "both")
     assert str(caught.value) == (
-        "this-cpu computes in host memory, so there is nowhere to offload to. Leave --offload out."
+        "this-cpu computes in host memory, so there is nowhere to offload to. Omit --offload."
     )
