@@ -74,8 +74,8 @@ class Candidate:
     keys: dict[str, int | str] = field(default_factory=dict)
     """Dotted keys of run.toml that lay it out; empty unless a run.toml was planned."""
     stages: Stages | None = None
-    """Of a run.toml's pipeline; None where there is no pipeline, or the run is to split its layers
-    when it starts."""
+    """Stages of a run.toml's pipeline; None without a pipeline, and where the run is to split its
+    layers when it starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Plan:
     sources: dict[str, str]
     """Where each number of the cluster comes from, by its name."""
     without_offload: dict[str, float] | None = None
-    """Of a best that offloads, ``step_s`` and ``memory_gib_max`` without; else None."""
+    """``step_s`` and ``memory_gib_max`` of a best that offloads, had it not; else None."""
     version: int = VERSION
 
     @property
@@ -157,7 +157,7 @@ def read_plan(file: Path) -> Plan:
     """Read a lock.
 
     Raises:
-        PlanError: there is none, it is none, or of another version.
+        PlanError: the file cannot be read, is not a plan.lock, or is of another version.
     """
     try:
         row = read_json(file)
@@ -169,7 +169,7 @@ def read_plan(file: Path) -> Plan:
     version = row.get("version") if isinstance(row, dict) else None
     if version is None:
         raise PlanError(
-            f"{file} says no version of plan.lock, so it is none. Write one: "
+            f"{file} has no version field: not a plan.lock. Write one: "
             f'"equipoise plan --out {file.parent}".'
         )
     if version != VERSION:
@@ -190,7 +190,7 @@ def read_plan(file: Path) -> Plan:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(
-            f"{file} is no whole plan.lock ({error}). Plan again: "
+            f"{file} is not a whole plan.lock ({error}). Plan again: "
             f'"equipoise plan --out {file.parent}".'
         ) from None
 

@@ -28,7 +28,7 @@ from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
 
 _CURVE_MATTERS_S = 0.1
-"""Steps that compute for less are mostly overhead, of which a price curve knows nothing."""
+"""Shorter steps are mostly overhead, which no price curve knows."""
 
 
 class RunRecord:
@@ -204,9 +204,7 @@ class RunRecord:
 
     def _predict_step(self, loads: RankLoads) -> float | None:
         """When the last has computed, plus the overhead that the first step here measured."""
-        if self._overhead_s is None:
-            return None
-        return loads.longest_s + self._overhead_s
+        return None if self._overhead_s is None else loads.step_s(self._overhead_s)
 
     def write_memory(self) -> None:
         """Forecast and measured peak of this rank's fullest micro-batch."""

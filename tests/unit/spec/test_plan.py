@@ -47,7 +47,7 @@ def test_stages_are_read_back_and_an_old_lock_has_none(tmp_path: Path) -> None:
     file.write_text(json.dumps(row))
     assert read_plan(file) == PLAN
     file.write_text(json.dumps(row | {"best": row["best"] | {"stages": {"edges": ["all"]}}}))
-    with pytest.raises(PlanError, match=r"is no whole plan\.lock"):
+    with pytest.raises(PlanError, match=r"is not a whole plan\.lock"):
         read_plan(file)
 
 
@@ -74,7 +74,7 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value) == (
-        f'{file} says no version of plan.lock, so it is none. Write one: "equipoise plan --out '
+        f'{file} has no version field: not a plan.lock. Write one: "equipoise plan --out '
         f'{tmp_path}".'
     )
     row = PLAN.as_row()
@@ -83,7 +83,8 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value) == (
-        f"{file} is no whole plan.lock ('best'). Plan again: \"equipoise plan --out {tmp_path}\"."
+        f"{file} is not a whole plan.lock ('best'). Plan again: "
+        f'"equipoise plan --out {tmp_path}".'
     )
     file.write_text("{")
     with pytest.raises(PlanError) as caught:
