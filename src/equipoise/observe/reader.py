@@ -165,6 +165,7 @@ def _start(event: Event) -> Start:
         environment=table("environment"),
         corpus=table("corpus"),
         curve=table("curve"),
+        stages=table("stages"),
     )
 
 

@@ -5,7 +5,7 @@ Kept true (tests/unit/observe/test_reader.py)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class Start:
     environment: Mapping[str, Any]
     corpus: Mapping[str, Any]
     curve: Mapping[str, Any]
+    stages: Mapping[str, Any] = field(default_factory=dict)
+    """``edges`` and ``ranks`` of a pipeline's stages; empty where there is none."""
 
     @property
     def policy(self) -> str:

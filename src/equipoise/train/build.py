@@ -51,7 +51,9 @@ def join_sharing(
         return Partners.join(ranks, planner)
     if spec.layout.pp > 1:
         first = stream.step(0, spec.pack.step_tokens)
-        stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
+        stages = StagePlanner.make(
+            planner, curve, spec.train.recompute, first, resolved.stage_edges
+        )
     return ContextGroup.join(ranks, planner, stages)
 
 
