@@ -17,6 +17,7 @@ from equipoise.launch.local import (
 )
 from equipoise.launch.room import require_room
 from equipoise.observe.machine import usable_cores
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.plan import LOCK
 
 if TYPE_CHECKING:
@@ -116,7 +117,6 @@ def _require_device(spec: "RunSpec") -> None:
     Raises:
         LayoutError: policy, context and device do not go together.
     """
-    from equipoise.balance.packing.turns import TOGETHER
     from equipoise.comm.group import choose_device
 
     context, policy = spec.layout.cp, spec.pack.policy
@@ -127,7 +127,7 @@ def _require_device(spec: "RunSpec") -> None:
             f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
             f"machine's ranks run on CUDA devices. Set layout.cp = 1."
         )
-    if policy in TOGETHER:
+    if POLICIES[policy].runs_together:
         raise LayoutError(
             f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
             f'run on CUDA devices. Set pack.policy = "by-work".'
