@@ -37,6 +37,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.request import (
     StepRequest,
     require_kernel_prices,
+    require_known,
     require_no_offload,
     require_used,
     step_options,
@@ -44,7 +45,7 @@ from equipoise.sim.request import (
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.spec import THIS_CPU
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Wall
@@ -141,6 +142,14 @@ _ASKED = (
 """What of a request decides the plan, in the order of a lock."""
 
 
+_KNOWN = {
+    "offload": (*OFFLOADS, "any"),
+    "order": tuple(ORDERS),
+    "layers": ("alike", "own"),
+    "export": tuple(EXPORTS),
+}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterInputs:
     """A model on a described cluster."""
@@ -211,6 +220,9 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
     Raises:
         SpecError: a word is wrong, or nothing is left to choose.
     """
+    for name, known in _KNOWN.items():
+        if getattr(request, name) is not None:
+            require_known(name, getattr(request, name), known)
     model, cluster = read_model(request.model), read_cluster(request.cluster)
     by_layer = request.layers == "own"
     if by_layer and request.export is not None:

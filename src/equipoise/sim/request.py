@@ -175,7 +175,7 @@ def step_options(request: StepRequest, virtual: int, device: DeviceSpec) -> Step
     _require_numbers(request, device)
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
     known = [name for name in STRATEGIES if name not in LOSSY]
-    _require_known("schedule", schedule, known)
+    require_known("schedule", schedule, known)
     return StepOptions(
         request.context_tokens,
         request.step_sequences,
@@ -264,7 +264,7 @@ def _layout_of(request: StepRequest) -> LayoutWords:
     else:
         words = LayoutWords(request.layout, request.virtual)
     if request.order is not None:
-        _require_known("order", request.order, tuple(ORDERS))
+        require_known("order", request.order, tuple(ORDERS))
     if request.order == "pp-dp":
         words = dataclasses.replace(
             words, layout=dataclasses.replace(words.layout, order=ORDERS["pp-dp"])
@@ -311,10 +311,10 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
             f"expert_skew is {request.expert_skew:g}. Give the rows of the expert rank that has "
             f"most over the mean: 1 is balanced."
         )
-    _require_known("recompute", request.recompute, get_args(Recompute))
-    _require_known("offload", request.offload, OFFLOADS)
-    _require_known("precision", request.precision, get_args(Precision))
-    _require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
+    require_known("recompute", request.recompute, get_args(Recompute))
+    require_known("offload", request.offload, OFFLOADS)
+    require_known("precision", request.precision, get_args(Precision))
+    require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
     if request.precision == "fp8" and "fp8" not in device.dtypes:
         raise SpecError(
             f"{device.name} has no fp8; it multiplies {', '.join(device.dtypes)}. Give precision "
@@ -322,7 +322,12 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
         )
 
 
-def _require_known(name: str, value: str, known: Sequence[str]) -> None:
+def require_known(name: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a name that is not known.
+
+    Raises:
+        SpecError: names the setting, all that is known and the nearest.
+    """
     if value not in known:
         raise SpecError(
             f'{name}: "{value}" is not one of {", ".join(known)}. Nearest: '

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from equipoise.base.units import GIB
 from equipoise.cli.console import make_console, make_progress
-from equipoise.cli.show.plan import print_plan, print_sources
+from equipoise.cli.show import print_plan, print_sources
 from equipoise.dash.planned import Planned, planned_sentence, read_planned
 from equipoise.observe.reader import read_run
 from equipoise.plan.described import read_digests

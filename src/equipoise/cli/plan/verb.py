@@ -195,7 +195,7 @@ def _require_measure_flags(args: argparse.Namespace) -> None:
 
 
 def _print(args: argparse.Namespace, answer: "PlanAnswer", lock: Path | None) -> None:
-    from equipoise.cli.show.plan import print_plan, print_sources
+    from equipoise.cli.show import print_plan, print_sources
 
     print_plan(answer.lock, is_quiet=args.quiet)
     if args.quiet:

@@ -8,7 +8,7 @@ from typing import Any
 
 from equipoise.base.units import GIB, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.show.step import host_sentence, source_lines
+from equipoise.cli.show import host_sentence, source_lines
 from equipoise.sim.answer import StepAnswer
 from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import StepRun
