@@ -128,9 +128,9 @@ def simulate(request: StepRequest) -> StepAnswer:
 
     Cost: some milliseconds for tens of micro-batches, a second for thousands.
 
-    >>> answer = simulate(StepRequest("llama3-8b", "h100-sxm:8", "dp=8,zero=3", 8192, 8))
-    >>> answer.fits, [change.change for change in answer.would_fit or ()][:1]
-    (False, ['--recompute every-2'])
+    >>> answer = simulate(StepRequest("llama3-8b", "h100-sxm:8", "dp=8", 8192, 16))
+    >>> answer.fits, [each.change for each in answer.would_fit or ()][:2]
+    (False, ['zero=2', 'zero=3'])
     """
     _require_failures(request)
     model, words = _model_of(request), _layout_of(request)
