@@ -12,7 +12,7 @@ _WHY = "where it goes; what others lose by"
 MEMORY_ERROR = 0.05
 """Mean of 96 published rows (``bench/published/memory.py``, 2026-11-21)."""
 _LEAST_SHARE = 0.005
-"""Of a step, that is worth a word."""
+"""The least share of a step that is worth a word."""
 
 
 def print_plan(plan: Plan, *, is_quiet: bool) -> None:
@@ -96,7 +96,7 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
 
 
 def _taken_s(price: Mapping[str, Any]) -> float:
-    """Of a step: measured, where that was done, else planned."""
+    """Seconds of a step: measured if it was, else planned."""
     return float(price.get(MEASURED_S, price["step_s"]))
 
 
@@ -169,7 +169,7 @@ def say(candidate: Candidate) -> str:
 
 
 def _strategies(words: Mapping[str, str]) -> list[str]:
-    """Of each run of layers."""
+    """The strategy of each run of layers."""
     return [run.partition(":")[2] for run in words["layers"].split()]
 
 

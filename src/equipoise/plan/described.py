@@ -101,7 +101,7 @@ class PlanRequest:
     policy: str | None = None
     """``pack.policy`` for ``lengths``; None: by-work; ``any`` searches."""
     seed: int = 0
-    """Of the documents drawn."""
+    """Seed of the documents drawn."""
     seconds: float = SECONDS
     """The most to list, search and price."""
     out: Path | None = None

@@ -104,7 +104,7 @@ class StepRequest:
     policy: str | None = None
     """``pack.policy`` for ``lengths``; None: by-work."""
     seed: int = 0
-    """Of the documents drawn, of jitter and of failures."""
+    """Seed of the documents drawn, of jitter and of failures."""
     jitter: float | None = None
     """Standard deviation of a pass's time over its mean, 0 to 1."""
     mtbf_hours: float | None = None

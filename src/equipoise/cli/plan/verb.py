@@ -295,4 +295,4 @@ _OF_CLUSTERS = (
 """Flags that a run.toml has keys for, or that a run on this machine does not have."""
 
 _PLAIN = {"precision": "bf16", "expert_skew": 1.0, "seed": 0}
-"""Likewise, with the default that says that they were not given."""
+"""Likewise; flags at these defaults were not given."""
