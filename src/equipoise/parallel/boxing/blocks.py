@@ -2,7 +2,7 @@
 
 Why
     What several ranks get of a tensor rarely lies side by side. Copying it piece by piece costs a
-    call for each; a canonical block (``spec.block``) says which pieces one copy can take.
+    call for each; a canonical block (``schedule.boxing``) says which pieces one copy can take.
 
 What it decides
     Equal pieces at equal distances are packed together. One run of memory needs no copy: it is a
@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.spec.block import Block, Box, block_in, join_blocks
+from equipoise.schedule.boxing.block import Block, Box, block_in, join_blocks
 
 How = Literal["copy", "sum", "max"]
 """What becomes of what is there: replaced, added to, or kept where it is larger."""
