@@ -56,34 +56,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or resume."""
-    resolved, plan = run_from(args), None
-    is_quiet = args.quiet or args.json
-    if args.plan is not None:
-        from equipoise.cli.plan.run import read_obeyed
-
-        plan, resolved = read_obeyed(args.plan, resolved, is_quiet=is_quiet)
+    resolved, is_quiet = run_from(args), args.quiet or args.json
     from equipoise.train import request
 
-    if not args.prepare:
-        record = request.run(
-            resolved,
-            out=args.out,
-            plan=plan,
-            port=args.port,
-            is_quiet=is_quiet,
-            progress=make_progress(is_quiet),
-        )
+    start = request.prepare if args.prepare else request.run
+    made = start(
+        resolved,
+        out=args.out,
+        plan=args.plan,
+        port=args.port,
+        is_quiet=is_quiet,
+        progress=make_progress(is_quiet),
+    )
+    if not isinstance(made, request.Prepared):
         if args.json:
-            sys.stdout.write(json.dumps(_last_step(record)) + "\n")
+            sys.stdout.write(json.dumps(_last_step(made)) + "\n")
         return 0
-    folder = request.folder_of(resolved, args.out, args.port)
-    ranks = request.prepare_run(
-        resolved, folder, plan=plan, is_quiet=is_quiet, progress=make_progress(is_quiet)
-    ).ranks
-    shown = {"run": str(folder), "ranks": ranks}
+    shown = {"run": str(made.folder), "ranks": made.ranks}
     text = (
-        f"Prepared {folder} for {ranks} ranks. Start them with: torchrun --nproc-per-node {ranks} "
-        f"-m equipoise.train.worker {folder}"
+        f"Prepared {made.folder} for {made.ranks} ranks. Start them with: torchrun "
+        f"--nproc-per-node {made.ranks} -m equipoise.train.worker {made.folder}"
     )
     sys.stdout.write((json.dumps(shown) if args.json else text) + "\n")
     return 0

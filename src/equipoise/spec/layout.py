@@ -45,6 +45,9 @@ from equipoise.spec.model.presets import ModelSpec
 ATTENTION_AXES = ("dp", "pp", "cp", "tp")
 EXPERT_AXES = ("edp", "ep", "etp")
 
+ORDERS = {"dp-pp": ATTENTION_AXES, "pp-dp": ("pp", "dp", "cp", "tp")}
+"""Orders of attention's axes by name: which of two is outermost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

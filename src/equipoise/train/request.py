@@ -3,13 +3,14 @@
 What it decides
     A run is refused before its corpus is read where the layout, the machine or the folder cannot
     carry it. Ranks are processes on this machine; asked again, a run goes on from its last
-    checkpoint. ``prepare_run`` stops before ranks start, for a launcher of your own.
+    checkpoint. ``prepare`` stops before ranks start, for a launcher of your own.
 
 Kept true (tests/multi/train/test_request.py)
     A run from Python has the losses of the same run from the command line, to the bit.
 """
 
 import sys
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -17,16 +18,17 @@ from equipoise.balance.packing.turns import TOGETHER
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
-from equipoise.data.cache.store import prepare
+from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
 from equipoise.observe import reader
 from equipoise.observe.machine import usable_cores
 from equipoise.observe.run_record import RunRecord
+from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
-from equipoise.spec.plan import LOCK, Plan
+from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
@@ -34,11 +36,20 @@ from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run whose ranks may start."""
+
+    folder: Path
+    """Where ``python -m equipoise.train.worker`` finds it."""
+    ranks: int
+
+
 def run(
     run: Path | str | RunSpec | ResolvedRun,
     *,
     out: Path | str | None = None,
-    plan: Plan | None = None,
+    plan: Path | str | None = None,
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
@@ -49,7 +60,7 @@ def run(
         run: A run.toml, a ``RunSpec`` whose relative paths start at the working directory, or
             what ``spec.run.load.read_run`` made of a file and flags.
         out: The run's folder; ``runs/NAME`` unless given.
-        plan: What this run obeys; its keys are already the run's.
+        plan: A plan.lock of ``equipoise plan run.toml`` to obey.
         port: Where the ranks meet; any that is free unless given.
         is_quiet: Whether rank 0 shows no line for each step.
         progress: Hears of the corpus while it is read.
@@ -59,29 +70,27 @@ def run(
 
     Raises:
         SpecError: every fault of the run's keys.
+        PlanError: the plan is stale, or of something else.
         LayoutError: the layout does not go with the model, the policy or this machine.
         DataError: the corpus is missing or wrong.
         EquipoiseError: a rank failed; with its words.
     """
-    resolved = resolve_run(run)
-    folder = folder_of(resolved, out, port)
-    require_room(resolved.spec.layout.count_ranks(len(usable_cores())))
-    settled = prepare_run(resolved, folder, plan=plan, is_quiet=is_quiet, progress=progress)
-    run_local(Launch(folder, settled.ranks, is_quiet, port))
-    return reader.read_run(folder)
+    prepared = _prepare(run, out, plan, port, is_quiet, progress, starts=True)
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    return reader.read_run(prepared.folder)
 
 
-def folder_of(resolved: ResolvedRun, out: Path | str | None, port: int = 0) -> Path:
-    """The folder of a run, absolute.
-
-    Raises:
-        EquipoiseError: another run holds the folder, or somebody listens on the port.
-    """
-    folder = Path(out or Path("runs") / resolved.spec.name).resolve()
-    require_free_folder(folder)
-    if port:
-        require_free_port(port)
-    return folder
+def prepare(
+    run: Path | str | RunSpec | ResolvedRun,
+    *,
+    out: Path | str | None = None,
+    plan: Path | str | None = None,
+    port: int = 0,
+    is_quiet: bool = True,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Make all that ranks will read, and start none: for a launcher of your own. As ``run``."""
+    return _prepare(run, out, plan, port, is_quiet, progress, starts=False)
 
 
 def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
@@ -105,44 +114,51 @@ def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
     )
 
 
-def prepare_run(
-    resolved: ResolvedRun,
-    folder: Path,
+def _prepare(
+    run: Path | str | RunSpec | ResolvedRun,
+    out: Path | str | None,
+    plan: Path | str | None,
+    port: int,
+    is_quiet: bool,
+    progress: Progress | None,
     *,
-    plan: Plan | None = None,
-    is_quiet: bool = True,
-    progress: Progress | None = None,
-) -> ResolvedFile:
-    """Make the token cache and write the run's folder: all that the ranks will read.
-
-    Raises:
-        LayoutError: the layout does not go with the model, the policy or this machine.
-        DataError: the corpus is missing or wrong.
-    """
-    ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
-    require_accepted(resolved.spec, resolved.model, ranks)
-    _require_device(resolved.spec)
-    store = prepare(resolved.spec.data, resolved.base, progress=progress or SilentProgress())
-    check_vocabulary(store, resolved.model.vocab)
+    starts: bool,
+) -> Prepared:
+    resolved, lock = resolve_run(run), None
+    progress = progress or SilentProgress()
+    if plan is not None:
+        lock, resolved = read_obeyed(Path(plan), resolved, progress)
+    spec, model = resolved.spec, resolved.model
+    folder = Path(out or Path("runs") / spec.name).resolve()
+    require_free_folder(folder)
+    ranks = spec.layout.count_ranks(len(usable_cores()))
+    if starts:
+        require_room(ranks)
+    if port:
+        require_free_port(port)
+    require_accepted(spec, model, ranks)
+    _require_device(spec)
+    store = open_store(spec.data, resolved.base, progress=progress)
+    check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    require_step(resolved.spec, resolved.model, ranks, store.doc_tokens)
-    init = resolved.spec.model.init
+    require_step(spec, model, ranks, store.doc_tokens)
+    init = spec.model.init
     settled = ResolvedFile(
-        spec=resolved.spec,
-        model=resolved.model,
+        spec=spec,
+        model=model,
         origins=resolved.origins,
         ranks=ranks,
         corpus=str(store.folder.resolve()),
-        init_folder=str((resolved.base / init.removeprefix("hf:")).resolve())
-        if init != "random"
-        else "",
-        context_machine=settle_machine(resolved.spec, resolved.model, ranks, folder),
+        init_folder=""
+        if init == "random"
+        else str((resolved.base / init.removeprefix("hf:")).resolve()),
+        context_machine=settle_machine(spec, model, ranks, folder),
     )
     write_resolved(folder, settled)
-    if plan is not None:
-        plan.write(folder / LOCK)
-    return settled
+    if lock is not None:
+        lock.write(folder / LOCK)
+    return Prepared(folder, ranks)
 
 
 def _require_device(spec: RunSpec) -> None:

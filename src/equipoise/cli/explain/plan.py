@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         PlanError: the file is not a plan, of another version, or stale.
     """
-    from equipoise.cli.plan.table import print_plan, print_sources
+    from equipoise.cli.show.plan import print_plan, print_sources
     from equipoise.dash.planned import planned_sentence
     from equipoise.spec.plan import read_plan, require_fresh
 
@@ -69,14 +69,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_again(plan: "Plan", *, is_quiet: bool) -> dict[str, str]:
     """Digests of what the plan's words read today."""
-    from equipoise.cli.plan.lock import read_digests
+    from equipoise.plan.described import read_digests
     from equipoise.spec.plan import RUN_TOML
 
     asked = plan.asked
     if RUN_TOML in asked:
-        from equipoise.cli.plan.run import digest_asked
+        from equipoise.cli.console import make_progress
+        from equipoise.plan.run import digest_asked
 
-        return digest_asked(plan, is_quiet=is_quiet)
+        return digest_asked(plan, make_progress(is_quiet))
     return read_digests(asked["model"], asked["cluster"], asked.get("lengths"))
 
 

@@ -52,9 +52,9 @@ from equipoise.balance.packing.turns import DIVIDES, TOGETHER
 from equipoise.base.arrays import Flags, Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.rows import Rows
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.run.spec import Policy, Recompute

@@ -9,25 +9,24 @@ Kept true (tests/unit/cli/plan/test_run.py, tests/multi/train/test_plan_train.py
     A lock is refused when any of it changed, and obeyed when none did.
 """
 
-import argparse
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from equipoise import __version__
 from equipoise.base.digest import digest
-from equipoise.base.errors import LayoutError, PlanError, SpecError
-from equipoise.cli.console import make_progress
-from equipoise.cli.plan.lock import digest_curves
-from equipoise.cli.run_arguments import run_from
+from equipoise.base.errors import LayoutError, PlanError
 from equipoise.cost.step.request import StepOptions, residuals_of
 from equipoise.data.cache.store import TokenStore, prepare
+from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run
 from equipoise.plan.answer.run_steps import RunSteps, policies_of
+from equipoise.plan.described import SECONDS, digest_curves
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.outcome import Outcome
 from equipoise.plan.search.search import Search
@@ -44,30 +43,47 @@ from equipoise.spec.run.obey import is_given, obey
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.spec import Policy
 
-_OF_CLUSTERS = (
-    "model",
-    "cluster",
-    "context_tokens",
-    "step_sequences",
-    "micro_batch",
-    "recompute",
-    "offload",
-    "schedule",
-    "context_strategy",
-    "order",
-    "lengths",
-    "policy",
-    "layout",
-    "layers",
-)
-"""Flags that a run.toml has keys for, or that a run on this machine does not have."""
-
-_NOT_SAID = ("precision", "expert_skew", "seed")
-"""Likewise, with a default that is no answer."""
-
 _EVERY = -math.inf
 """No choice is left out while time lasts: there are some hundred, and bounds hold for kernels,
 which a step's own parts, where they were timed here, may undercut."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunPlanRequest:
+    """A run to be planned on this machine's cores; a key that it gives is not searched."""
+
+    run: ResolvedRun
+    file: Path
+    """The run.toml that the run was read from."""
+    keys: tuple[tuple[str, str], ...] = ()
+    """Dotted keys, and their text, that were given beside the file."""
+    ranks: int | None = None
+    """None: what the run's layout says, else a core each."""
+    seconds: float = SECONDS
+    """The most to search and price; the time that a corpus takes is not counted."""
+    out: Path | None = None
+    """Folder that keeps what the search has priced; the same request goes on from it."""
+
+    @classmethod
+    def read(
+        cls, file: str | Path, keys: Mapping[str, object] | None = None, **more: Any
+    ) -> "RunPlanRequest":
+        """The request for a run.toml.
+
+        Args:
+            file: The run.toml.
+            keys: Dotted keys that replace the file's, as ``{"layout.tp": 2}``.
+            more: Other fields.
+
+        Raises:
+            SpecError: every fault of the file and of the keys.
+        """
+        given = tuple((name, str(value)) for name, value in (keys or {}).items())
+        return cls(read_run(Path(file), list(given)), Path(file), given, **more)
+
+    def asked(self, ranks: int) -> dict[str, str]:
+        """The words of a command line, in the order of a lock."""
+        return {RUN_TOML: str(self.file), "ranks": str(ranks), **dict(self.keys)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +101,7 @@ class RunInputs:
 
     @property
     def name(self) -> str:
-        """Of the run."""
+        """The run's name."""
         return self.run.spec.name
 
     @property
@@ -126,25 +142,27 @@ class RunInputs:
         return find_window_wall(self.search.model, best, tokens, self.run.spec.train.precision)
 
 
-def read_run_inputs(args: argparse.Namespace) -> RunInputs:
-    """Read the run, its corpus and this machine, and list what it could do.
+def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None) -> RunInputs:
+    """Read the run's corpus and this machine, and list what the run could do.
+
+    Args:
+        request: The run.
+        progress: Shown while a corpus is made.
 
     Raises:
-        SpecError: a flag or a key is wrong, or nothing is left to choose.
+        SpecError: nothing is left to choose.
         LayoutError: more ranks than cores.
         DataError: there is no corpus.
     """
-    require_own_flags(args)
-    run = run_from(args)
-    cores = len(usable_cores())
-    ranks = run.spec.layout.count_ranks(cores) if args.ranks is None else args.ranks
+    run, cores = request.run, len(usable_cores())
+    ranks = run.spec.layout.count_ranks(cores) if request.ranks is None else request.ranks
     if not 1 <= ranks <= cores:
         raise LayoutError(
-            f"A plan prices a core a rank, and {ranks} ranks are not 1 to {cores}, the cores of "
-            f"this machine. Give --ranks {cores} or less."
+            f"A plan prices one rank a core: {ranks} ranks are not 1 to {cores}, the cores of this "
+            f"machine. Give {cores} ranks or less."
         )
     policies = policies_of(run.spec.pack.policy, is_given=is_given(run, "pack.policy"))
-    store = open_corpus(run, is_quiet=args.quiet or args.json)
+    store = open_corpus(run, progress)
     cluster = find_cluster(f"{THIS_CPU}:{ranks}")
     machine = Machine(cluster)
     steps = RunSteps(run.spec, run.model, store.doc_tokens)
@@ -158,15 +176,14 @@ def read_run_inputs(args: argparse.Namespace) -> RunInputs:
         packer_of(steps, policies[0]),
         gap=_EVERY,
     )
-    asked = {RUN_TOML: str(args.run_toml), "ranks": str(ranks), **dict(args.overrides)}
     read = digest_run(run, store, cluster)
-    doubt = _doubt(run, args, machine, timed=len(timed), listed=len(space))
-    return RunInputs(run, asked, read, search, steps, policies, doubt)
+    doubt = _doubt(request, machine, timed=len(timed), listed=len(space))
+    return RunInputs(run, request.asked(ranks), read, search, steps, policies, doubt)
 
 
-def open_corpus(run: ResolvedRun, *, is_quiet: bool) -> TokenStore:
+def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> TokenStore:
     """The run's tokens; they are made where there are none yet."""
-    return prepare(run.spec.data, run.base, progress=make_progress(is_quiet))
+    return prepare(run.spec.data, run.base, progress=progress or SilentProgress())
 
 
 def run_options(run: ResolvedRun, machine: Machine, policy: Policy) -> StepOptions:
@@ -210,12 +227,11 @@ def guess_sentence(cluster: ClusterSpec) -> str:
     )
 
 
-def _doubt(
-    run: ResolvedRun, args: argparse.Namespace, machine: Machine, *, timed: int, listed: int
-) -> str:
+def _doubt(request: RunPlanRequest, machine: Machine, *, timed: int, listed: int) -> str:
     """What to say of prices that were not measured; nothing where all were."""
-    flags = "".join(f" --{name} {value}" for name, value in args.overrides)
-    mend = f'"equipoise calibrate {args.run_toml}{flags}"'
+    run = request.run
+    flags = "".join(f" --{name} {value}" for name, value in request.keys)
+    command = f'"equipoise calibrate {request.file}{flags}"'
     if guess := guess_sentence(machine.cluster):
         return guess
     if timed == 0 and run.model.experts:
@@ -226,7 +242,7 @@ def _doubt(
     if timed == 0:
         return (
             f"The parts of this run's steps were never timed here, so they are priced from kernels "
-            f"alone, which miss the host's time. {mend} times them; then plan again."
+            f"alone, which miss the host's time. {command} times them; then plan again."
         )
     if timed < listed:
         return (
@@ -236,7 +252,9 @@ def _doubt(
     return ""
 
 
-def read_obeyed(file: Path, run: ResolvedRun, *, is_quiet: bool) -> tuple[Plan, ResolvedRun]:
+def read_obeyed(
+    file: Path, run: ResolvedRun, progress: Progress | None = None
+) -> tuple[Plan, ResolvedRun]:
     """A fresh lock, and the run as it says.
 
     Raises:
@@ -256,30 +274,16 @@ def read_obeyed(file: Path, run: ResolvedRun, *, is_quiet: bool) -> tuple[Plan, 
         )
     obeyed = obey(run, plan.best.keys, plan.command)
     ranks = obeyed.spec.layout.count_ranks(len(usable_cores()))
-    store = open_corpus(run, is_quiet=is_quiet)
+    store = open_corpus(run, progress)
     now = digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))
     require_fresh(plan, now, file)
     return plan, obeyed
 
 
-def digest_asked(plan: Plan, *, is_quiet: bool) -> dict[str, str]:
+def digest_asked(plan: Plan, progress: Progress | None = None) -> dict[str, str]:
     """Digests of what the words of a run's plan read today."""
     asked = dict(plan.asked)
     file, ranks = Path(asked.pop(RUN_TOML)), int(asked.pop("ranks"))
     run = read_run(file, list(asked.items()))
-    store = open_corpus(run, is_quiet=is_quiet)
+    store = open_corpus(run, progress)
     return digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))
-
-
-def require_own_flags(args: argparse.Namespace) -> None:
-    """Refuse flags that only a described cluster needs."""
-    wrong = [name for name in _OF_CLUSTERS if getattr(args, name) is not None]
-    plain = {"precision": "bf16", "expert_skew": 1.0, "seed": 0}
-    wrong += [name for name in _NOT_SAID if getattr(args, name) != plain[name]]
-    if wrong:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
-        raise SpecError(
-            f"{args.run_toml} is planned by its own keys on this machine, and {flags} "
-            f"{'is' if len(wrong) == 1 else 'are'} of a model on a described cluster. Give keys "
-            f"instead, as in --layout.tp 2."
-        )

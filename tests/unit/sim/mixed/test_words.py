@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.base.errors import SpecError
-from equipoise.plan.layers.words import read_layers, say_layers
 from equipoise.sim.mixed.layers import LayerStrategy
+from equipoise.sim.mixed.words import read_layers, say_layers
 from equipoise.spec.layout import Layout
 
 DEGREES = st.sampled_from([(1, 1, 8), (2, 1, 4), (2, 2, 2), (1, 4, 2), (8, 1, 1)])

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.quiet:
         sys.stdout.write(f"{facts['kind']}\n")
     else:
-        from equipoise.cli.inspect_show import print_facts
+        from equipoise.cli.inspect.table import print_facts
 
         print_facts(facts)
     checked = [facts, *facts.get("checkpoints", [])]

@@ -6,7 +6,7 @@ What it decides
 
         12:tp=2,dp=4,zero=1:full  20:tp=2,cp=2,dp=2,zero=1:none:ring
 
-Kept true (tests/unit/plan/layers/test_words.py)
+Kept true (tests/unit/sim/mixed/test_words.py)
     What is said is read back; each faulty run is refused by its text.
 """
 
@@ -24,7 +24,7 @@ from equipoise.spec.words import read_words
 
 _WORDS = ("tp", "cp", "dp", "zero", "replicas")
 _RECOMPUTES = ("none", "attention", "selective", "full")
-_CONTEXT = ("needed-kv", "all-gather", "ring", "ulysses")
+CONTEXT_STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
 
 
 def say_layers(layers: Sequence[LayerStrategy]) -> str:
@@ -67,8 +67,8 @@ def read_layers(text: str, base: Layout) -> tuple[LayerStrategy, ...]:
                 f"they make again, as 12:tp=2,dp=4,zero=1:full."
             )
         _require("recompute", parts[2], _RECOMPUTES)
-        strategy = parts[3] if len(parts) == 4 else _CONTEXT[0]
-        _require("context strategy", strategy, _CONTEXT)
+        strategy = parts[3] if len(parts) == 4 else CONTEXT_STRATEGIES[0]
+        _require("context strategy", strategy, CONTEXT_STRATEGIES)
         words = read_words("--layers", parts[1], _WORDS)
         if not 0 <= words.get("zero", 1) <= 3:
             raise SpecError(f"--layers: zero is {words['zero']}. Give 0, 1, 2 or 3.")

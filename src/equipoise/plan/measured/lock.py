@@ -12,8 +12,8 @@ Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/train/test_plan_meas
 import dataclasses
 from collections.abc import Sequence
 
-from equipoise.cli.plan.lock import Inputs, decide
 from equipoise.plan.answer.final import Finalist
+from equipoise.plan.answer.lock import Inputs, decide
 from equipoise.plan.measured.next import Trial
 from equipoise.plan.search.deadline import NEVER
 from equipoise.plan.search.outcome import Outcome, Progress
@@ -36,11 +36,11 @@ def measured_plan(
     timed = sorted((each.step_s, each.choice) for each in trials if each.step_s is not None)
     if not timed or priced[timed[0][1]] is None:
         return None
-    known = [(step_s, found) for step_s, at in timed if (found := priced[at]) is not None]
+    known = [(step_s, each) for step_s, at in timed if (each := priced[at]) is not None]
     known = known[:_CANDIDATES]
     tried = Progress(priced=len(trials), best_s=known[0][0], bound_s=0.0)
     outcome = Outcome((), tried, len(priced), ruled_out=0, bounded=0, least_bytes=0.0)
-    plan = decide(inputs, outcome, [found for _, found in known], NEVER)
+    plan = decide(inputs, outcome, [each for _, each in known], NEVER)
     every = [
         _timed(candidate, step_s)
         for candidate, (step_s, _) in zip((plan.best, *plan.runners_up), known, strict=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.simulate.table import host_sentence, source_lines
+from equipoise.cli.show.step import host_sentence, source_lines
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 from equipoise.spec.run.keys import toml
 
