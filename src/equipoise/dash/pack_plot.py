@@ -1,5 +1,6 @@
 """Packs as a picture: the load of each bin in one step, policy beside policy."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ _LINEAR, _ATTENTION, _INK, _PALE = "#9db8d6", "#c8553d", "#1d2733", "#e7ebef"
 
 def plot_packs(
     file: Path,
-    packs: list[list[PackedRecord]],
+    packs: Sequence[Sequence[PackedRecord]],
     setting: Setting,
     origin: str,
 ) -> None:
@@ -89,7 +90,7 @@ def _parts(record: PackedRecord, setting: Setting) -> np.ndarray:
     return np.stack((linear, np.maximum(0.0, total - linear)))
 
 
-def _typical_step(records: list[PackedRecord], setting: Setting) -> int:
+def _typical_step(records: Sequence[PackedRecord], setting: Setting) -> int:
     scored = [record for record in records if not record.is_flush]
     skews = []
     for record in scored:

@@ -37,6 +37,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.request import (
     StepRequest,
     require_kernel_prices,
+    require_known,
     require_no_offload,
     require_used,
     step_options,
@@ -45,7 +46,7 @@ from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.spec import THIS_CPU
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Wall
@@ -100,7 +101,7 @@ class PlanRequest:
     policy: str | None = None
     """``pack.policy`` for ``lengths``; None: by-work; ``any`` searches."""
     seed: int = 0
-    """Of the documents drawn."""
+    """Seed of the documents drawn."""
     seconds: float = SECONDS
     """The most to list, search and price."""
     out: Path | None = None
@@ -139,6 +140,14 @@ _ASKED = (
     "seed",
 )
 """What of a request decides the plan, in the order of a lock."""
+
+
+_KNOWN = {
+    "offload": (*OFFLOADS, "any"),
+    "order": tuple(ORDERS),
+    "layers": ("alike", "own"),
+    "export": tuple(EXPORTS),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,6 +220,9 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
     Raises:
         SpecError: a word is wrong, or nothing is left to choose.
     """
+    for name, known in _KNOWN.items():
+        if getattr(request, name) is not None:
+            require_known(name, getattr(request, name), known)
     model, cluster = read_model(request.model), read_cluster(request.cluster)
     by_layer = request.layers == "own"
     if by_layer and request.export is not None:

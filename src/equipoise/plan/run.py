@@ -25,6 +25,7 @@ from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run
+from equipoise.plan.answer.run_stages import require_stages
 from equipoise.plan.answer.run_steps import RunSteps, policies_of
 from equipoise.plan.described import SECONDS, digest_curves
 from equipoise.plan.search.deadline import Deadline
@@ -277,6 +278,8 @@ def read_obeyed(
     store = open_corpus(run, progress)
     now = digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))
     require_fresh(plan, now, file)
+    if plan.best.stages is not None:
+        require_stages(plan.best.stages, obeyed.spec.layout, run.model.layers, file)
     return plan, obeyed
 
 

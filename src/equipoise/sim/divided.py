@@ -108,14 +108,14 @@ class DividedStep:
         """Micro-batches of each rank, every piece by itself and what it reads in others."""
         if not self.turns:
             return [list(row) for row in self.rows]
-        found: dict[int, list[Slices]] = defaultdict(list)
+        slices: dict[int, list[Slices]] = defaultdict(list)
         for gangs in self.turns:
             for gang in gangs:
                 for rank, pieces, pairs in zip(gang.ranks, gang.home, gang.pairs, strict=True):
                     size = lengths_of(pieces)
                     others = pairs - size * (size + 1) // 2
-                    found[rank].append(Slices(size, others[others > 0]))
-        return [found[rank] for rank in sorted(found)]
+                    slices[rank].append(Slices(size, others[others > 0]))
+        return [slices[rank] for rank in sorted(slices)]
 
 
 def require_whole(documents: Documents | DividedStep) -> Documents:
@@ -160,13 +160,13 @@ def keys_bytes(
     for row, units in zip(step.rows, step.units, strict=True):
         sizes = [batch.tokens for batch in row]
         later = max(later, *(sum(sizes[first : stop - 1]) for first, stop in units))
-    found = np.zeros(len(held))
+    kept = np.zeros(len(held))
     for rank, mine in enumerate(held):
         again = [layer_recompute(options.recompute, layer) for layer in mine]
         receives = sum(how not in ("full", "attention") for how in again)
         alone = later * values * (_SUM_BYTES * len(mine) + width * again.count("full"))
-        found[rank] = most * values * width * max(1, receives) + alone
-    return found
+        kept[rank] = most * values * width * max(1, receives) + alone
+    return kept
 
 
 def gangs_of(packed: PackedStep, turn: int) -> tuple[Gang, ...]:
@@ -285,8 +285,8 @@ def batch_s(batch: BatchParts) -> float:
     """Seconds of all layers and both ends [s]."""
     layers = {id(layer): layer for layer in batch.layers}
     counts = {key: sum(id(layer) == key for layer in batch.layers) for key in layers}
-    found = sum(counts[key] * float(layer.sum()) for key, layer in layers.items())
-    return found + float(batch.first.sum()) + float(batch.last.sum())
+    in_layers = sum(counts[key] * float(layer.sum()) for key, layer in layers.items())
+    return in_layers + float(batch.first.sum()) + float(batch.last.sum())
 
 
 def run_divided(

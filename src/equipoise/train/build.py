@@ -51,12 +51,14 @@ def join_sharing(
         return Partners.join(ranks, planner)
     if spec.layout.pp > 1:
         first = stream.step(0, spec.pack.step_tokens)
-        stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
+        stages = StagePlanner.make(
+            planner, curve, spec.train.recompute, first, resolved.stage_edges
+        )
     return ContextGroup.join(ranks, planner, stages)
 
 
 def build_packer(spec: RunSpec, ranks: int, curve: LoadCurve) -> StepPacker:
-    """What packs the steps of a run on so many ranks, each of which calls it."""
+    """What packs the steps of a run on this number of ranks; every rank calls it."""
     meets = spec.layout.of_ranks(ranks).meets_each_turn
     return make_packer(spec.pack, ranks // spec.layout.sharing, curve, meets_each_turn=meets)
 

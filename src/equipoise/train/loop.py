@@ -111,28 +111,27 @@ class Trainer:
         Raises:
             CheckpointError: none is whole, or it is of another model, corpus or version.
         """
-        found = None
-        fault = ""
+        newest, fault = None, ""
         if self.ranks.rank == 0:
             try:
-                found = newest_good(self.checkpoints)
-                if found is not None:
-                    is_first = found[1].format == FIRST_FORMAT
+                newest = newest_good(self.checkpoints)
+                if newest is not None:
+                    is_first = newest[1].format == FIRST_FORMAT
                     require_same(
-                        found[1],
-                        found[0],
+                        newest[1],
+                        newest[0],
                         model=self.model,
                         corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
                     )
             except CheckpointError as error:
                 fault = str(error)
-        fault, found = self.ranks.gather_objects((fault, found))[0]
+        fault, newest = self.ranks.gather_objects((fault, newest))[0]
         if fault:
             raise CheckpointError(fault)
-        if found is None:
+        if newest is None:
             return
-        path, manifest, torn = found
+        path, manifest, torn = newest
         for sentence in torn:
             view.say(f"{sentence} Passed over.")
             self.journal.write("fault", "torn-checkpoint", message=sentence)
@@ -323,10 +322,10 @@ class Trainer:
 
     def _last_good(self) -> Path | None:
         try:
-            found = newest_good(self.checkpoints)
-        except CheckpointError:  # what is being told is worse
+            newest = newest_good(self.checkpoints)
+        except CheckpointError:  # what is being reported is worse
             return None
-        return None if found is None else found[0]
+        return None if newest is None else newest[0]
 
     def _pack(self, step: int) -> tuple[PackedStep, RankLoads]:
         """Decide the step, on every rank alike, and journal the decision on rank 0."""
@@ -389,7 +388,7 @@ class Trainer:
             self._save_was_refused = False
             self.ground.keep(path)
         finally:
-            # A save copies shards; the peak that is held against the forecast is of steps.
+            # A save copies shards; the peak that is compared with the forecast is that of steps.
             return_freed_memory()
             forget_peak()
         return self.position.step

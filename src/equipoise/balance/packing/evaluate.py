@@ -199,7 +199,9 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
     skews = [skew(record.cell_ns(setting.curve).astype(float).tolist()) for record in scored]
     turns = [record.turn_ns(setting.curve) for record in scored]
     loads = [record.bin_ns(setting.curve) for record in scored]
-    gaps = [max(ns) / _bound(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)]
+    gaps = [
+        max(ns) / bound_ns(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)
+    ]
     fullest = max(
         sum(share.tokens for share in batch) for record in records for batch in record.micro_batches
     )
@@ -262,7 +264,7 @@ def _mean_seconds(loads: list[list[int]]) -> tuple[float, ...]:
     return tuple((1e-9 * table.mean(0)).tolist())
 
 
-def _bound(record: PackedRecord, setting: Setting) -> int:
+def bound_ns(record: PackedRecord, setting: Setting) -> int:
     """Lower bound on the heaviest bin for the same pieces."""
     bins = len(record.bins)
     if POLICIES[record.policy].divides:

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--in-process",
         action="store_true",
-        help="only play all ranks in this process: every attention strategy, no data parallelism",
+        help="only ranks that take turns in one process: every attention strategy, nothing else",
     )
     either.add_argument(
         "--processes", action="store_true", help="only start real ranks: every layout"
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.layout is not None:
         return check_layouts.run(args)
     from equipoise.train.check import case as cases
-    from equipoise.train.check.prove import play_cases, run_cases
+    from equipoise.train.check.prove import run_cases
 
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     verdicts: list[Verdict] = []
     if not args.processes:
         played = [case for world in worlds for case in cases.played_cases(world, model)]
-        verdicts += play_cases(played, progress) if played else []
+        verdicts += run_cases(played, progress, over_gloo=False)
     if not args.in_process:
         real = [
             case
@@ -112,8 +112,8 @@ def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     played = sum(verdict.case.played for verdict in verdicts)
     worlds = sorted({verdict.case.ranks for verdict in verdicts if not verdict.case.played})
     parts = [f"{len(verdicts) - played} on {', '.join(map(str, worlds))} gloo ranks"] * bool(worlds)
-    parts += [f"{played} played in this process"] * (played > 0)
-    deepest = max(verdict.case.model.layers for verdict in verdicts)  # one for each stage at least
+    parts += [f"{played} played in one process"] * (played > 0)
+    deepest = max((verdict.case.model.layers for verdict in verdicts), default=model.layers)
     layers = f"{model.layers} to {deepest}" if deepest > model.layers else model.layers
     return (
         f"Cases: {' and '.join(parts)}. Model: {layers} layers of width {model.hidden}, "

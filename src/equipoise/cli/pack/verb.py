@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one row for each policy."""
-    from equipoise.balance.packing.evaluate import score_policy
+    from equipoise import balance
     from equipoise.cli.pack.table import print_table, score_rows, write_packs
 
     policies = _policies(args.policy)
@@ -117,18 +117,18 @@ def run(args: argparse.Namespace) -> int:
     setting = _setting(args, resolved, lengths, curve)
     progress = make_progress(args.quiet or args.json)
     progress.start("pack", len(policies))
-    scored = []
+    packed = []
     for policy in policies:
-        scored.append(score_policy(policy, setting))
+        packed.append(balance.pack(setting, policy=policy))
         progress.advance()
     progress.finish()
-    scores = [score for score, _ in scored]
+    scores, steps = [each.score for each in packed], [each.steps for each in packed]
     if args.out is not None:
-        write_packs(args.out, [records for _, records in scored])
+        write_packs(args.out, steps)
     if args.plot is not None:
         from equipoise.dash.pack_plot import plot_packs
 
-        plot_packs(args.plot, [records for _, records in scored], setting, origin)
+        plot_packs(args.plot, steps, setting, origin)
     if args.json:
         import json
 

@@ -66,7 +66,7 @@ class RunSteps:
         self._packed: dict[tuple[Policy, int, bool], list[Documents]] = {}
 
     def documents(self, policy: Policy, layout: Layout) -> Documents:
-        """Of each data-parallel rank the micro-batches of the step that stands for all.
+        """Micro-batches of each data-parallel rank, in the step that stands for all.
 
         Raises:
             LayoutError: a step has fewer documents than ranks.
@@ -74,7 +74,7 @@ class RunSteps:
         return self._pack(policy, layout)[self.median]
 
     def most_tokens(self, policy: Policy, layout: Layout) -> int:
-        """Of the largest micro-batch of all these steps."""
+        """Tokens of the largest micro-batch in all these steps."""
         steps = self._pack(policy, layout)
         return max(sum(batch) for step in steps for row in step for batch in row)
 

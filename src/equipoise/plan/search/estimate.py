@@ -40,9 +40,8 @@ from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import COLUMNS, Space
 from equipoise.sim.divided import DividedStep
-from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import StepParts
+from equipoise.sim.parts import StepParts, kernel_key
 from equipoise.sim.step import price_step
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec

@@ -12,7 +12,7 @@ What it decides
     itself over lengths, is little. Time is the clock's, as a step's is.
 
 Kept true (tests/multi/train/test_calibrate_parts.py)
-    Every way that a model allows is timed, and its table foresees a step of another depth.
+    Every way that a model allows is timed, and its table predicts a step of another depth.
 """
 
 import dataclasses
@@ -77,16 +77,16 @@ def layout_of(way: Way, ranks: int, schedule: str = "1f1b") -> LayoutSpec:
 
 
 def ways_of(model: ModelSpec, ranks: int) -> tuple[Way, ...]:
-    """Ways that this model allows on so many ranks."""
-    found: list[Way] = list(WAYS[:4])
+    """Ways that this model allows on this number of ranks."""
+    allowed: list[Way] = list(WAYS[:4])
     if ranks > 1:
         try:
             Layout(tp=ranks).require_model(model)
-            found.append("tensor")
+            allowed.append("tensor")
         except LayoutError:
             pass
-        found.append("pipeline")
-    return tuple(found)
+        allowed.append("pipeline")
+    return tuple(allowed)
 
 
 def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:

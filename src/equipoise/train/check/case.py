@@ -14,8 +14,8 @@ What it decides
     pipeline schedule that trains the same model, and pipelines with every other axis. Models are
     as deep as a pipeline has stages.
 
-    *Played* in one process, where a case takes a twentieth of the time: every strategy with
-    every kind of sharding, and every sharding there is.
+    *Played* in one process, where ranks take turns and a case takes a fraction of the time: every
+    strategy with every kind of sharding, and every sharding there is.
 
     Models with experts are computed in fp64. In fp32 two experts whose scores differ by rounding
     may be ranked one way on one layout and the other way on another, and then all that follows
@@ -62,7 +62,7 @@ _ALONE = ["in-order", PackSpec().policy]
 _TOGETHER = [name for name, traits in POLICIES.items() if traits.runs_together]
 
 _WINDOWS = (512, 256)
-"""Of few and of many micro-batches [tokens]."""
+"""Windows that make few and many micro-batches [tokens]."""
 
 _SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
 """One of each kind: uneven work, every document on every rank, short documents whole."""
@@ -70,7 +70,7 @@ _SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run of one step, to be held against one rank."""
+    """A run of one step, to be compared with one rank."""
 
     ranks: int
     model: ModelSpec
@@ -78,7 +78,7 @@ class Case:
     pack: PackSpec
     train: TrainSpec
     precision: Precision = "fp32"
-    """Of weights and activations."""
+    """Dtype of weights and activations."""
     tolerance: float = TOLERANCE
     """Largest error of a loss, logit or gradient, relative to its scale."""
     doc_tokens: tuple[int, ...] = DOCUMENT_TOKENS
@@ -86,7 +86,7 @@ class Case:
     repeats: bool = False
     """Whether the step runs twice and must have the same bits."""
     played: bool = False
-    """All ranks in one process, without data parallelism and ZeRO."""
+    """Meant for ranks that take turns in one process."""
 
     @property
     def resolved(self) -> ResolvedFile:
@@ -115,10 +115,10 @@ class Verdict:
 
     case: Case
     micro_batches: int
-    """Of the rank that has most."""
+    """Micro-batches of the rank that has most."""
     loss_error: float
     forward_error: float
-    """Of the logits."""
+    """Error of the logits."""
     gradient_error: float
     worst_parameter: str
     bytes: int
@@ -167,7 +167,7 @@ def make_case(
         policy: Of the pack.
         context_tokens: Its window [tokens].
         recompute: What layers make again in the backward.
-        played: With all ranks in one process.
+        played: On ranks that take turns in one process.
         layout: Fields of ``LayoutSpec``; two ranks to a node where they divide the context.
     """
     spec = LayoutSpec(**layout)

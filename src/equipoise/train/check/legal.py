@@ -32,7 +32,7 @@ TOLERANCES: dict[Precision, float] = {"fp32": 1e-5, "fp64": 1e-10}
 _DOCUMENT_TOKENS = (17, 3, 1, 9, 12, 2, 6, 4)
 
 _WINDOW_TOKENS = 27
-"""Of a micro-batch: no document is cut, so all layouts have one reference."""
+"""Tokens of a micro-batch: no document is cut, so all layouts have one reference."""
 
 _TURNS = tuple(
     name for name, traits in SCHEDULES.items() if not (traits.is_lossy or traits.batches_per_rank)

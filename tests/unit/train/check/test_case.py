@@ -139,8 +139,10 @@ ALONE = dataclasses.replace(
 
 
 def told(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], *argv: str) -> int:
-    monkeypatch.setattr(check, "play_cases", lambda *_: [v for v in verdicts if v.case.played])
-    monkeypatch.setattr(check, "run_cases", lambda *_: [v for v in verdicts if not v.case.played])
+    def run_cases(*_: object, over_gloo: bool = True) -> list[Verdict]:
+        return [verdict for verdict in verdicts if verdict.case.played != over_gloo]
+
+    monkeypatch.setattr(check, "run_cases", run_cases)
     return main(["check", *argv])
 
 
@@ -218,6 +220,14 @@ def test_one_sentence_where_all_is_right(
     assert capsys.readouterr().out == ""
 
 
+def test_pipelines_deepen_the_model_and_the_scope_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped = dataclasses.replace(ALONE, case=make_case(MODEL, 4, pp=4))
+    assert told(monkeypatch, [ALONE, piped]) == 0
+    assert "Model: 2 to 4 layers of width 64, fp32" in capsys.readouterr().out
+
+
 def test_which_half_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,7 +239,7 @@ def test_which_half_is_asked_for(
 
 def test_a_number_of_ranks_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--ranks", "2", "0"]) == 2
-    assert capsys.readouterr().err == "--ranks 0 is no number of ranks. Give 1 or more.\n"
+    assert capsys.readouterr().err == "--ranks 0 is below 1. Give 1 or more ranks.\n"
 
 
 def test_the_sentence_of_a_case_without_context() -> None:
