@@ -17,9 +17,11 @@ from equipoise.launch.local import (
 )
 from equipoise.launch.room import require_room
 from equipoise.observe.machine import usable_cores
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.plan import LOCK
 
 if TYPE_CHECKING:
+    from equipoise.spec.plan import Stages
     from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.spec.run.resolved import ResolvedFile
     from equipoise.spec.run.spec import RunSpec
@@ -66,12 +68,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "ResolvedFile":
-    """Make the token cache and write the run's folder; what the ranks will read."""
+def prepare_run(
+    resolved: "ResolvedRun", folder: Path, *, quiet: bool, stages: "Stages | None" = None
+) -> "ResolvedFile":
+    """Make the token cache and write the run's folder; what the ranks will read.
+
+    Args:
+        resolved: The run.
+        folder: Its folder.
+        quiet: Whether to say nothing.
+        stages: The pipeline of the plan that it obeys.
+    """
     from equipoise.data.batch import check_vocabulary
     from equipoise.data.cache.store import prepare
     from equipoise.plan.space.accepted import require_accepted, require_step
     from equipoise.sim.sharding import settle_machine
+    from equipoise.sim.stages import settle_edges
     from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 
     ranks = resolved.spec.layout.count_ranks(len(usable_cores()))
@@ -93,6 +105,7 @@ def prepare_run(resolved: "ResolvedRun", folder: Path, *, quiet: bool) -> "Resol
         if init != "random"
         else "",
         context_machine=settle_machine(resolved.spec, resolved.model, ranks, folder),
+        stage_edges=settle_edges(resolved.spec, resolved.model, folder, stages),
     )
     write_resolved(folder, settled)
     return settled
@@ -104,7 +117,6 @@ def _require_device(spec: "RunSpec") -> None:
     Raises:
         LayoutError: policy, context and device do not go together.
     """
-    from equipoise.balance.packing.turns import TOGETHER
     from equipoise.comm.group import choose_device
 
     context, policy = spec.layout.cp, spec.pack.policy
@@ -115,7 +127,7 @@ def _require_device(spec: "RunSpec") -> None:
             f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
             f"machine's ranks run on CUDA devices. Set layout.cp = 1."
         )
-    if policy in TOGETHER:
+    if POLICIES[policy].runs_together:
         raise LayoutError(
             f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
             f'run on CUDA devices. Set pack.policy = "by-work".'
@@ -136,7 +148,8 @@ def run(args: argparse.Namespace) -> int:
         require_room(resolved.spec.layout.count_ranks(len(usable_cores())))
     if args.port:
         require_free_port(args.port)
-    settled = prepare_run(resolved, folder, quiet=args.quiet or args.json)
+    stages = None if plan is None else plan.best.stages
+    settled = prepare_run(resolved, folder, quiet=args.quiet or args.json, stages=stages)
     if plan is not None:
         plan.write(folder / LOCK)
     if args.prepare:
