@@ -49,7 +49,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.plan import Stages
 from equipoise.spec.run.resolved import read_resolved
-from equipoise.spec.run.spec import Recompute, RunSpec
+from equipoise.spec.run.spec import LayoutSpec, Recompute, RunSpec
 
 
 def settle_edges(
@@ -109,13 +109,7 @@ class StagePlanner:
         layout, stages = planner.layout, planner.layout.stages
         typical = price_layers(curve, planner.model, [MicroBatch(pieces)])
         split = split_at(typical, edges) if edges else split_model(typical, planner.model, stages)
-        rank_of = place_stages(layout.schedule, layout.pp, stages)
-        if len(rank_of) != stages:
-            raise LayoutError(
-                f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '
-                f"2 stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
-            )
-        return cls(planner, curve, recompute, split, rank_of)
+        return cls(planner, curve, recompute, split, ranks_of_stages(layout))
 
     @property
     def placed(self) -> Stages:
@@ -143,14 +137,14 @@ class StagePlanner:
         if self._meet(packed):
             common = self._plan_together(packed).schedule
             return [PlannedPipeline(common, self._price(turns)) for turns in packed.ranks]
-        return [self._plan(turns, _units(turns)) for turns in packed.ranks]
+        return [self._plan(turns, units_of(turns)) for turns in packed.ranks]
 
     def plan_rank(self, packed: PackedStep, data_rank: int) -> PlannedPipeline:
         """The schedule of one data-parallel rank, as ``plan`` has it."""
         turns = packed.ranks[data_rank]
         if self._meet(packed):
             return PlannedPipeline(self._plan_together(packed).schedule, self._price(turns))
-        return self._plan(turns, _units(turns))
+        return self._plan(turns, units_of(turns))
 
     def loads(self, packed: PackedStep) -> RankLoads:
         """Load of each rank of the world: each stage's part of what its context ranks compute."""
@@ -199,7 +193,7 @@ class StagePlanner:
     def _plan_together(self, packed: PackedStep) -> PlannedPipeline:
         """One pipeline for ranks that meet in each turn: of each turn the heaviest micro-batch."""
         heaviest = heaviest_turns(packed.ranks, lambda batch: batch_flop(batch, self.planner.model))
-        return self._plan(heaviest, _joined([_units(turns) for turns in packed.ranks]))
+        return self._plan(heaviest, _joined([units_of(turns) for turns in packed.ranks]))
 
     def _price(self, turns: Sequence[MicroBatch]) -> PipelinePrices:
         layers = self.planner.layer_prices(turns, self.curve)
@@ -213,7 +207,22 @@ class StagePlanner:
         return PlannedPipeline(written, prices)
 
 
-def _units(turns: Sequence[MicroBatch]) -> list[tuple[int, int]]:
+def ranks_of_stages(layout: LayoutSpec) -> Ints:
+    """The pipeline rank of each stage of a run, int64 [stages].
+
+    Raises:
+        LayoutError: the schedule has another number of stages.
+    """
+    rank_of = place_stages(layout.schedule, layout.pp, layout.stages)
+    if len(rank_of) != layout.stages:
+        raise LayoutError(
+            f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has 2 '
+            f"stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
+        )
+    return rank_of
+
+
+def units_of(turns: Sequence[MicroBatch]) -> list[tuple[int, int]]:
     """Runs of micro-batches that share documents; a document that comes twice is not shared."""
     if all(turn.attends_from is None for turn in turns):
         return [(at, at + 1) for at in range(len(turns))]

@@ -1,6 +1,7 @@
 """Stages of a run and schedules of its steps."""
 
 import dataclasses
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -14,9 +15,18 @@ from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline.check import check_pipeline
 from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, STRATEGIES
 from equipoise.sim.rank_loads import ContextPlanner
-from equipoise.sim.stages import StagePlanner
+from equipoise.sim.stages import StagePlanner, settle_edges
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.spec import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
+from equipoise.spec.plan import Stages
+from equipoise.spec.run.resolved import ResolvedFile, write_resolved
+from equipoise.spec.run.spec import (
+    LOSSY_SCHEDULES,
+    TWO_STAGES,
+    LayoutSpec,
+    PackSpec,
+    RunSpec,
+    Schedule,
+)
 from support.hand_packed import packed_of
 
 MODEL = ModelSpec(layers=8, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)
@@ -118,3 +128,24 @@ def test_what_has_two_stages_a_rank_has_no_others() -> None:
 def test_layers_must_fill_the_stages() -> None:
     with pytest.raises(LayoutError, match="8 layers cannot fill 12 stages"):
         planner_of(pp=4, schedule="interleaved", virtual=3)
+
+
+def test_a_run_keeps_the_stages_of_the_plan_that_it_began_with(tmp_path: Path) -> None:
+    spec = RunSpec(layout=LayoutSpec(dp=1, pp=2))
+    assert settle_edges(spec, MODEL, tmp_path, None) == ()  # no run yet: its ranks split layers
+    begun = settle_edges(spec, MODEL, tmp_path, Stages((0, 3, 8), (0, 1)))
+    write_resolved(tmp_path, ResolvedFile(spec, MODEL, {}, 2, "corpus", "", None, begun))
+    assert settle_edges(spec, MODEL, tmp_path, None) == begun == (0, 3, 8)
+    assert settle_edges(spec, MODEL, tmp_path, Stages((0, 4, 8), (0, 1))) == (0, 4, 8)
+    for other in (LayoutSpec(dp=1, pp=4), LayoutSpec(dp=1, pp=2, schedule="zb-v")):
+        assert settle_edges(dataclasses.replace(spec, layout=other), MODEL, tmp_path, None) == ()
+    deeper = dataclasses.replace(MODEL, layers=9)
+    assert settle_edges(spec, deeper, tmp_path, None) == ()
+
+
+def test_given_stages_are_priced_as_they_are() -> None:
+    given_planner = StagePlanner.make(planner_of().planner, CURVE, "none", PIECES, (0, 1, 8))
+    assert given_planner.split.layers.tolist() == [1, 7]
+    assert given_planner.split.loads.sum() == pytest.approx(planner_of().split.loads.sum())
+    assert given_planner.placed == Stages((0, 1, 8), (0, 1))
+    assert given_planner.share_of(1, 8, 1).layers == tuple(range(1, 8))
