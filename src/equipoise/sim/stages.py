@@ -11,9 +11,9 @@ What it decides
     checkpoint knows weights by name, so a run that goes on may split otherwise.
 
     *Schedules* are written by every rank from the pack alone. Data-parallel ranks have schedules
-    of their own, unless they meet in each turn (``Layout.meets_each_turn``). Then they must run the
-    same instructions in the same order, and one schedule is written for the heaviest micro-batch of
-    each turn (``sim.turns``).
+    of their own, unless they meet in a stage: in shared experts, or under ZeRO 2 and 3, which split
+    gradients in every backward. Then they must run the same instructions in the same order, and one
+    schedule is written for the heaviest micro-batch of each turn (``sim.turns``).
 
 Kept true (tests/unit/sim/test_stages.py)
     Loads of all ranks add up to those of one rank; data-parallel ranks that meet within a step
@@ -134,7 +134,7 @@ class StagePlanner:
         Raises:
             LayoutError: the strategy cannot run these micro-batches; says what can.
         """
-        if self._meet(packed):
+        if self._has_one_order:
             common = self._plan_together(packed).schedule
             return [PlannedPipeline(common, self._price(turns)) for turns in packed.ranks]
         return [self._plan(turns, units_of(turns)) for turns in packed.ranks]
@@ -142,7 +142,7 @@ class StagePlanner:
     def plan_rank(self, packed: PackedStep, data_rank: int) -> PlannedPipeline:
         """The schedule of one data-parallel rank, as ``plan`` has it."""
         turns = packed.ranks[data_rank]
-        if self._meet(packed):
+        if self._has_one_order:
             return PlannedPipeline(self._plan_together(packed).schedule, self._price(turns))
         return self._plan(turns, units_of(turns))
 
@@ -183,12 +183,18 @@ class StagePlanner:
 
     def _longest_ns(self, packed: PackedStep, planned: Sequence[PlannedPipeline]) -> int:
         """When the last pipeline ends; those that meet go at the pace of each turn's slowest."""
-        deciding = [self._plan_together(packed)] if self._meet(packed) else planned
+        deciding = [self._plan_together(packed)] if self._has_one_order else planned
         return max(each.timeline.makespan_ns for each in deciding)
 
-    def _meet(self, packed: PackedStep) -> bool:
+    @property
+    def _has_one_order(self) -> bool:
+        """Whether all data-parallel ranks run one schedule, as ``parallel.pipeline`` asks of them.
+
+        Ranks that share experts run it even where no other data-parallel rank has any of these
+        experts, and so never waits for them (``Layout.meets_each_turn``).
+        """
         layout = self.planner.layout
-        return layout.of_ranks(len(packed.ranks) * layout.sharing).meets_each_turn
+        return layout.ep * layout.etp > 1 or layout.zero >= 2
 
     def _plan_together(self, packed: PackedStep) -> PlannedPipeline:
         """One pipeline for ranks that meet in each turn: of each turn the heaviest micro-batch."""

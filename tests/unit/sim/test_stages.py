@@ -84,7 +84,7 @@ def test_a_rank_finds_the_schedule_that_all_others_know(ranks) -> None:
         assert mine.timeline.makespan_ns == planned.timeline.makespan_ns
 
 
-@given(ranks=st.lists(rows, min_size=2, max_size=2))
+@given(ranks=packs)
 def test_ranks_that_share_experts_run_one_order(ranks) -> None:
     sparse = dataclasses.replace(MODEL, experts=4, top_k=2, expert_ffn=16)
     planner = planner_of(sparse, dp=2, ep=2, schedule="auto")
