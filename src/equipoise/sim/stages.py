@@ -40,6 +40,7 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.share import StageShare
 from equipoise.schedule.pipeline.prices import PipelinePrices
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
 from equipoise.schedule.pipeline.strategies import place_stages, write_pipeline
 from equipoise.sim.memory import stage_shares
 from equipoise.sim.planned import PlannedPipeline
@@ -135,7 +136,7 @@ class StagePlanner:
             LayoutError: the strategy cannot run these micro-batches; says what can.
         """
         if self._has_one_order:
-            common = self._plan_together(packed).schedule
+            common = self._write_common(packed)
             return [PlannedPipeline(common, self._price(turns)) for turns in packed.ranks]
         return [self._plan(turns, units_of(turns)) for turns in packed.ranks]
 
@@ -143,7 +144,7 @@ class StagePlanner:
         """The schedule of one data-parallel rank, as ``plan`` has it."""
         turns = packed.ranks[data_rank]
         if self._has_one_order:
-            return PlannedPipeline(self._plan_together(packed).schedule, self._price(turns))
+            return PlannedPipeline(self._write_common(packed), self._price(turns))
         return self._plan(turns, units_of(turns))
 
     def loads(self, packed: PackedStep) -> RankLoads:
@@ -183,8 +184,10 @@ class StagePlanner:
 
     def _longest_ns(self, packed: PackedStep, planned: Sequence[PlannedPipeline]) -> int:
         """When the last pipeline ends; those that meet go at the pace of each turn's slowest."""
-        deciding = [self._plan_together(packed)] if self._has_one_order else planned
-        return max(each.timeline.makespan_ns for each in deciding)
+        if not self._has_one_order:
+            return max(each.timeline.makespan_ns for each in planned)
+        heaviest = self._price(self._heaviest(packed))
+        return PlannedPipeline(planned[0].schedule, heaviest).timeline.makespan_ns
 
     @property
     def _has_one_order(self) -> bool:
@@ -196,10 +199,13 @@ class StagePlanner:
         layout = self.planner.layout
         return layout.ep * layout.etp > 1 or layout.zero >= 2
 
-    def _plan_together(self, packed: PackedStep) -> PlannedPipeline:
-        """One pipeline for ranks that meet in each turn: of each turn the heaviest micro-batch."""
-        heaviest = heaviest_turns(packed.ranks, lambda batch: batch_flop(batch, self.planner.model))
-        return self._plan(heaviest, _joined([units_of(turns) for turns in packed.ranks]))
+    def _heaviest(self, packed: PackedStep) -> list[MicroBatch]:
+        return heaviest_turns(packed.ranks, lambda batch: batch_flop(batch, self.planner.model))
+
+    def _write_common(self, packed: PackedStep) -> PipelineSchedule:
+        """The schedule of data-parallel ranks that meet in each turn."""
+        units = _joined([units_of(turns) for turns in packed.ranks])
+        return self._plan(self._heaviest(packed), units).schedule
 
     def _price(self, turns: Sequence[MicroBatch]) -> PipelinePrices:
         layers = self.planner.layer_prices(turns, self.curve)
