@@ -9,11 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balance.packing.divided import pack_divided_in_time
+from equipoise.balance.stage import price_layers
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
+from equipoise.cost.step.request import TERMS, StepOptions
+from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
 from equipoise.schedule.pipeline.check import check_pipeline
+from equipoise.sim.parts import BatchParts, run_pipeline
 from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.stages import StagePlanner, settle_edges
+from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Stages
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
@@ -22,6 +27,7 @@ from support.hand_packed import packed_of
 
 MODEL = ModelSpec(layers=8, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)
 CURVE = counted_curve(MODEL)
+PLANNED = ("gpipe", "1f1b", "interleaved")
 PIECES = np.array([[0, 0, 900], [1, 0, 40], [2, 0, 300]])
 
 
@@ -134,3 +140,33 @@ def test_given_stages_are_priced_as_they_are() -> None:
     assert given_planner.split.loads.sum() == pytest.approx(planner_of().split.loads.sum())
     assert given_planner.placed == Stages((0, 1, 8), (0, 1))
     assert given_planner.share_of(1, 8, 1).layers == tuple(range(1, 8))
+
+
+@settings(max_examples=30)
+@given(ranks=st.lists(rows, min_size=1, max_size=1), schedule=st.sampled_from(PLANNED))
+def test_a_run_and_its_simulation_write_one_schedule_at_equal_prices(ranks, schedule: str) -> None:
+    packed, planner = packed_of(ranks), planner_of(schedule=schedule)
+    (planned,) = planner.plan(packed)
+    layers = price_layers(CURVE, MODEL, packed.ranks[0])
+    batches = []
+    for linear, attention, head in zip(
+        layers.linear_ns, layers.attention_ns, layers.head_ns, strict=True
+    ):
+        layer, last = np.zeros((2, 3, len(TERMS)))
+        layer[:, 0] = 1e-9 * linear
+        layer[:2, 1] = 1e-9 * attention * np.array([1.0, BACKWARD_OVER_FORWARD])
+        last[0, 0] = 3e-9 * head
+        batches.append(BatchParts((layer,) * MODEL.layers, np.zeros_like(last), last, 0.0))
+    run = run_pipeline(
+        batches,
+        planner.split,
+        Layout(pp=2),
+        StepOptions(512, 4, schedule=schedule, virtual=planner.split.stages // 2),
+        tokens=layers.tokens.tolist(),
+    )
+    instructions = run.prices.forward_ns.size * 3
+    assert abs(run.timeline.makespan_ns - planned.timeline.makespan_ns) <= instructions
+    if (run.prices.of_ops() == planned.prices.of_ops()).all():
+        assert run.schedule.digest == planned.schedule.digest
+        kept = planned.prices.activation
+        assert run.in_flight(kept).tolist() == planned.in_flight(kept).tolist()
