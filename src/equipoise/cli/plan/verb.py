@@ -43,7 +43,8 @@ not searched. Without one, --model and --cluster describe what is planned.
 --out FOLDER keeps plan.lock, and search.jsonl, from which the same command goes on; --json prints
 plan.lock:
   best and runners_up: words, flags of equipoise simulate; price, what simulate --json prints;
-    loses_by, seconds of each term beyond the best's; keys, of run.toml
+    loses_by, seconds of each term beyond the best's; keys, of run.toml; stages, of its pipeline:
+    where layers are cut (edges), and which rank has each stage (ranks)
   bound_s gap: no choice takes less than bound_s, which is the share gap below the best's step_s
   without_offload: of a best that offloads, its step_s and memory_gib_max without
   listed priced: choices in the space, and those that were replayed, or of --measure trained
