@@ -54,10 +54,7 @@ from equipoise.spec.run.spec import Recompute
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
 
-_SEARCHED = tuple(
-    name for name, traits in POLICIES.items() if traits.divides and not traits.is_slow
-)
-"""Policies that divide documents and are searched; a slow one packs one step for a minute."""
+_SEARCHED = tuple(name for name, traits in POLICIES.items() if traits.planned == "for any")
 
 _LIST_SHARE = 0.25
 """The share of the time for listing every choice."""
