@@ -12,9 +12,10 @@ Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/train/test_plan_meas
 import dataclasses
 from collections.abc import Sequence
 
-from equipoise.plan.answer.explain import Inputs, decide
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.measured.next import Trial
+from equipoise.plan.request import decide
+from equipoise.plan.run import RunInputs
 from equipoise.plan.search.deadline import NEVER
 from equipoise.plan.search.outcome import Outcome, Progress
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
@@ -24,7 +25,7 @@ _CANDIDATES = 4
 
 
 def measured_plan(
-    inputs: Inputs, priced: Sequence[Finalist | None], trials: Sequence[Trial]
+    inputs: RunInputs, priced: Sequence[Finalist | None], trials: Sequence[Trial]
 ) -> Plan | None:
     """The plan of a search's trials; None where its best has no price, or nothing was measured.
 
