@@ -87,6 +87,8 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     if plan.best.keys:
         said = ", ".join(f"{name} = {toml(value)}" for name, value in plan.best.keys.items())
         console.print(f"In run.toml: {said}.", soft_wrap=True)
+    if plan.best.stages is not None:
+        console.print(f"Its stages: {plan.best.stages}.", soft_wrap=True)
     if plan.flip is not None:
         console.print(
             f"What would flip it: {plan.flip.term} {plan.flip.times:.2f} times as slow makes "

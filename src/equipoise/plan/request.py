@@ -22,6 +22,7 @@ from equipoise.cost.curves.sources import sources_of
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.plan.answer.explain import find_flip, loses_by
 from equipoise.plan.answer.final import Finalist, price_choice, smallest_cluster
+from equipoise.plan.answer.run_stages import run_stages
 from equipoise.plan.described import ClusterInputs, PlanRequest, read_inputs
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.kept import keep_priced
@@ -179,9 +180,9 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         words, keys = inputs.words(each.choice)
         words |= {"layers": say_layers(each.layers)} if each.layers else {}
         apart = {} if each is finalists[0] else loses_by(best.terms, each.run.price.terms)
-        return Candidate(
-            words, step_row(each.run, search.machine, each.choice.options), apart, keys
-        )
+        row = step_row(each.run, search.machine, each.choice.options)
+        stages = run_stages(each.choice, each.run) if keys else None
+        return Candidate(words, row, apart, keys, stages)
 
     flip = None
     if len(finalists) > 1:

@@ -48,7 +48,7 @@ class BatchParts:
     """One micro-batch's seconds by pass and term, float64 [PASSES, TERMS], on one rank."""
 
     layers: tuple[Floats, ...]
-    """Of every layer of the model."""
+    """Every layer of the model."""
     first: Floats
     """Embedding."""
     last: Floats
@@ -65,7 +65,8 @@ class Core(Protocol):
 
 
 LayerKinds = dict[tuple[float, bool], Floats]
-"""Of tokens, and of experts or none: a layer without its core and repeats, [PASSES, TERMS] [s]."""
+"""A layer without its core and repeats, by its tokens and whether it has experts, [PASSES, TERMS]
+[s]."""
 
 
 class StepParts:
@@ -288,7 +289,7 @@ class PipelineRun(PlannedPipeline):
     first_forward_s: Floats
     """Forward of the first micro-batch, likewise."""
     tokens: tuple[int, ...]
-    """Of each micro-batch."""
+    """Tokens of each micro-batch."""
 
 
 def run_pipeline(

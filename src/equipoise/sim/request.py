@@ -25,7 +25,6 @@ from equipoise.base.nearest import nearest
 from equipoise.base.units import GIB
 from equipoise.cost.curves.parts import is_timed
 from equipoise.cost.step.request import Precision, StepOptions, residuals_of
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.sim.answer import FittingChange, StepAnswer
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.drawn import step_packer
@@ -35,6 +34,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_layered, run_sites
 from equipoise.sim.mixed.words import CONTEXT_STRATEGIES, read_layers
 from equipoise.sim.step import Documents, StepRun
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.by_name import Dtype
@@ -174,7 +174,7 @@ def step_options(request: StepRequest, virtual: int, device: DeviceSpec) -> Step
     """
     _require_numbers(request, device)
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    known = [name for name in STRATEGIES if name not in LOSSY]
+    known = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
     require_known("schedule", schedule, known)
     return StepOptions(
         request.context_tokens,

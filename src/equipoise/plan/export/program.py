@@ -21,7 +21,8 @@ import numpy as np
 from equipoise.base.arrays import Flags
 from equipoise.base.errors import SpecError
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import MANY_STAGES, NAMED, Space
+from equipoise.plan.space.columns import NAMED, Space, schedules_with
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload, offloads_activations, offloads_optimizer
@@ -73,7 +74,7 @@ class Program:
         sizes = {axis: getattr(layout, axis) for axis in _DEGREES} | {
             "experts": model.experts,
             "batches": options.count_micro_batches(layout),
-            "in_rounds": layout.pp > 1 and options.schedule in MANY_STAGES,
+            "in_rounds": layout.pp > 1 and SCHEDULES[options.schedule].is_interleaved,
             "recompute": options.recompute,
             "repeats": options.recompute != "none",
             "hosts_optimizer": offloads_optimizer(options.offload),
@@ -86,7 +87,7 @@ class Program:
 
     def can(self, model: ModelSpec, space: Space) -> Flags:
         """Which choices it can do."""
-        many = [NAMED["schedule"].index(name) for name in MANY_STAGES]
+        many = schedules_with(lambda each: each.is_interleaved)
         sizes = {axis: space[axis] for axis in _DEGREES} | {
             "experts": np.int64(model.experts),
             "batches": space.micro_batches,

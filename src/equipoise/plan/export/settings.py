@@ -40,6 +40,7 @@ import numpy as np
 from equipoise.plan.export.model import megatron_model
 from equipoise.plan.export.program import Lack, Program
 from equipoise.plan.space.choice import Choice
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import (
@@ -52,11 +53,9 @@ from equipoise.spec.offload import (
 _TITAN: dict[str, dict[str, str]] = {
     "order": {"pp-dp": ""},
     "schedule": {
-        "1f1b": "1F1B",
-        "interleaved": "Interleaved1F1B",
-        "interleaved-zb": "InterleavedZeroBubble",
-        "zb-v": "ZBVZeroBubble",
-        "dualpipe-v": "DualPipeV",
+        name: traits.torchtitan
+        for name, traits in SCHEDULES.items()
+        if traits.torchtitan is not None
     },
     "recompute": {"none": "none", "full": "full"},
     "offload": {"none": ""},
@@ -65,7 +64,9 @@ _TITAN: dict[str, dict[str, str]] = {
 }
 _MEGATRON: dict[str, dict[str, str]] = {
     "order": dict.fromkeys(ORDERS, ""),
-    "schedule": {"1f1b": "", "interleaved": ""},
+    "schedule": {
+        name: traits.megatron for name, traits in SCHEDULES.items() if traits.megatron is not None
+    },
     "recompute": dict.fromkeys(("none", "attention", "every-4", "every-3", "every-2", "full"), ""),
     "offload": dict.fromkeys(OFFLOADS, ""),
     "context strategy": {"all-gather": "all_gather", "ring": "p2p", "ulysses": "a2a"},

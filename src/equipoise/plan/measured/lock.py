@@ -50,4 +50,6 @@ def measured_plan(
 
 
 def _timed(candidate: Candidate, step_s: float) -> Candidate:
-    return dataclasses.replace(candidate, price=candidate.price | {MEASURED_S: step_s})
+    """With what was measured: a trial splits its layers when it starts, and so is its run to."""
+    price = candidate.price | {MEASURED_S: step_s}
+    return dataclasses.replace(candidate, price=price, stages=None)
