@@ -64,10 +64,10 @@ def price_run(
         search: What was searched, under one of the policies.
         outcome: The search's answer.
         steps: Of the run.
-        policies: To be compared; a finalist's is in its options.
-        precision: Of the run.
-        count: How many, with the best.
-        due: When they are to be priced.
+        policies: Those compared; a finalist's is in its options.
+        precision: The run's.
+        count: How many, the best included.
+        due: When pricing ends.
     """
     finalists: list[Finalist] = []
     for policy in policies:
