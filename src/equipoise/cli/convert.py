@@ -156,13 +156,13 @@ def _reader(source: Path) -> Any:
 
 def _from_run(run_folder: Path) -> _Loaded:
     root = run_folder / _CHECKPOINTS
-    found = newest_good(root)
-    if found is None:
+    newest = newest_good(root)
+    if newest is None:
         raise CheckpointError(
             f"{run_folder} has no checkpoint yet. Train it further; checkpoint.every_steps says "
             "how often one is written."
         )
-    folder, manifest, torn = found
+    folder, manifest, torn = newest
     return _load_checkpoint(folder, manifest, torn)
 
 

@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(text: str) -> list[int]:
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    steps = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(steps[1]), int(steps[2] or steps[1])) if steps else (1, 0)
     if first > last:
         raise SpecError(f'--steps "{text}" names no steps. Give one, as 12, or several, as 3-5.')
     return list(range(first, last + 1))
