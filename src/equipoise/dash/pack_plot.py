@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.balance.packing.evaluate import PackedRecord, Setting
+from equipoise.spec.catalog import POLICIES
 
 _LINEAR, _ATTENTION, _INK, _PALE = "#9db8d6", "#c8553d", "#1d2733", "#e7ebef"
 
@@ -45,7 +46,7 @@ def plot_packs(
     for axis, (policy, parts) in zip(axes.flat, loads, strict=False):
         total = parts.sum(0)
         mean = total.mean()
-        order = np.arange(len(total)) if policy == "divided-in-time" else np.argsort(-total)
+        order = np.arange(len(total)) if POLICIES[policy].needs_pipeline else np.argsort(-total)
         linear, attention = parts[:, order] / mean
         places = np.arange(len(total))
         width = 0.82 if len(total) <= 32 else 1.0

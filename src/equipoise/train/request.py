@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
@@ -28,6 +27,8 @@ from equipoise.observe.run_record import RunRecord
 from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
+from equipoise.sim.stages import settle_edges
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
@@ -154,6 +155,7 @@ def _prepare(
         if init == "random"
         else str((resolved.base / init.removeprefix("hf:")).resolve()),
         context_machine=settle_machine(spec, model, ranks, folder),
+        stage_edges=settle_edges(spec, model, folder, lock.best.stages if lock else None),
     )
     write_resolved(folder, settled)
     if lock is not None:
@@ -175,7 +177,7 @@ def _require_device(spec: RunSpec) -> None:
             f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
             f"machine's ranks run on CUDA devices. Set layout.cp = 1."
         )
-    if policy in TOGETHER:
+    if POLICIES[policy].runs_together:
         raise LayoutError(
             f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
             f'run on CUDA devices. Set pack.policy = "by-work".'

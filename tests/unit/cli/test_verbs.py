@@ -108,7 +108,7 @@ def test_init_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     file = tmp_path / "run.toml"
     file.write_text("kept")
     assert refused(capsys, "init", str(tmp_path)) == (
-        f"{file} is there already and stays as it is. "
+        f"{file} already exists and was not changed. "
         "Give another folder (equipoise init DIR), or remove the file first.\n"
     )
     assert file.read_text() == "kept"
@@ -120,11 +120,11 @@ def test_init_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "--from text needs --path, the file or folder to train on.\n"
     )
     assert refused(capsys, "init", str(tmp_path / "a"), "--path", str(file)) == (
-        "--path needs --from, which says what is there: text, jsonl, parquet or datasets.\n"
+        "--path needs --from, the kind of data: text, jsonl, parquet or datasets.\n"
     )
     missing = tmp_path / "missing"
     assert refused(capsys, "init", "--from", "text", "--path", str(missing)) == (
-        f"There is no file or folder {missing}. Give --path one that exists.\n"
+        f"No such file or folder: {missing}. Give --path one that exists.\n"
     )
     assert refused(capsys, "init", str(tmp_path / "a"), "--from", "txt", "--path", str(file)) == (
         '--data.source: "txt" is not one of "python-stdlib", "text", "jsonl", "parquet", '

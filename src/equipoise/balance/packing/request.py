@@ -12,15 +12,15 @@ from equipoise.balance.packing.evaluate import (
     bound_ns,
     score_policy,
 )
-from equipoise.balance.packing.pack import ALL_POLICIES
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import kv_bytes_per_token
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import Pieces
-from equipoise.spec.run.spec import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ def pack(
     >>> round(answer.skew, 3), round(answer.gap, 3)
     (1.335, 0.0)
     """
-    if policy not in ALL_POLICIES:
+    if policy not in POLICIES:
         raise SpecError(
-            f'No packing policy is called "{policy}". Nearest: {nearest(policy, ALL_POLICIES)}. '
-            f"All: {', '.join(ALL_POLICIES)}."
+            f'No packing policy is called "{policy}". Nearest: {nearest(policy, POLICIES)}. '
+            f"All: {', '.join(POLICIES)}."
         )
     if isinstance(documents, Setting):
         setting = documents

@@ -80,7 +80,7 @@ class TensorGroup:
 
 
 def split_weights(decoder: Decoder, mesh: Mesh) -> None:
-    """Leave each rank its share of a decoder's weights, and tell its blocks of each other.
+    """Leave each rank its share of a decoder's weights, and let its blocks know of the others.
 
     Args:
         decoder: Whole, and the same on every rank.
@@ -108,7 +108,7 @@ def split_weights(decoder: Decoder, mesh: Mesh) -> None:
 
 
 def _share(weight: Tensor, placement: Placement, mesh: DeviceMesh, peers: Peers) -> DTensor:
-    """A whole weight as one of a mesh, of which this rank keeps its part."""
+    """A whole weight placed on a mesh; this rank keeps its part alone."""
     places: list[Replicate | Shard] = [Replicate() for _ in range(mesh.ndim)]
     part = weight.detach()
     if isinstance(placement, Split) and (placement.parts or peers.count) % peers.count == 0:
