@@ -145,6 +145,7 @@ def _prepare(
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
     require_step(spec, model, ranks, store.doc_tokens)
     init = spec.model.init
+    stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
         spec=spec,
         model=model,
@@ -155,7 +156,7 @@ def _prepare(
         if init == "random"
         else str((resolved.base / init.removeprefix("hf:")).resolve()),
         context_machine=settle_machine(spec, model, ranks, folder),
-        stage_edges=settle_edges(spec, model, folder, lock.best.stages if lock else None),
+        stage_edges=settle_edges(spec, model, folder, stages),
     )
     write_resolved(folder, settled)
     if lock is not None:
