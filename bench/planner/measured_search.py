@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench.lib.stamp import LoadStamp, environment
-from equipoise.plan.measured.next import MeasuredSpace, Trial, next_choice
-from equipoise.plan.measured.surrogate import Floats, Ints
+from equipoise.plan.measured.next import Floats, Ints, MeasuredSpace, Trial, next_choice
 
 TABLE = Path(__file__).parents[1] / "measured" / "measured_search.csv"
 RUN = TABLE.with_suffix(".toml")

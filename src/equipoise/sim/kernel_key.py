@@ -1,6 +1,6 @@
 """Which choices of one step share their priced kernels.
 
-Kept true (tests/unit/plan/bounds/test_choices.py)
+Kept true (tests/unit/plan/bounds/test_bounds.py)
     Of one key, parts of a step are the same.
 """
 

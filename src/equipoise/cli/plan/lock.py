@@ -29,12 +29,12 @@ from equipoise.plan.answer.run_steps import POLICIES
 from equipoise.plan.export.program import Program
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.layers.words import say_layers
-from equipoise.plan.search.classes import ClassSearch
 from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.heuristics import RECIPES
+from equipoise.plan.search.incumbent import Outcome, Progress
+from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.offload import search_offloaded
-from equipoise.plan.search.outcome import Outcome, Progress
 from equipoise.plan.search.search import Search
-from equipoise.plan.search.seeds import RECIPES
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import list_space
 from equipoise.sim.machine import Machine
@@ -346,7 +346,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         best=candidate(finalists[0]),
         runners_up=tuple(candidate(each) for each in finalists[1:]),
         bound_s=bound,
-        gap=1.0 - bound / best.step_s,
+        gap=best.step_s / bound - 1.0 if bound > 0.0 else None,
         listed=outcome.listed,
         priced=outcome.progress.priced,
         wall=inputs.walls(finalists[0], due),

@@ -36,8 +36,7 @@ from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_steps import POLICIES, RunSteps
 from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial, next_choice
-from equipoise.plan.measured.settings import Choices, list_choices
-from equipoise.plan.measured.settings_price import price_choices, prior_of
+from equipoise.plan.measured.settings import Choices, list_choices, price_choices, prior_of
 from equipoise.plan.measured.trials import TrialJournal
 from equipoise.plan.search.search import Search
 from equipoise.sim.machine import Machine

@@ -16,7 +16,7 @@ from equipoise.cli.plan.lock import Inputs, decide
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.measured.next import Trial
 from equipoise.plan.search.deadline import NEVER
-from equipoise.plan.search.outcome import Outcome, Progress
+from equipoise.plan.search.incumbent import Outcome, Progress
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 
 _CANDIDATES = 4

@@ -29,7 +29,7 @@ from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run
 from equipoise.plan.answer.run_steps import RunSteps, policies_of
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys

@@ -16,7 +16,7 @@ from equipoise.cli.written import writing
 if TYPE_CHECKING:
     from equipoise.cli.plan.lock import Inputs
     from equipoise.plan.search.deadline import Deadline
-    from equipoise.plan.search.outcome import Outcome
+    from equipoise.plan.search.incumbent import Outcome
     from equipoise.plan.search.search import Search
 
 _SECONDS = 30.0
@@ -54,7 +54,7 @@ not searched. Without one, --model and --cluster describe what is planned.
 plan.lock:
   best and runners_up: words, flags of equipoise simulate; price, what simulate --json prints;
     loses_by, seconds of each term beyond the best's; keys, of run.toml
-  bound_s gap: no choice takes less than bound_s, which is the share gap below the best's step_s
+  bound_s gap: no choice takes less than bound_s; gap is the best's step_s / bound_s - 1, or null
   without_offload: of a best that offloads, its step_s and memory_gib_max without
   listed priced: choices in the space, and those that were replayed, or of --measure trained
   measured_s: in a price of --measure, what a step took; bound_s is then 0, and there is no flip
@@ -239,7 +239,7 @@ def _read_inputs(args: argparse.Namespace, due: "Deadline") -> "Inputs":
 
 def _resume(folder: Path, search: "Search", digest: str) -> None:
     """Read what was priced before, and write down what is priced now."""
-    from equipoise.plan.search.outcome import Priced
+    from equipoise.plan.search.incumbent import Priced
 
     file = folder / "search.jsonl"
     with writing("out", folder):

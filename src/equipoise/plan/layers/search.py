@@ -1,4 +1,4 @@
-"""A plan whose layers each pick their own strategy: what is left to gain over one for all.
+"""A plan whose layers each pick their own strategy, within the memory of every stage.
 
 Why
     Memory is filled in steps of whole settings: all layers recompute, or none does. The first
@@ -9,20 +9,29 @@ What it decides
     *Bases* are the fastest uniform choices that differ in what layers cannot choose: stages,
     schedule, experts, the micro-batch of a stage. A layer's strategies are the rows of the same
     space that share these: tensor, context and data degrees, ZeRO, recomputation, context
-    strategy. Of each degree those are kept that no other beats in seconds and in bytes.
+    strategy. Of each degree only strategies that none dominates in seconds and in bytes are kept.
 
-    Each pipeline rank is then assigned exactly (``plan.layers.assign``): time of all micro-batches,
-    of the optimizer, and of what moves once a step and nothing hides; memory in so many units of
-    what is left when each layer takes its least. What counts only once, the working space of
-    whichever layer runs, is tried at each of its sizes. At last the whole step is replayed, and the
-    uniform choice stays where it is as fast.
+    Each pipeline rank is then assigned exactly: time of all micro-batches, of the optimizer, and of
+    what moves once a step and nothing hides; memory in units of what is left when each layer takes
+    its least. Strategies of one *kind* hand over alike, so the state of the dynamic program is
+    memory and kind, not memory and strategy::
 
-Kept true (tests/unit/plan/layers/test_search.py)
+        best[v, k] = least, over strategies s of kind k that take u <= v, of
+                     time[s] + least over kinds j of (best'[v - u, j] + enter[j, k])
+
+    Of equally fast ones, the last layers take the strategy that is listed first. What counts only
+    once, the working space of whichever layer runs, is tried at each of its sizes, in the order of
+    a Lagrangian lower bound. At last the whole step is replayed, and the uniform choice stays where
+    it is as fast.
+
+Kept true (tests/unit/plan/layers/test_search.py; tests/unit/plan/layers/test_assign.py)
     Never slower than the best uniform choice, and fits; on small spaces as fast as the fastest of
     all assignments that fit, replayed one by one.
 
 Sources
-    Galvatron, arXiv:2211.13878: strategies by layer within a stage's memory.
+    Galvatron, arXiv:2211.13878, section 4.2: strategies by layer within a stage's memory. There
+    tables are updated in place, which is wrong for a layer that takes no unit; here each layer has
+    its own.
 """
 
 from dataclasses import dataclass
@@ -33,7 +42,6 @@ import numpy as np
 from equipoise.balance.stage import StageSplit
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import Floats
-from equipoise.plan.layers.assign import Assignment, assign_strategies
 from equipoise.plan.layers.table import (
     BASE_COLUMNS,
     LayerTable,
@@ -41,7 +49,7 @@ from equipoise.plan.layers.table import (
     price_strategies,
 )
 from equipoise.plan.search.deadline import NEVER, Deadline
-from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Ints
@@ -59,6 +67,74 @@ _PRICES = 8
 """Doublings and halvings of a byte's price that a bound is looked for at."""
 _TRIES = 3
 """Of one base, each with as much less memory as the last one was over."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """A strategy of every layer."""
+
+    strategies: Ints
+    """int64 [layers]."""
+    seconds: float
+    """Of all layers, entering and leaving counted."""
+
+
+def assign_strategies(
+    seconds: Floats, units: Ints, kinds: Ints, enter: Floats, leave: Floats, *, budget: int
+) -> Assignment | None:
+    """Choose a strategy for each of some layers that follow each other.
+
+    Args:
+        seconds: Of each layer under each strategy, float64 [layers, strategies] [s].
+        units: Memory of each, whole units of 0 or more, int64 [layers, strategies].
+        kinds: Of each strategy, int64 [strategies].
+        enter: From each kind to each, on the way into each layer, float64 [layers, kinds, kinds]
+            [s]; what comes before the first layer is of kind 0.
+        leave: From each kind to what comes after the last layer, float64 [kinds] [s].
+        budget: Units that all layers may take.
+
+    Returns:
+        None where nothing fits.
+
+    Cost: O(layers x budget x (strategies + kinds^2)), in NumPy.
+
+    >>> time, memory = np.array([[1.0, 3.0]] * 3), np.array([[2, 1]] * 3)
+    >>> found = assign_strategies(
+    ...     time, memory, np.array([0, 0]), np.zeros((3, 1, 1)), np.zeros(1), budget=5
+    ... )
+    >>> found.strategies.tolist(), found.seconds
+    ([1, 0, 0], 5.0)
+    """
+    layers, strategies = seconds.shape
+    if budget < 0:
+        return None
+    best = np.full((budget + 1, len(leave)), np.inf)
+    best[:, 0] = 0.0
+    chosen = np.zeros((layers, budget + 1, len(leave)), dtype=np.int32)
+    origin = np.zeros_like(chosen)
+    for layer in range(layers):
+        joined = best[:, :, None] + enter[layer]
+        origin[layer] = joined.argmin(axis=1)
+        entered = joined.min(axis=1)
+        best = np.full_like(best, np.inf)
+        for each in range(strategies):
+            need, kind = int(units[layer, each]), int(kinds[each])
+            if need > budget:
+                continue
+            time = entered[: budget + 1 - need, kind] + seconds[layer, each]
+            is_less = time < best[need:, kind]
+            best[need:, kind][is_less] = time[is_less]
+            chosen[layer, need:, kind][is_less] = each
+    last = best[budget] + leave
+    kind, left = int(last.argmin()), budget
+    if not np.isfinite(last[kind]):
+        return None
+    found = np.zeros(layers, dtype=np.int64)
+    for layer in range(layers - 1, -1, -1):
+        found[layer] = chosen[layer, left, kind]
+        left -= int(units[layer, found[layer]])
+        kind = int(origin[layer, left, kind])
+    return Assignment(found, float(last.min()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +277,7 @@ class _Stages:
         for most in np.unique(passing).tolist():
             legal = np.flatnonzero(passing <= most)
             seconds, left = table.seconds[mine][:, legal], room - most
-            sizes.append((least_s(seconds, needs[:, legal], left), most, seconds, legal))
+            sizes.append((lagrangian_bound_s(seconds, needs[:, legal], left), most, seconds, legal))
         for least, most, seconds, legal in sorted(sizes, key=lambda each: each[:2]):
             if best is not None and least >= best.seconds:
                 break
@@ -219,7 +295,7 @@ class _Stages:
         return enter, own[:, 0]
 
 
-def least_s(seconds: Floats, needs: Floats, room: float) -> float:
+def lagrangian_bound_s(seconds: Floats, needs: Floats, room: float) -> float:
     """No strategies of all layers take less within so many bytes; infinite where none fit.
 
     At any price of a byte, each layer's cheapest strategy takes its seconds and its bytes' price;
@@ -230,7 +306,7 @@ def least_s(seconds: Floats, needs: Floats, room: float) -> float:
         needs: Likewise [bytes].
         room: For all layers [bytes].
 
-    >>> float(least_s(np.array([[1.0, 3.0]] * 3), np.array([[2.0, 1.0]] * 3), 4.5))
+    >>> float(lagrangian_bound_s(np.array([[1.0, 3.0]] * 3), np.array([[2.0, 1.0]] * 3), 4.5))
     6.0
     """
     if needs.min(axis=1).sum() > room:

@@ -1,4 +1,4 @@
-"""Search on a cluster of several classes of nodes: every choice on the sites where it stands.
+"""Branch and bound on a cluster of several classes of nodes: every choice on its own sites.
 
 Why
     Priced on the slowest class, a layout whose stages stay inside their classes looks as slow as
@@ -6,21 +6,20 @@ Why
     be the best there is.
 
 What it decides
-    Choices are priced by ``sim.mixed.replay.run_sites`` and wait by a bound of their own. Whatever
-    the split, layers stand on pipeline ranks, and rank r with n of them takes at least::
+    Choices are priced by ``sim.mixed.replay.run_sites`` and wait by a lower bound of their own,
+    which relaxes which layers a rank holds (docs/search.md). Rank r with n layers takes at least::
 
         busy_r(n) + max(gathered - first forward, 0) + max(reduced - last backward, 0) + optimizer
 
-    each on the rank's own site, of the lightest n layers. A step takes at least the smallest time
-    within which all ranks together hold all layers. First that is asked of choices that share
+    on its own site, with the lightest n layers. First the bound is taken of choices that share
     kernels and links, without recomputation; then with the recomputation and the context strategy
-    of each. What is first in the queue is priced, and of one bound what a guess likes best: the
-    guess, which knows how long micro-batches are under way, also says where ``plan.search.climb``
-    begins.
+    of each. The first node of the frontier is priced, and of equal bounds the one that a guess
+    likes best. The guess knows how long micro-batches are under way, and also says where the local
+    search begins.
 
-Kept true (tests/unit/plan/search/test_classes.py)
+Kept true (tests/unit/plan/search/test_mixed.py)
     The answer is that of pricing every row; the bound never exceeds ``run_sites``; no degrees or
-    order that are fixed by hand are faster.
+    order that are fixed by hand are faster. The least worst is that of all ways to share layers.
 
 Sources
     Stages by class of network card and by speed: Holmes, arXiv:2312.03549.
@@ -28,28 +27,27 @@ Sources
 
 import dataclasses
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import Floats
-from equipoise.plan.bounds.choices import least_seconds, needed_bytes, stages_ahead
-from equipoise.plan.bounds.fullest import least_travel
-from equipoise.plan.bounds.held import hiding_s, layer_passes, least_worst, lightest_s
-from equipoise.plan.bounds.step import LESS, rounding_s
-from equipoise.plan.search.bins import Batches
-from equipoise.plan.search.climb import climb
+from equipoise.plan.bounds.group import least_travel_s
+from equipoise.plan.bounds.pipeline import LESS, rounding_s
+from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s, stages_ahead
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.outcome import Priced, Reached
+from equipoise.plan.search.heuristics import climb
+from equipoise.plan.search.incumbent import Incumbent, Priced, Reached
 from equipoise.plan.search.search import Search
-from equipoise.plan.search.tally import Tally
-from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import SCHEDULES, TWO_STAGES, Ints
+from equipoise.plan.space.columns import SCHEDULES, TWO_STAGES, Ints, group_equal
+from equipoise.plan.space.packs import Batches
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites
 from equipoise.sim.mixed.sites import SiteParts, slowest_hop_s
+from equipoise.sim.parts import BatchParts
 from equipoise.sim.step import StepRun
 from equipoise.spec.run.spec import Recompute
 
@@ -78,7 +76,7 @@ class ClassSearch(Search):
     _sites: SiteParts | None = None
     _travel: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
-    def _run(self, tally: Tally, reached: Reached, due: Deadline) -> None:
+    def _run(self, best: Incumbent, reached: Reached, due: Deadline) -> None:
         """Search until nothing can be ``gap`` faster, or the time is over."""
         capacity = self.machine.capacity_bytes
         looks_due, climb_due = (due.part(share) for share in (_LOOK_SHARE, _CLIMB_SHARE))
@@ -88,7 +86,7 @@ class ClassSearch(Search):
         reached.rows, reached.least_bytes = len(rows), float(needs.min())
         least, guess = self._peak_s(rows)
         lowest = reached.bound_s = float(least.min(initial=np.inf))
-        groups = group_alike([self.space[name][rows] for name in _SHARED])
+        groups = group_equal([self.space[name][rows] for name in _SHARED])
         members: list[Ints] = [rows[group] for group in groups]
         queue: list[_Item] = []
         for at in sorted(range(len(groups)), key=lambda at: float(guess[groups[at]].min())):
@@ -107,17 +105,17 @@ class ClassSearch(Search):
             rows,
             needs[rows] / capacity,
             guess,
-            lambda rows: [tally.price(row, lowest) for row in rows],
+            lambda rows: [best.price(row, lowest) for row in rows],
             climb_due.is_over,
         )
         about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
-        while queue and queue[0][0] < tally.best_s * (1 - self.gap):
+        while queue and queue[0][0] < self.cutoff_s(best.best_s):
             reached.bound_s = queue[0][0]
             if due.is_over():
                 return
             bound, stage, _, at = heapq.heappop(queue)
             if stage == 3:
-                tally.price(at, bound)
+                best.price(at, bound)
                 continue
             mine = members[at]
             if stage == 0:
@@ -125,7 +123,7 @@ class ClassSearch(Search):
                 tighter = max(bound, self._group_s(mine, recompute="none"))
                 heapq.heappush(queue, (tighter, 1, 0.0, at))
             elif stage == 1:
-                for group in group_alike([self.space[name][mine] for name in _OWN]):
+                for group in group_equal([self.space[name][mine] for name in _OWN]):
                     tighter = max(bound, self._group_s(mine[group]))
                     heapq.heappush(queue, (tighter, 2, 0.0, len(members)))
                     members.append(mine[group])
@@ -218,7 +216,7 @@ class ClassSearch(Search):
         key = id(site), choice.layout, choice.options.offload
         if key not in self._travel:
             each = (
-                least_travel(self.model, site, choice, layers)
+                least_travel_s(self.model, site, choice, layers)
                 for layers in range(1, self.model.layers + 1)
             )
             self._travel[key] = np.array([(0.0, 0.0, 0.0), *each])
@@ -230,7 +228,7 @@ class ClassSearch(Search):
         ratio = machine.peak_flop_per_s(precision) / machine.mean_peak_flop_per_s(precision)
         faster = np.where(space["pp"] > 1, ratio, 1.0)
         least, about = (
-            faster * least_seconds(self.model, machine, space, has_documents=is_short)
+            faster * peak_bound_s(self.model, machine, space, has_documents=is_short)
             for is_short in (True, self.packer is not None)
         )
         return least, about
@@ -258,3 +256,45 @@ class ClassSearch(Search):
         count = len(batches)
         each = np.maximum(bound / count * again, trip / np.minimum(places, count))
         return np.asarray(trip + (count - 1) * each)
+
+
+def least_worst(times: Sequence[Floats], counts: Sequence[int], layers: int) -> float:
+    """The least time within which ranks of several kinds hold so many layers together.
+
+    Args:
+        times: Of each kind, what a rank with 0, 1, .. layers takes; never less of more, from 0.
+        counts: Ranks of each kind.
+        layers: To be held.
+
+    >>> import numpy as np
+    >>> least_worst([np.arange(7) * 2.0, np.arange(7) * 1.0], [1, 1], 6)
+    4.0
+    """
+    values = np.unique(np.concatenate(times))
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        held = sum(
+            count * (int(np.searchsorted(each, values[middle], side="right")) - 1)
+            for each, count in zip(times, counts, strict=True)
+        )
+        low, high = (low, middle) if held >= layers else (middle + 1, high)
+    return float(values[low])
+
+
+def layer_passes(parts: BatchParts) -> Floats:
+    """Seconds of every layer's passes, float64 [layers, 3]."""
+    kinds = {id(layer): layer.sum(axis=1) for layer in parts.layers}
+    return np.array([kinds[id(layer)] for layer in parts.layers])
+
+
+def lightest_s(seconds: Floats) -> Floats:
+    """Of the n lightest layers together, float64 [layers + 1]."""
+    return np.concatenate(([0.0], np.cumsum(np.sort(seconds))))
+
+
+def hiding_s(parts: BatchParts, passes: slice) -> Floats:
+    """Of the n heaviest layers and both ends, float64 [layers + 1] [s]."""
+    heaviest = np.sort(layer_passes(parts)[:, passes].sum(axis=1))[::-1]
+    ends = float(parts.first[passes].sum() + parts.last[passes].sum())
+    return ends + np.concatenate(([0.0], np.cumsum(heaviest)))
