@@ -24,8 +24,8 @@ from equipoise.balance.exact import exact_partition
 from equipoise.balance.packing.evaluate import Setting, score_policy
 from equipoise.balance.packing.pack import ALL_POLICIES
 from equipoise.balance.partition import karmarkar_karp, partition
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import break_even_curve
-from equipoise.cost.work import Ints
 from equipoise.data.stream import DocumentStream
 from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import distribution_names, draw_lengths

@@ -23,7 +23,7 @@ Peers are no dependencies::
 
     pip install --no-deps --target PEERS aiconfigurator-core==0.12.0 llm-analysis==0.2.2 \\
         fire==0.7.0 termcolor
-    PYTHONPATH=PEERS python -m bench.run peers_foresight
+    PYTHONPATH=PEERS python -m bench.run peers.foresight
 
 Without them their lines are left out.
 """

@@ -18,7 +18,7 @@ DeepSpeed is no dependency. To get it (its first start also compiles, for a minu
 
     DS_BUILD_OPS=0 pip install --target PEERS --no-deps --no-build-isolation \\
         deepspeed==0.19.8 hjson ninja py-cpuinfo einops msgpack
-    PYTHONPATH=PEERS python -m bench.run zero
+    PYTHONPATH=PEERS python -m bench.run peers.zero
 """
 
 import dataclasses

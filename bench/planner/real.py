@@ -14,7 +14,7 @@ It works in pieces, kept in a folder until all are there::
     python -m bench.planner.real --seconds 180        # go on for so long, say what is left
     python -m bench.planner.real --seconds 0 --now    # the answer from the pieces that are there
     python -m bench.planner.real --fresh              # forget all pieces
-    python -m bench.run plans_real                  # whatever is left, and the answer
+    python -m bench.run planner.real                  # whatever is left, and the answer
 """
 
 import argparse

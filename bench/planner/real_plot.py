@@ -1,6 +1,6 @@
 """Draw what ``plans_real`` wrote: seconds of a step, simulated beside measured, plan by plan.
 
-``python -m bench.planner.real_plot docs/images/plans-real.svg``
+``python -m bench.planner.real_plot docs/images/foresight/plans-real.svg``
 """
 
 import sys
@@ -15,7 +15,7 @@ _LETTERS = 28
 
 def main() -> None:
     """A line a plan: the bar is measured, its whisker all steps, the dot simulated."""
-    found = read("plans_real")
+    found = read("planner/real")
     rows = sorted(found["rows"], key=lambda row: row["measured_s"])
     figure, axis = make_figure(len(rows) + 2)
     for at, row in enumerate(rows):

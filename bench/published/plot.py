@@ -1,6 +1,6 @@
 """Draw the residuals of the page "Foresight" from what the benches wrote.
 
-``python -m bench.published.plot docs/images`` writes ``foresight-*.svg``. One dot is one row, one
+``python -m bench.published.plot docs/images/foresight`` writes each as SVG. One dot is one row, one
 line a source; the band is the goal. Narrow, so that a phone shows their letters.
 """
 
@@ -80,13 +80,13 @@ def make_figure(lines: float, panels: int = 1, **arguments: Any) -> tuple[Any, A
 
 def pipelines() -> Any:
     """G1 and G2: bubble rates, and throughput from profiled times."""
-    found = read("bubbles")
+    found = read("published/bubbles")
     names = ("1F1B", "ZB-H1", "ZB-H2", "ZB-1p", "ZB-2p")
     rates = {
         name: [row[name]["by span"] - row[name]["published"] for row in found["rows"]]
         for name in (*names[:2], "1F1B-I", *names[2:])
     }
-    table = read("throughput_published")["table 4 of arXiv:2401.10241 from its profiled times"]
+    table = read("published/throughput")["table 4 of arXiv:2401.10241 from its profiled times"]
     speeds: dict[str, list[float]] = {}
     for row in table["rows"]:
         speeds.setdefault(row["row"].split()[1], []).append(row["error"])
@@ -101,7 +101,7 @@ def pipelines() -> Any:
 def memory() -> Any:
     """G3: peaks and activations."""
     groups: dict[str, list[float]] = {}
-    for row in read("memory_published")["rows"]:
+    for row in read("published/memory")["rows"]:
         source = row["source"]
         name = f"arXiv:2205.05198 {source}" if source.startswith("figure") else source
         groups.setdefault(name, []).append(row["error"])
@@ -112,7 +112,7 @@ def memory() -> Any:
 
 def steps() -> Any:
     """G4: seconds of a step, each source left out of the fit."""
-    found = read("throughput_published")["left-out sources"]["rows"]
+    found = read("published/throughput")["left-out sources"]["rows"]
     groups = {
         _SOURCES.get(name, name.replace("_", " ")): [row["error"] for row in lines]
         for name, lines in found.items()
@@ -124,7 +124,7 @@ def steps() -> Any:
 
 def order() -> Any:
     """G5: Kendall's tau of each sweep."""
-    sweeps = read("ranking")["sweeps by tokens per second"]
+    sweeps = read("published/ranking")["sweeps by tokens per second"]
     figure, axis = make_figure(len(sweeps) + 1)
     axis.axvspan(0.8, 1.0, color=PALE, linewidth=0)
     for at, sweep in enumerate(sweeps.values()):
@@ -144,7 +144,7 @@ def order() -> Any:
 
 def collectives() -> Any:
     """G6: held-out points by size."""
-    head, *lines = read("collectives")["halves of the H100's NCCL points"]["rows"]
+    head, *lines = read("published/collectives")["halves of the H100's NCCL points"]["rows"]
     names = head.split(",")
     figure, axis = make_figure(8)
     axis.axhspan(-0.08, 0.08, color=PALE, linewidth=0)
@@ -183,7 +183,7 @@ def save(figure: Any, file: Path) -> None:
 def main() -> None:
     """Write all of them into a folder."""
     for name, draw in FIGURES.items():
-        save(draw(), Path(sys.argv[1]) / f"foresight-{name}.svg")
+        save(draw(), Path(sys.argv[1]) / f"{name}.svg")
 
 
 if __name__ == "__main__":

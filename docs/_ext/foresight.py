@@ -19,7 +19,7 @@ from tables import table
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 
-HERE = Path(__file__).parents[1] / "images" / "plans-real.svg"
+HERE = Path(__file__).parents[1] / "images" / "foresight" / "plans-real.svg"
 
 Line = Sequence[str]
 
@@ -42,8 +42,8 @@ def percent(share: float, *, signed: bool = False) -> str:
 
 
 def _goals() -> tuple[Line, list[Line]]:
-    bubbles, memory = read("bubbles"), read("memory_published")
-    steps, order = read("throughput_published"), read("ranking")
+    bubbles, memory = read("published/bubbles"), read("published/memory")
+    steps, order = read("published/throughput"), read("published/ranking")
     table_4 = steps["table 4 of arXiv:2401.10241 from its profiled times"]["all"]
     left = steps["left-out sources"]
     name = left["worst source"][1]
@@ -53,7 +53,7 @@ def _goals() -> tuple[Line, list[Line]]:
         if source.startswith(name)  # llm-foundry has a line for each device
         for row in rows
     ]
-    halves = read("collectives")["halves of the H100's NCCL points"]
+    halves = read("published/collectives")["halves of the H100's NCCL points"]
     exact = max(bubbles["largest absolute error"][name] for name in ("1F1B", "ZB-H1"))
     loops = str(len(bubbles["interleaved rows"]))
     sweeps = order["sweeps by tokens per second"].values()
@@ -106,7 +106,7 @@ def _goals() -> tuple[Line, list[Line]]:
             for half in ("even fitted, odd scored", "odd fitted, even scored")
         ),
     ]
-    if (here := read("plans_real")) is not None:
+    if (here := read("planner/real")) is not None:
         near = f"{here['within the goal']} of {here['plans']}"
         lines += [
             ("G7: real plans of two ranks within 8%", str(here["plans"]), near, "12 or more"),
@@ -127,7 +127,7 @@ _SIZES = {"4 MiB and more": "≥ 4 MiB", "less": "< 4 MiB"}
 def _peers() -> tuple[Line, list[Line]]:
     head = ("who", "fitted", "rows", "error", "worst", "ours, same rows")
     lines = []
-    for each in read("peers_foresight")["steps"]["table"]:
+    for each in read("peers/foresight")["steps"]["table"]:
         beside = each.get("ours, same rows")
         ours = (
             f"{percent(beside['mape'])}, {percent(beside['worst'], signed=True)}" if beside else ""
@@ -139,7 +139,7 @@ def _peers() -> tuple[Line, list[Line]]:
 
 
 def _collectives() -> tuple[Line, list[Line]]:
-    found = read("peers_foresight")["collectives of one node, fitted on other measurements"]
+    found = read("peers/foresight")["collectives of one node, fitted on other measurements"]
     lines = [
         (
             each["who"],
@@ -154,7 +154,7 @@ def _collectives() -> tuple[Line, list[Line]]:
 
 
 def _plans() -> tuple[Line, list[Line]]:
-    found = read("plans_published")
+    found = read("planner/published")
     names = {
         "steps": "published steps",
         "in_lattice": "whose layout is in the planner's lattice",
@@ -198,7 +198,7 @@ class Foresight(SphinxDirective):
         if self.arguments[0] == "here":
             if not HERE.exists():
                 return []
-            uri = HERE.relative_to(HERE.parents[1]).as_posix()
+            uri = f"/{HERE.relative_to(HERE.parents[2]).as_posix()}"
             return [
                 nodes.image(
                     uri=uri, alt="Seconds of a step of each plan, as measured and simulated"

@@ -98,9 +98,9 @@ def test_losses_of_training_are_those_of_one_rank() -> None:
 
 
 def trainers() -> tuple[str, str]:
-    """The class that docs/transformers.md shows, over ranks, and as one rank packs."""
+    """The class that docs/your-code/transformers.md shows, over ranks, and as one rank packs."""
     pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
-    page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "your-code" / "transformers.md").read_text()
     (code,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
     last = 'ContextCollator("needed-kv")'
     assert last in code

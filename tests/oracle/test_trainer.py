@@ -58,8 +58,8 @@ def curve_of(model: Any) -> LoadCurve:
 
 
 def trainer_of_the_page(pack: PackSpec) -> Any:
-    """The class that docs/other-trainers.md shows."""
-    page = (Path(__file__).parents[2] / "docs" / "other-trainers.md").read_text()
+    """The class that docs/your-code/other-trainers.md shows."""
+    page = (Path(__file__).parents[2] / "docs" / "your-code" / "other-trainers.md").read_text()
     (block,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
     body = block[block.index("class PackedTrainer") :].strip().splitlines()
     assert len(body) < 10

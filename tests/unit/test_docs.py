@@ -23,7 +23,7 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    keys = (tmp_path / "html" / "run-toml.html").read_text()
+    keys = (tmp_path / "html" / "start" / "run-toml.html").read_text()
     assert 'id="key-pack-max-tokens"' in keys
     assert 'id="key-journal-tensorboard"' in keys
 
@@ -54,9 +54,9 @@ def test_the_journals_events_are_all_described() -> None:
     names, fields = _journal_words()
     assert {"pack", "overhead", "memory", "start", "stop", "step", "nan-loss", "wait"} <= names
     assert {"busy_s", "predicted_s", "in_order_skew", "micro_batch", "traceback"} <= fields
-    page = (DOCS / "run-folder.md").read_text()
+    page = (DOCS / "start" / "run-folder.md").read_text()
     missing = [word for word in sorted(names | fields) if f"`{word}`" not in page]
-    assert not missing, f"docs/run-folder.md does not describe {missing}"
+    assert not missing, f"docs/start/run-folder.md does not describe {missing}"
 
 
 def test_the_map_is_that_of_the_tree() -> None:
@@ -74,7 +74,7 @@ def test_the_map_is_that_of_the_tree() -> None:
 def test_every_file_that_a_page_names_is_there() -> None:
     named = {
         name
-        for page in DOCS.glob("*.md")
+        for page in DOCS.rglob("*.md")
         for name in re.findall(
             r"`((?:src|tests|docs|recipes|bench)/[\w./-]+\.\w+)`", page.read_text()
         )

@@ -126,9 +126,10 @@ def run(args: argparse.Namespace) -> int:
     """Train, or resume."""
     resolved, plan = run_from(args), None
     if args.plan is not None:
-        from equipoise.cli.plan.run import read_obeyed
+        from equipoise.plan.run import read_obeyed
 
-        plan, resolved = read_obeyed(args.plan, resolved, is_quiet=args.quiet or args.json)
+        progress = make_progress(args.quiet or args.json)
+        plan, resolved = read_obeyed(args.plan, resolved, progress)
     folder: Path = (args.out or Path("runs") / resolved.spec.name).resolve()
     require_free_folder(folder)
     if not args.prepare:

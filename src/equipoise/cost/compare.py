@@ -19,19 +19,22 @@ Kept true (tests/unit/cost/test_compare.py)
     made from the curves as they are names none, and moves no factor far, however its steps scatter.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags, Floats
 from equipoise.base.errors import SpecError
-from equipoise.cost.curves.grid import Flags, Floats
 from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.step.work import head_work, layer_work
 from equipoise.cost.work import pair_flop
 from equipoise.observe.run_record import RunRecord
 from equipoise.spec.device.by_name import DeviceSpec, Dtype
+from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
@@ -99,6 +102,40 @@ class Comparison:
         """The wrong curve that moves most seconds; None where none is wrong."""
         found = [each for each in self.curves if each.is_wrong]
         return max(found, key=lambda each: abs(each.factor - 1) * each.predicted_s, default=None)
+
+    def as_row(self) -> dict[str, Any]:
+        """Plain data: what ``equipoise calibrate --compare --json`` prints."""
+        return {
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "compute": {
+                "predicted_s": self.compute_predicted_s,
+                "measured_s": self.compute_measured_s,
+                "mape": self.mape,
+            },
+            "optimizer": {
+                "predicted_s": self.optimizer_predicted_s,
+                "measured_s": self.optimizer_measured_s,
+            },
+            "curves": {
+                each.name: {
+                    "predicted_s": each.predicted_s,
+                    "measured_over_predicted": each.factor,
+                    "low": each.low,
+                    "high": each.high,
+                }
+                for each in self.curves
+            },
+            "is_told_apart": self.is_told_apart,
+            "wrong": None if self.wrong is None else self.wrong.name,
+        }
+
+
+def fitted(file: DeviceFile, comparison: Comparison) -> DeviceFile:
+    """A device file whose curves are corrected by a run: new factors on top of the old."""
+    old = dict(file.residuals)
+    new = {each.name: old.get(each.name, 1.0) * each.factor for each in comparison.curves}
+    return dataclasses.replace(file, residuals=tuple((old | new).items()))
 
 
 def compare_run(

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
-from equipoise.cost.work import Ints, causal_pairs, pair_flop
+from equipoise.cost.work import causal_pairs, pair_flop
 from equipoise.spec.model.presets import ModelSpec
 
 

@@ -30,8 +30,9 @@ Sources
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import SpecError
-from equipoise.cost.curves.grid import Floats, Timing, counted
+from equipoise.cost.curves.grid import Timing, counted
 from equipoise.cost.curves.measured import attention_curves, decode_curve, gemm_curve, residual
 from equipoise.spec.device.by_name import DTYPE_BYTES, THIS_CPU, DeviceSpec, Dtype, find_device
 

@@ -36,13 +36,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.base.errors import SpecError
-from equipoise.cost.curves.grid import Flags, Floats, Timing
+from equipoise.cost.curves.grid import Timing
 from equipoise.cost.curves.measured import collective_curve
 from equipoise.spec.cluster.link import LinkSpec
 from equipoise.spec.cluster.spec import ClusterSpec, NodeClass
-
-Ints = npt.NDArray[np.int64]
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 OPS: tuple[Op, ...] = (

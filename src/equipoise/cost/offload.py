@@ -31,10 +31,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import SpecError
 from equipoise.cost.memory.device import kept_bytes, weight_bytes
 from equipoise.cost.step.layer import add
-from equipoise.cost.step.request import TERMS, Floats, StepOptions
+from equipoise.cost.step.request import TERMS, StepOptions
 from equipoise.spec.device.spec import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

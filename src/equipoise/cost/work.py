@@ -18,14 +18,12 @@ Kept true (tests/unit/cost/test_work.py, by Hypothesis)
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.spec.mask import CAUSAL as CAUSAL
 from equipoise.spec.mask import Mask as Mask
 from equipoise.spec.model.presets import ModelSpec
-
-Ints = npt.NDArray[np.int64]
 
 
 def pairs_before(at: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:

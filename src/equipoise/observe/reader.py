@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
 from equipoise.observe.journal_lines import MOST_RANKS, Event, Journal, read_journals
-from equipoise.observe.run_record import Fault, Floats, Memory, RunRecord, Spans, Start, Stop
+from equipoise.observe.run_record import Fault, Memory, RunRecord, Spans, Start, Stop
 from equipoise.spec.run.keys import RENAMED
 
 

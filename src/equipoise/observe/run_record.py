@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from equipoise.base.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)

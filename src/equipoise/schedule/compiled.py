@@ -24,7 +24,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.base.arrays import Ints
 
 _WORTH_LOADING = 100_000
 """Instructions that take Python as long as it takes to load the compiler."""

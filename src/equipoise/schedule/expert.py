@@ -23,11 +23,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.spec.model.experts import split_experts as split_experts
-
-Ints = npt.NDArray[np.int64]
 
 _COUNT_BYTES = 8
 """Of one entry of the counts that ranks tell each other, int64."""

@@ -20,9 +20,9 @@ import numpy as np
 from equipoise.balance.context.price import ContextPrice
 from equipoise.balance.context.sharding import split_context
 from equipoise.balance.context.split import ContextSplit
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.step.layer import Rates
-from equipoise.cost.step.request import Floats, StepOptions, element_bytes
-from equipoise.cost.work import Ints
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import (
     BACKWARD_OVER_FORWARD,

@@ -27,9 +27,9 @@ import numpy as np
 from equipoise.balance.packing.divided import macro_units
 from equipoise.balance.packing.turns import TOGETHER, align_turns, place_turn, require_policy
 from equipoise.balance.stage import StageSplit
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.step.request import Floats, StepOptions, element_bytes
-from equipoise.cost.work import Ints
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.sim.gangs import Gang
 from equipoise.sim.parts import BatchParts, PipelineRun, StepParts, run_pipeline, split_layers
 from equipoise.spec.layout import Layout

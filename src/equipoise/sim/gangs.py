@@ -21,8 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from equipoise.cost.step.request import Floats
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Floats, Ints
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import LinkPrice, Links, replay_pass, tiles_by_round
 from equipoise.schedule.attention.schedule import AttentionSchedule

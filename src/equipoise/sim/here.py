@@ -20,11 +20,11 @@ Kept true (tests/unit/sim/test_here.py)
 import numpy as np
 
 from equipoise.balance.context.sharding import split_context
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.curves.parts import Once, PartCurves, part_curves
 from equipoise.cost.step.layer import add
-from equipoise.cost.step.request import TERMS, Floats, StepOptions, element_bytes
-from equipoise.cost.work import Ints
+from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import (
     BACKWARD_OVER_FORWARD,

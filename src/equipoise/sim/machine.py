@@ -11,10 +11,11 @@ Kept true (tests/unit/sim/test_parts.py)
 
 from collections.abc import Sequence
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.link import Op, collective_s, group_of
 from equipoise.cost.step.layer import Collective
-from equipoise.cost.step.request import Floats, Precision
+from equipoise.cost.step.request import Precision
 from equipoise.schedule.attention.price import LinkPrice, Links
 from equipoise.sim.attention import ContextLinks
 from equipoise.spec.cluster.spec import ClusterSpec

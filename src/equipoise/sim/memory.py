@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.memory.device import RankShare, host_memory, rank_memory
-from equipoise.cost.step.request import Floats, StepOptions
-from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.cost.step.request import StepOptions
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.sim.parts import PipelineRun, layers_of_ranks
 from equipoise.spec.layout import Layout

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.link import Op
 from equipoise.cost.memory.weights import held_groups, is_kept_whole
 from equipoise.cost.offload import ADAM_BYTES, host_update_s
 from equipoise.cost.step.layer import add
-from equipoise.cost.step.request import Floats, StepOptions, element_bytes
-from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec

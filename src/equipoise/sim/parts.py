@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
 from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes
-from equipoise.cost.step.request import TERMS, Floats, StepOptions, element_bytes
+from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
 from equipoise.cost.step.work import head_work, layer_work
 from equipoise.schedule.attention.price import Links
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, replay_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
-from equipoise.cost.step.request import TERMS, Floats, StepOptions, StepPrice
+from equipoise.cost.step.request import TERMS, StepOptions, StepPrice
 from equipoise.cost.step.work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.sim.divided import DividedStep, keys_bytes, run_divided

@@ -31,9 +31,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from equipoise.base.arrays import Ints
 
 Box = Sequence[tuple[int, int]]
 """First and stop of each dim."""

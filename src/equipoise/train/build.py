@@ -17,12 +17,12 @@ from equipoise.nn.hf.read import load_hf
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.sharding import run_price
+from equipoise.sim.stages import StagePlanner
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
-from equipoise.train.shares import ContextPlanner
-from equipoise.train.stages import StagePlanner
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
 

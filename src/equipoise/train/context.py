@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.balance.context.plan import ContextPlan
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
@@ -25,12 +27,11 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend, PackAttention
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
-from equipoise.parallel.context.plan import ContextPlan
-from equipoise.schedule.attention.count import Ints, Wire, count_attention
+from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.sim.rank_loads import ContextPlanner, RankLoads
+from equipoise.sim.stages import StagePlanner
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.train.shares import ContextPlanner, RankLoads
-from equipoise.train.stages import StagePlanner
 
 
 @dataclass(frozen=True, slots=True, eq=False)

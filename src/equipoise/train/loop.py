@@ -35,6 +35,7 @@ from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
+from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.resume import describe_changes, resume_facts
@@ -50,7 +51,6 @@ from equipoise.train.curves import (
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecord
-from equipoise.train.shares import RankLoads
 from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
 

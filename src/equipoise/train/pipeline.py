@@ -1,7 +1,7 @@
 """This rank's stages in a run: a packed step through its pipeline, and in its journal.
 
 What it decides
-    Nothing: ``train.stages`` has the schedule. Each instruction is journaled with when it was
+    Nothing: ``sim.stages`` has the schedule. Each instruction is journaled with when it was
     to begin and how long it was to take, so that the report lays the two beside each other.
 
 Kept true (tests/multi/train/test_pipeline.py)
@@ -27,9 +27,9 @@ from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.slices import Slices
 from equipoise.parallel.pipeline.timeline import write_spans
 from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.sim.stages import StagePlanner
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup
-from equipoise.train.stages import StagePlanner
 
 
 def held_stages(sharing: ContextGroup, stages: StagePlanner) -> list[int]:

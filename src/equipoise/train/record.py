@@ -20,10 +20,10 @@ from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
 from equipoise.optim.rate import learning_rate
 from equipoise.schedule.expert import layer_skews, split_experts
+from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
-from equipoise.train.shares import RankLoads
 from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
 

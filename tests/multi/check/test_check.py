@@ -15,8 +15,8 @@ from equipoise.train.check.case import (
     played_cases,
 )
 from equipoise.train.check.prove import check_cases, play_cases, run_cases
+from support.progresses import RecordedProgress
 from support.ranks import on_ranks
-from support.told import Told
 
 TIED = ModelSpec(
     layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=300, head_width=16, tied=True
@@ -28,15 +28,15 @@ ODD = dataclasses.replace(UNTIED, heads=3)
 
 def test_every_layout_of_a_tied_model_equals_one_rank() -> None:
     cases = [case for world in (1, 2, 3) for case in all_cases(world)]
-    told = Told()
-    verdicts = run_cases(cases, TIED, told)
+    progress = RecordedProgress()
+    verdicts = run_cases(cases, TIED, progress)
     assert [verdict.case for verdict in verdicts] == cases
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     assert max(verdict.gradient_error for verdict in verdicts) <= TOLERANCE
     assert {verdict.bytes for verdict in verdicts} == {0}
     assert max(verdict.micro_batches for verdict in verdicts) >= 3
-    assert told.stages == [("1 real rank", 12), ("2 real ranks", 20), ("3 real ranks", 20)]
-    assert told.done == 52
+    assert progress.stages == [("1 real rank", 12), ("2 real ranks", 20), ("3 real ranks", 20)]
+    assert progress.done == 52
 
 
 def test_an_untied_model_with_biases_and_head_norms_equals_one_rank() -> None:
@@ -66,11 +66,11 @@ def test_ranks_that_share_micro_batches_equal_one_rank(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_strategy_and_sharding_played_equals_one_rank(ranks: int) -> None:
-    told = Told()
-    verdicts = play_cases(played_cases(ranks), ODD, told)
+    progress = RecordedProgress()
+    verdicts = play_cases(played_cases(ranks), ODD, progress)
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
-    assert told.stages == [("ranks played in one process", len(verdicts))]
-    assert told.done == len(verdicts)
+    assert progress.stages == [("ranks played in one process", len(verdicts))]
+    assert progress.done == len(verdicts)
 
 
 def test_played_ranks_send_what_real_ranks_send() -> None:

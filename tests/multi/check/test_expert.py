@@ -31,7 +31,7 @@ FP64 = 1e-10
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_share_experts_equal_one_rank(ranks: int) -> None:
     cases = expert_cases(ranks, SPARSE.experts, SPARSE.heads)
-    assert {(case.expert, case.expert_tensor) for case in cases} == {(ranks, 1), (1, ranks)}
+    assert {(case.ep, case.etp) for case in cases} == {(ranks, 1), (1, ranks)}
     for verdict in run_cases(cases, SPARSE):
         assert verdict.is_exact
         assert verdict.error <= FP64, verdict.case

@@ -9,8 +9,8 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check.all_legal import prove_layouts
 from equipoise.train.check.all_legal_case import LayoutCase, Precision, deepen, layout_cases
+from support.progresses import RecordedProgress
 from support.ranks import layout_ranks
-from support.told import Told
 
 DENSE = ModelSpec(layers=2, hidden=32, heads=8, kv_heads=2, ffn=48, vocab=64, head_width=4)
 SPARSE = dataclasses.replace(DENSE, experts=15, top_k=2, expert_ffn=24, dense_layers=1)
@@ -40,15 +40,15 @@ DEMO = [
 
 
 def test_layouts_of_the_demo_and_of_five_dimensions() -> None:
-    told = Told()
-    verdicts = prove_layouts(DEMO, told)
+    progress = RecordedProgress()
+    verdicts = prove_layouts(DEMO, progress)
     assert [each.case for each in verdicts] == sorted(DEMO, key=lambda one: one.layout.world)
     for each in verdicts:
         assert each.is_exact, each
-    assert told.stages == [
+    assert progress.stages == [
         (f"layouts of {n} ranks", count) for n, count in ((4, 4), (8, 4), (16, 1))
     ]
-    assert told.done == len(DEMO)
+    assert progress.done == len(DEMO)
 
 
 def test_a_sample_of_all_legal_layouts() -> None:

@@ -21,7 +21,7 @@ def verdicts_of(ranks: int, model: ModelSpec, cases):
 def test_every_case_is_exact(ranks: int) -> None:
     cases = pipeline_cases(ranks, MODEL.heads)
     if ranks == 4:  # of two stages, those with other axes: two ranks have had the strategies
-        cases = [c for c in cases if c.pipeline == 4 or max(c.context, c.tensor) > 1 or not c.zero]
+        cases = [c for c in cases if c.pp == 4 or max(c.cp, c.tp) > 1 or not c.zero]
     for verdict in verdicts_of(ranks, MODEL, cases):
         assert verdict.is_exact, verdict
         assert verdict.bytes > 0
@@ -51,8 +51,8 @@ def test_experts_are_computed_where_their_stage_is() -> None:
 def test_every_strategy_that_is_not_lossy_is_checked() -> None:
     names = {case.schedule for case in pipeline_cases(2, 1)}
     assert names == set(STRATEGIES) - set(LOSSY)
-    assert {case.pipeline for case in pipeline_cases(8, 1)} == {2, 4, 8}
+    assert {case.pp for case in pipeline_cases(8, 1)} == {2, 4, 8}
     assert not pipeline_cases(1, 1)
     assert str(pipeline_cases(2, 1)[0]) == (
-        '2 ranks (zero = 1, policy = "in-order", pipeline = 2, gpipe)'
+        '2 ranks (zero = 1, policy = "in-order", pp = 2, gpipe)'
     )

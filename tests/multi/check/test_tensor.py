@@ -30,8 +30,8 @@ def test_ranks_that_share_weights_equal_one_rank(ranks: int) -> None:
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     for verdict in verdicts:  # of attention: other ranks' keys, of each rank's own heads
         case = verdict.case
-        is_divided = case.policy in TOGETHER and case.tensor < case.ranks
-        assert (verdict.bytes > 0) == (case.context > 1 or is_divided)
+        is_divided = case.policy in TOGETHER and case.tp < case.ranks
+        assert (verdict.bytes > 0) == (case.cp > 1 or is_divided)
 
 
 def test_a_gradient_that_is_wrong_on_one_rank_is_caught_by_name() -> None:

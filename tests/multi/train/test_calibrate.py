@@ -14,12 +14,12 @@ from equipoise.spec.cluster.spec import ClusterSpec, NodeClass, Tier
 from equipoise.spec.device.file import read_device_file, write_device_file
 from equipoise.spec.device.here import cpu_model, this_cpu
 from equipoise.train.calibrate.measure import measure_machine
+from support.progresses import CountedStages
 from support.small_plan import SMALL
-from support.told import Stages
 
 
 def test_a_small_plan_gives_a_whole_file_that_prices_what_was_measured(tmp_path: Path) -> None:
-    stages = Stages()
+    stages = CountedStages()
     found = measure_machine(SMALL, tmp_path, stages)
     assert stages.total == stages.done >= 7
     file = tmp_path / "this-cpu.json"

@@ -17,7 +17,7 @@ from equipoise.train.calibrate.model import measure_parts
 from equipoise.train.calibrate.parts import ways_of
 from equipoise.train.calibrate.parts_plan import PartsPlan
 from support.device_files import A_FILE, written
-from support.told import Stages
+from support.progresses import CountedStages
 
 MODEL = dataclasses.replace(
     preset("2m"), hidden=32, heads=2, kv_heads=2, head_width=16, ffn=48, vocab=64, layers=2
@@ -25,7 +25,7 @@ MODEL = dataclasses.replace(
 
 
 def test_every_way_is_timed_and_foresees_another_depth(tmp_path: Path) -> None:
-    stages, plan = Stages(), PartsPlan(MODEL, "fp32", 128, 128, steps=2)
+    stages, plan = CountedStages(), PartsPlan(MODEL, "fp32", 128, 128, steps=2)
     parts = measure_parts(plan, LinkPrice(1e-4, 1e9), stages)
     cores = min(len(usable_cores()), 16)
     assert stages.done == stages.total == len(parts.ways)

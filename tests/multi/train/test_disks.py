@@ -16,7 +16,6 @@ from equipoise.base.errors import CheckpointError, EquipoiseError, FaultError
 from equipoise.checkpoint.manifest import find_checkpoints, read_manifest
 from equipoise.comm.local import run_ranks
 from equipoise.observe.reader import read_run
-from support.deeds import fill, free
 from support.make_run import MakeRun, write_run
 from support.ranks import on_ranks
 from support.ranks.on_ranks import Ended
@@ -53,6 +52,22 @@ def resolved(make_run: MakeRun):
 
 def checkpoints(folder: Path) -> list[str]:
     return [path.name for path in find_checkpoints(folder / "checkpoint")]
+
+
+def fill(disk: Path, *, leave: int = 0) -> None:
+    """Fill a disk up, but for ``leave`` bytes."""
+    facts = os.statvfs(disk)
+    with (disk / "filler").open("wb", buffering=0) as file:
+        left = facts.f_bavail * facts.f_frsize - leave
+        try:
+            while left > 0:
+                left -= file.write(bytes(min(4096, left)))
+        except OSError:
+            pass
+
+
+def free(disk: Path) -> None:
+    (disk / "filler").unlink()
 
 
 # A disk that others fill. --------------------------------------------------------------------

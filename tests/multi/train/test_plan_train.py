@@ -11,9 +11,9 @@ from equipoise.spec.device.file import write_device_file
 from equipoise.spec.device.here import device_file
 from equipoise.spec.plan import read_plan
 from equipoise.train.calibrate.measure import measure_machine
+from support.progresses import CountedStages
 from support.read_run import events
 from support.small_plan import SMALL
-from support.told import Stages
 
 RANKS = min(2, len(usable_cores()))
 SIZES = {
@@ -52,7 +52,7 @@ def test_init_calibrate_plan_train_report(
     verb(capsys, "init", tmp_path, "--from", "text", "--path", texts)
     run_toml, lock, folder = tmp_path / "run.toml", tmp_path / "plan.lock", tmp_path / "run"
     device_file().parent.mkdir(parents=True)
-    write_device_file(device_file(), measure_machine(SMALL, device_file().parent, Stages()))
+    write_device_file(device_file(), measure_machine(SMALL, device_file().parent, CountedStages()))
     keys = flags(SIZES | {"data.cache": cache})
 
     asked = ["plan", run_toml, "--ranks", RANKS, *keys, *flags({"layout.zero": 1})]

@@ -318,7 +318,7 @@ def change_a_document(ranks: Ranks, kind: str, strategy: str) -> tuple[bool, boo
 
 
 def train(ranks: Ranks, steps: int) -> list[float]:
-    """The loop of docs/transformers.md; the losses of all steps."""
+    """The loop of docs/your-code/transformers.md; the losses of all steps."""
     model = build("qwen3", torch.float32)
     use_context_parallelism(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)

@@ -35,6 +35,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw
 from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep
@@ -44,7 +45,6 @@ from equipoise.train import loop
 from equipoise.train.check import prove as check
 from equipoise.train.check.case import Case, Verdict
 from equipoise.train.context import ContextGroup, Share
-from equipoise.train.shares import ContextPlanner
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
 

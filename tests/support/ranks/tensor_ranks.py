@@ -8,18 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.attention import PackAttention
 from equipoise.nn.decoder import Decoder, initialize, set_recompute
 from equipoise.nn.loss import IGNORED
-from equipoise.nn.tensor import rows_of
 from equipoise.optim.adamw import global_norm
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import plan_context
 from equipoise.parallel.tensor.rows import enter, leave
 from equipoise.parallel.zero.shard import ShardedDecoder
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import Layout, rows_of
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import SpecError
 from equipoise.cost.memory.device import RankShare, host_memory, kept_bytes, rank_memory
 from equipoise.cost.offload import (
@@ -16,7 +17,7 @@ from equipoise.cost.offload import (
     loads_without_copies,
     require_host,
 )
-from equipoise.cost.step.request import TERMS, Floats, Stack, StepOptions
+from equipoise.cost.step.request import TERMS, Stack, StepOptions
 from equipoise.spec.device.by_name import DEVICES, find_device
 from equipoise.spec.device.here import this_cpu
 from equipoise.spec.layout import Layout

@@ -21,8 +21,8 @@ Kept true (tests/unit/train/test_together.py, by Hypothesis)
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.spec import Policy
 

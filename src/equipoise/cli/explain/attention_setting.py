@@ -2,15 +2,12 @@
 
 import argparse
 import math
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
-from equipoise.cli.pack.verb import document_lengths
+from equipoise.cli.lengths import document_lengths, listed_lengths
 from equipoise.cli.run_arguments import run_from
-from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
     from equipoise.schedule.attention.price import LinkPrice
@@ -166,27 +163,6 @@ def _documents(args: argparse.Namespace, resolved: "ResolvedRun") -> tuple[tuple
     pieces = stream.step(0, window)
     source = origin.partition(" (")[0]
     return tuple((pieces[:, 2] - pieces[:, 1]).tolist()), f"first window of {source}"
-
-
-def listed_lengths(text: str) -> tuple[int, ...] | None:
-    """Lengths that ``--lengths`` lists, as in 3000,40,900; None where it names something.
-
-    Raises:
-        SpecError: a list with a word that is no length.
-    """
-    if "," not in text and not text.isdigit():
-        return None
-    words = [word.strip() for word in text.rstrip(",").split(",")]
-    wrong = [word for word in words if not re.fullmatch(r"\d+(_\d+)*", word)]
-    wrong = wrong or [word for word in words if len(word) > 20 or int(word) > MOST_SIZE]
-    if not wrong:
-        return tuple(int(word) for word in words)
-    if Path(text).is_file():
-        return None
-    raise SpecError(
-        f'--lengths {text}: "{wrong[0]}" is no length. Give whole numbers of tokens, as in '
-        f"3000,40,900."
-    )
 
 
 def score_strategy(name: str, setting: Setting) -> "AttentionScore":

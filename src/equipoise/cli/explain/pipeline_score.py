@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, price_stages, split_model
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import EquipoiseError, FitError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.units import format_bytes
 from equipoise.schedule.pipeline.bound import bound_pipeline
 from equipoise.schedule.pipeline.check import check_pipeline, find_excess
-from equipoise.schedule.pipeline.instruction import OP, Ints, Op
+from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule

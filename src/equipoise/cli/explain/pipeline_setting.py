@@ -18,15 +18,14 @@ from equipoise.cli.explain.attention_setting import (
     BYTES,
     EXAMPLE_MODEL,
     EXAMPLE_RANKS,
-    listed_lengths,
     read_link,
 )
-from equipoise.cli.pack.verb import document_lengths
+from equipoise.cli.lengths import document_lengths, listed_lengths
 from equipoise.cli.run_arguments import run_from
 
 if TYPE_CHECKING:
     from equipoise.balance.stage import LayerPrices
-    from equipoise.cost.work import Ints
+    from equipoise.base.arrays import Ints
     from equipoise.schedule.attention.score import AssumedMachine
     from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.pack import MicroBatch, Pieces

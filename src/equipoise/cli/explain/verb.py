@@ -248,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
         "--boxing": args.boxing is not None,
     }
     if args.plan is not None and not any(asked.values()):
-        from equipoise.cli.plan.explain import explain_plan
+        from equipoise.cli.explain.plan import explain_plan
 
         explain_plan(args.plan, is_json=args.json, is_quiet=args.quiet)
         return 0

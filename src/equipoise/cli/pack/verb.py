@@ -9,6 +9,7 @@ from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cli.console import make_progress
 from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, require_counts
+from equipoise.cli.lengths import document_lengths
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 
@@ -33,9 +34,6 @@ examples:
 
 SLOW = ("fixed-exact", "flexsp")
 """Policies that take a second or more a step: not among ``all``."""
-
-_BYTES_PER_TOKEN = 3.3
-"""Of the standard library under a byte-level BPE of 4,096 tokens trained on it (measured)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -213,52 +211,3 @@ def _setting(
         kv_bytes_per_token=kv_bytes_per_token(resolved.model) * resolved.model.layers,
         meets_each_turn=layout.of_ranks(ranks).meets_each_turn,
     )
-
-
-def _corpus_lengths(resolved: "ResolvedRun", quiet: bool) -> tuple["Lengths", str]:
-    """Lengths of the run's corpus: counted where a tokenizer is installed, else from bytes."""
-    import numpy as np
-
-    try:
-        import tokenizers  # noqa: F401
-    except ImportError:
-        from equipoise.data.source import open_source
-
-        sizes = np.array(open_source(resolved.spec.data, resolved.base).sizes_bytes)
-        lengths = np.maximum(1, sizes[sizes > 0] / _BYTES_PER_TOKEN).astype(np.int64)
-        return lengths, f"file sizes at {_BYTES_PER_TOKEN} bytes a token (estimated)"
-    from equipoise.data.cache.store import prepare
-
-    store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
-    left_out = f"; {store.left_out}" if store.left_out else ""
-    return store.doc_tokens, f"{store.source_name} (counted{left_out})"
-
-
-def document_lengths(
-    name: str | None, resolved: "ResolvedRun", *, least_tokens: int, is_quiet: bool
-) -> tuple["Lengths", str]:
-    """Lengths by what ``--lengths`` says, or of the run's corpus, and where they come from.
-
-    Args:
-        name: A distribution, a file, or None for the corpus.
-        resolved: The run; windows of its ``pack.context_tokens`` are to be filled.
-        least_tokens: Of a distribution, tokens to draw at least, documents cut to a window.
-        is_quiet: Show no progress.
-
-    Raises:
-        DataError: no such distribution and no such file, or a file with no lengths.
-    """
-    import numpy as np
-
-    from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
-
-    if name is None:
-        return _corpus_lengths(resolved, is_quiet)
-    if name not in distribution_names():
-        return read_lengths(Path(name)), name
-    documents = 4096
-    lengths = draw_lengths(name, documents)
-    while int(np.minimum(lengths, resolved.spec.pack.context_tokens).sum()) < least_tokens:
-        documents *= 2
-        lengths = draw_lengths(name, documents)
-    return lengths, f"{name} (embedded distribution)"

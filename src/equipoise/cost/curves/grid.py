@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+from equipoise.base.arrays import Flags, Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.curves.measured import model_parts
 from equipoise.spec.device.parts import (
@@ -37,8 +37,6 @@ from equipoise.spec.device.parts import (
 from equipoise.spec.device.spec import DeviceSpec, Dtype
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-
-Floats = npt.NDArray[np.float64]
 
 Part = Literal["layer", "first", "last"]
 Once = Literal["gather_s", "reduce_s", "optimizer_s"]

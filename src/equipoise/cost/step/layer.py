@@ -24,8 +24,9 @@ from typing import Protocol
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.link import Op
-from equipoise.cost.step.request import TERMS, Floats, StepOptions
+from equipoise.cost.step.request import TERMS, StepOptions
 from equipoise.cost.step.work import LayerWork, Product
 from equipoise.spec.layout import Layout
 

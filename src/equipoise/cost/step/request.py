@@ -27,16 +27,12 @@ Kept true (tests/unit/sim/test_step.py)
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.spec.device.by_name import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.offload import Offload
 from equipoise.spec.run.spec import Recompute
-
-Floats = npt.NDArray[np.float64]
 
 Precision = Literal["bf16", "fp8", "fp32"]
 

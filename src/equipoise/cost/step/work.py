@@ -29,7 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.work import Ints, pair_flop
+from equipoise.base.arrays import Ints
+from equipoise.cost.work import pair_flop
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 

@@ -14,7 +14,6 @@ Kept true (tests/unit/plan/answer/test_run_steps.py)
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,32 +23,15 @@ from equipoise.base.errors import SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.data.stream import DocumentStream
+from equipoise.sim.drawn import STEPS
 from equipoise.sim.step import Documents
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.spec import Policy, RunSpec
-
-STEPS = 9
-"""Odd, so that one is the median."""
 
 POLICIES: tuple[Policy, ...] = ("by-work", "by-tokens")
 """What is compared where no policy is given: those that keep documents whole and let none wait, so
 that a plan does not change what is learnt from."""
-
-
-def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
-    """The step of median work, of steps whose documents are whole.
-
-    Args:
-        model: What a document's work is counted for.
-        steps: An odd number of them.
-    """
-    work = []
-    for step in steps:
-        lengths = np.concatenate([batch.doc_tokens for batch in step])
-        work.append(useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum())))
-    return steps[int(np.argsort(work, kind="stable")[len(work) // 2])]
 
 
 class RunSteps:

@@ -30,12 +30,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.step.request import TERMS, Floats, element_bytes
+from equipoise.base.arrays import Flags, Floats, Ints
+from equipoise.cost.step.request import TERMS, element_bytes
 from equipoise.plan.bounds.kernels import Passes
 from equipoise.plan.bounds.pipeline import LESS
 from equipoise.plan.bounds.roofline import bubble
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Flags, Ints, Space, group_equal
+from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Space, group_equal
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import (
     SLOWDOWN,

@@ -27,10 +27,11 @@ import dataclasses
 
 import numpy as np
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.memory.device import RankShare, rank_memory
-from equipoise.cost.step.request import Floats, StepOptions
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import SCHEDULES, Ints, Space, group_equal
+from equipoise.plan.space.columns import SCHEDULES, Space, group_equal
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.schedule.pipeline.request import PipelineRequest

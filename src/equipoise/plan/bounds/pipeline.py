@@ -27,11 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.step.request import Floats
+from equipoise.base.arrays import Floats, Ints
 from equipoise.plan.bounds.kernels import Passes
 from equipoise.plan.bounds.roofline import bubble
 from equipoise.plan.space.choice import Choice
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
 from equipoise.schedule.pipeline.strategies import IN_V
 from equipoise.sim.machine import Machine

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags, Floats
 from equipoise.cost.memory.device import (
     hosted_bytes,
     kept_bytes,
@@ -44,9 +45,6 @@ from equipoise.spec.offload import (
     offloads_optimizer,
 )
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, linear_repeats
-
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 _ROUNDING = 0.999
 """A measured kernel may beat its device's peak by rounding."""

@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.arrays import Flags
 from equipoise.base.errors import SpecError
-from equipoise.plan.space.choice import ORDERS, Choice
-from equipoise.plan.space.columns import MANY_STAGES, NAMED, Flags, Space
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.columns import MANY_STAGES, NAMED, Space
+from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload, offloads_activations, offloads_optimizer
 

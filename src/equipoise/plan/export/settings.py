@@ -39,7 +39,8 @@ import numpy as np
 
 from equipoise.plan.export.model import megatron_model
 from equipoise.plan.export.program import Lack, Program
-from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.choice import Choice
+from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import (
     KEPT_LAYERS,

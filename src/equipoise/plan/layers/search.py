@@ -40,8 +40,8 @@ from functools import partial
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step.request import Floats
 from equipoise.plan.layers.table import (
     BASE_COLUMNS,
     LayerTable,
@@ -52,7 +52,6 @@ from equipoise.plan.search.deadline import NEVER, Deadline
 from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Ints
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.sim.mixed.memory import ends_memory

@@ -34,12 +34,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import SpecError
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _SPREADS = np.array([0.05, 0.1, 0.2, 0.4, 0.8])
 """Standard deviations that are averaged over: of the logarithm of what no price knew."""

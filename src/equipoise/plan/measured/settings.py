@@ -29,6 +29,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags
 from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import Finalist
@@ -36,7 +37,7 @@ from equipoise.plan.answer.run_price import with_memory
 from equipoise.plan.answer.run_steps import POLICIES, RunSteps, policies_of
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, Flags, Space
+from equipoise.plan.space.columns import RECOMPUTES, Space
 from equipoise.plan.space.trainable import PRICED, given_keys, list_with, run_keys
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import run_step

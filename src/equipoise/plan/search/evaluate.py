@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.balance.packing.turns import DIVIDES, TOGETHER
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError, LayoutError, SpecError
 from equipoise.plan.bounds.group import Travels, group_bound_s
 from equipoise.plan.bounds.kernels import Kernels, Passes, divided_passes, own_passes
@@ -38,7 +39,7 @@ from equipoise.plan.bounds.memory import stage_bound_bytes
 from equipoise.plan.bounds.pipeline import LESS, pipeline_bound_s, rounding_s
 from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import COLUMNS, Ints, Space, group_equal
+from equipoise.plan.space.columns import COLUMNS, Space, group_equal
 from equipoise.plan.space.packs import Packer, Packs, pack_key
 from equipoise.sim.attention import AttentionCore, Splits
 from equipoise.sim.divided import DividedStep

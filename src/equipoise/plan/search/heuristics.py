@@ -38,8 +38,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from equipoise.plan.bounds.roofline import Floats, needed_bytes, peak_bound_s
-from equipoise.plan.space.columns import COLUMNS, NAMED, RECOMPUTES, SCHEDULES, Flags, Ints, Space
+from equipoise.base.arrays import Flags, Floats, Ints
+from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
+from equipoise.plan.space.columns import COLUMNS, NAMED, RECOMPUTES, SCHEDULES, Space
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
 
@@ -174,7 +175,7 @@ def guess_s(space: Space, peak: Floats) -> Floats:
 
 _AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full"))
 _IN_TURN, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
-_TRIES = 3
+_LAYOUTS = 3
 """Choices of one recipe, each with more ranks to hold the model than the one before."""
 _TP = (1, 2, 4, 8)
 """Tensor ranks, as far as a node has them."""
@@ -220,7 +221,7 @@ def find_seeds(
         for at in order.tolist():
             key = tuple(int(kept[name][at]) for name in ("tp", "zero", "recompute"))
             places = recipes.setdefault((widely, *key), {})
-            if len(places) < _TRIES:
+            if len(places) < _LAYOUTS:
                 places.setdefault(int(sharing[at]), at)
     tries = [list(places.values()) for places in recipes.values()]
     tries.sort(key=lambda places: float(guess[places[0]]))

@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step.request import Floats
 from equipoise.plan.bounds.group import least_travel_s
 from equipoise.plan.bounds.pipeline import LESS, rounding_s
 from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s, stages_ahead
@@ -42,7 +42,7 @@ from equipoise.plan.search.heuristics import climb
 from equipoise.plan.search.incumbent import Incumbent, Priced, Reached
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import SCHEDULES, TWO_STAGES, Ints, group_equal
+from equipoise.plan.space.columns import SCHEDULES, TWO_STAGES, group_equal
 from equipoise.plan.space.packs import Batches
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites

@@ -25,11 +25,12 @@ from functools import partial
 
 import numpy as np
 
-from equipoise.plan.bounds.roofline import Flags, memory_bound_bytes, needed_bytes, peak_bound_s
+from equipoise.base.arrays import Flags, Ints
+from equipoise.plan.bounds.roofline import memory_bound_bytes, needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.incumbent import Outcome, Priced, Progress
 from equipoise.plan.search.search import Search
-from equipoise.plan.space.columns import Ints, Space
+from equipoise.plan.space.columns import Space
 from equipoise.spec.offload import OFFLOADS
 
 

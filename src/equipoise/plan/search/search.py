@@ -41,14 +41,15 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.plan.bounds.roofline import Floats, needed_bytes, peak_bound_s
+from equipoise.base.arrays import Floats, Ints
+from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Clock, Deadline, TimeOver
 from equipoise.plan.search.evaluate import Branches, Estimates
 from equipoise.plan.search.heuristics import climb, find_seeds
 from equipoise.plan.search.incumbent import Incumbent, Outcome, Priced, Progress, Reached
 from equipoise.plan.search.team import Home, Team, spare_cores
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Ints, Space, group_equal
+from equipoise.plan.space.columns import Space, group_equal
 from equipoise.plan.space.packs import Packer
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline.sweep import fill, sweep

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from equipoise.balance.packing.divided import macro_units
 from equipoise.balance.packing.pack import DIVIDES, make_packer
 from equipoise.balance.packing.turns import TOGETHER, require_policy
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
-from equipoise.cost.work import Ints
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.schedule.expert import split_experts
 from equipoise.schedule.pipeline.prices import make_prices

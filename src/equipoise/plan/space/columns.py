@@ -47,19 +47,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from equipoise.balance.packing.turns import DIVIDES, TOGETHER
+from equipoise.base.arrays import Flags, Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.space.choice import ORDERS, Choice
-from equipoise.spec.layout import Layout
+from equipoise.plan.space.choice import Choice
+from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.run.spec import Policy, Recompute
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 SCHEDULES = (
     "1f1b",

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from equipoise.cost.step.request import Floats
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.work import useful_flop
 from equipoise.plan.space.choice import Choice
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.sim.divided import DividedStep, Slices, typical_slices
 from equipoise.sim.step import Documents, typical
 from equipoise.sim.turns import slowest_turns

@@ -13,13 +13,10 @@ Kept true (tests/unit/schedule/attention/test_check.py)
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.schedule.attention.schedule import AttentionSchedule, Message, Round, write_tile
 from equipoise.spec.pack import Pieces
-
-Flags = npt.NDArray[np.bool_]
-Ints = Pieces
 
 
 class _Cells:

@@ -20,11 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.attention.schedule import AttentionSchedule, Message
-from equipoise.spec.pack import Pieces
-
-Ints = Pieces
 
 
 @dataclass(frozen=True, slots=True)

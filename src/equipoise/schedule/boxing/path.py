@@ -33,11 +33,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.schedule.boxing.placement import (
     Broadcast,
-    Ints,
     MeshTensor,
     Partial,
     Placement,

@@ -18,7 +18,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from equipoise.schedule.pipeline.instruction import MICRO_BATCH, Ints
+from equipoise.base.arrays import Ints
+from equipoise.schedule.pipeline.instruction import MICRO_BATCH
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.request import PipelineRequest
 from equipoise.schedule.pipeline.schedule import PipelineSchedule

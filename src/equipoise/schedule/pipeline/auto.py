@@ -30,12 +30,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError
 from equipoise.schedule.pipeline.arrange import arrange, light_outside, rename
 from equipoise.schedule.pipeline.bound import bound_pipeline
 from equipoise.schedule.pipeline.fill import fill_weights
 from equipoise.schedule.pipeline.greedy import Greedy, Step, Taste
-from equipoise.schedule.pipeline.instruction import OP, Ints, Op
+from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.orders import (
     interleaved,
     largest_round,

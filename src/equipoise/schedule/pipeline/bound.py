@@ -12,7 +12,7 @@ Kept true (tests/unit/schedule/pipeline/test_replay.py, by Hypothesis)
 
 import numpy as np
 
-from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.base.arrays import Ints
 from equipoise.schedule.pipeline.prices import PipelinePrices
 
 

@@ -25,15 +25,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckError, FitError
-from equipoise.schedule.pipeline.instruction import (
-    MICRO_BATCH,
-    OP,
-    STAGE,
-    Ints,
-    Op,
-    name_instruction,
-)
+from equipoise.schedule.pipeline.instruction import MICRO_BATCH, OP, STAGE, Op, name_instruction
 from equipoise.schedule.pipeline.replay import count_in_flight, needed_places, run_order
 from equipoise.schedule.pipeline.schedule import Neighbours, PipelineSchedule
 

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError
 from equipoise.schedule.compiled import run_loop
-from equipoise.schedule.pipeline.instruction import OP, Ints, Op
+from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import needed_places
 from equipoise.schedule.pipeline.schedule import PipelineSchedule

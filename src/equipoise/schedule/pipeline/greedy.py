@@ -24,8 +24,9 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError
-from equipoise.schedule.pipeline.instruction import Ints, Op
+from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.schedule import Neighbours, Order
 

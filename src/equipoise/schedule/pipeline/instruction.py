@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from equipoise.base.arrays import Ints
 
 OP, STAGE, MICRO_BATCH = 0, 1, 2
 """Columns of a table of instructions, int64 [n, 3]."""

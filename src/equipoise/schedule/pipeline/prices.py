@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.pipeline.instruction import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

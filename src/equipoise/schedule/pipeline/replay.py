@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckError
 from equipoise.schedule.compiled import run_loop
-from equipoise.schedule.pipeline.instruction import Ints, Op
+from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.schedule import Neighbours, PipelineSchedule
 from equipoise.schedule.pipeline.sweep import sweep

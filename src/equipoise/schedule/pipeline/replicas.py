@@ -22,8 +22,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckError
-from equipoise.schedule.pipeline.instruction import OP, STAGE, Ints, Op, name_instruction
+from equipoise.schedule.pipeline.instruction import OP, STAGE, Op, name_instruction
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 
 _THERE_AND_BACK = 2

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline.schedule import (
     Order,

@@ -35,8 +35,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest
-from equipoise.schedule.pipeline.instruction import Instruction, Ints, Op, make_table
+from equipoise.schedule.pipeline.instruction import Instruction, Op, make_table
 
 
 @dataclass(frozen=True, slots=True, eq=False)

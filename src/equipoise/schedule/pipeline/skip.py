@@ -29,10 +29,10 @@ Sources
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.pipeline.auto import default_bound
 from equipoise.schedule.pipeline.greedy import Greedy, Step, Taste
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.replay import replay_pipeline
 from equipoise.schedule.pipeline.request import PipelineRequest
 from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop

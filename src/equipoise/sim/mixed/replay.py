@@ -17,10 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step.layer import add
-from equipoise.cost.step.request import Floats, StepOptions, element_bytes
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.layers import LayerStrategy, redistribute_s, require_strategy

@@ -28,9 +28,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
+from equipoise.base.arrays import Ints
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
 from equipoise.schedule.pipeline.strategies import IN_V
 from equipoise.sim.kernel_key import kernel_key

@@ -17,11 +17,11 @@ from functools import partial
 
 import torch
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.nn.attention import attend_documents
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import plan_context
 from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
 
 STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")

@@ -17,6 +17,7 @@ Kept true (tests/multi/train/test_calibrate.py)
     A small plan gives a whole device file; its curves price what was measured.
 """
 
+import dataclasses
 import itertools
 import os
 import time
@@ -51,6 +52,7 @@ from equipoise.spec.device.file import (
 )
 from equipoise.spec.device.here import cpu_model, memory_share_bytes
 from equipoise.spec.device.spec import Dtype
+from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.train.process import settle
 
 MOST_RANKS = 16
@@ -86,6 +88,32 @@ class CalibrationPlan:
     disk_bytes: int = 32 << 20
     limit_s: float = 50.0
     """Time on the clock after which every point gets one sample a rank."""
+
+    @classmethod
+    def for_run(cls, run: ResolvedRun) -> "CalibrationPlan":
+        """The usual sizes, and those of a run where they are larger.
+
+        >>> from equipoise.spec.run.load import read_run
+        >>> run = read_run(None, [("pack.context_tokens", "16384")])
+        >>> CalibrationPlan.for_run(run).doc_tokens[-1]
+        16384
+        """
+        usual, model, pack = cls(), run.model, run.spec.pack
+        query = model.heads * model.head_width
+        widest = max(model.hidden, 2 * model.ffn, query * 3, model.vocab, 2 * model.expert_ffn)
+        return dataclasses.replace(
+            usual,
+            rows=_reaching(usual.rows, pack.most_tokens),
+            widths=_reaching(usual.widths, widest),
+            doc_tokens=_reaching(usual.doc_tokens, pack.context_tokens),
+            head_widths=tuple(sorted({*usual.head_widths, model.head_width})),
+        )
+
+
+def _reaching(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The sizes, the last of them grown to a power of two that is enough."""
+    most = max(sizes[-1], 1 << (size - 1).bit_length())
+    return (*sizes[:-1], most)
 
 
 class Progress(Protocol):

@@ -31,6 +31,8 @@ from equipoise.cost.curve import counted_curve
 from equipoise.data.cache.store import TokenStore
 from equipoise.observe.event import Kind
 from equipoise.observe.journal import Journal
+from equipoise.sim.rank_loads import ContextPlanner
+from equipoise.sim.stages import StagePlanner
 from equipoise.spec.device.parts import WAYS, Way
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -48,8 +50,6 @@ from equipoise.train.calibrate.parts_plan import (
 )
 from equipoise.train.context import ContextGroup
 from equipoise.train.process import settle
-from equipoise.train.shares import ContextPlanner
-from equipoise.train.stages import StagePlanner
 from equipoise.train.step import StepRunner
 
 _CLIP = 1e9

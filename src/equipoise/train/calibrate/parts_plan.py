@@ -11,6 +11,7 @@ Kept true (tests/unit/train/calibrate/test_parts_table.py)
 from dataclasses import dataclass, field
 
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.spec import Precision
 
 DEPTHS = (1, 4)
@@ -32,6 +33,17 @@ class PartsPlan:
     """Of a document."""
     steps: int = 6
     """After one that warms up."""
+
+    @classmethod
+    def for_run(cls, run: ResolvedRun) -> "PartsPlan":
+        """What is timed of a run's steps: its model, at its precision, up to its largest pack.
+
+        >>> from equipoise.spec.run.load import read_run
+        >>> PartsPlan.for_run(read_run(None, [("pack.context_tokens", "1024")])).sizes
+        (128, 1024, 1280)
+        """
+        spec = run.spec
+        return cls(run.model, spec.train.precision, spec.pack.most_tokens, spec.pack.context_tokens)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -16,9 +16,9 @@ from functools import partial
 
 import numpy as np
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.cost.curves.interval import median_interval
 from equipoise.cost.curves.parts import document_curves
-from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core

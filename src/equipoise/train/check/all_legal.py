@@ -45,6 +45,7 @@ from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep
@@ -54,7 +55,6 @@ from equipoise.train.check.pipeline import even_edges
 from equipoise.train.check.progress import growing_file, tell
 from equipoise.train.check.sample import Sample, compute_reference, held_error, make_decoder
 from equipoise.train.context import ContextGroup
-from equipoise.train.shares import ContextPlanner
 
 DOCUMENT_TOKENS = (17, 3, 1, 9, 12, 2, 6, 4)
 _WINDOW_TOKENS = 27

@@ -21,7 +21,6 @@ from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
 from equipoise.data.batch import Batch
 from equipoise.nn.decoder import Decoder, set_recompute
-from equipoise.nn.tensor import rows_of
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.pipeline import Pipeline
@@ -30,13 +29,13 @@ from equipoise.schedule.pipeline.messages import list_messages
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
-from equipoise.spec.layout import Layout
+from equipoise.sim.rank_loads import ContextPlanner
+from equipoise.spec.layout import Layout, rows_of
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run.spec import TWO_STAGES
 from equipoise.train.check.case import Case
 from equipoise.train.context import ContextGroup, Share
-from equipoise.train.shares import ContextPlanner
 
 _EXACT = tuple(name for name in STRATEGIES if name not in LOSSY)
 

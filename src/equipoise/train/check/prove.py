@@ -27,6 +27,7 @@ from equipoise.comm.mail import Ledger
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.nn.decoder import Decoder, set_recompute
 from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec
 from equipoise.train.check import pipeline as check_pipeline
@@ -35,7 +36,6 @@ from equipoise.train.check.progress import growing_file, tell
 from equipoise.train.check.sample import References, make_decoder
 from equipoise.train.check.setup import Setup
 from equipoise.train.context import ContextGroup, play_share
-from equipoise.train.shares import ContextPlanner
 from equipoise.train.together import Partners
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise.balance.context.plan import ContextPlan
 from equipoise.balance.packing.pack import pack_step, skew
 from equipoise.balance.packing.turns import TOGETHER, align_turns
 from equipoise.cost.curve import counted_curve
 from equipoise.nn.decoder import Decoder
-from equipoise.parallel.context.plan import ContextPlan
 from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
 from equipoise.spec.run.spec import PackSpec
@@ -27,7 +28,6 @@ from equipoise.train.check import pipeline as check_pipeline
 from equipoise.train.check.case import Case, Verdict
 from equipoise.train.check.sample import Reference, References, held_error, relative_error
 from equipoise.train.context import Share
-from equipoise.train.shares import ContextPlanner
 from equipoise.train.together import plan_turn
 
 

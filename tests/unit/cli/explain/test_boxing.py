@@ -13,7 +13,7 @@ from equipoise.schedule.boxing.path import BoxingRequest, plan_boxing
 from equipoise.schedule.boxing.placement import MeshTensor, read_placements
 from equipoise.schedule.boxing.ways import other_ways
 
-PAGE = Path(__file__).parents[4] / "docs" / "redistribution.md"
+PAGE = Path(__file__).parents[4] / "docs" / "your-code" / "redistribution.md"
 EXAMPLE = ("S(0), P -> B, S(1)", "--link", "10:50,5:450")
 
 

@@ -18,7 +18,7 @@ from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipe
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec
 
-PAGE = Path(__file__).parents[4] / "docs" / "pipeline-schedules.md"
+PAGE = Path(__file__).parents[4] / "docs" / "train" / "pipeline-schedules.md"
 ROWS = [
     *(("gpipe", 1), ("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-h2", 1)),
     *(("interleaved-zb", 2), ("zb-v", 2), ("dualpipe-v", 2), ("v-half", 2), ("v-min", 2)),

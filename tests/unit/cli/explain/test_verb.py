@@ -14,7 +14,7 @@ from equipoise.cli.main import main
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.schedule.attention.strategies import STRATEGIES, write_attention
 
-PAGE = Path(__file__).parents[4] / "docs" / "context-parallelism.md"
+PAGE = Path(__file__).parents[4] / "docs" / "your-code" / "context-parallelism.md"
 SMALL = ("--lengths", "300,40,90", "--ranks", "2", "--model", "2m")
 
 
@@ -88,9 +88,9 @@ def test_the_page_shows_what_the_tool_says(capsys: pytest.CaptureFixture[str]) -
         assert row == f"| {' | '.join(cells)} |"
         beside = f"Sent: {forward} forward, {backward} backward, {each['messages']} messages. "
         assert f"{beside}Skew of pairs: {skew}." in page
-        picture = f"attention-{each['name']}.svg"
-        assert f"(images/{picture})" in page
-        assert (PAGE.parent / "images" / picture).is_file()
+        picture = f"../images/attention/{each['name']}.svg"
+        assert f"({picture})" in page
+        assert (PAGE.parent / picture).is_file()
     homes = [rank["home"] for rank in answer["strategies"][1]["by_rank"]]
     assert {d for home in homes[1:] for d, *_ in home}.isdisjoint({1, 3, 4})
     for flags, said in (
@@ -265,7 +265,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "--strategy ring.\n"
     )
     assert refused(capsys, "--attention", "--lengths", "300,x") == (
-        '--lengths 300,x: "x" is no length. Give whole numbers of tokens, as in 3000,40,900.\n'
+        '--lengths 300,x: "x" is not a length. Give whole numbers of tokens, as in 3000,40,900.\n'
     )
     assert refused(capsys, "--attention", "--link", "fast") == (
         '--link: "fast" is no latency in us and bandwidth in GB/s, as in 10:50.\n'

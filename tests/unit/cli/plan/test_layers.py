@@ -83,8 +83,8 @@ def test_stages_stand_on_classes_of_nodes(
     [
         (
             ["plan", *TIGHT, "--layers", "own", "--export", "megatron"],
-            "--layers own plans layers that differ, and --export megatron has one setting for all. "
-            "Export a plan of --layers alike.\n",
+            "layers = own plans layers that differ, and export = megatron has one setting for all. "
+            "Export a plan of layers = alike.\n",
         ),
         (
             ["simulate", *TIGHT, "--layout", "pp=8", "--layers", "23:dp=1:none"],

@@ -120,17 +120,17 @@ def test_an_export_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) ->
         (
             [*SMALL, "--seconds", "0"],
             2,
-            "--seconds is 0. Give a time above 0.\n",
+            "seconds is 0. Give a time above 0.\n",
         ),
         (
             [*SMALL, "--seconds", "nan"],
             2,
-            "--seconds is nan. Give a time above 0.\n",
+            "seconds is nan. Give a time above 0.\n",
         ),
         (
             [*SMALL, "--seconds", "1e-9"],
             2,
-            "Within 1e-09 s no layout that fits was found among 5,929. Give more --seconds, or "
+            "Within 1e-09 s no layout that fits was found among 5,929. Give more seconds, or "
             "fix more of the layout.\n",
         ),
     ],

@@ -150,13 +150,13 @@ def test_a_table_a_line_a_picture_and_a_trace(
         ),
         (
             ("--layout=dp=16", "--schedule=1f2b"),
-            '--schedule: "1f2b" is not one of gpipe, 1f1b, interleaved, zb-h1, zb-h2, '
+            'schedule: "1f2b" is not one of gpipe, 1f1b, interleaved, zb-h1, zb-h2, '
             "interleaved-zb, zb-v, dualpipe-v, v-half, v-min, auto. Nearest: "
             '"1f1b".\n',
         ),
         (
             ("--layout=dp=16", "--lengths=prolong", "--policy=by-wrok"),
-            '--policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
+            'policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
             "delayed, divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "
             '"by-work".\n',
         ),

@@ -1,0 +1,1 @@
+"""What several verbs print of plans and steps."""
