@@ -206,7 +206,7 @@ def test_what_cannot_be_converted(
 
     assert main(["convert", str(built), str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"{tmp_path} exists already. Give the name of a new folder, or delete it.\n"
+        f"{tmp_path} already exists. Name a new folder, or delete it.\n"
     )
     assert told(tmp_path / "absent", 2) == (
         f"There is no {tmp_path / 'absent'}. Give the folder of a run or of a checkpoint, or a "

@@ -111,7 +111,7 @@ def faults(file: Path) -> list[str]:
 def files() -> list[Path]:
     """The modules and data files of the source, and the pages."""
     source = ROOT / "src" / "equipoise"
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "changes").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "changes").glob("*.md")]
     return sorted((*source.rglob("*.py"), *source.rglob("*.toml"), *pages))
 
 

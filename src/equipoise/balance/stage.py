@@ -60,6 +60,21 @@ class StageSplit:
         """Layers of each stage, int64 [stages]."""
         return np.diff(self.edges)
 
+    def layers_of(self, rank_of: Ints) -> list[list[int]]:
+        """Numbers of the layers that each pipeline rank holds, over all its stages.
+
+        Args:
+            rank_of: Pipeline rank of each stage, int64 [stages].
+
+        >>> StageSplit(np.array([0, 2, 3, 5]), np.ones(3)).layers_of(np.array([0, 1, 0]))
+        [[0, 1, 3, 4], [2]]
+        """
+        edges = self.edges.tolist()
+        held: list[list[int]] = [[] for _ in range(int(rank_of.max()) + 1)]
+        for stage, rank in enumerate(rank_of.tolist()):
+            held[rank] += range(edges[stage], edges[stage + 1])
+        return held
+
     @property
     def skew(self) -> float:
         """Slowest stage over the mean [ratio]."""
@@ -246,6 +261,19 @@ def split_model(prices: LayerPrices, model: ModelSpec, stages: int) -> StageSpli
     """Split a model's layers for these micro-batches, with the head priced in."""
     loads = np.full(model.layers, prices.layer_load)
     return split_stages(loads, stages, last_load=prices.head_load)
+
+
+def split_at(prices: LayerPrices, edges: Sequence[int]) -> StageSplit:
+    """Stages that were decided elsewhere, priced for the micro-batches that are to come.
+
+    Args:
+        prices: What a layer and the head take of each micro-batch.
+        edges: Stage s has layers ``edges[s]`` to ``edges[s + 1]``.
+    """
+    bounds = np.array(edges, dtype=np.int64)
+    loads = np.diff(bounds) * prices.layer_load
+    loads[-1] += prices.head_load
+    return StageSplit(bounds, loads)
 
 
 def price_stages(

@@ -72,7 +72,7 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
     parser.add_argument(
         "--schedule",
         metavar="NAME",
-        help="order of a pipeline's work, as equipoise explain --schedule lists them (default: "
+        help="order of a pipeline's work, as equipoise explain pipeline lists them (default: "
         f"{searched or '1f1b, and interleaved where virtual is above 1'})",
     )
     parser.add_argument(

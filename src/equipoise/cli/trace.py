@@ -17,7 +17,7 @@ examples:
   equipoise trace runs/by-work --steps 12 --out step.json
 
 Open the file at https://ui.perfetto.dev or chrome://tracing. Instructions of a pipeline are named
-as equipoise explain --schedule names them: 1F3 is the forward of micro-batch 3 on stage 1, I and W
+as equipoise explain pipeline names them: 1F3 is the forward of micro-batch 3 on stage 1, I and W
 are the halves of a backward, B is a whole one.
 
 --json prints {"trace", "run", "steps"}.

@@ -1,1 +1,1 @@
-"""Floor 6: documents, from where they lie to the pieces of a step. Imports no torch itself."""
+"""Floor 6: documents, from files on disk to the pieces of a step. Imports no torch itself."""

@@ -1,4 +1,4 @@
-"""The executor of a pack: pieces become token and label tensors."""
+"""The executor of a pack: turns pieces into token and label tensors."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ class Batch:
 
 
 def count_labels(pieces: Pieces, doc_tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Labels of some pieces: every token has one but the last of its document.
+    """The number of labels in some pieces: one per token, except each document's last.
 
-    Documents may be numbered apart, as ``data.stream.tell_apart`` does.
+    Repeated documents may have numbers of their own, as after ``data.stream.tell_apart``.
     """
     lengths = pieces[:, 2] - pieces[:, 1]
     ends = pieces[:, 2] == doc_tokens[pieces[:, 0] % len(doc_tokens)]
@@ -33,7 +33,7 @@ def count_labels(pieces: Pieces, doc_tokens: np.ndarray[tuple[int], np.dtype[np.
 def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device) -> Batch:
     """Read a micro-batch's tokens; each token's label is the next one of its document.
 
-    A piece that ends inside its document has the following token as its last label: cutting
+    A piece that ends inside its document takes the following token as its last label: cutting
     a document loses attention, never a label.
 
     Raises:
@@ -44,7 +44,7 @@ def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device)
     at = 0
     for number, start, stop in micro_batch.pieces.tolist():
         document, length = number % store.documents, stop - start
-        # One more than the piece where its document goes on: the last label.
+        # One token more if the document goes on after the piece: the last label.
         read = store.read(document, start, min(stop + 1, int(store.doc_tokens[document])))
         tokens[at : at + length] = read[:length]
         following = read[1:]
@@ -56,14 +56,14 @@ def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device)
 
 
 def check_vocabulary(store: TokenStore, vocab: int) -> None:
-    """Refuse a tokenizer whose tokens the model has no rows for.
+    """Refuse a tokenizer with more tokens than the model's vocabulary.
 
     Raises:
-        ModelError: the tokenizer knows more tokens than the model.
+        ModelError: as above.
     """
     if store.vocab > vocab:
         raise ModelError(
-            f"The tokenizer {store.tokenizer_file} has {store.vocab:,} tokens and the model "
-            f"{vocab:,} rows. Set model.vocab = {-(-store.vocab // 64) * 64}, or use the "
-            f"tokenizer that the model was made with."
+            f"The tokenizer {store.tokenizer_file} has {store.vocab:,} tokens, but the model has "
+            f"only {vocab:,}. Set model.vocab = {-(-store.vocab // 64) * 64}, or use the model's "
+            f"own tokenizer."
         )

@@ -8,8 +8,8 @@ Why
 What it decides
     Which operator runs: on CPU the flash operator of aten, document by document; on CUDA
     the variable-length operator over all documents at once. Callers see one name. A decoder
-    takes a ``PackAttention``: whoever has put only some of a pack's tokens on this rank says
-    where they stand and how they attend. Under ``torch.autocast`` inputs are cast as torch's own
+    takes a ``PackAttention``: code that puts only some of a pack's tokens on this rank passes
+    their positions and how they attend. Under ``torch.autocast`` inputs are cast as torch's own
     attention casts them.
 
 Kept true (tests/unit/nn/test_attention.py, tests/unit/nn/test_attention_inputs.py)
@@ -32,21 +32,21 @@ _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Queries, keys and values of some tokens in, outputs of the same tokens out; differentiable."""
+"""From queries, keys and values of some tokens to their outputs; differentiable."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackAttention:
-    """What a decoder must know of a pack: where its tokens stand, and how they attend."""
+    """What a decoder must know about a pack: its tokens' positions, and how they attend."""
 
     positions_T: Tensor
     """Position of each token in its document, int64 [T]."""
     attend: Attend
-    """Called once in the forward pass of each layer, and once more where it is recomputed."""
+    """Called once in each layer's forward pass, and again if the layer is recomputed."""
 
 
 def require_alike(q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> None:
-    """Refuse queries, keys and values that no attention reads together.
+    """Refuse queries, keys and values that do not match.
 
     Raises:
         LayoutError: their dimensions, tokens, heads, widths, dtypes or devices do not match.
@@ -54,28 +54,28 @@ def require_alike(q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> None:
     q, k, v = q_tHE, k_tGE, v_tGE
     if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape:
         raise LayoutError(
-            f"Queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not go "
-            f"together. Give [tokens, heads, width] each, keys and values of one shape."
+            f"Queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)} do not "
+            f"match. Each must be [tokens, heads, width], keys and values of the same shape."
         )
     if (len(q), q.shape[2]) != (len(k), k.shape[2]):
         raise LayoutError(
-            f"Queries of {len(q)} tokens and width {q.shape[2]} do not go with keys of {len(k)} "
-            f"tokens and width {k.shape[2]}. Give them the same tokens and width."
+            f"Queries have {len(q)} tokens and width {q.shape[2]}, keys have {len(k)} tokens and "
+            f"width {k.shape[2]}. Give them the same tokens and width."
         )
     if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
         raise LayoutError(
             f"Queries are {q.dtype} on {q.device}, keys {k.dtype} on {k.device} and values "
-            f"{v.dtype} on {v.device}. Give all three one dtype and one device."
+            f"{v.dtype} on {v.device}. All three must have the same dtype and device."
         )
     if not k.shape[1] or q.shape[1] % k.shape[1]:
         raise LayoutError(
-            f"{k.shape[1]} key/value heads do not divide {q.shape[1]} query heads. Give each "
-            f"key/value head the same number of query heads."
+            f"{q.shape[1]} query heads cannot be divided evenly among {k.shape[1]} key/value "
+            f"heads. Give each key/value head the same number of query heads."
         )
 
 
 def cast_as_autocast(*given: Tensor) -> tuple[Tensor, ...]:
-    """Tensors as ``torch.autocast`` hands them to torch's own attention; float64 stays."""
+    """Cast tensors as ``torch.autocast`` does for torch's own attention; float64 stays."""
     return tuple(
         x.to(torch.get_autocast_dtype(x.device.type))
         if torch.is_autocast_enabled(x.device.type)
@@ -87,7 +87,7 @@ def cast_as_autocast(*given: Tensor) -> tuple[Tensor, ...]:
 
 
 def lead_heads(x_tHE: Tensor) -> Tensor:
-    """A view as aten's operators want it, [1, H, t, E]; a copy unless the width's stride is 1.
+    """View ``x`` as aten's operators want it, [1, H, t, E]; copy it if its last stride is not 1.
 
     The flash operators on CPU take strides of heads and tokens, and read the width as if its
     stride were 1, whatever it is.
@@ -98,7 +98,7 @@ def lead_heads(x_tHE: Tensor) -> Tensor:
 
 
 def _spans(bounds: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Documents that have a token: for one without, aten's operator divides by zero."""
+    """Spans of the documents that are not empty: aten's operator divides by zero on empty ones."""
     return [(start, stop) for start, stop in pairwise(bounds) if start < stop]
 
 
@@ -176,14 +176,14 @@ def attend_documents(
     Args:
         q_THE: Queries [packed tokens, query heads, head width], of any strides.
         k_TGE: Keys; the number of key/value heads divides the number of query heads.
-        v_TGE: Values, shaped as the keys.
-        doc_tokens: Length of each document, in pack order [tokens]; sums to T.
+        v_TGE: Values, shaped like the keys.
+        doc_tokens: Length of each document, in pack order [tokens]; they sum to T.
 
     Returns:
         ``o_THE``, differentiable in all three inputs.
 
     Raises:
-        LayoutError: the tensors do not go together.
+        LayoutError: the tensors do not match.
         ValueError: the lengths do not sum to T, or one is negative.
     """
     q_THE, k_TGE, v_TGE = cast_as_autocast(q_THE, k_TGE, v_TGE)
@@ -209,7 +209,7 @@ def pack_attention(doc_tokens: Sequence[int], device: torch.device) -> PackAtten
 
     Args:
         doc_tokens: Length of each document, in pack order [tokens].
-        device: Of the tokens.
+        device: Where the tokens are.
 
     >>> pack_attention([3, 2], torch.device("cpu")).positions_T.tolist()
     [0, 1, 2, 0, 1]

@@ -1,14 +1,14 @@
-"""The clock that a rank's computing is measured by: one for prices and for the steps beside them.
+"""The clock that measures a rank's computing, the same for prices and for the steps beside them.
 
 What it decides
-    On a CPU, processor time of the thread that computes: it stands still while the rank waits for
-    a message, or while another program has the core, so a price that was measured beside others is
-    the price of a step that runs alone. Threads that share one operator wait for each other
-    busily, so one of them shows what all take. On an accelerator, where the host only asks, time
-    on the wall between two moments at which the device has nothing left to do.
+    On a CPU, the processor time of the computing thread: it stands still while the rank waits for
+    a message or another program has the core, so prices measured on a busy machine hold for a step
+    that runs alone. Threads that share one operator spin while they wait for each other, so one
+    thread's time is the operator's. On an accelerator the host only launches kernels, so it is
+    wall-clock time between two moments at which the device is idle.
 
 Kept true (tests/unit/nn/test_clock.py)
-    Sleep and other threads do not count.
+    Neither sleep nor other threads count.
 """
 
 import time
@@ -18,7 +18,7 @@ import torch
 
 
 def busy_clock(device: torch.device) -> Callable[[], float]:
-    """Reads seconds of computing on a device; only differences mean anything."""
+    """A function that reads a device's computing time [s]; only differences mean anything."""
     if device.type != "cuda":
         return time.thread_time
 

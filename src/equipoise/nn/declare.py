@@ -1,14 +1,13 @@
-"""How a module's weights may be split over ranks, as the module itself declares it.
+"""How a module declares the ways in which its weights may be split over ranks.
 
 Why
-    Which dim of a weight is split follows from what the module computes with it, so the module
-    says it, by the name of a mesh axis; whoever has ranks applies it. A weight of which nobody
-    has said anything must not be split, nor left whole, by guesswork.
+    Which dim of a weight can be split follows from what the module computes with it, so the module
+    declares it and ``parallel`` applies it. A weight without a declaration is an error: whether
+    to split it must never be a guess.
 
 What it decides
-    ``Split`` is one dim in even runs, ``Copied`` the whole weight on every rank. Each rank's
-    gradient of a copied weight is a part of a sum, because its ranks hold different tokens, or
-    different heads.
+    ``Split`` cuts one dim into even runs; ``Copied`` puts the whole weight on every rank. Ranks
+    hold different tokens or heads, so each one's gradient of a copied weight is a partial sum.
 
 Kept true (tests/unit/nn/test_declare.py, tests/multi/parallel/test_tensor.py)
     Every weight of a decoder is declared once; gradients of copied weights are summed.
@@ -26,11 +25,11 @@ from equipoise.base.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A dim of a weight in runs of equal length, the last one shorter where it must be."""
+    """One dim of a weight, cut into runs of equal length; the last may be shorter."""
 
     dim: int
     parts: int | None = None
-    """Runs that must stay whole (heads); copied instead where ranks do not divide them."""
+    """Runs that must stay whole (heads); copied if their number is not a multiple of the ranks."""
     axis: str = TENSOR_AXIS
 
 
@@ -46,7 +45,7 @@ Placement = Split | Copied
 
 @runtime_checkable
 class Declares(Protocol):
-    """A module that says how its weights are split."""
+    """A module that declares how its weights are split."""
 
     def declare(self) -> dict[str, Placement]:
         """Placement of each weight, by its name within the module."""
@@ -56,39 +55,39 @@ def declared(module: nn.Module) -> dict[str, Placement]:
     """Placement of every weight, by its full name.
 
     Raises:
-        LayoutError: a weight is declared by no module.
+        LayoutError: no module declares a weight.
     """
-    found: dict[str, Placement] = {}
+    placements: dict[str, Placement] = {}
     for prefix, part in module.named_modules():
         if isinstance(part, Declares):
             stem = f"{prefix}." if prefix else ""
-            found |= {stem + name: placement for name, placement in part.declare().items()}
+            placements |= {stem + name: placement for name, placement in part.declare().items()}
     names = [name for name, _ in module.named_parameters()]
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in placements]
     if missing:
         raise LayoutError(
-            f"{len(missing)} of {len(names)} weights have no declared placement, the first is "
-            f"{missing[0]}. Name them in declare() of the module that computes with them, or set "
+            f"{len(missing)} of {len(names)} weights have no declared placement, {missing[0]} "
+            f"first. Add them to declare() of the module that computes with them, or set "
             f"layout.tp = 1."
         )
-    return {name: found[name] for name in names}
+    return {name: placements[name] for name in names}
 
 
 def local(weight: Tensor) -> Tensor:
     """This rank's share of a weight, as a plain tensor that autograd follows.
 
     Args:
-        weight: Plain, or gathered over data-parallel ranks and split over others.
+        weight: A plain tensor, or one gathered over data-parallel ranks and split over others.
 
     Returns:
-        The share; its gradient is the share's where the weight is split, and one part of a sum
-        where it is copied.
+        The share. Its gradient is the share's if the weight is split, and a partial sum if it is
+        copied.
     """
     if not isinstance(weight, DTensor):
         return weight
     names = weight.device_mesh.mesh_dim_names or ()
     gradients = [
-        # What data-parallel ranks have is summed by whoever gathered the weight.
+        # Whatever gathered the weight sums the gradients of data-parallel ranks.
         Partial() if name == TENSOR_AXIS and isinstance(place, Replicate) else place
         for name, place in zip(names, weight.placements, strict=True)
     ]

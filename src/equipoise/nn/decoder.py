@@ -1,13 +1,13 @@
 """A Llama-style decoder over packed documents, as single-device code.
 
 What it decides
-    Nothing about ranks. A pack whose tokens lie on several is a ``PackAttention`` that has their
-    positions and attends over all of them; every other layer treats each token by itself. Ranks
-    that share weights are ``tensor``: a block computes with what it holds of its weights.
+    Nothing about ranks. A pack that is spread over several arrives as a ``PackAttention``, which
+    has the positions of this rank's tokens and attends over all of them; every other layer treats
+    each token by itself. Ranks that share weights are ``tensor``: a block computes with its share.
 
 Kept true (tests/unit/nn/test_decoder.py, tests/multi/check/test_check.py)
-    Documents do not see each other; however a pack is shared out, loss, logits and gradients
-    are those of one rank.
+    Documents do not see each other; however a pack is distributed, loss, logits and gradients
+    equal those of one rank.
 
 Shapes: T packed tokens, D model width, H query heads, G key/value heads, E head width; t is this
 rank's share of the tokens between blocks, all of them where no ranks share weights.
@@ -55,10 +55,10 @@ class Attention(nn.Module):
         """Heads are split; a key/value head may be read by several ranks."""
         model, heads = self.model, Split(0, self.model.heads)
         kv_heads = Split(0, model.kv_heads)
-        found: dict[str, Placement] = {"output.weight": Split(1, model.heads)}
+        placements: dict[str, Placement] = {"output.weight": Split(1, model.heads)}
         for name, placement in (("query", heads), ("key", kv_heads), ("value", kv_heads)):
-            found |= {f"{name}.weight": placement, f"{name}.bias": placement}
-        return found | {f"{name}.weight": Copied() for name in ("query_norm", "key_norm")}
+            placements |= {f"{name}.weight": placement, f"{name}.bias": placement}
+        return placements | {f"{name}.weight": Copied() for name in ("query_norm", "key_norm")}
 
     def heads(self, x_tD: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of this rank's heads, as the attention core takes them."""
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         return rotate(q_THE, table), rotate(k_TGE, table), v_TGE
 
     def join(self, residual_tD: Tensor, o_THE: Tensor) -> Tensor:
-        """``residual`` plus what the output projection makes of the core's output."""
+        """``residual`` plus the output projection of the core's output."""
         o_TD = o_THE.flatten(1)
         if self.tensor.ranks == 1:
             return add_project(residual_tD, o_TD, self.output.weight)
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         return residual_tD + self.tensor.leave(partial_TD)
 
     def _rows(self, weight: Tensor, part: nn.Linear) -> Tensor:
-        """This rank's heads of a weight or bias; of copied ones those that its queries read."""
+        """This rank's heads of a weight or bias; if copied, the heads that its queries read."""
         weight, model, ranks = local(weight), self.model, self.tensor.ranks
         if part is self.query or model.kv_heads % ranks == 0:
             return weight
@@ -108,13 +108,13 @@ class FeedForward(nn.Module):
         return {"gate.weight": Split(0), "up.weight": Split(0), "down.weight": Split(1)}
 
     def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
-        """``residual + swiglu(x)``, or with a share of the hidden units a part of the sum."""
+        """``residual + swiglu(x)``; a partial sum if this rank has a share of the hidden units."""
         weights = [local(part.weight) for part in (self.gate, self.up, self.down)]
         return add_swiglu(residual_TD, x_TD, *weights)
 
 
 def set_recompute(decoder: "Decoder", setting: Recompute) -> None:
-    """Say what every layer makes again in the backward instead of keeping it."""
+    """Set what every layer recomputes in the backward instead of keeping."""
     for at, layer in enumerate(decoder.layers):
         if isinstance(layer, DecoderLayer):
             layer.recompute = layer_recompute(setting, at)
@@ -181,7 +181,7 @@ def _require_built(model: ModelSpec) -> None:
     kind = kind if model.latent is None else "Latent attention"
     if kind:
         raise ModelError(
-            f"{kind} can be simulated and planned, not yet trained. Take a decoder with gated "
+            f"{kind} can be simulated and planned, but not trained yet. Use a decoder with gated "
             f"feed-forwards and grouped-query attention, as in equipoise config."
         )
 
@@ -190,10 +190,10 @@ class Decoder(nn.Module):
     """The whole model: tokens in, summed loss or logits out."""
 
     def __init__(self, model: ModelSpec) -> None:
-        """Make its modules, weights as torch makes them.
+        """Build the modules, with torch's initial weights.
 
         Raises:
-            ModelError: the model is one that is priced alone.
+            ModelError: the model can be priced but not trained.
         """
         super().__init__()
         _require_built(model)
@@ -217,24 +217,24 @@ class Decoder(nn.Module):
 
         Args:
             tokens_T: Packed token ids, int64 [T]; T may be 0.
-            pack: Length of each document in the pack [tokens], where positions restart; or
-                where these tokens stand and how they attend, if that is known elsewhere.
+            pack: Length of each document in the pack [tokens]; positions restart at each. Or a
+                ``PackAttention``, for tokens of a pack that is spread over ranks.
             labels_T: Next token of each token, ``loss.IGNORED`` where there is none.
         """
         return self.finish(self.run_layers(self.begin(tokens_T), pack, self.layers), labels_T)
 
     def declare(self) -> dict[str, Placement]:
-        """Words are split."""
+        """The vocabulary is split."""
         return {"embed.weight": Split(0), "head.weight": Split(0), "norm.weight": Copied()}
 
     def begin(self, tokens_T: Tensor) -> Tensor:
-        """What comes before the first layer: hidden states [t, D]."""
+        """Embed the tokens: hidden states [t, D] for the first layer."""
         return look_up(tokens_T, local(self.embed.weight), self.model.vocab, self.tensor)
 
     def run_layers(
         self, x_tD: Tensor, pack: Sequence[int] | PackAttention, layers: Iterable[nn.Module]
     ) -> Tensor:
-        """Some of the layers, in order, on hidden states [t, D]."""
+        """Run some of the layers, in order, on hidden states [t, D]."""
         if not isinstance(pack, PackAttention):
             pack = pack_attention(pack, x_tD.device)
         frequency = rotary_frequencies(self.model, device=x_tD.device)
@@ -244,7 +244,7 @@ class Decoder(nn.Module):
         return x_tD
 
     def finish(self, x_tD: Tensor, labels_T: Tensor | None) -> Tensor:
-        """What comes after the last layer: summed cross-entropy, or logits without labels."""
+        """Norm and head after the last layer: summed cross-entropy, or logits without labels."""
         x_tD = self.norm(x_tD)
         if labels_T is None:
             return self.logits(x_tD)
@@ -253,7 +253,7 @@ class Decoder(nn.Module):
         return head_loss(x_TD, self._head(), labels_T, words=words, tensor=self.tensor)
 
     def logits(self, x_tD: Tensor) -> Tensor:
-        """Logits [T, V] of the last norm's output; not differentiable where words are split."""
+        """Logits [T, V] of the last norm's output; not differentiable if the head is split."""
         tokens = int(self.tensor.sum_(torch.tensor([len(x_tD)], device=x_tD.device)))
         logits_Tv = self.tensor.enter(x_tD, tokens) @ self._head().t()
         return self.tensor.join_columns(logits_Tv, self.model.vocab)
@@ -266,7 +266,7 @@ class Decoder(nn.Module):
 def initialize(decoder: Decoder, seed: int) -> None:
     """Draw every weight from its own generator, named by the seed and the weight's name.
 
-    No weight's values depend on the order, the number or the layout of the others. Matrices
+    A weight's values do not depend on the order, number or layout of the others. Matrices
     are normal with deviation 0.02; those that write to the residual stream are divided by
     ``sqrt(2 layers)`` (GPT-2's rule); norms are one, biases zero.
     """

@@ -1,21 +1,21 @@
-"""Weight gradients that are put off: a backward whose weights' half comes later, or at once.
+"""Deferred weight gradients: a backward whose weight half runs later.
 
 Why
-    The stage before waits for the gradient of a stage's input and for nothing else. The other
-    half of the backward, the gradients of the weights, can wait for a moment in which the rank
-    would be idle. Asking autograd twice computes the whole chain of input gradients twice.
+    The previous stage waits only for the gradient of this stage's input. The other half of the
+    backward, the gradients of the weights, can wait until the rank would be idle. Calling
+    autograd twice would compute the whole chain of input gradients twice.
 
 What it decides
-    A function of ``nn.project`` multiplies each weight's gradient from two tensors that its
-    backward has anyway. Told beforehand, it keeps the two instead, and autograd gets nothing
-    for that weight. Functions are told through the graph of the output: each node has a
-    ``WeightGradients``, so nothing is handed through layers, and nothing is global. Whatever
-    else has parameters (norms, biases, the embedding, a head whose loss makes its gradient) has
-    its gradients at once, which is exact, too.
+    The functions of ``nn.project`` multiply each weight's gradient from two tensors that their
+    backward has anyway. When deferred, they keep the two tensors instead, and autograd gets
+    nothing for that weight. ``defer_weights`` walks the graph of the output: each node has a
+    ``WeightGradients``, so nothing is passed through layers and nothing is global. All other
+    parameters (norms, biases, the embedding, a head whose loss makes its gradient) get their
+    gradients at once, which is just as exact.
 
 Kept true (tests/unit/nn/test_defer.py)
-    Gradients of both halves together equal those of a whole backward, also where layers are
-    recomputed, weights are shared or need no gradient; no weight has one before its half.
+    Gradients of both halves together equal those of a whole backward, even if layers are
+    recomputed or weights are shared or frozen; deferred weights have no gradient before ``finish``.
 
 Sources
     Split backward: Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 2.
@@ -35,7 +35,7 @@ class Product:
     grad_TO: Tensor
     x_TI: Tensor
     is_wide: bool = False
-    """Whether it comes out faster the other way around, ``(x.T @ grad).T``, by 5%."""
+    """Whether ``(x.T @ grad).T`` is faster, by 5%."""
 
     def multiply(self) -> Tensor:
         """The gradient [out, in]."""
@@ -44,7 +44,7 @@ class Product:
         return self.grad_TO.t() @ self.x_TI
 
     def add_to(self, weight: Tensor) -> None:
-        """Add it to ``weight.grad``; where there is one, in the same pass as it is multiplied."""
+        """Add it to ``weight.grad``, fused with the product if there is a gradient already."""
         if weight.grad is None or isinstance(weight, DTensor):
             weight.backward(self.multiply())
         else:
@@ -53,23 +53,23 @@ class Product:
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
-    """Those of one function in one graph; the function keeps it as ``ctx.weight_gradients``."""
+    """Weight gradients of one function in one graph, which it keeps as ``ctx.weight_gradients``."""
 
     first: int
-    """Place of the first weight among the function's inputs; the others follow."""
+    """Index of the first weight among the function's inputs; the others follow."""
     leaves: list[Tensor | None] | None = None
-    """The weights, None for one that needs no gradient; None if they are not put off."""
+    """The weights, None for each that needs no gradient; None as a whole if not deferred."""
     products: tuple[Product, ...] = field(default=())
 
     def take(self, *products: Product) -> tuple[Tensor | None, ...]:
-        """What the function's backward returns for its weights."""
+        """Return what the function's backward must return for its weights."""
         if self.leaves is None:
             return tuple(product.multiply() for product in products)
         self.products = products
         return (None,) * len(products)
 
     def finish(self) -> None:
-        """Add to the weights what was put off, and let go of it."""
+        """Add the deferred gradients to the weights, and free them."""
         for weight, product in zip(self.leaves or (), self.products, strict=False):
             if weight is not None:
                 product.add_to(weight)
@@ -78,7 +78,7 @@ class WeightGradients:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deferred:
-    """The weights' half of one backward."""
+    """The weight half of one backward."""
 
     parts: tuple[WeightGradients, ...]
 
@@ -90,13 +90,13 @@ class Deferred:
 
 
 def defer_weights(out: Tensor) -> Deferred:
-    """Make the coming backward of ``out`` put off its weights' gradients.
+    """Make the coming backward of ``out`` defer its weights' gradients.
 
     Args:
-        out: What ``backward`` is called on next, once.
+        out: The tensor on which ``backward`` is called next, once.
 
     Returns:
-        Their half: ``finish`` it after that backward.
+        The deferred half: call ``finish`` on it after that backward.
 
     Cost: microseconds for each node of the graph.
 
@@ -125,7 +125,7 @@ def defer_weights(out: Tensor) -> Deferred:
         if not isinstance(gradients, WeightGradients):
             continue
         weights = inputs[gradients.first :]
-        # A weight that is itself computed has no ``grad``: its function keeps both halves.
+        # A computed weight has no ``grad``, so its function does both halves at once.
         if all(each is None or hasattr(each, "variable") for each in weights):
             gradients.leaves = [getattr(each, "variable", None) for each in weights]
             parts.append(gradients)

@@ -1,20 +1,19 @@
 """Cross-entropy of a vocabulary head, in chunks of tokens, with no logits kept.
 
 Why
-    Logits of 4,096 tokens over 128,256 words are 2 GiB in fp32, twice with their gradient.
-    Chunks that fit the cache make each chunk's logits, loss and gradients, and are dropped.
+    Logits of 4,096 tokens over 128,256 words take 2 GiB in fp32, and their gradient as much.
+    Here each chunk of tokens fits the cache: its logits give the loss and gradients, and are freed.
 
 What it decides
-    The gradient is made in the forward, because the loss is a plain sum: whoever divides it
-    by the count of labels multiplies the two gradients by a number in the backward.
+    Gradients are computed in the forward, because the loss is a plain sum: dividing it by the
+    count of labels only scales both gradients in the backward.
 
     Ranks that split the vocabulary exchange, for each token, the largest logit, the sum of
-    exponentials and the logit of the label, which one of them has: no rank sees all logits.
+    exponentials and the logit of the label, which only one rank has: no rank sees all logits.
 
 Kept true (tests/unit/nn/test_loss.py, tests/multi/parallel/test_tensor.py)
-    Equal to ``cross_entropy(x @ w.T, labels, reduction="sum")`` in float64; no valid label
-    gives zero loss and zero gradients; the chunk size changes rounding alone; so does a
-    vocabulary that is split.
+    Equal to ``cross_entropy(x @ w.T, labels, reduction="sum")`` in float64. Without a valid label
+    loss and gradients are zero. The chunk size, and splitting the vocabulary, change only rounding.
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ from torch import Tensor
 from equipoise.nn.tensor import Alone, TensorRanks, part_of
 
 IGNORED = -1
-"""Label of a token that has nothing to predict."""
+"""Label of a token without a next one."""
 
 _CHUNK_BYTES = 8 << 20
 
@@ -37,7 +36,7 @@ class _HeadLoss(torch.autograd.Function):
     ) -> Tensor:
         wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
         own = part_of(words, ranks=tensor.ranks, rank=tensor.rank)
-        # Of the longest part, so that all ranks meet in the same chunks.
+        # Sized for the longest share, so that all ranks meet in the same chunks.
         chunk = max(16, _CHUNK_BYTES // (wide.itemsize * -(-words // tensor.ranks)))
         total = x_TD.new_zeros((), dtype=wide)
         needs_grad = any(ctx.needs_input_grad[:2])
@@ -68,7 +67,7 @@ class _HeadLoss(torch.autograd.Function):
                 grad_head.addmm_(narrow_CV.t(), x_CD)
             else:
                 grad_head += narrow_CV.t() @ x_CD
-            del logits_CV, grad_CV, narrow_CV  # before the next chunk's are made
+            del logits_CV, grad_CV, narrow_CV  # freed before the next chunk's are made
         ctx.grads = (grad_x, grad_head)
         ctx.dtype = head_VD.dtype
         return total
@@ -104,12 +103,12 @@ def head_loss(
         x_TD: Last hidden states [T, D], the same on ranks that split the vocabulary.
         head_VD: Head weights [V, D], or this rank's rows of them.
         labels_T: Next token of each, or ``IGNORED``, int64 [T].
-        words: V, where it is split.
+        words: V, if it is split.
         tensor: The ranks that split it.
 
     Returns:
         A scalar, fp32 (fp64 for fp64 inputs), the same on each of those ranks; differentiable
-        once. The gradient of ``x`` is what this rank's rows make of it: a part of a sum.
+        once. The gradient of ``x`` is this rank's partial sum, from its own rows.
     """
     words = head_VD.shape[0] if words is None else words
     out: Tensor = _HeadLoss.apply(x_TD, head_VD, labels_T, words, tensor)

@@ -1,13 +1,13 @@
 """Measure this machine's price of a document: the curve that packing and forecasts read.
 
 Why
-    The price of attention depends on kernel, dtype and length in ways no formula knows. Two
-    seconds of measuring, once for each machine and model, and kept, replace all of them.
+    The price of attention depends on kernel, dtype and length in ways that no formula predicts.
+    Two seconds of measuring, once per machine and model and cached, replace the formulas.
 
 What it decides
     Attention forward and backward at a geometric ladder of lengths, on the model's own heads;
-    the linear layers from decoders of one and two layers over many short documents, whose
-    difference is a layer and whose rest is embedding and head. The clock is that of a run's
+    the linear layers from decoders of one and two layers over many short documents: the
+    difference is a layer, the remainder is embedding and head. The clock is the one of a run's
     ``busy_s`` (``nn.clock``).
 """
 
@@ -27,14 +27,14 @@ from equipoise.spec.run.spec import Recompute
 
 _SHORT_TOKENS = 64
 _LONG_S = 0.25
-"""Of one call: what takes longer is not run a third time [s]."""
+"""A call that takes longer is not run a third time [s]."""
 
 
 def _fastest_s(call: Callable[[], None], *, device: torch.device, budget_s: float) -> float:
-    """The shortest of several runs after a warm-up, at least three, for ``budget_s`` in all.
+    """The shortest of several runs after a warm-up: at least three, ``budget_s`` in all.
 
-    Of a call that takes long two runs do, and the warm-up is one of them: what a first run
-    costs more is little beside it, and a start that measures is waited for.
+    For a long call two runs are enough, one of them the warm-up: the first run's extra cost is
+    small beside the call, and a user is waiting for the run to start.
     """
     clock = busy_clock(device)
 
@@ -54,7 +54,7 @@ def _fastest_s(call: Callable[[], None], *, device: torch.device, budget_s: floa
 
 
 def gemm_flop_per_s(device: torch.device, dtype: torch.dtype, *, size: int = 1024) -> float:
-    """This machine's rate on a square matmul: the peak that utilisation is held against."""
+    """This machine's rate on a square matmul, the peak for utilisation [FLOP/s]."""
     left = torch.randn(size, size, device=device).to(dtype)
     right = torch.randn(size, size, device=device).to(dtype)
 
@@ -104,8 +104,8 @@ def _decoder_s(
 def touch_libraries(device: torch.device, dtype: torch.dtype) -> None:
     """Run a tiny decoder once, forward, backward and update.
 
-    The first use of a kernel reads its code from disk and makes its buffers: 60 MiB and a
-    tenth of a second that belong to no step's time or memory.
+    The first use of a kernel reads its code from disk and allocates its buffers: 60 MiB and a
+    tenth of a second that must not count towards a step.
     """
     tiny = ModelSpec(layers=1, hidden=16, heads=2, kv_heads=1, ffn=16, vocab=16, head_width=8)
     decoder = Decoder(tiny).to(device=device, dtype=dtype)
@@ -128,8 +128,8 @@ def measure_curve(
         model: The model that will run.
         context_tokens: Longest document that the curve must cover.
         device: Where it will run.
-        dtype: Of activations.
-        recompute: Activation recomputation of the run.
+        dtype: Dtype of activations.
+        recompute: The run's activation recomputation.
 
     Returns:
         A curve with the fastest of several runs at each point.

@@ -1,10 +1,10 @@
 """Samples of single kernels on one core: products, attention, memory.
 
 What it decides
-    What one sample is: a call after a warm-up, on operands that an earlier call has touched, as
-    a layer's are. It is processor time, as a run's ``busy_s`` is, so that a stranger who takes
-    the core for a moment does not count; what he takes of caches and memory does. How many
-    samples: what a ``Patience`` says.
+    One sample is a call after a warm-up, on operands that an earlier call has touched, as in a
+    layer. It is processor time, like a run's ``busy_s``: another program that takes the core for
+    a moment does not count, though its use of caches and memory does. A ``Patience`` sets the
+    number of samples.
 """
 
 import math
@@ -27,15 +27,15 @@ class Patience:
     """How long to measure one point."""
 
     least: int = 6
-    """Samples, unless time runs out."""
+    """Number of samples, unless time runs out."""
     budget_s: float = 0.03
-    """Processor time that more samples may take."""
+    """Processor time that further samples may take."""
     limit_s: float = math.inf
-    """Time on the clock after which one sample is enough."""
+    """Wall-clock time after which one sample is enough."""
 
 
 def sample_s(call: Callable[[], object], patience: Patience) -> list[float]:
-    """Processor seconds of single calls after a warm-up: one at least, thirty at most."""
+    """Processor seconds of single calls after a warm-up: between one and thirty."""
     begun = time.perf_counter()
     call()
     samples: list[float] = []
@@ -50,20 +50,20 @@ def sample_s(call: Callable[[], object], patience: Patience) -> list[float]:
 
 
 def gemm_samples(dtype: str, m: int, n: int, k: int, patience: Patience) -> list[float]:
-    """Seconds of ``(m, k) @ (k, n)``, the second operand a layer's weight, [n, k] in memory."""
+    """Seconds of ``(m, k) @ (k, n)``; the second operand is a layer's weight, [n, k] in memory."""
     x = torch.randn(m, k).to(DTYPES[dtype])
     weight = torch.randn(n, k).to(DTYPES[dtype])
     return sample_s(lambda: torch.nn.functional.linear(x, weight), patience)
 
 
 _TOGETHER, _TOGETHER_TOKENS = 4, 1024
-"""Heads of one call, where a call's own cost shows: as many as small decoders have."""
+"""Heads per call, as in small decoders, so that a call's fixed cost weighs as much as there."""
 
 
 def attention_samples(
     dtype: str, tokens: int, head_width: int, patience: Patience
 ) -> tuple[list[float], list[float]]:
-    """Seconds of a forward and of a backward of one head over one document."""
+    """Seconds of one head's forward and backward over one document."""
     heads = _TOGETHER if tokens <= _TOGETHER_TOKENS else 1
     q, k, v = (
         torch.randn(tokens, heads, head_width).to(DTYPES[dtype]).requires_grad_() for _ in range(3)
@@ -81,7 +81,7 @@ def attention_samples(
 
 
 def stream_samples(elements: int, patience: Patience) -> dict[str, list[float]]:
-    """Bytes a second of STREAM's kernels, over arrays of so many fp64 numbers."""
+    """Bytes per second of STREAM's kernels, over arrays of ``elements`` fp64 numbers."""
     arrays = StreamArrays.allocate(elements)
     return {
         name: [arrays.bytes_of(name) / s for s in sample_s(arrays.kernel(name), patience)]

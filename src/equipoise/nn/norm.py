@@ -11,8 +11,7 @@ from equipoise.nn.declare import local
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # The norm is taken in fp32 whatever the input: squares of bf16 overflow nothing but
-        # lose the small ones.
+        # Always in fp32: squares in bf16 do not overflow, but lose the small ones.
         wide = x.float() if x.dtype == torch.bfloat16 else x
         width = x.shape[-1]
         mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(width)

@@ -2,11 +2,11 @@
 
 Why
     Autograd's own backward of ``q(x), k(x), v(x)`` makes three input gradients and adds
-    them; one ``addmm`` chain writes them into one buffer. SwiGLU keeps gate and up alone and
-    makes their product again in the backward: F fewer values a token, for one pass.
+    them; a chain of ``addmm`` writes them into one buffer. SwiGLU keeps only gate and up and
+    recomputes their product in the backward: F fewer values per token, for one more pass.
 
 What it decides
-    A weight's gradient is a product that can be put off: see ``nn.defer``.
+    A weight's gradient is a product that can be deferred: see ``nn.defer``.
 """
 
 from typing import Any

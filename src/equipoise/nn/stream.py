@@ -1,13 +1,13 @@
 """STREAM's four kernels on tensors: how fast one core moves memory.
 
 Why
-    Norms, gates and the optimizer do a few operations on each number they move, so bandwidth
-    is their price. Each kernel here is one pass over its arrays, as a loop in C would be
+    Norms, gates and the optimizer do only a few operations on each number they move, so their
+    price is bandwidth. Each kernel here is one pass over its arrays, like a loop in C
     (``bench/local/stream.py`` holds triad to 97% of that loop).
 
 Sources
-    STREAM: J. McCalpin, https://www.cs.virginia.edu/stream/ref.html: bytes are counted as its
-    tables count them, without what a cache reads before it writes.
+    STREAM: J. McCalpin, https://www.cs.virginia.edu/stream/ref.html. Bytes are counted as in its
+    tables, without the reads of a cache that allocates on write.
 """
 
 from collections.abc import Callable
@@ -34,13 +34,13 @@ class StreamArrays:
 
     @classmethod
     def allocate(cls, elements: int) -> "StreamArrays":
-        """Three arrays of fp64, with STREAM's first values, every page touched."""
+        """Three fp64 arrays with STREAM's initial values, every page touched."""
         values = (1.0, 2.0, 0.0)
         a, b, c = (torch.full((elements,), value, dtype=torch.float64) for value in values)
         return cls(a, b, c)
 
     def kernel(self, name: str) -> Callable[[], object]:
-        """One of STREAM's kernels, in one pass over memory.
+        """One of STREAM's kernels, as one pass over memory.
 
         >>> arrays = StreamArrays.allocate(4)
         >>> for name in KERNELS:

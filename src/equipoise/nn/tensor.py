@@ -1,18 +1,18 @@
-"""What a decoder asks of ranks that share its weights: tensor and sequence parallelism.
+"""What a decoder needs from ranks that share its weights: tensor and sequence parallelism.
 
 Why
     A block (attention, feed-forward, head) computes with a share of its weights on all tokens of
     a pack; between blocks each rank keeps a share of the tokens, so that norms and the residual
-    stream are neither computed nor kept twice. Two conjugate exchanges part the two::
+    stream are neither computed nor kept twice. Two conjugate exchanges separate the two::
 
         x [t, D]  --enter: all tokens-->  block with 1/n of its weights  --leave: sum-->  [t, D]
         backward  <--sum over ranks-----                                 <--all tokens--
 
 What it decides
-    Rank ``r`` of ``n`` keeps tokens ``T r // n`` to ``T (r + 1) // n`` of a pack of T: any T, also
-    fewer than ranks. Weights are split in runs of ``ceil(size / n)``, as torch places them. Plain
-    tensor parallelism, with all tokens everywhere between blocks, moves the same bytes and keeps
-    more, so there is none.
+    Rank ``r`` of ``n`` keeps tokens ``T r // n`` to ``T (r + 1) // n`` of a pack of T; T may be
+    smaller than ``n``. Weights are split into runs of ``ceil(size / n)``, as torch places them.
+    Plain tensor parallelism, with all tokens on every rank between blocks, moves the same bytes and
+    keeps more, so it is not offered.
 
 Kept true (tests/multi/parallel/test_tensor.py)
     Loss and every gradient equal one rank's.
@@ -32,18 +32,18 @@ class TensorRanks(Protocol):
 
     @property
     def ranks(self) -> int:
-        """How many they are."""
+        """Their number."""
 
     @property
     def rank(self) -> int:
         """This rank's number among them."""
 
     def enter(self, x_tD: Tensor, tokens: int) -> Tensor:
-        """Every rank's rows in order [T, D]; the backward sums what each has made of them.
+        """All ranks' rows in order [T, D]; the backward sums the ranks' gradients of them.
 
         Args:
             x_tD: This rank's rows.
-            tokens: T, rows of all ranks.
+            tokens: T, the rows of all ranks together.
         """
 
     def leave(self, partial_TD: Tensor) -> Tensor:
@@ -56,11 +56,11 @@ class TensorRanks(Protocol):
         """The sum over ranks, bitwise the same on each, in place; not differentiable."""
 
     def join_columns(self, x_Tv: Tensor, columns: int) -> Tensor:
-        """Every rank's columns side by side [T, columns]; not differentiable."""
+        """All ranks' columns side by side [T, columns]; not differentiable."""
 
 
 class Alone:
-    """One rank, which holds every weight whole."""
+    """A single rank, which holds every weight whole."""
 
     ranks = 1
     rank = 0
@@ -99,7 +99,7 @@ def part_of(size: int, *, ranks: int, rank: int) -> range:
 
 
 def look_up(tokens_T: Tensor, words_vD: Tensor, words: int, tensor: TensorRanks) -> Tensor:
-    """This rank's rows of the embedding, whose words are split over ranks.
+    """Hidden states of this rank's tokens, from an embedding whose words are split over ranks.
 
     Args:
         tokens_T: Packed token ids of all ranks [T].
@@ -108,7 +108,7 @@ def look_up(tokens_T: Tensor, words_vD: Tensor, words: int, tensor: TensorRanks)
         tensor: The ranks.
 
     Returns:
-        Hidden states [t, D]. Each is the sum of one row and of zeros, so it is exact.
+        Hidden states [t, D]. Each is the sum of one row and zeros, so it is exact.
     """
     if tensor.ranks == 1:
         return embedding(tokens_T, words_vD)

@@ -1,17 +1,16 @@
-"""Attention of one run of queries to one run of keys, with its log-sum-exp, and its gradients.
+"""Attention of a run of queries to a run of keys, with its log-sum-exp, and its gradients.
 
 Why
-    Attention over several ranks is computed in parts: outputs over some of the keys, which are
-    merged by their log-sum-exp. The backward pass of a part is exact by itself if it is given
-    the output and the log-sum-exp over *all* keys.
+    Attention over several ranks is computed in parts: outputs over some of the keys, merged by
+    their log-sum-exp. The backward pass of a part is exact by itself if it gets the output and
+    the log-sum-exp over *all* keys.
 
 What it decides
-    Which operator computes a part: on CPU the flash operator of aten, on CUDA the one of
-    ``nn.tile_cuda``. A tile is full, or a
-    square of which query r reads keys 0 to r (``causal``) or keys from r on (``anticausal``,
-    which is causal with queries and keys in reverse order). So every row has a key: for a row
-    without one that operator returns a log-sum-exp of 0 where minus infinity is right, and
-    merges would be silently wrong.
+    Which operator computes a part: on CPU the flash operator of aten, on CUDA that of
+    ``nn.tile_cuda``. A tile is full, or a square in which query r reads keys 0 to r (``causal``)
+    or keys from r on (``anticausal``, which is causal with queries and keys in reverse order). So
+    every row has a key: for a row without one the operator returns a log-sum-exp of 0 instead
+    of minus infinity, and merges would be silently wrong.
 
 Kept true (tests/unit/nn/test_tile.py)
     Parts merged equal one masked softmax in float64, forward and backward.
@@ -50,12 +49,12 @@ def attend_tile(
     Args:
         q_tHE: Queries [queries, query heads, head width], at least one.
         k_sGE: Keys; the number of key/value heads divides the number of query heads.
-        v_sGE: Values, shaped as the keys.
-        kind: ``full``, or of as many keys as queries ``causal`` or ``anticausal``.
+        v_sGE: Values, shaped like the keys.
+        kind: ``full``; or, with as many keys as queries, ``causal`` or ``anticausal``.
 
     Returns:
         ``o_tHE`` over these keys, and ``lse_tH`` [queries, query heads] of their scores, in
-        fp32 (fp64 where the queries are).
+        fp32 (fp64 if the queries are).
 
     Raises:
         LayoutError: the tensors are neither on a CPU nor in bf16 or fp16 on a CUDA device, or a
@@ -63,13 +62,13 @@ def attend_tile(
     """
     if q_tHE.device.type not in ("cpu", "cuda"):
         raise LayoutError(
-            f"Attention in parts runs on CPU and on CUDA, the queries are on {q_tHE.device}. Train "
-            f"with data parallelism there."
+            f"Attention in parts runs on CPU and CUDA; the queries are on {q_tHE.device}. Use data "
+            f"parallelism on that device."
         )
     if kind != "full" and len(q_tHE) != len(k_sGE):
         raise LayoutError(
-            f"A tile of kind {kind} has {len(q_tHE)} queries and {len(k_sGE)} keys. Give it as "
-            f"many keys as queries."
+            f"Tiles of kind {kind} must be square, but this one has {len(q_tHE)} queries and "
+            f"{len(k_sGE)} keys. Give it as many keys as queries."
         )
     q, k, v = (_order(x, kind) for x in (q_tHE, k_sGE, v_sGE))
     if q.is_cuda:
@@ -107,8 +106,8 @@ def attend_tile_backward(
         _order(x, kind) for x in (grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH)
     )
     if q.is_cuda:
-        found = backward_cuda(grad_o, q, k, v, o, lse, kind != "full")
-        grad_q, grad_k, grad_v = (_order(each, kind) for each in found)
+        grads = backward_cuda(grad_o, q, k, v, o, lse, kind != "full")
+        grad_q, grad_k, grad_v = (_order(each, kind) for each in grads)
         return grad_q, grad_k, grad_v
     parts = _backward_cpu(
         lead_heads(grad_o),
@@ -125,15 +124,15 @@ def attend_tile_backward(
 
 
 def merge_tile_(o_tHE: Tensor, lse_tH: Tensor, part_tHE: Tensor, part_lse_tH: Tensor) -> None:
-    """Merge an output over more keys into one over others, in place.
+    """Merge an output over further keys into the output so far, in place.
 
     Args:
-        o_tHE: Output so far, in the dtype of sums; zeros where there is none.
+        o_tHE: Output so far, in ``sum_dtype``; zeros where there is none.
         lse_tH: Log-sum-exp so far; minus infinity where there is no output.
-        part_tHE: Output over the further keys, of which every row has one.
-        part_lse_tH: Their log-sum-exp.
+        part_tHE: Output over the further keys; every row has at least one.
+        part_lse_tH: Log-sum-exp over the further keys.
     """
-    # The part's share of the sum of exponentials: exactly 1 where there was no output.
+    # The part's share of the sum of exponentials: exactly 1 where there is no output yet.
     share = torch.sigmoid(part_lse_tH - lse_tH).unsqueeze(-1)
     o_tHE.lerp_(part_tHE.to(o_tHE.dtype), share)
     lse_tH.copy_(torch.logaddexp(lse_tH, part_lse_tH))

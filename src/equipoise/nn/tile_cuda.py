@@ -1,15 +1,15 @@
-"""Tiles on a CUDA device, by the flash operator that takes sequences of any length.
+"""Tiles on a CUDA device, by the flash operator for sequences of any length.
 
 Why
-    It is the only one of torch's CUDA operators that gives the log-sum-exp and takes another
-    one in its backward: that over all keys.
+    It is the only one of torch's CUDA operators that returns the log-sum-exp and takes another
+    one, that over all keys, in its backward.
 
 Kept true (tests/gpu/test_cuda.py)
-    Parts merged equal the CPU's within what bf16 keeps.
+    Merged parts equal the CPU's within bf16's precision.
 
 Sources
-    The operator's arguments as ``torch.nn.attention.varlen`` passes them; log-sum-exp is
-    [heads, queries], and the random state of no dropout two zeros.
+    Arguments as ``torch.nn.attention.varlen`` passes them: log-sum-exp is [heads, queries], and
+    the random state without dropout is two zeros.
 """
 
 import torch
@@ -33,7 +33,7 @@ def forward_cuda(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tens
     """
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise LayoutError(
-            f"Attention in parts on {q.device} takes bf16 and fp16, the queries are "
+            f"Attention in parts on {q.device} takes bf16 and fp16; the queries are "
             f'{q.dtype}. Set train.precision = "bf16".'
         )
     out, lse, *_ = _forward(

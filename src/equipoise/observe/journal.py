@@ -74,7 +74,24 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-class Journal:
+class EventSink:
+    """Where a rank's events go; this one measures spans and keeps nothing."""
+
+    def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
+        """Take one event; ``t`` is now unless given."""
+
+    @contextmanager
+    def span(self, name: str, **fields: Any) -> Iterator[Span]:
+        """Write how long the block took, also when it fails; known when it has ended."""
+        span, wall, start = Span(), time.time(), time.perf_counter()
+        try:
+            yield span
+        finally:
+            span.duration_s = time.perf_counter() - start
+            self.write("span", name, t=wall, duration_s=span.duration_s, **fields)
+
+
+class Journal(EventSink):
     """One rank's facts, in the order in which they happened."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -118,16 +135,6 @@ class Journal:
         self._waiting += line
         if self._refusal is None and len(self._waiting) >= _CHUNK_BYTES:
             self._write_out()
-
-    @contextmanager
-    def span(self, name: str, **fields: Any) -> Iterator[Span]:
-        """Append how long the block took, also when it fails; known when it has ended."""
-        span, wall, start = Span(), time.time(), time.perf_counter()
-        try:
-            yield span
-        finally:
-            span.duration_s = time.perf_counter() - start
-            self.write("span", name, t=wall, duration_s=span.duration_s, **fields)
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system; what it refuses waits."""

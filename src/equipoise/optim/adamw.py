@@ -1,4 +1,4 @@
-"""AdamW on matrices and vectors apart, and a clip that is right on any mesh."""
+"""AdamW with weight decay on matrices only, and gradient clipping that is right on any mesh."""
 
 from collections.abc import Callable
 
@@ -45,8 +45,8 @@ def global_norm(
     the mesh axes that split it, so replicas are counted once and shards all.
 
     Args:
-        module: This rank's weights, or its stages of them.
-        counted: Whether a weight of this name counts here; it may count on another stage.
+        module: This rank's weights, or those of its stages.
+        counted: Whether a weight of this name counts here; it may count on another stage instead.
         stages: The ranks that hold the other stages of a pipeline.
     """
     groups: dict[tuple[DeviceMesh, tuple[bool, ...]], list[DTensor]] = {}
@@ -71,7 +71,7 @@ def global_norm(
                 dist.all_reduce(squares, group=mesh.get_group(dim))
         total = squares if total is None else total + squares
     if total is None:
-        raise ValueError("No parameter has a gradient: run a backward before the clip.")
+        raise ValueError("No parameter has a gradient: run a backward before clipping.")
     if stages is not None:
         dist.all_reduce(total, group=stages)
     return total.sqrt_()

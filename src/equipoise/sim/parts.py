@@ -23,14 +23,13 @@ from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_pa
 from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
 from equipoise.cost.step.work import head_work, layer_work
 from equipoise.schedule.attention.price import Links
-from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
-from equipoise.schedule.pipeline.replay import PipelineTimeline, replay_pipeline
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.strategies import place_stages, write_pipeline
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.gangs import Gang, GangCore
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
+from equipoise.sim.planned import PlannedPipeline
 from equipoise.sim.sharding import auto_price
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -277,13 +276,10 @@ def split_layers(parts: BatchParts, options: StepOptions, stages: int) -> StageS
     return split_stages(loads, stages, first_load=first, last_load=last, empty_ends=empty)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PipelineRun:
-    """One data-parallel rank's pipeline, replayed."""
+@dataclass(frozen=True, eq=False)
+class PipelineRun(PlannedPipeline):
+    """One data-parallel rank's pipeline with what a described machine takes for it."""
 
-    timeline: PipelineTimeline
-    schedule: PipelineSchedule
-    prices: PipelinePrices
     parts: Floats
     """Seconds by stage's rank and term, over all its instructions, float64 [pp, TERMS]."""
     last_backward_s: Floats
@@ -323,14 +319,13 @@ def run_pipeline(
     if copies.any():  # in the order that it has without offloading, no wait makes a step faster
         known = make_prices(*np.moveaxis(by_pass - copies, 2, 0), hop_ns=hop_ns, **sizes)
     schedule = write_pipeline(options.schedule, known, ranks=layout.pp, units=units)
-    timeline = replay_pipeline(schedule, prices)
-    place = _place(stages, layout, options)
+    place = place_stages(options.schedule, layout.pp, stages)
     parts = np.zeros((layout.pp, len(TERMS)))
     np.add.at(parts, place, table.sum(axis=(1, 2)))
     last, first = np.zeros(layout.pp), np.zeros(layout.pp)
     np.add.at(last, place, 1e-9 * by_pass[:, -1, 1:].sum(axis=1))
     np.add.at(first, place, 1e-9 * by_pass[:, 0, 0])
-    return PipelineRun(timeline, schedule, prices, parts, last, first, tuple(tokens))
+    return PipelineRun(schedule, prices, parts, last, first, tuple(tokens))
 
 
 def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
@@ -356,14 +351,4 @@ def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
 
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:
     """Numbers of the layers that each pipeline rank holds, over all its stages."""
-    place = _place(split.stages, layout, options)
-    edges = split.edges.tolist()
-    held: list[list[int]] = [[] for _ in range(layout.pp)]
-    for stage, rank in enumerate(place.tolist()):
-        held[rank] += range(edges[stage], edges[stage + 1])
-    return held
-
-
-def _place(stages: int, layout: Layout, options: StepOptions) -> Ints:
-    in_v = options.schedule in IN_V
-    return place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
+    return split.layers_of(place_stages(options.schedule, layout.pp, split.stages))

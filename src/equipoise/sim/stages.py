@@ -6,14 +6,14 @@ Why
     the schedule for the micro-batches of the step.
 
 What it decides
-    *Stages* are split so that the slowest is as fast as can be for the documents of the stream's
-    first step, the head priced in. A checkpoint knows weights by name, so a run that goes on may
-    split otherwise.
+    *Stages* are those of the plan that the run obeys. Without a plan they are split so that the
+    slowest is as fast as can be for the documents of the stream's first step, the head priced in. A
+    checkpoint knows weights by name, so a run that goes on may split otherwise.
 
     *Schedules* are written by every rank from the pack alone. Data-parallel ranks have schedules
-    of their own, unless they meet in a stage: in shared experts, or under ZeRO 2 and 3, which split
-    gradients in every backward. Then they must run the same instructions in the same order, and
-    one schedule is written for the longest of each micro-batch.
+    of their own, unless they meet in each turn (``Layout.meets_each_turn``). Then they must run the
+    same instructions in the same order, and one schedule is written for the heaviest micro-batch of
+    each turn (``sim.turns``).
 
 Kept true (tests/unit/sim/test_stages.py)
     Loads of all ranks add up to those of one rank; data-parallel ranks that meet within a step
@@ -21,51 +21,31 @@ Kept true (tests/unit/sim/test_stages.py)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from equipoise.balance.packing.divided import macro_units
 from equipoise.balance.stage import (
-    LayerPrices,
     StageSplit,
     price_layers,
     price_stages,
+    split_at,
     split_model,
 )
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.memory.forecast import StageShare
+from equipoise.cost.memory.share import StageShare
 from equipoise.schedule.pipeline.prices import PipelinePrices
-from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
-from equipoise.sim.rank_loads import ContextPlanner, RankLoads
+from equipoise.schedule.pipeline.strategies import place_stages, write_pipeline
+from equipoise.sim.memory import stage_shares
+from equipoise.sim.planned import PlannedPipeline
+from equipoise.sim.rank_loads import ContextPlanner, RankLoads, batch_flop
+from equipoise.sim.turns import heaviest_turns
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.spec import Recompute
-
-# `cached_property` needs a __dict__, which slots leave out.
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedPipeline:
-    """One data-parallel rank's step."""
-
-    schedule: PipelineSchedule
-    prices: PipelinePrices
-
-    @cached_property
-    def predicted(self) -> PipelineTimeline:
-        """When each instruction is to begin and end."""
-        return replay_pipeline(self.schedule, self.prices)
-
-    @cached_property
-    def kept_layer_tokens(self) -> Ints:
-        """Tokens times layers that each pipeline rank keeps at a time, int64 [ranks]."""
-        return count_in_flight(self.schedule, self.prices.activation).peak
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,38 +61,47 @@ class StagePlanner:
 
     @classmethod
     def make(
-        cls, planner: ContextPlanner, curve: LoadCurve, recompute: Recompute, pieces: Pieces
+        cls,
+        planner: ContextPlanner,
+        curve: LoadCurve,
+        recompute: Recompute,
+        pieces: Pieces,
+        edges: Sequence[int] = (),
     ) -> "StagePlanner":
-        """Split a model for documents like these.
+        """Split a model for documents like these, or as a plan has split it.
 
         Args:
-            planner: Of the run's model and layout.
+            planner: The run's model and layout.
             curve: Price of a document.
             recompute: What a backward runs again.
-            pieces: Of the stream's first step.
+            pieces: The stream's first step.
+            edges: Stage s has layers ``edges[s]`` to ``edges[s + 1]``; split here where empty.
 
         Raises:
             LayoutError: fewer layers than stages.
         """
         layout, stages = planner.layout, planner.layout.stages
         typical = price_layers(curve, planner.model, [MicroBatch(pieces)])
-        split = split_model(typical, planner.model, stages)
-        in_v = layout.schedule in IN_V
-        placed = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
-        if len(placed) != stages:
+        split = split_at(typical, edges) if edges else split_model(typical, planner.model, stages)
+        rank_of = place_stages(layout.schedule, layout.pp, stages)
+        if len(rank_of) != stages:
             raise LayoutError(
                 f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '
                 f"2 stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
             )
-        return cls(planner, curve, recompute, split, placed)
+        return cls(planner, curve, recompute, split, rank_of)
 
-    def share_of(self, rank: int) -> StageShare:
-        """Layers and tables of a pipeline rank."""
-        held = np.flatnonzero(self.rank_of == rank).tolist()
-        edges = self.split.edges.tolist()
-        layers = [layer for stage in held for layer in range(edges[stage], edges[stage + 1])]
-        last = self.split.stages - 1
-        return StageShare(tuple(layers), embeds=0 in held, has_head=last in held)
+    def share_of(self, rank: int, kept_layer_tokens: int, most_tokens: int) -> StageShare:
+        """Layers and tables of a pipeline rank, and micro-batches in flight.
+
+        Args:
+            rank: Which rank of the pipeline.
+            kept_layer_tokens: The most tokens times layers that it keeps at a time.
+            most_tokens: Tokens of the largest micro-batch.
+        """
+        held = self.split.layers_of(self.rank_of)
+        batches = [len(mine) * most_tokens for mine in held]
+        return stage_shares(held, batches, np.full(len(held), kept_layer_tokens))[rank]
 
     def plan(self, packed: PackedStep) -> list[PlannedPipeline]:
         """The schedule of each data-parallel rank.
@@ -120,26 +109,24 @@ class StagePlanner:
         Raises:
             LayoutError: the strategy cannot run these micro-batches; says what can.
         """
-        layers = [self.planner.layer_prices(turns, self.curve) for turns in packed.ranks]
-        units = [_units(turns) for turns in packed.ranks]
-        if not self._is_shared:
-            return [self._plan(*each) for each in zip(layers, units, strict=True)]
-        common = self._plan(_longest(layers), _joined(units)).schedule
-        return [PlannedPipeline(common, self._price(each)) for each in layers]
+        if self._meet(packed):
+            common = self._plan_together(packed).schedule
+            return [PlannedPipeline(common, self._price(turns)) for turns in packed.ranks]
+        return [self._plan(turns, _units(turns)) for turns in packed.ranks]
 
     def plan_rank(self, packed: PackedStep, data_rank: int) -> PlannedPipeline:
         """The schedule of one data-parallel rank, as ``plan`` has it."""
-        if self._is_shared:
-            return self.plan(packed)[data_rank]
         turns = packed.ranks[data_rank]
-        return self._plan(self.planner.layer_prices(turns, self.curve), _units(turns))
+        if self._meet(packed):
+            return PlannedPipeline(self._plan_together(packed).schedule, self._price(turns))
+        return self._plan(turns, _units(turns))
 
     def loads(self, packed: PackedStep) -> RankLoads:
         """Load of each rank of the world: each stage's part of what its context ranks compute."""
         whole = self.planner.context_loads(packed, self.curve)
         planned = self.plan(packed)
         context, ranks = self.planner.context, self.planner.layout.pp
-        busy = np.array([each.predicted.busy_ns for each in planned], dtype=np.float64)
+        busy = np.array([each.timeline.busy_ns for each in planned], dtype=np.float64)
         busy[busy.sum(axis=1) == 0] = 1.0  # no tokens: nothing, in equal parts
         shares = busy / busy.sum(axis=1, keepdims=True)
         # Ranks are numbered dp, then pp, then cp.
@@ -162,7 +149,7 @@ class StagePlanner:
             tuple(
                 kept
                 for each in planned
-                for kept in each.kept_layer_tokens.tolist()
+                for kept in each.in_flight(each.prices.activation).tolist()
                 for _ in range(context)
             ),
             whole.turns_s / ranks,
@@ -171,34 +158,28 @@ class StagePlanner:
 
     def _longest_ns(self, packed: PackedStep, planned: Sequence[PlannedPipeline]) -> int:
         """When the last pipeline ends; those that meet go at the pace of each turn's slowest."""
-        if not self._is_shared:
-            return max(each.predicted.makespan_ns for each in planned)
-        layers = [self.planner.layer_prices(turns, self.curve) for turns in packed.ranks]
-        together = PlannedPipeline(planned[0].schedule, self._price(_longest(layers)))
-        return together.predicted.makespan_ns
+        deciding = [self._plan_together(packed)] if self._meet(packed) else planned
+        return max(each.timeline.makespan_ns for each in deciding)
 
-    @property
-    def _is_shared(self) -> bool:
-        """Whether data-parallel ranks meet in the middle of a stage: experts, or ZeRO 2 and 3."""
+    def _meet(self, packed: PackedStep) -> bool:
         layout = self.planner.layout
-        return layout.ep * layout.etp > 1 or layout.zero >= 2
+        return layout.of_ranks(len(packed.ranks) * layout.sharing).meets_each_turn
 
-    def _price(self, layers: LayerPrices) -> PipelinePrices:
+    def _plan_together(self, packed: PackedStep) -> PlannedPipeline:
+        """One pipeline for ranks that meet in each turn: of each turn the heaviest micro-batch."""
+        heaviest = heaviest_turns(packed.ranks, lambda batch: batch_flop(batch, self.planner.model))
+        return self._plan(heaviest, _joined([_units(turns) for turns in packed.ranks]))
+
+    def _price(self, turns: Sequence[MicroBatch]) -> PipelinePrices:
+        layers = self.planner.layer_prices(turns, self.curve)
         return price_stages(self.split, layers, recompute=self.recompute)
 
-    def _plan(self, layers: LayerPrices, units: list[tuple[int, int]]) -> PlannedPipeline:
-        layout, prices = self.planner.layout, self._price(layers)
+    def _plan(self, turns: Sequence[MicroBatch], units: list[tuple[int, int]]) -> PlannedPipeline:
+        layout, prices = self.planner.layout, self._price(turns)
         written = write_pipeline(
             layout.schedule, prices, ranks=layout.pp, units=units, skip=layout.skip
         )
         return PlannedPipeline(written, prices)
-
-
-def _longest(layers: Sequence[LayerPrices]) -> LayerPrices:
-    """Each micro-batch as long as on the data-parallel rank where it is longest."""
-    names = ("linear_ns", "attention_ns", "head_ns", "tokens")
-    most = {name: np.max([getattr(each, name) for each in layers], axis=0) for name in names}
-    return replace(layers[0], **most)
 
 
 def _units(turns: Sequence[MicroBatch]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import equipoise
-from equipoise.balance.packing.pack import make_packer, skew
+from equipoise.balance.packing.pack import skew
 from equipoise.balance.packing.turns import DIVIDES, TOGETHER, align_turns
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
@@ -39,7 +39,7 @@ from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.resume import describe_changes, resume_facts
-from equipoise.train.build import build_runner, join_sharing
+from equipoise.train.build import build_packer, build_runner, join_sharing
 from equipoise.train.curves import (
     DOUBT_STEPS,
     activation_dtype,
@@ -86,9 +86,7 @@ class Trainer:
                 self.spec, self.model, ranks, self.store.folder.parent, folder
             )
         self.sharing = join_sharing(resolved, ranks, self.curve, self.stream)
-        data_ranks = ranks.world // self.spec.layout.sharing
-        meets = self.spec.layout.of_ranks(ranks.world).meets_each_turn
-        self.packer = make_packer(self.spec.pack, data_ranks, self.curve, meets_each_turn=meets)
+        self.packer = build_packer(self.spec, ranks.world, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
         spare_small_chunks()
         return_freed_memory()

@@ -20,7 +20,7 @@ from equipoise.data.batch import make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import EventSink
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.parallel.pipeline.pipeline import Pipeline
@@ -58,7 +58,7 @@ class PipelineRunner:
     sharing: ContextGroup
     store: TokenStore
     ranks: Ranks
-    journal: Journal
+    journal: EventSink
 
     @classmethod
     def join(
@@ -68,7 +68,7 @@ class PipelineRunner:
         stages: StagePlanner,
         store: TokenStore,
         ranks: Ranks,
-        journal: Journal,
+        journal: EventSink,
         *,
         precision: str,
     ) -> "PipelineRunner":
@@ -92,7 +92,7 @@ class PipelineRunner:
         run = self.pipeline.run(planned.schedule, batches, divisor=labels, allow_lossy=is_lossy)
         busy_s, passed_s = clock() - begun, time.perf_counter() - began
         ran_s = float((run.timeline.end_ns - run.timeline.begin_ns).sum()) * 1e-9
-        write_spans(self.journal, run.timeline, step=step, predicted=planned.predicted)
+        write_spans(self.journal, run.timeline, step=step, predicted=planned.timeline)
         losses = [float(run.losses.get(at, 0.0)) for at in range(len(turns))]
         return losses, busy_s, passed_s - ran_s
 

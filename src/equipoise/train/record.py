@@ -212,9 +212,9 @@ class RunRecord:
             return
         stage = None
         if isinstance(self.sharing, ContextGroup) and self.sharing.stages is not None:
-            share = self.sharing.stages.share_of(self.sharing.mesh.coordinates["pp"])
-            kept = self._kept_layer_tokens / (len(share.layers) * self._largest_tokens)
-            stage = dataclasses.replace(share, kept_micro_batches=kept)
+            stage = self.sharing.stages.share_of(
+                self.sharing.mesh.coordinates["pp"], self._kept_layer_tokens, self._largest_tokens
+            )
         forecast = forecast_memory(
             self.model,
             self.spec.layout.of_ranks(self.ranks.world),

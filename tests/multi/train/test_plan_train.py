@@ -84,9 +84,9 @@ def test_init_calibrate_plan_train_report(
 
     # The lock of a run is a record: it is shown beside the run, whatever changed since.
     device_file().unlink()
-    told = verb(capsys, "explain", "--plan", folder / "plan.lock")
+    told = verb(capsys, "explain", "plan", folder / "plan.lock")
     assert "A step was planned to take" in told and "messages and waiting" in told
-    beside = json.loads(verb(capsys, "explain", "--plan", folder / "plan.lock", "--json"))
+    beside = json.loads(verb(capsys, "explain", "plan", folder / "plan.lock", "--json"))
     assert beside["measured"] == found
 
     # The lock beside run.toml is stale without the curves that it was made from.

@@ -89,7 +89,7 @@ BAD_FLAGS = {
     ("pack", "--steps", "1000000000"): (
         "--steps 1,000,000,000 is more than 10,000. Give 10,000 or less."
     ),
-    ("explain", "--attention", "--ranks", "1000000000"): (
+    ("explain", "attention", "--ranks", "1000000000"): (
         "--ranks 1,000,000,000 is more than 1,024. Give 1,024 or less."
     ),
     ("doctor", "--ranks", "1000000000"): (
@@ -139,7 +139,7 @@ def test_json_that_nobody_means(
         "model was published with.\n",
     )
     file = tmp_path / "plan.lock"
-    assert run(capsys, "explain", "--plan", file)[::2] == (
+    assert run(capsys, "explain", "plan", file)[::2] == (
         4,
         f"{file} cannot be read as a plan.lock ({reason}). Write one: "
         f'"equipoise plan --out {tmp_path}".\n',

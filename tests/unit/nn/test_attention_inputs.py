@@ -145,19 +145,19 @@ def test_tensors_that_no_attention_reads_together() -> None:
 
     q, k = torch.zeros(4, 4, 8), torch.zeros(4, 2, 8)
     assert refusal(q[0], k, k) == (
-        "Queries [4, 8], keys [4, 2, 8] and values [4, 2, 8] do not go together. Give [tokens, "
-        "heads, width] each, keys and values of one shape."
+        "Queries [4, 8], keys [4, 2, 8] and values [4, 2, 8] do not match. Each must be [tokens, "
+        "heads, width], keys and values of the same shape."
     )
     assert refusal(q, k[:3], k[:3]) == (
-        "Queries of 4 tokens and width 8 do not go with keys of 3 tokens and width 8. Give them "
-        "the same tokens and width."
+        "Queries have 4 tokens and width 8, keys have 3 tokens and width 8. Give them the same "
+        "tokens and width."
     )
     assert refusal(q, k, k.bfloat16()) == (
         "Queries are torch.float32 on cpu, keys torch.float32 on cpu and values torch.bfloat16 on "
-        "cpu. Give all three one dtype and one device."
+        "cpu. All three must have the same dtype and device."
     )
     assert refusal(q[:, :3], k, k) == (
-        "2 key/value heads do not divide 3 query heads. Give each key/value head the same number "
-        "of query heads."
+        "3 query heads cannot be divided evenly among 2 key/value heads. Give each key/value head "
+        "the same number of query heads."
     )
     assert refusal(q, k, k, lengths=(5, -1)) == ("A document has -1 tokens: lengths are 0 or more.")

@@ -45,9 +45,8 @@ def test_a_weight_that_nobody_declares_is_refused() -> None:
         declared(decoder)
     names = sum(1 for _ in decoder.parameters())
     assert str(refused.value) == (
-        f"2 of {names} weights have no declared placement, the first is "
-        f"layers.1.feed_forward.weight. Name them in declare() of the module that computes with "
-        f"them, or set layout.tp = 1."
+        f"2 of {names} weights have no declared placement, layers.1.feed_forward.weight first. "
+        f"Add them to declare() of the module that computes with them, or set layout.tp = 1."
     )
 
 

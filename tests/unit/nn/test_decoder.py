@@ -190,6 +190,6 @@ def test_what_is_priced_alone_is_not_trained(changed: dict, kind: str) -> None:
     with pytest.raises(ModelError) as refused:
         Decoder(dataclasses.replace(model, **changed))
     assert str(refused.value) == (
-        f"{kind} can be simulated and planned, not yet trained. Take a decoder with gated "
+        f"{kind} can be simulated and planned, but not trained yet. Use a decoder with gated "
         "feed-forwards and grouped-query attention, as in equipoise config."
     )

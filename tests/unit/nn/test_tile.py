@@ -135,7 +135,8 @@ def test_a_tile_that_is_not_square() -> None:
     with pytest.raises(LayoutError) as caught:
         attend_tile(q, k, k, "anticausal")
     assert str(caught.value) == (
-        "A tile of kind anticausal has 3 queries and 5 keys. Give it as many keys as queries."
+        "Tiles of kind anticausal must be square, but this one has 3 queries and 5 keys. Give it "
+        "as many keys as queries."
     )
 
 
@@ -144,8 +145,8 @@ def test_tensors_on_another_device() -> None:
     with pytest.raises(LayoutError) as caught:
         attend_tile(q, q, q, "causal")
     assert str(caught.value) == (
-        "Attention in parts runs on CPU and on CUDA, the queries are on meta. Train with data "
-        "parallelism there."
+        "Attention in parts runs on CPU and CUDA; the queries are on meta. Use data parallelism "
+        "on that device."
     )
 
 
@@ -154,7 +155,7 @@ def test_a_dtype_that_the_operator_of_cuda_does_not_take() -> None:
     with pytest.raises(LayoutError) as caught:
         forward_cuda(q, q, q, True)
     assert str(caught.value) == (
-        "Attention in parts on cpu takes bf16 and fp16, the queries are torch.float32. Set "
+        "Attention in parts on cpu takes bf16 and fp16; the queries are torch.float32. Set "
         'train.precision = "bf16".'
     )
 

@@ -47,4 +47,4 @@ def test_a_clip_scales_every_gradient_down_and_none_up() -> None:
 def test_a_clip_before_any_backward() -> None:
     with pytest.raises(ValueError, match="No parameter has a gradient") as caught:
         global_norm(nn.Linear(2, 2))
-    assert str(caught.value) == ("No parameter has a gradient: run a backward before the clip.")
+    assert str(caught.value) == ("No parameter has a gradient: run a backward before clipping.")

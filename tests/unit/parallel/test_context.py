@@ -94,14 +94,14 @@ def refusal(*shapes: list[int], dtypes=(torch.float32,) * 3) -> str:
     return str(caught.value)
 
 
-def test_tensors_that_do_not_go_together() -> None:
+def test_tensors_that_do_not_match() -> None:
     assert refusal([4, 16], [4, 1, 8], [4, 1, 8]) == (
-        "Queries [4, 16], keys [4, 1, 8] and values [4, 1, 8] do not go together. Give [tokens, "
-        "heads, width] each, keys and values of one shape."
+        "Queries [4, 16], keys [4, 1, 8] and values [4, 1, 8] do not match. Each must be [tokens, "
+        "heads, width], keys and values of the same shape."
     )
     assert refusal([4, 2, 8], [3, 1, 8], [3, 1, 8]) == (
-        "Queries of 4 tokens and width 8 do not go with keys of 3 tokens and width 8. Give them "
-        "the same tokens and width."
+        "Queries have 4 tokens and width 8, keys have 3 tokens and width 8. Give them the same "
+        "tokens and width."
     )
     assert refusal([5, 2, 8], [5, 1, 8], [5, 1, 8]) == (
         "The plan is of 4 tokens, 2 query heads and 1 key/value heads, the tensors are of 5, 2 "

@@ -13,7 +13,7 @@ from equipoise.cli.counts import MOST_SHARING
 
 if TYPE_CHECKING:
     from equipoise.cli.asked_run import AskedRun
-    from equipoise.cost.memory.forecast import StageShare
+    from equipoise.cost.memory.share import StageShare
     from equipoise.launch.doctor.facts import LinkFacts, Needs
     from equipoise.launch.forms import Nodes
     from equipoise.spec.cluster.spec import ClusterSpec
@@ -140,7 +140,7 @@ def needs_of(asked: "AskedRun", nodes: "Nodes", cluster: "ClusterSpec | None") -
 
 def _stages(layers: int, layout: "Layout") -> list["StageShare | None"]:
     """The first rank of a pipeline, with most in flight, and the last, with the head."""
-    from equipoise.cost.memory.forecast import StageShare
+    from equipoise.cost.memory.share import StageShare
 
     if layout.pp == 1:
         return [None]

@@ -34,7 +34,7 @@ examples:
       --step-sequences 256 --json
   equipoise plan --model llama3-70b --cluster a100-80:64 --context-tokens 8192 \\
       --step-sequences 128 --layers own
-  equipoise explain --plan plans/70b/plan.lock
+  equipoise explain plan plans/70b/plan.lock
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
       --step-sequences 128 --export megatron
 

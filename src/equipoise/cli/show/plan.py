@@ -1,4 +1,4 @@
-"""What ``equipoise plan`` and ``equipoise explain --plan`` print."""
+"""What ``equipoise plan`` and ``equipoise explain plan`` print."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,14 +1,14 @@
-"""What a token cache says of itself: meta.json, the last file written of it.
+"""A token cache's description of itself: meta.json, the last of its files to be written.
 
 What it decides
-    meta.json has the size and the digest of every other file but tokens.bin, whose chunks the
-    table tokens.digests has; and it ends with a digest of itself. The *content* of a cache is
-    named by what a run is trained on, wherever and whenever it was made: tokens, where documents
-    end, and the tokenizer.
+    meta.json has the size and digest of every other file, except tokens.bin, whose chunks are
+    digested in tokens.digests; it ends with a digest of itself. The digest of a cache's *content*
+    covers only what a run trains on (tokens, where documents end, the tokenizer), not where or
+    when the cache was made.
 
 Kept true (tests/unit/data/test_cache_damage.py)
-    A bit changed in any file of a cache is found when it is opened, or in tokens.bin when it is
-    read.
+    A changed bit in any file of a cache is detected when it is opened, or, in tokens.bin, when it
+    is read.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from equipoise.base.digest import digest, digest_bytes, digest_file
 from equipoise.base.errors import DataError
 from equipoise.data.cache.verified import damaged, unreadable
 
-# Part of every cache's name. Count it up when files are laid out, corpora divided into shards,
-# or texts sampled in another way: a build may go on with the shards of an older version.
+# Part of every cache's name. Increase it when the layout of files, the division into shards or
+# the sampling of texts changes: a build may resume from the shards of an older version.
 FORMAT = 2
 
 META, TOKENS, TABLE = "meta.json", "tokens.bin", "tokens.digests"
@@ -30,7 +30,7 @@ OFFSETS, ORIGINS, NAMES, TOKENIZER = "offsets.bin", "origins.bin", "names.json",
 
 @dataclass(frozen=True, slots=True)
 class CacheMeta:
-    """The fields of meta.json but its own digest. ``files`` has sizes [bytes] and digests."""
+    """The fields of meta.json except its digest. ``files`` has sizes [bytes] and digests."""
 
     format: int
     source_name: str
@@ -48,13 +48,13 @@ class CacheMeta:
 
     @property
     def content(self) -> str:
-        """The name of what a run is trained on."""
+        """The digest of what a run trains on."""
         parts = (self.files[name][1] for name in (TABLE, OFFSETS, TOKENIZER))
         return digest([self.dtype, self.vocab, self.end, *parts])
 
 
 def cache_name(source_digest: str, tokenizer_digest: str, *, made_by: int = FORMAT) -> str:
-    """The digest in a cache's name: what it is made of, and how."""
+    """The digest in a cache's name: of its inputs and of the format."""
     return digest([made_by, source_digest, tokenizer_digest])
 
 
@@ -65,7 +65,7 @@ def describe(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def render(meta: CacheMeta) -> str:
-    """The one text of a meta.json, so that any other text is a damaged one."""
+    """The canonical text of meta.json; any other text counts as damaged."""
     data = dataclasses.asdict(meta)
     return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
 
@@ -74,7 +74,7 @@ def read_meta(folder: Path) -> CacheMeta:
     """Read a cache's meta.json.
 
     Raises:
-        DataError: the folder has none, of another format, or one that was changed.
+        DataError: it is missing, has another format, or was changed.
     """
     file = folder / META
     try:

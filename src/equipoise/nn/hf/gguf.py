@@ -1,8 +1,8 @@
-"""Weights and tokenizer of a GGUF file, the form in which models travel as one file.
+"""Weights and tokenizer of a GGUF file, which holds a whole model in one file.
 
 Why
-    A GGUF of a small model is on many machines, and in packages, where no Hugging Face folder
-    is. Dequantised it is a place to start training from.
+    Many machines and packages have a GGUF of a small model and no Hugging Face folder.
+    Dequantised, it is a starting point for training.
 
 What it decides
     llama.cpp turns neighbouring rotary pairs, so its converter reorders the rows of queries
@@ -11,13 +11,12 @@ What it decides
         half-split, here   a0 a1 a2 b0 b1 b2      pair i is (row i, row i + 3)
         neighbours, GGUF   a0 b0 a1 b1 a2 b2      pair i is (row 2 i, row 2 i + 1)
 
-    What the file says and this decoder does not compute (experts, scaled or partial rotation)
-    is refused by name.
+    Settings that this decoder does not compute (experts, scaled or partial rotation) are
+    refused by name.
 
 Kept true (tests/oracle/test_smollm2.py, tests/unit/nn/hf/test_gguf.py)
-    Logits equal those of ``transformers`` on the same file; so do token ids, but for spaces
-    and number signs before a digit, where transformers 5.23 does not know "smollm" and splits
-    as GPT-2 does.
+    Logits equal those of ``transformers`` on the same file. So do token ids, except for spaces
+    and number signs before a digit: transformers 5.23 does not know "smollm" and splits like GPT-2.
 
 Sources
     gguf.md of github.com/ggml-org/ggml for the keys; llama.cpp, ``convert_hf_to_gguf.py``,
@@ -88,7 +87,7 @@ _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says of itself; no weight is read for it."""
+    """A GGUF file's metadata, read without its weights."""
 
     name: str
     model: ModelSpec
@@ -98,7 +97,7 @@ class GgufHeader:
     quantisations: dict[str, int]
     """Number of tensors of each kind."""
     tokenizer_config: dict[str, str]
-    """``eos_token`` and its like, and the chat template; for tokenizer_config.json."""
+    """``eos_token`` and the like, and the chat template, for tokenizer_config.json."""
 
 
 def read_gguf_header(file: Path) -> GgufHeader:
@@ -114,14 +113,14 @@ def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
     """Read a GGUF file of the llama architecture, dequantised.
 
     Returns:
-        The model, its weights by our names in fp32, and the text of a tokenizer.json, or None
-        where the file has no byte-level BPE that can be rebuilt.
+        The model; its weights by our names in fp32; and the text of a tokenizer.json, or None
+        if the file has no byte-level BPE that can be rebuilt.
 
     Raises:
         ModelError: gguf is not installed, the file is damaged, or it holds something that the
             decoder does not compute.
 
-    Cost: 4 bytes of memory a weight.
+    Cost: 4 bytes of memory per weight.
     """
     reader = _open(file)
     model = _header(file, reader).model
@@ -137,7 +136,7 @@ def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
         except NotImplementedError:
             raise ModelError(
                 f"{file}: {tensor.name} is quantised as {tensor.tensor_type.name}, which the gguf "
-                "package cannot undo. Give a file of another quantisation."
+                "package cannot dequantise. Use a file with another quantisation."
             ) from None
         if _PERMUTED.fullmatch(name):
             # [heads * E, D] -> [heads, E/2, 2, D] -> [heads, 2, E/2, D] -> [heads * E, D]
@@ -146,7 +145,7 @@ def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
         state[name] = torch.from_numpy(values)
     if tensors:
         raise ModelError(
-            f"{file} has {', '.join(sorted(tensors)[:3])}, for which this decoder has no place."
+            f"{file} has weights that this decoder lacks: {', '.join(sorted(tensors)[:3])}."
         )
     check_weights(f"{file}", state, weight_shapes(model), described_by="its metadata")
     try:
@@ -175,9 +174,9 @@ def _open(file: Path) -> Any:
     try:
         return GGUFReader(file)
     except FileNotFoundError:
-        raise ModelError(f"There is no {file}.") from None
+        raise ModelError(f"No such file: {file}") from None
     except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is no GGUF file, or is damaged ({error}).") from None
+        raise ModelError(f"{file} is not a GGUF file, or is damaged ({error}).") from None
 
 
 def _gguf_name(name: str) -> str:
@@ -196,7 +195,7 @@ def _header(file: Path, reader: Any) -> GgufHeader:
     architecture = _field(reader, "general.architecture")
     if architecture != ARCHITECTURE:
         raise ModelError(
-            f'{file} is of architecture "{architecture}"; only "{ARCHITECTURE}" can be read. '
+            f'{file} has architecture "{architecture}"; only "{ARCHITECTURE}" can be read. '
             "Convert the model's Hugging Face folder instead."
         )
 
@@ -220,20 +219,20 @@ def _header(file: Path, reader: Any) -> GgufHeader:
         )
     shapes = {str(tensor.name): tensor.shape for tensor in reader.tensors}
     if "token_embd.weight" not in shapes:
-        raise ModelError(f"{file} has no token_embd.weight: it holds no language model.")
+        raise ModelError(f"{file} has no token_embd.weight, so it is not a language model.")
     hidden, heads = size("embedding_length"), size("attention.head_count")
     width = say("attention.key_length", hidden // heads)
-    # name, what the file says, what the decoder computes
-    for name, found, only in (
+    # name, the file's value, the only value that the decoder computes
+    for name, value, only in (
         ("expert_count", say("expert_count", 0), 0),
         ("rope.scaling.type", say("rope.scaling.type", "none"), "none"),
         ("rope.dimension_count", say("rope.dimension_count", width), width),
         ("attention.value_length", say("attention.value_length", width), width),
         ("rope_freqs.weight", "there" if "rope_freqs.weight" in shapes else "absent", "absent"),
     ):
-        if found != only:
+        if value != only:
             raise ModelError(
-                f"{file}: {name} is {found}; this decoder computes {only} alone. Convert the "
+                f"{file}: {name} is {value}; this decoder computes only {only}. Convert the "
                 "model's Hugging Face folder instead."
             )
     if (said_eps := say("attention.layer_norm_rms_epsilon")) is None:
@@ -290,8 +289,8 @@ def _tokenizer(file: Path, reader: Any) -> "tokenizers.Tokenizer":
     if kind != "gpt2" or split not in _SPLITS_DIGITS:
         known = ", ".join(f'"{name}"' for name in _SPLITS_DIGITS)
         raise ModelError(
-            f'{file}: a tokenizer of model "{kind}" and pre-tokenizer "{split}" cannot be rebuilt; '
-            f'only model "gpt2" with {known} can. Bring the model\'s tokenizer.json.'
+            f'{file}: a tokenizer with model "{kind}" and pre-tokenizer "{split}" cannot be '
+            f'rebuilt; only model "gpt2" with {known} can. Supply the model\'s tokenizer.json.'
         )
     tokens = _field(reader, "tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges", [])]

@@ -1,15 +1,15 @@
-"""What Hugging Face calls our weights.
+"""The Hugging Face names of our weights.
 
 What it decides
-    A table of ours and theirs. Each of our weights is one of theirs, but for the matrices of
-    experts: ours [X, out, in] holds what theirs are, one by one, for X experts.
+    A table from our names to theirs. Each of our weights is one of theirs, except the matrices of
+    experts: ours [X, out, in] stacks those of X experts, which are separate weights there.
 
 Kept true (tests/oracle/test_transformers.py)
-    ``transformers`` reads by these names what is written, and what it writes is read.
+    ``transformers`` reads what is written under these names, and what it writes is read here.
 
 Sources
-    transformers 5.23, ``models/{llama,qwen2,qwen3}/modeling_*.py`` for the names; of experts
-    ``conversion_mapping.py``, since files keep the names that its modules have given up.
+    transformers 5.23, ``models/{llama,qwen2,qwen3}/modeling_*.py`` for the names; for experts
+    ``conversion_mapping.py``, since files keep names that its modules no longer use.
 """
 
 import re
@@ -54,12 +54,12 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 def hf_names(name: str, *, model_type: str = "llama", experts: int = 0) -> list[str]:
-    """The Hugging Face names of one of our weights: one, or that of each expert in order.
+    """The Hugging Face names of one of our weights: one, or one for each expert in order.
 
     Args:
-        name: Ours.
-        model_type: Of config.json.
-        experts: X.
+        name: Our name.
+        model_type: As in config.json.
+        experts: Number of experts, X.
 
     >>> hf_names("layers.3.attention.query.weight")
     ['model.layers.3.self_attn.q_proj.weight']

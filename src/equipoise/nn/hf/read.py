@@ -4,8 +4,8 @@ Why
     A run may start from a published model: a folder of config.json and safetensors files.
 
 What it decides
-    The names are those of ``hf_names``. Nothing is renamed by guesswork and nothing is skipped
-    in silence: a weight that is missing, left over or of another shape is an error, because a
+    Names are those of ``hf_names``. Nothing is renamed by guessing and nothing is skipped
+    silently: a weight that is missing, left over or has another shape is an error, because a
     model that runs with a random layer looks like a bad model.
 
     Our rotary pairs are half-split, as theirs are, so no row is permuted.
@@ -33,7 +33,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# Written by transformers before 4.32: a table that is computed from config.json.
+# transformers before 4.32 wrote this table, which is computed from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
 _TIED_HEAD = "lm_head.weight"
 _OF_TRAINING = ("balance", "balance_rate", "capacity_factor")
@@ -42,7 +42,7 @@ _NAMES_SHOWN = 3
 
 
 def weight_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight of a decoder, in its own order, without making any."""
+    """Name and shape of every weight of a decoder, in its own order, without allocating any."""
     with torch.device("meta"):
         decoder = Decoder(model)
     return {name: tuple(weight.shape) for name, weight in decoder.named_parameters()}
@@ -65,11 +65,11 @@ def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
             the shards that it names, of one of ``spec.model.hf_config.MODEL_TYPES``.
 
     Returns:
-        The model, and its weights by our names, each in the dtype of the file.
+        The model, and its weights by our names, each in the file's dtype.
 
     Raises:
-        ModelError: a file is missing or damaged, the model is of a kind that the decoder
-            does not compute, or a weight is missing, left over, or of another shape.
+        ModelError: a file is missing or damaged, the decoder does not compute this kind of
+            model, or a weight is missing, left over, or has another shape.
     """
     model = _read_config(folder)
     files = _weight_files(folder)
@@ -102,10 +102,10 @@ def load_hf(decoder: Decoder, folder: Path) -> None:
     """Fill a decoder with the weights of a Hugging Face folder, in the decoder's dtype.
 
     Raises:
-        ModelError: as ``read_hf``; or the folder holds a model of other sizes.
+        ModelError: as ``read_hf``; or the folder's model has other sizes.
     """
     model, state = read_hf(folder)
-    # No folder says how a router is kept in balance while it is trained.
+    # Folders do not record how a router is balanced during training.
     model = dataclasses.replace(model, **{key: getattr(decoder.model, key) for key in _OF_TRAINING})
     if model != decoder.model:
         differing = ", ".join(
@@ -114,8 +114,8 @@ def load_hf(decoder: Decoder, folder: Path) -> None:
             if getattr(model, key) != getattr(decoder.model, key)
         )
         raise ModelError(
-            f"{folder} holds another model: {differing}. Leave these sizes out of [model], and "
-            "they are taken from the folder."
+            f"{folder} holds another model: {differing}. Leave these sizes out of [model] to take "
+            "them from the folder."
         )
     with torch.no_grad():
         for name, weight in decoder.named_parameters():
@@ -132,7 +132,8 @@ def check_weights(
     """Refuse weights that are not exactly the expected ones.
 
     Raises:
-        ModelError: names what is missing, left over, of another shape or of no float dtype.
+        ModelError: names the weights that are missing, left over, have another shape or are not
+            floats.
     """
     count = len(expected)
     if missing := [name for name in expected if name not in held]:
@@ -143,7 +144,7 @@ def check_weights(
     if surplus := sorted(set(held) - set(expected)):
         raise ModelError(
             f"{where}: {_some(surplus)} left over; {described_by} calls for {count} weights, "
-            "and this decoder has no place for more."
+            "and this decoder has no others."
         )
     for name, shape in expected.items():
         if tuple(held[name].shape) != shape:
@@ -154,7 +155,7 @@ def check_weights(
         if held[name].dtype not in _DTYPES:
             kind = str(held[name].dtype).removeprefix("torch.")
             raise ModelError(
-                f"{where}: {name} is of {kind}. Only unquantised float weights can be read."
+                f"{where}: {name} has dtype {kind}. Only unquantised float weights can be read."
             )
 
 
@@ -169,14 +170,14 @@ def _read_config(folder: Path) -> ModelSpec:
         config = read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{folder} is no Hugging Face folder: its {CONFIG} cannot be read "
+            f"{folder} is not a Hugging Face folder: its {CONFIG} cannot be read "
             f"({getattr(error, 'strerror', None) or error})."
         ) from None
     return model_from_hf_config(config)
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
-    """Files to read, each with the names that the index expects of it."""
+    """Files to read, each with the names that the index lists for it."""
     if (folder / WEIGHTS).is_file():
         return {folder / WEIGHTS: None}
     if not (folder / INDEX).is_file():
@@ -189,7 +190,7 @@ def _weight_files(folder: Path) -> dict[Path, list[str] | None]:
         weight_map = read_json(folder / INDEX)["weight_map"]
         files: dict[Path, list[str] | None] = {}
         for name, file in weight_map.items():
-            # A shard's name is a name: no path of an index leads out of its folder.
+            # A shard's name must be a bare name: no path may lead out of the index's folder.
             names = files.setdefault(folder / Path(file).name, [])
             assert names is not None  # noqa: S101 - only lists are put in
             names.append(name)

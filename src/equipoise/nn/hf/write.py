@@ -1,16 +1,15 @@
 """Write weights as a Hugging Face folder.
 
 Why
-    What was trained must be read by every other program of this field: as a folder of config.json
-    and safetensors files.
+    Every other program of the field must be able to read a trained model, and what they read is a
+    folder with config.json and safetensors files.
 
 What it decides
-    Weights are cut into files of a largest size, with an index. A folder is written beside its
-    place and renamed: it is whole or not there at all.
+    Weights are divided among files of limited size, with an index. A folder is written under
+    another name and then renamed: it is whole or absent.
 
 Kept true (tests/oracle/test_transformers.py, tests/unit/nn/hf/test_read.py)
-    ``transformers`` reads what is written here, with equal logits; a write that fails leaves
-    nothing.
+    ``transformers`` reads what is written here, with equal logits; a failed write leaves nothing.
 """
 
 import json
@@ -47,28 +46,30 @@ def write_hf(
     """Write a folder that ``transformers`` loads, whole or not at all.
 
     Args:
-        folder: To be made; must not exist.
+        folder: The folder to make; must not exist.
         model: Sizes of the weights.
-        state: Every weight by our names, all of one dtype; a decoder's ``state_dict()``, of which
-            the counts of routers are left out.
-        max_shard_bytes: Weights beyond this are written as several files and an index.
-        tokenizer_file: A tokenizer.json to go with the model.
-        tokenizer_config: What tokenizer_config.json says beside it: ``eos_token``,
-            ``bos_token``, ``chat_template``. The ids of its tokens go into config.json.
-        context_tokens: ``max_position_embeddings``; transformers has its own default.
+        state: Every weight by our names, all of one dtype: a decoder's ``state_dict()``, without
+            the counts of its routers.
+        max_shard_bytes: Larger models are written as several files and an index.
+        tokenizer_file: A tokenizer.json to copy beside the model.
+        tokenizer_config: The contents of tokenizer_config.json: ``eos_token``, ``bos_token``,
+            ``chat_template``. The ids of its tokens go into config.json.
+        context_tokens: ``max_position_embeddings``; None leaves transformers' default.
 
     Raises:
-        ModelError: the folder exists, cannot be written, or the weights are not the model's.
+        ModelError: the folder exists or cannot be written, or the weights do not fit the model.
     """
     if folder.exists():
-        raise ModelError(f"{folder} exists already. Give the name of a new folder, or delete it.")
+        raise ModelError(f"{folder} already exists. Name a new folder, or delete it.")
     state = {name: weight for name, weight in state.items() if not name.endswith(_COUNTS)}
     check_weights("The state", state, weight_shapes(model), described_by="the model")
     dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in state.values()})
     if len(dtypes) > 1:
-        raise ModelError(f"The weights are of {' and '.join(dtypes)}. Convert them to one dtype.")
+        raise ModelError(
+            f"The weights have dtypes {' and '.join(dtypes)}. Convert them to one dtype."
+        )
     config = hf_config(model) | {"dtype": dtypes[0], "torch_dtype": dtypes[0]}
-    # Written even where unknown: LlamaConfig takes ids 1 and 2 where config.json has none.
+    # Written even if unknown: without them LlamaConfig assumes ids 1 and 2.
     config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if context_tokens is not None:
         config.setdefault("max_position_embeddings", context_tokens)
@@ -86,7 +87,7 @@ def write_hf(
     except (OSError, SafetensorError) as error:
         words = getattr(error, "strerror", None) or error
         raise ModelError(
-            f"{folder} could not be written ({words}). Free some space, or choose another folder."
+            f"{folder} could not be written ({words}). Free some space or choose another folder."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -105,7 +106,7 @@ def _write_tokenizer(
     try:
         core = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{tokenizer_file} is no tokenizer.json: {error}.") from None
+        raise ModelError(f"{tokenizer_file} is not a tokenizer.json: {error}.") from None
     shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
     _write_json(
         folder / "tokenizer_config.json",
@@ -124,7 +125,7 @@ def _write_tokenizer(
 
 
 def _shards(state: Mapping[str, Tensor], names: Iterable[str], max_bytes: int) -> list[list[str]]:
-    """Names in order, in runs of at most so many bytes; a weight is never cut."""
+    """Split the names, in order, into runs of at most ``max_bytes``; weights stay whole."""
     shards: list[list[str]] = [[]]
     size_bytes = 0
     for name in names:

@@ -1,1 +1,1 @@
-"""A feed-forward of experts: the router, the sorted rows, their products, the balance."""
+"""A feed-forward of experts: router, sorted rows, their products, load balance."""

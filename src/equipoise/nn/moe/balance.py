@@ -1,33 +1,33 @@
-"""Keeping a router from sending all tokens to few experts, the same on every layout.
+"""Keep a router from sending all tokens to a few experts, the same on every layout.
 
 Why
-    The usual auxiliary loss multiplies each micro-batch's own counts with its own mean scores:
-    it is no sum over tokens, so every packing and every layout has another one. Here it is a sum
-    over tokens like the cross-entropy, divided by the same count of labels.
+    The usual auxiliary loss multiplies each micro-batch's own counts by its own mean scores. That
+    is not a sum over tokens, so it differs between packings and layouts. Here it is a sum over
+    tokens like the cross-entropy, divided by the same count of labels.
 
 What it decides
     Every rank counts, in integers, how many tokens chose each expert. At the end of a step the
-    counts of all ranks are summed, which is exact in any order; the *next* step is balanced by
-    them. They are part of the model's state, so a resumed run goes on as it was.
+    counts of all ranks are summed, which is exact in any order, and balance the *next* step.
+    They are part of the model's state, so a resumed run continues unchanged.
 
     ``auxiliary``
         A token with scores ``p`` adds ``rate * X * sum(f * p)``, where ``f`` is each expert's
-        share of the last step's choices: 1 at balance, X if one expert had all. With the counts
-        of the tokens themselves it is Switch's loss. In the first step there are no counts, and
-        nothing is added.
+        share of the last step's choices: ``X * sum(f * p)`` is 1 at balance, and X if one expert
+        had all. With the counts of the same tokens it is Switch's loss. The first step has no
+        counts, and adds nothing.
     ``bias``
-        No loss. A number is added to each score before the choice, not to the weight of the
-        choice: ``rate`` for each step in which the expert had less than its even share, and
-        minus ``rate`` for each in which it had more.
+        No loss. A number is added to each score for the choice, but not to the choice's weight:
+        ``rate`` for each step in which the expert had less than its even share, and minus
+        ``rate`` for each in which it had more.
     ``none``
         Only counts.
 
-    Counts are taken in the backward pass, which runs once for a micro-batch: a forward that is
-    run again for recomputation is not counted twice, and one without a backward not at all.
+    Counts are taken in the backward pass, which runs once per micro-batch: a recomputed forward
+    is not counted twice, and a forward without a backward is not counted.
 
 Kept true (tests/unit/nn/moe/test_balance.py, tests/multi/parallel/test_expert.py)
     With the counts of its own tokens the loss is that of ``transformers`` over ``top_k``; its
-    gradient is autograd's; counts, biases and loss are the same on any number of ranks.
+    gradient equals autograd's; counts, biases and loss are the same on any number of ranks.
 
 Sources
     Auxiliary loss: Switch Transformers, arXiv:2101.03961, section 2.2. Counts of all ranks
@@ -43,13 +43,13 @@ from equipoise.spec.model.presets import ModelSpec
 
 
 def balance_loss(scores_TX: Tensor, counts_X: Tensor) -> Tensor:
-    """``X * sum(f * p)`` summed over tokens, with ``f`` the share of each expert in the counts."""
+    """``X * sum(f * p)`` summed over tokens, where ``f`` is each expert's share of the counts."""
     shares_X = counts_X.to(scores_TX.dtype) / counts_X.sum()
     return len(counts_X) * (scores_TX.sum(0) @ shares_X)
 
 
 class _Watch(torch.autograd.Function):
-    """Scores unchanged; the backward counts, and adds the gradient of the auxiliary loss."""
+    """Return scores unchanged; the backward counts and adds the auxiliary loss's gradient."""
 
     @staticmethod
     def forward(ctx: Any, scores_TX: Tensor, chosen_TK: Tensor, balance: "LoadBalance") -> Tensor:
@@ -70,7 +70,7 @@ class _Watch(torch.autograd.Function):
 
 
 class LoadBalance(nn.Module):
-    """The counts of one layer's experts, and what they do to its router."""
+    """The counts of one layer's experts, and their effect on its router."""
 
     state_X: Tensor
     loads_X: Tensor
@@ -80,9 +80,9 @@ class LoadBalance(nn.Module):
         super().__init__()
         self.rule, self.rate, experts = model.balance, model.balance_rate, model.experts
         self.loss_scale = 1.0
-        """What the loss is multiplied by before its backward: one over the count of labels."""
-        # Counts of the last step, or for each bias how many steps it went up less down: integers,
-        # so that every rank has the same.
+        """Factor of the loss before its backward: one over the count of labels."""
+        # Counts of the last step; under ``bias``, how many more steps each bias went up than down.
+        # Integers, so that every rank has the same.
         self.register_buffer("state_X", torch.zeros(experts, dtype=torch.int64))
         zeros = torch.zeros(experts, dtype=torch.int64)
         self.register_buffer("loads_X", zeros, persistent=False)
@@ -100,12 +100,12 @@ class LoadBalance(nn.Module):
         return scores_TX + self.rate * self.state_X.to(scores_TX.dtype)
 
     def watch(self, scores_TX: Tensor, chosen_TK: Tensor) -> Tensor:
-        """The scores, as the weights of the choice are to be made of them."""
+        """The scores to make the weights from, counted in the backward."""
         out: Tensor = _Watch.apply(scores_TX, chosen_TK, self)
         return out
 
     def settle(self, loads_X: Tensor) -> None:
-        """Take up the counts of all ranks, and forget this rank's own."""
+        """Adopt the counts of all ranks, and reset this rank's own."""
         if self.rule == "auxiliary":
             self.state_X.copy_(loads_X)
         elif self.rule == "bias":
@@ -115,26 +115,26 @@ class LoadBalance(nn.Module):
 
 
 def balances(module: nn.Module) -> list[LoadBalance]:
-    """Those of a model, one for each sparse layer, in order."""
+    """The load balances of a model, one for each sparse layer, in order."""
     return [each for each in module.modules() if isinstance(each, LoadBalance)]
 
 
 def set_loss_scale(module: nn.Module, scale: float) -> None:
-    """Say what the loss of every micro-batch is multiplied by before its backward."""
+    """Set the factor of every micro-batch's loss before its backward."""
     for each in balances(module):
         each.loss_scale = scale
 
 
 def collect_loads(module: nn.Module) -> tuple[Tensor, Tensor]:
-    """What this rank counted since the last ``settle_loads``.
+    """What this rank has counted since the last ``settle_loads``.
 
     Returns:
         Tokens that chose each expert of each sparse layer, int64 [layers, X]; and the auxiliary
         loss, summed over tokens and layers, a float64 scalar.
     """
-    found = balances(module)
-    loads = torch.stack([each.loads_X for each in found])
-    return loads, torch.stack([each.penalty for each in found]).sum()
+    layers = balances(module)
+    loads = torch.stack([each.loads_X for each in layers])
+    return loads, torch.stack([each.penalty for each in layers]).sum()
 
 
 def settle_loads(module: nn.Module, loads: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""A feed-forward of experts: each token passes through the few that its router chose.
+"""A feed-forward of experts: each token passes through the few that the router chose for it.
 
 What it decides
-    Which experts compute which tokens. Where they live is for ``parallel.expert.exchange``: it sets
-    ``exchange``, through which rows go to the rank of their expert and come back.
+    Which experts compute which tokens. ``parallel.expert.exchange`` decides where experts live: it
+    sets ``exchange``, which sends rows to their expert's rank and brings the outputs back.
 
     ::
 
@@ -10,12 +10,12 @@ What it decides
                                        (exchange)   (exchange)
         x_TD -> shared expert, if any --------------------------------------------> + residual
 
-    Scores are a softmax over all experts, in fp32 at least; the weights of a token's experts are
-    its scores of them, scaled to sum to one if ``norm_top_k``.
+    Scores are a softmax over all experts, in fp32 at least. A token weights its experts by their
+    scores, scaled to sum to one if ``norm_top_k``.
 
 Kept true (tests/unit/nn/moe/test_layer.py, tests/oracle/test_moe_transformers.py)
     Equal to a loop over tokens and experts, and to the blocks of Mixtral and Qwen 2 MoE in
-    ``transformers``, in outputs and all gradients; no token, or no token for an expert, is legal.
+    ``transformers``, in outputs and all gradients. Zero tokens, in all or for an expert, are legal.
 
 Shapes: T tokens, K choices of a token, R rows, X experts, D model width, F expert width.
 
@@ -47,7 +47,7 @@ class ExpertMatrix(nn.Module):
 
     @property
     def local(self) -> Tensor:
-        """Of the experts that live on this rank."""
+        """The matrices of the experts on this rank."""
         return local(self.weight)
 
 
@@ -61,14 +61,14 @@ class Experts(nn.Module):
         self.down = ExpertMatrix(model.experts, model.hidden, model.expert_ffn)
 
     def forward(self, x_RD: Tensor, counts_X: Tensor) -> Tensor:
-        """Outputs [R, D] of rows of which so many are of each expert here."""
+        """Outputs [R, D]; rows are grouped by local expert, ``counts_X`` rows each."""
         ends_X = counts_X.cumsum(0).to(torch.int32)
         return expert_swiglu(x_RD, ends_X, self.gate.local, self.up.local, self.down.local)
 
 
 Exchange = Callable[[Tensor, Tensor, Experts], Tensor]
-"""Rows sorted by expert [R, D], rows of each expert [X], and the experts that live here; returns
-the outputs of the rows [R, D]."""
+"""From rows sorted by expert [R, D], the rows per expert [X] and this rank's experts to the
+outputs of the rows [R, D]."""
 
 
 class SharedExpert(nn.Module):
@@ -92,7 +92,7 @@ class SharedExpert(nn.Module):
 
 
 class Router(nn.Module):
-    """Scores of the experts, and the choice of each token."""
+    """Scores the experts and chooses some for each token."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Rows]:
         """Weights of each token's experts [T, K], and the rows that the experts compute."""
-        # In bf16 two experts often have equal logits; fp32 parts them.
+        # In bf16 two experts often have equal logits; fp32 separates them.
         wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
         scores_TX = torch.softmax(x_TD.to(wide) @ local(self.weight).to(wide).t(), dim=1)
         with torch.no_grad():
@@ -130,14 +130,14 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(model)
         self.shared = SharedExpert(model) if model.shared_ffn else None
         self.exchange: Exchange | None = None
-        """How rows reach experts that live on other ranks; None if all live here."""
+        """How rows reach experts on other ranks; None if all experts are here."""
 
     def declare(self) -> dict[str, Placement]:
-        """Whole on ranks that share the weights of other layers: each computes its own tokens."""
+        """Copied to ranks that split other layers' weights: each computes its own tokens."""
         return {name: Copied() for name, _ in self.named_parameters()}
 
     def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
-        """``residual + experts(x) + shared(x)``, of the tokens that this rank has."""
+        """``residual + experts(x) + shared(x)`` for this rank's tokens."""
         weights_TK, rows = self.router(x_TD)
         x_RD = spread(x_TD, rows)
         if self.exchange is None:

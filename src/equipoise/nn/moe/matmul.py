@@ -1,9 +1,9 @@
-"""Matrix products of rows that are sorted by expert: each expert's rows with its own weights.
+"""Matrix products of rows sorted by expert: each expert's rows with its own weights.
 
 What it decides
-    Which code computes them. ``torch.nn.functional.grouped_mm`` where it runs: in fp32, bf16 and
-    fp16 on CPU, in bf16 and fp16 on CUDA, with rows of whole 16 bytes. Else a loop over the
-    experts. Callers see one name.
+    Which code computes them: ``torch.nn.functional.grouped_mm`` where it runs (fp32, bf16 and
+    fp16 on CPU, bf16 and fp16 on CUDA, rows of a multiple of 16 bytes), otherwise a loop over
+    the experts. Callers see one name.
 
     ::
 
@@ -11,8 +11,8 @@ What it decides
         ends_X           3             5              5           9       running totals
 
 Kept true (tests/unit/nn/moe/test_matmul.py)
-    Both forms equal one product for each expert, forward and backward; experts without rows,
-    and no rows at all, give empty products and zero gradients.
+    Both forms equal one product per expert, forward and backward. Experts without rows, or no
+    rows at all, give empty products and zero gradients.
 """
 
 from itertools import pairwise
@@ -27,7 +27,7 @@ _GROUPED = {
     "cuda": (torch.bfloat16, torch.float16),
 }
 _ROW_BYTES = 16
-"""``grouped_mm`` refuses other strides: "strides should be multiple of 16 bytes" (torch 2.13)."""
+"""torch 2.13 refuses other strides: "strides should be multiple of 16 bytes"."""
 
 
 def runs_grouped(rows: Tensor, *widths: int) -> bool:
@@ -37,7 +37,7 @@ def runs_grouped(rows: Tensor, *widths: int) -> bool:
 
 
 def _spans(ends_X: Tensor) -> list[tuple[int, int, int]]:
-    """Expert, first row and end, of experts that have rows."""
+    """Expert, first row and end, for each expert that has rows."""
     spans = enumerate(pairwise([0, *ends_X.tolist()]))
     return [(expert, start, stop) for expert, (start, stop) in spans if start < stop]
 
@@ -73,7 +73,7 @@ def multiply_columns(left_RM: Tensor, right_RN: Tensor, ends_X: Tensor) -> Tenso
 
 
 class _ExpertSwiGlu(torch.autograd.Function):
-    """Keeps rows, gate and up; their product is made again in the backward."""
+    """Keeps rows, gate and up; the backward recomputes their product."""
 
     @staticmethod
     def forward(
@@ -108,7 +108,7 @@ class _ExpertSwiGlu(torch.autograd.Function):
 def expert_swiglu(
     x_RD: Tensor, ends_X: Tensor, gate_XFD: Tensor, up_XFD: Tensor, down_XDF: Tensor
 ) -> Tensor:
-    """``(silu(x gate) * (x up)) down`` of each row, with the weights of its expert.
+    """``(silu(x gate) * (x up)) down`` for each row, with its expert's weights.
 
     Args:
         x_RD: Rows sorted by expert [R, D]; R may be 0.

@@ -1,8 +1,8 @@
 """Which experts take which tokens: the choice, the rows sorted by expert, and the way back.
 
 Why
-    Experts compute fast on rows that lie together. A token becomes ``top_k`` rows, one for each
-    expert it chose; rows are sorted by expert, computed, and summed back into their token.
+    Experts compute fast on contiguous rows. A token becomes ``top_k`` rows, one for each expert it
+    chose; rows are sorted by expert, computed, and summed back into their token.
 
     ::
 
@@ -10,17 +10,17 @@ Why
         chooses   0,2   1,3   0,3           place_TK         t0: 0, 3   t1: 2, 4   t2: 1, 5
 
 What it decides
-    Ties go to the expert of the lower number, rows of an expert stand in the order of their
-    tokens, and a token's experts are summed in the order of its preference: the same bits on
-    every run, forward and backward, and no atomics.
+    Ties go to the expert with the lower number, an expert's rows are in the order of their
+    tokens, and a token's experts are summed in its order of preference: the same bits on every
+    run, forward and backward, without atomics.
 
-    With a capacity an expert keeps the rows with the highest scores, of equal ones the first;
-    what it drops adds nothing to its token. The capacity is that of the tokens given here, a
-    rank's micro-batch: what is dropped depends on how documents were packed, as it does in
-    Switch and GShard, and not on where the experts live.
+    With a capacity an expert keeps its highest-scoring rows, the first among equals; a dropped row
+    adds nothing to its token. The capacity follows from the tokens given here, a rank's
+    micro-batch: which rows are dropped depends on how documents were packed, as in Switch and
+    GShard, but not on where the experts live.
 
 Kept true (tests/unit/nn/moe/test_route.py, by Hypothesis)
-    Every row is kept or dropped, once; no expert exceeds its capacity, and none drops before;
+    Every row is either kept or dropped, once; an expert drops rows only when its capacity is full;
     spreading and gathering back with weights of 1 / top_k is the identity.
 
 Sources
@@ -42,23 +42,23 @@ class Rows:
     token_R: Tensor
     """The token of each row, int64 [R]."""
     slot_R: Tensor
-    """Its place among all choices, ``token * top_k + preference``, int64 [R]."""
+    """The index of each row among all choices, ``token * top_k + preference``, int64 [R]."""
     place_TK: Tensor
-    """The row of each choice, int64 [T, K]; R where it was dropped."""
+    """The row of each choice, int64 [T, K]; R if it was dropped."""
     counts_X: Tensor
     """Rows of each expert, int64 [X]."""
     is_whole: bool
-    """Nothing was dropped."""
+    """Whether nothing was dropped."""
 
 
 def choose(scores_TX: Tensor, top_k: int) -> Tensor:
-    """The experts with the highest scores of each token, best first, int64 [T, K]."""
+    """Each token's ``top_k`` experts with the highest scores, best first, int64 [T, K]."""
     order: Tensor = torch.sort(scores_TX, dim=1, descending=True, stable=True).indices
     return order[:, :top_k].clone()  # a view would keep a place of every expert for the backward
 
 
 def capacity(tokens: int, *, top_k: int, experts: int, factor: float) -> int:
-    """Most rows that an expert takes of so many tokens [rows].
+    """The most rows that one expert takes from ``tokens`` tokens.
 
     >>> capacity(100, top_k=2, experts=8, factor=1.25)
     32
@@ -102,7 +102,7 @@ def _best(flat: Tensor, scores: Tensor, counts_X: Tensor, most: int) -> Tensor:
 
 
 def _padded(rows_RD: Tensor, rows: Rows) -> Tensor:
-    """With a row of zeros for the choices that were dropped."""
+    """The rows, and a row of zeros for the choices that were dropped."""
     if rows.is_whole:
         return rows_RD
     return torch.cat((rows_RD, rows_RD.new_zeros(1, rows_RD.shape[1])))
@@ -125,7 +125,7 @@ class _Spread(torch.autograd.Function):
 
 
 def spread(x_TD: Tensor, rows: Rows) -> Tensor:
-    """The rows of the experts, sorted [R, D]."""
+    """The tokens as rows sorted by expert [R, D]."""
     out: Tensor = _Spread.apply(x_TD, rows)
     return out
 
@@ -157,6 +157,6 @@ class _GatherBack(torch.autograd.Function):
 
 
 def gather_back(residual_TD: Tensor, y_RD: Tensor, weights_TK: Tensor, rows: Rows) -> Tensor:
-    """``residual`` plus the outputs of each token's experts, weighted [T, D]."""
+    """``residual`` plus the weighted outputs of each token's experts [T, D]."""
     out: Tensor = _GatherBack.apply(residual_TD, y_RD, weights_TK, rows)
     return out

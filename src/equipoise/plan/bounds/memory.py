@@ -28,7 +28,8 @@ import dataclasses
 import numpy as np
 
 from equipoise.base.arrays import Floats, Ints
-from equipoise.cost.memory.device import RankShare, rank_memory
+from equipoise.cost.memory.device import rank_memory
+from equipoise.cost.memory.share import StageShare
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import SCHEDULES, Space, group_equal
@@ -253,16 +254,8 @@ def _coefficients(
     layout, options = choice.layout, dataclasses.replace(choice.options, recompute=recompute)
 
     def whole(layers: int, kept: float, *, embeds: bool, head: bool) -> float:
-        share = RankShare(
-            tuple(range(layers)),
-            embeds,
-            head,
-            kept,
-            most_tokens / layout.cp,
-            float(options.context_tokens),
-            options.expert_skew,
-        )
-        return sum(rank_memory(model, layout, options, share).values())
+        share = StageShare(tuple(range(layers)), embeds, head, kept)
+        return sum(rank_memory(model, layout, options, share, most_tokens / layout.cp).values())
 
     one = whole(1, 0.0, embeds=False, head=False)
     more = whole(2, 0.0, embeds=False, head=False) - one

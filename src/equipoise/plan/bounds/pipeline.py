@@ -31,8 +31,7 @@ from equipoise.base.arrays import Floats, Ints
 from equipoise.plan.bounds.kernels import Passes
 from equipoise.plan.bounds.roofline import bubble
 from equipoise.plan.space.choice import Choice
-from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V
+from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import Travel, travel_of
 from equipoise.sim.parts import layers_of_ranks
@@ -101,8 +100,7 @@ def _ranks(choice: Choice, passes: Passes, split: StageSplit, micro_batches: int
     low[..., 0] -= below[0]
     low[..., 1] -= below[1]
     least = low.min(axis=0)
-    in_v = options.schedule in IN_V
-    place = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, split.stages)
+    place = place_stages(options.schedule, layout.pp, split.stages)
     busy = _sum_by(place, layout.pp, np.tensordot(passes.counts, table.sum(axis=2), axes=1))
     forward = _sum_by(place, layout.pp, (table[..., 0] + above[0]).max(axis=0))
     backward = _sum_by(place, layout.pp, (table[..., 1:].sum(axis=2) + above[1]).max(axis=0))

@@ -8,8 +8,8 @@ Kept true (tests/unit/schedule/pipeline/test_strategies.py, by Hypothesis)
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import EquipoiseError, FitError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.schedule.pipeline.arrange import arrange, light_outside, rename
@@ -19,7 +19,12 @@ from equipoise.schedule.pipeline.orders import gpipe, interleaved, one_forward_o
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.schedule.pipeline.request import PipelineRequest, PipelineStrategy
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, single_units
+from equipoise.schedule.pipeline.schedule import (
+    PipelineSchedule,
+    place_in_loop,
+    place_in_v,
+    single_units,
+)
 from equipoise.schedule.pipeline.skip import skip_partial, skip_reordered
 from equipoise.schedule.pipeline.v import dualpipe_v, v_half, v_min, zb_v
 from equipoise.schedule.pipeline.zero_bubble import interleaved_zb, zb_h1, zb_h2
@@ -49,6 +54,15 @@ IN_V = ("zb-v", "dualpipe-v", "v-half", "v-min")
 
 ONE_STAGE = ("1f1b", "zb-h1", "zb-h2")
 """Strategies of one stage a rank."""
+
+
+def place_stages(strategy: str, ranks: int, stages: int) -> Ints:
+    """The pipeline rank of each stage, int64 [stages].
+
+    >>> place_stages("zb-v", 2, 4).tolist(), place_stages("interleaved", 2, 4).tolist()
+    ([0, 1, 1, 0], [0, 1, 0, 1])
+    """
+    return place_in_v(ranks) if strategy in IN_V else place_in_loop(ranks, stages)
 
 
 def write_pipeline(
@@ -124,9 +138,7 @@ def write_pipeline(
     return schedule
 
 
-def _make_units(
-    units: Sequence[tuple[int, int]] | None, micro_batches: int
-) -> npt.NDArray[np.int64]:
+def _make_units(units: Sequence[tuple[int, int]] | None, micro_batches: int) -> Ints:
     if units is None:
         return single_units(micro_batches)
     table = np.asarray(units, dtype=np.int64).reshape(-1, 2)
@@ -141,7 +153,7 @@ def _make_units(
     return table
 
 
-def _make_bound(most_held: int | Sequence[int], ranks: int) -> npt.NDArray[np.int64]:
+def _make_bound(most_held: int | Sequence[int], ranks: int) -> Ints:
     bound = np.asarray(most_held, dtype=np.int64).reshape(-1)
     if len(bound) not in (1, ranks):
         raise LayoutError(
@@ -151,7 +163,7 @@ def _make_bound(most_held: int | Sequence[int], ranks: int) -> npt.NDArray[np.in
     return np.ascontiguousarray(np.broadcast_to(bound, ranks))
 
 
-def _which_fit(request: PipelineRequest, bound: npt.NDArray[np.int64]) -> list[str]:
+def _which_fit(request: PipelineRequest, bound: Ints) -> list[str]:
     """Strategies that keep the bound, and what they hold at most."""
     fitting = []
     for name, write in STRATEGIES.items():

@@ -31,8 +31,7 @@ from equipoise.balance.stage import StageSplit, split_stages
 from equipoise.base.arrays import Ints
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions
-from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V
+from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts, StepParts
@@ -142,8 +141,7 @@ def slowest_hop_s(machine: Machine, layout: Layout, first_s: float) -> float:
 
 def rank_of_stages(layout: Layout, options: StepOptions) -> Ints:
     """Pipeline rank of each stage, int64 [pp x virtual]."""
-    in_v = options.schedule in IN_V
-    return place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, layout.pp * options.virtual)
+    return place_stages(options.schedule, layout.pp, layout.pp * options.virtual)
 
 
 def split_by_speed(parts: Sequence[BatchParts], layout: Layout, options: StepOptions) -> StageSplit:

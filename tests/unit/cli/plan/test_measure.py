@@ -124,7 +124,7 @@ def test_train_obeys_the_lock_and_explain_tells_it(
         section, key = name.split(".")
         assert getattr(getattr(settled.spec, section), key) == value
     capsys.readouterr()
-    assert main(["explain", "--plan", str(lock)]) == 0
+    assert main(["explain", "plan", str(lock)]) == 0
     said = capsys.readouterr().out
     assert "500.0 ms a step, measured, and planned to take" in said
     assert "12 choices, 3 trained for some steps each." in said

@@ -39,7 +39,7 @@ def test_a_model_that_fits_only_with_offloading_is_planned_with_both_prices(
     assert again[0] == 0 and json.loads((tmp_path / "plan.lock").read_text()) == lock
     state = (tmp_path / "search.jsonl").read_text().splitlines()
     assert len(state) == len(set(state)) == lock["priced"] + 1
-    code, told, _ = run(capsys, "explain", "--plan", str(tmp_path / "plan.lock"))
+    code, told, _ = run(capsys, "explain", "plan", str(tmp_path / "plan.lock"))
     assert code == 0 and "offload traffic" in told and "Without offloading" in told
 
 
@@ -67,7 +67,7 @@ def test_a_stale_lock_says_what_was_asked(
     lock = json.loads(file.read_text())
     lock["read"]["cluster"] = "another"
     file.write_text(json.dumps(lock))
-    code, _, err = run(capsys, "explain", "--plan", str(file))
+    code, _, err = run(capsys, "explain", "plan", str(file))
     assert code == 4
     assert f"{file} is stale: cluster changed since it was written." in err
     assert f"--step-sequences 8 --offload any --out {tmp_path}" in err

@@ -84,12 +84,12 @@ def test_a_lock_of_any_policy_is_resumed_and_explained(
     assert run(capsys, *asked, "--policy", "any", "--quiet")[0] == 0
     assert (out / "plan.lock").read_text() == lock
     assert sorted((out / "search.jsonl").read_text().splitlines(keepends=True)) == sorted(lines)
-    code, told, _ = run(capsys, "explain", "--plan", str(out / "plan.lock"))
+    code, told, _ = run(capsys, "explain", "plan", str(out / "plan.lock"))
     assert code == 0 and told.startswith(named)
     changed = json.loads(lock)
     changed["read"]["cluster"] = "another"
     (out / "plan.lock").write_text(json.dumps(changed))
-    code, _, err = run(capsys, "explain", "--plan", str(out / "plan.lock"))
+    code, _, err = run(capsys, "explain", "plan", str(out / "plan.lock"))
     assert code == 4
     assert f'{" ".join(documents)} --policy any --out {out}".' in err
 

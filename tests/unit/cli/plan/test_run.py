@@ -51,7 +51,7 @@ def test_a_lock_is_written_beside_the_run(
         f"This machine was never measured ({home}/.cache/equipoise/this-cpu.json is not there), "
         'so seconds are guesses. "equipoise calibrate" takes a minute; then plan again.\n'
     ) in err
-    assert main(["explain", "--plan", str(lock), "--json"]) == 0
+    assert main(["explain", "plan", str(lock), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(lock.read_text())
 
 

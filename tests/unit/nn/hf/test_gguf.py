@@ -135,13 +135,13 @@ def test_a_tokenizer_of_another_kind(tmp_path: Path, kind: str, split: str) -> N
     file = write(tmp_path / "a.gguf", state_of(MODEL), tokenizer=kind, split=split)
     assert read_gguf(file)[2] is None
     assert refused(lambda: gguf_tokenizer(file)) == (
-        f'{file}: a tokenizer of model "{kind}" and pre-tokenizer "{split}" cannot be rebuilt; '
-        'only model "gpt2" with "smollm", "gpt-2" can. Bring the model\'s tokenizer.json.'
+        f'{file}: a tokenizer with model "{kind}" and pre-tokenizer "{split}" cannot be rebuilt; '
+        'only model "gpt2" with "smollm", "gpt-2" can. Supply the model\'s tokenizer.json.'
     )
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "refusal"),
     [
         (lambda writer: writer.add_expert_count(8), ("expert_count is 8", "0")),
         (
@@ -160,12 +160,12 @@ def test_a_tokenizer_of_another_kind(tmp_path: Path, kind: str, split: str) -> N
     ids=["experts", "scaling", "partial", "factors"],
 )
 def test_what_is_not_computed_is_refused(
-    tmp_path: Path, change: Callable[[Any], object], told: tuple[str, str]
+    tmp_path: Path, change: Callable[[Any], object], refusal: tuple[str, str]
 ) -> None:
     file = write(tmp_path / "a.gguf", state_of(MODEL), change=change)
     assert refused(lambda: read_gguf(file)) == (
-        f"{file}: {told[0]}; this decoder computes {told[1]} alone. Convert the model's Hugging "
-        "Face folder instead."
+        f"{file}: {refusal[0]}; this decoder computes only {refusal[1]}. Convert the model's "
+        "Hugging Face folder instead."
     )
 
 
@@ -182,7 +182,7 @@ def test_a_setting_that_is_unknown(tmp_path: Path) -> None:
 def test_another_architecture(tmp_path: Path) -> None:
     file = write(tmp_path / "a.gguf", state_of(MODEL), architecture="qwen2")
     assert refused(lambda: read_gguf(file)) == (
-        f'{file} is of architecture "qwen2"; only "llama" can be read. Convert the model\'s '
+        f'{file} has architecture "qwen2"; only "llama" can be read. Convert the model\'s '
         "Hugging Face folder instead."
     )
 
@@ -196,7 +196,7 @@ def test_missing_and_surplus_tensors(tmp_path: Path) -> None:
         change=lambda writer: writer.add_tensor("blk.0.attn_q.bias", bias),
     )
     assert refused(lambda: read_gguf(file)) == (
-        f"{file} has blk.0.attn_q.bias, for which this decoder has no place."
+        f"{file} has weights that this decoder lacks: blk.0.attn_q.bias."
     )
     state.pop("norm.weight")
     file = write(tmp_path / "b.gguf", state)
@@ -207,10 +207,10 @@ def test_missing_and_surplus_tensors(tmp_path: Path) -> None:
 
 def test_no_file_and_no_gguf(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
-    assert refused(lambda: read_gguf(file)) == f"There is no {file}."
+    assert refused(lambda: read_gguf(file)) == f"No such file: {file}"
     file.write_bytes(b"hello, this is text, and long enough to be read")
     assert refused(lambda: read_gguf(file)) == (
-        f"{file} is no GGUF file, or is damaged (GGUF magic invalid)."
+        f"{file} is not a GGUF file, or is damaged (GGUF magic invalid)."
     )
 
 

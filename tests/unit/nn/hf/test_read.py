@@ -89,7 +89,7 @@ def test_a_decoder_of_other_sizes_is_refused(folder: Path) -> None:
     decoder = Decoder(dataclasses.replace(MODEL, vocab=40, rope_theta=5e5))
     assert refused(lambda: load_hf(decoder, folder)) == (
         f"{folder} holds another model: vocab 31 (here: 40), rope_theta 10000.0 (here: 500000.0). "
-        "Leave these sizes out of [model], and they are taken from the folder."
+        "Leave these sizes out of [model] to take them from the folder."
     )
 
 
@@ -116,7 +116,7 @@ def test_a_weight_left_over_is_named(folder: Path) -> None:
     change(folder, lambda held: held.update({bias: torch.zeros(16)}))
     assert refused(lambda: read_hf(folder)) == (
         f"{folder}: {bias} left over; config.json calls for 21 weights, and this decoder has no "
-        "place for more."
+        "others."
     )
 
 
@@ -130,7 +130,7 @@ def test_another_shape_is_named(folder: Path) -> None:
 def test_quantised_weights_are_refused(folder: Path) -> None:
     change(folder, lambda held: held.update({QUERY: torch.zeros(16, 16, dtype=torch.int8)}))
     assert refused(lambda: read_hf(folder)) == (
-        f"{folder}: {QUERY} is of int8. Only unquantised float weights can be read."
+        f"{folder}: {QUERY} has dtype int8. Only unquantised float weights can be read."
     )
 
 
@@ -155,7 +155,7 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> Non
 
 def test_no_config(tmp_path: Path) -> None:
     assert refused(lambda: read_hf(tmp_path)) == (
-        f"{tmp_path} is no Hugging Face folder: its config.json cannot be read (No such file or "
+        f"{tmp_path} is not a Hugging Face folder: its config.json cannot be read (No such file or "
         "directory)."
     )
 
@@ -222,7 +222,7 @@ def test_an_index_cannot_lead_out_of_its_folder(sharded: Path) -> None:
 def test_an_existing_folder_is_left_alone(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert refused(lambda: write_hf(folder, MODEL, state_of(MODEL))) == (
-        f"{folder} exists already. Give the name of a new folder, or delete it."
+        f"{folder} already exists. Name a new folder, or delete it."
     )
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -250,7 +250,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, most_bytes: int, reas
     with files_of_at_most(most_bytes):
         said = refused(lambda: write_hf(folder, MODEL, state_of(MODEL)))
     assert said == (
-        f"{folder} could not be written ({reason}). Free some space, or choose another folder."
+        f"{folder} could not be written ({reason}). Free some space or choose another folder."
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -264,7 +264,7 @@ def test_a_state_that_is_not_the_models_is_not_written(tmp_path: Path) -> None:
     mixed = state_of(MODEL)
     mixed["norm.weight"] = mixed["norm.weight"].bfloat16()
     assert refused(lambda: write_hf(tmp_path / "hf", MODEL, mixed)) == (
-        "The weights are of bfloat16 and float32. Convert them to one dtype."
+        "The weights have dtypes bfloat16 and float32. Convert them to one dtype."
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -275,7 +275,7 @@ def test_a_broken_tokenizer_is_not_written(tmp_path: Path) -> None:
     message = refused(
         lambda: write_hf(tmp_path / "hf", MODEL, state_of(MODEL), tokenizer_file=file)
     )
-    assert message.startswith(f"{file} is no tokenizer.json: ")
+    assert message.startswith(f"{file} is not a tokenizer.json: ")
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 

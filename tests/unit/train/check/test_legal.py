@@ -11,8 +11,9 @@ from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
 from equipoise.spec.model.presets import ModelSpec, preset
-from equipoise.train.check import all_legal as check_layout
-from equipoise.train.check.all_legal_case import LayoutCase, LayoutVerdict, layout_cases
+from equipoise.train.check import prove
+from equipoise.train.check.case import Verdict
+from equipoise.train.check.legal import layout_cases, legal_case
 
 DENSE = ModelSpec(layers=2, hidden=32, heads=8, kv_heads=2, ffn=48, vocab=64, head_width=4)
 SPARSE = dataclasses.replace(DENSE, experts=15, top_k=2, expert_ffn=24, dense_layers=1)
@@ -29,17 +30,19 @@ def test_every_legal_layout_is_a_case(ranks: int) -> None:
     for model in (DENSE, SPARSE):
         mine = [case for case in cases if bool(case.model.experts) == bool(model.experts)]
         deep = dataclasses.replace(model, layers=8)
-        assert {c.layout for c in mine if c.precision == "fp64"} == set(legal_layouts(ranks, deep))
-        narrow = [case.layout for case in mine if case.precision == "fp32"]
-        assert {degrees(each) for each in narrow} == {degrees(case.layout) for case in mine}
+        layouts = {case: case.layout.of_ranks(ranks) for case in mine}
+        wide = {layouts[case] for case in mine if case.precision == "fp64"}
+        assert wide == set(legal_layouts(ranks, deep))
+        narrow = [layouts[case] for case in mine if case.precision == "fp32"]
+        assert {degrees(each) for each in narrow} == {degrees(each) for each in layouts.values()}
         assert len(narrow) == len({degrees(each) for each in narrow})
         assert {each.zero for each in narrow} == {0, 1, 2, 3}
     for case in cases:
-        assert case.model.layers == max(2, case.layout.pp)
+        assert case.model.layers == max(2, case.layout.stages)
 
 
 def test_every_strategy_of_pipelines_has_its_turn() -> None:
-    names = {case.schedule for case in layout_cases(8, [SPARSE]) if case.layout.pp > 1}
+    names = {case.layout.schedule for case in layout_cases(8, [SPARSE]) if case.layout.pp > 1}
     assert names == set(STRATEGIES) - {*LOSSY, "dualpipe-v"}
 
 
@@ -50,20 +53,32 @@ def test_a_model_is_checked_with_and_without_experts() -> None:
     assert (dense.experts, sparse.experts, sparse.capacity_factor) == (0, 8, 0.0)
 
 
-CASE = LayoutCase(Layout(dp=2, pp=2, ep=2, zero=3, replicas=2), SPARSE, "fp64", "zb-h1")
-RIGHT = LayoutVerdict(CASE, 1e-16, 2e-16, "norm.weight", True)
-WRONG = LayoutVerdict(
-    dataclasses.replace(CASE, layout=Layout(dp=4), model=DENSE, precision="fp32"),
-    1e-7,
-    0.5,
-    "embed.weight",
-    True,
+CASE = legal_case(Layout(dp=2, pp=2, ep=2, zero=3, replicas=2), SPARSE, "fp64", "zb-h1")
+RIGHT = Verdict(
+    case=CASE,
+    micro_batches=1,
+    loss_error=1e-16,
+    forward_error=3e-16,
+    gradient_error=2e-16,
+    worst_parameter="norm.weight",
+    bytes=128,
+    messages=2,
+    scheduled_bytes=128,
+    scheduled_messages=2,
+    skew=1.0,
+)
+WRONG = dataclasses.replace(
+    RIGHT,
+    case=legal_case(Layout(dp=4), DENSE, "fp32", "1f1b"),
+    loss_error=1e-7,
+    gradient_error=0.5,
+    worst_parameter="embed.weight",
 )
 OTHER = dataclasses.replace(RIGHT, is_repeated=False)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, verdicts: list[LayoutVerdict], *flags: str) -> int:
-    monkeypatch.setattr(check_layout, "prove_layouts", lambda *_, **__: verdicts)
+def told(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], *flags: str) -> int:
+    monkeypatch.setattr(prove, "run_cases", lambda *_, **__: verdicts)
     return main(["check", "--layout", "all-legal", "--ranks", "2", *flags])
 
 
@@ -94,6 +109,19 @@ def test_a_layout_that_is_another_on_a_second_run_is_named(
     )
 
 
+def test_a_layout_that_sends_other_bytes_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loud = dataclasses.replace(RIGHT, bytes=129)
+    assert told(monkeypatch, [RIGHT, loud], "--quiet") == 5
+    assert capsys.readouterr().err == (
+        "1 of 2 layouts equal one rank and sent other bytes than their schedules say: 129 in 2 "
+        "messages instead of 128 in 2 on 4 ranks (experts, dp = 2, pp = 2, ep = 2, replicas = 2, "
+        "zero = 3, fp64, zb-h1). Please report it with the output of "
+        "`equipoise check --layout all-legal --json`.\n"
+    )
+
+
 def test_one_sentence_or_json_where_all_is_right(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,8 +146,11 @@ def test_one_sentence_or_json_where_all_is_right(
         "precision": "fp64",
         "schedule": "zb-h1",
         "loss_error": 1e-16,
+        "forward_error": 3e-16,
         "gradient_error": 2e-16,
         "worst_parameter": "norm.weight",
+        "bytes": 128,
+        "messages": 2,
         "is_repeated": True,
         "is_exact": True,
     }

@@ -1,4 +1,4 @@
-"""``equipoise explain --schedule``: documents and runs that it takes, and what it refuses."""
+"""``equipoise explain pipeline``: documents and runs that it takes, and what it refuses."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from equipoise.cli.main import main
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["explain", "--schedule", *argv]) == 0
+    assert main(["explain", "pipeline", *argv]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
@@ -22,7 +22,7 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["explain", "--schedule", *argv]) != 0
+    assert main(["explain", "pipeline", *argv]) != 0
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err
@@ -68,7 +68,7 @@ def test_explaining_loads_no_torch_and_no_matplotlib() -> None:
     code = (
         "import sys\n"
         "from equipoise.cli.main import main\n"
-        "main(['explain', '--schedule', '--quiet'])\n"
+        "main(['explain', 'pipeline', '--quiet'])\n"
         "print([name for name in ('torch', 'matplotlib') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -82,7 +82,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         'Nearest: "zb-v".\n'
     )
     assert refused(capsys, "--mask", "causal") == (
-        "--mask goes with --attention, not with --schedule. Leave it out.\n"
+        "equipoise explain pipeline: --mask: no such flag. Nearest: --skip\n"
     )
     assert refused(capsys, "--chunks", "0") == "--chunks 0 is below 1. Give 1 or more.\n"
     for speed in ("nan", "0", "1e-12", "inf"):
@@ -91,7 +91,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
             "nanoseconds. Give a speed of a rank in TFLOP/s.\n"
         )
     assert refused(capsys, "--dtype", "fp64") == (
-        "--dtype fp64: a pipeline's activations are bf16 or fp32. Give one.\n"
+        "equipoise explain pipeline: argument --dtype: invalid choice: 'fp64' (choose from 'bf16', "
+        "'fp32'). See \"equipoise explain pipeline --help\".\n"
     )
     assert refused(capsys, "--most-held", "0") == (
         "--most-held 0 holds nothing. Give a number above 0.\n"
