@@ -85,7 +85,7 @@ class _Ranks:
     makespan_s: float
     """When all have ended, at the earliest."""
     first_forward: Floats
-    """Of any one micro-batch on all its stages, at most; by exact passes or by bounds."""
+    """The longest of any one micro-batch on all its stages; by exact passes or by bounds."""
     last_backward: Floats
 
 

@@ -61,11 +61,11 @@ from equipoise.sim.step import StepRun
 
 _BASES = 4
 _UNITS = 256
-"""Of the memory that is left when every layer takes its least."""
+"""Units of the memory that is left when every layer takes its least."""
 _PRICES = 8
 """Doublings and halvings of a byte's price that a bound is looked for at."""
 _TRIES = 3
-"""Of one base, each with as much less memory as the last one was over."""
+"""Tries of one base, each with as much less memory as the last one was over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +75,7 @@ class Assignment:
     strategies: Ints
     """int64 [layers]."""
     seconds: float
-    """Of all layers, entering and leaving counted."""
+    """Seconds of all layers, entering and leaving counted."""
 
 
 def assign_strategies(
@@ -84,9 +84,9 @@ def assign_strategies(
     """Choose a strategy for each of some layers that follow each other.
 
     Args:
-        seconds: Of each layer under each strategy, float64 [layers, strategies] [s].
+        seconds: Each layer under each strategy, float64 [layers, strategies] [s].
         units: Memory of each, whole units of 0 or more, int64 [layers, strategies].
-        kinds: Of each strategy, int64 [strategies].
+        kinds: Kind of each strategy, int64 [strategies].
         enter: From each kind to each, on the way into each layer, float64 [layers, kinds, kinds]
             [s]; what comes before the first layer is of kind 0.
         leave: From each kind to what comes after the last layer, float64 [kinds] [s].
@@ -98,10 +98,10 @@ def assign_strategies(
     Cost: O(layers x budget x (strategies + kinds^2)), in NumPy.
 
     >>> time, memory = np.array([[1.0, 3.0]] * 3), np.array([[2, 1]] * 3)
-    >>> found = assign_strategies(
+    >>> assigned = assign_strategies(
     ...     time, memory, np.array([0, 0]), np.zeros((3, 1, 1)), np.zeros(1), budget=5
     ... )
-    >>> found.strategies.tolist(), found.seconds
+    >>> assigned.strategies.tolist(), assigned.seconds
     ([1, 0, 0], 5.0)
     """
     layers, strategies = seconds.shape
@@ -128,12 +128,12 @@ def assign_strategies(
     kind, left = int(last.argmin()), budget
     if not np.isfinite(last[kind]):
         return None
-    found = np.zeros(layers, dtype=np.int64)
+    picked = np.zeros(layers, dtype=np.int64)
     for layer in range(layers - 1, -1, -1):
-        found[layer] = chosen[layer, left, kind]
-        left -= int(units[layer, found[layer]])
+        picked[layer] = chosen[layer, left, kind]
+        left -= int(units[layer, picked[layer]])
         kind = int(origin[layer, left, kind])
-    return Assignment(found, float(last.min()))
+    return Assignment(picked, float(last.min()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +151,7 @@ def plan_layers(search: Search, outcome: Outcome, due: Deadline = NEVER) -> Laye
 
     Args:
         search: What was searched.
-        outcome: What it found.
+        outcome: What it plan.
         due: When bases are no longer tried.
 
     Returns:
@@ -162,22 +162,22 @@ def plan_layers(search: Search, outcome: Outcome, due: Deadline = NEVER) -> Laye
     best: LayeredPlan | None = None
     least = outcome.fitting[0].step_s
     for row in _bases(search, outcome):
-        found = due.attempt(partial(plan_base, search, row))
-        if found is not None and found.run.price.step_s < least:
-            best, least = found, found.run.price.step_s
+        plan = due.attempt(partial(plan_base, search, row))
+        if plan is not None and plan.run.price.step_s < least:
+            best, least = plan, plan.run.price.step_s
     return best
 
 
 def _bases(search: Search, outcome: Outcome) -> list[int]:
     """Rows of the fastest choices that differ in what layers share."""
-    space, found = search.space, dict[tuple[int, ...], int]()
+    space, rows = search.space, dict[tuple[int, ...], int]()
     for each in outcome.fitting:
         shared = [int(space[name][each.row]) for name in BASE_COLUMNS]
         group = int(space["dp"][each.row] * space["micro_batch"][each.row])
-        found.setdefault((*shared, group), each.row)
-        if len(found) == _BASES:
+        rows.setdefault((*shared, group), each.row)
+        if len(rows) == _BASES:
             break
-    return list(found.values())
+    return list(rows.values())
 
 
 def plan_base(search: Search, base: int) -> LayeredPlan | None:
@@ -238,18 +238,18 @@ class _Stages:
 
     def assign(self, table: LayerTable, short: float) -> tuple[LayerStrategy, ...] | None:
         """Strategies of all layers, with ``short`` bytes less than there are."""
-        found: dict[int, LayerStrategy] = {}
+        of_layer: dict[int, LayerStrategy] = {}
         for rank, mine in enumerate(self._held):
             if not mine:
                 continue
             chosen = self._assign_rank(table, rank, mine, short)
             if chosen is None:
                 return None
-            found |= {
+            of_layer |= {
                 layer: table.strategies[each]
                 for layer, each in zip(mine, chosen.strategies.tolist(), strict=True)
             }
-        return tuple(found[layer] for layer in range(len(found)))
+        return tuple(of_layer[layer] for layer in range(len(of_layer)))
 
     def _assign_rank(
         self, table: LayerTable, rank: int, mine: list[int], short: float
@@ -280,9 +280,9 @@ class _Stages:
         for least, most, seconds, legal in sorted(sizes, key=lambda each: each[:2]):
             if best is not None and least >= best.seconds:
                 break
-            found = _fill(seconds, needs[:, legal], table.kinds[legal], enter, leave, room - most)
-            if found is not None and (best is None or found.seconds < best.seconds):
-                best = Assignment(legal[found.strategies], found.seconds)
+            filled = _fill(seconds, needs[:, legal], table.kinds[legal], enter, leave, room - most)
+            if filled is not None and (best is None or filled.seconds < best.seconds):
+                best = Assignment(legal[filled.strategies], filled.seconds)
         return best
 
     def _between(self, table: LayerTable, mine: list[int]) -> tuple[Floats, Floats]:
@@ -295,15 +295,15 @@ class _Stages:
 
 
 def lagrangian_bound_s(seconds: Floats, needs: Floats, room: float) -> float:
-    """No strategies of all layers take less within so many bytes; infinite where none fit.
+    """Lagrangian lower bound of all layers' seconds within some bytes; infinite where none fit.
 
     At any price of a byte, each layer's cheapest strategy takes its seconds and its bytes' price;
     all of them, less the price of the room, are never more than the layers take.
 
     Args:
-        seconds: Of each layer under each strategy, float64 [layers, strategies] [s].
+        seconds: Each layer under each strategy, float64 [layers, strategies] [s].
         needs: Likewise [bytes].
-        room: For all layers [bytes].
+        room: Bytes for all layers.
 
     >>> float(lagrangian_bound_s(np.array([[1.0, 3.0]] * 3), np.array([[2.0, 1.0]] * 3), 4.5))
     6.0
@@ -320,7 +320,7 @@ def lagrangian_bound_s(seconds: Floats, needs: Floats, room: float) -> float:
 def _fill(
     seconds: Floats, needs: Floats, kinds: Ints, enter: Floats, leave: Floats, room: float
 ) -> Assignment | None:
-    """Assign layers within so many bytes, in units of what is left over each layer's least."""
+    """Assign layers within some bytes, in units of what is left over each layer's least."""
     least = needs.min(axis=1, keepdims=True)
     left = room - float(least.sum())
     if left < 0:

@@ -55,11 +55,11 @@ class Belief:
     mean: Floats
     deviation: Floats
     weight: Floats
-    """Of each spread, how likely it is; they add up to 1."""
+    """Likelihood of each spread; they add up to 1."""
 
 
 def believe(settings: Ints, log_prior: Floats, rows: Ints, log_s: Floats, noise: Floats) -> Belief:
-    """What is to be expected of all choices after some were measured.
+    """Expected seconds of all choices after some were measured.
 
     Args:
         settings: Which value of each dimension a choice has, int64[choices, dimensions].
@@ -72,8 +72,8 @@ def believe(settings: Ints, log_prior: Floats, rows: Ints, log_s: Floats, noise:
 
     >>> settings = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
     >>> at = np.array([0, 1])
-    >>> found = believe(settings, np.zeros(4), at, np.log([1.0, 2.0]), np.full(2, 0.01))
-    >>> np.exp(found.weight @ found.mean).round(1).tolist()
+    >>> belief = believe(settings, np.zeros(4), at, np.log([1.0, 2.0]), np.full(2, 0.01))
+    >>> np.exp(belief.weight @ belief.mean).round(1).tolist()
     [1.0, 2.0, 1.1, 1.8]
     """
     rest = log_s - log_prior[rows]
@@ -88,10 +88,10 @@ def believe(settings: Ints, log_prior: Floats, rows: Ints, log_s: Floats, noise:
         across = shared + spread**2 * alike
         lower = np.linalg.cholesky(across[rows] + np.diag(noise**2))
         whitened = np.linalg.solve(lower, np.column_stack([rest - middle, across.T]))
-        told, reach = whitened[:, 0], whitened[:, 1:]
-        means.append(log_prior + middle + told @ reach)
+        misses, reach = whitened[:, 0], whitened[:, 1:]
+        means.append(log_prior + middle + misses @ reach)
         deviations.append(np.sqrt(np.maximum(own + spread**2 - (reach**2).sum(0), 1e-12)))
-        likely.append(-0.5 * told @ told - np.log(np.diag(lower)).sum())
+        likely.append(-0.5 * misses @ misses - np.log(np.diag(lower)).sum())
     weight = np.exp(np.array(likely) - max(likely))
     return Belief(np.array(means), np.array(deviations), weight / weight.sum())
 
@@ -115,7 +115,7 @@ class Trial:
     step_s: float | None
     """Measured; None where the trial failed."""
     cause: str = ""
-    """Of a failure: ``out of memory``, ``killed``, ``hang``, ``time limit`` and so on."""
+    """Why it failed: ``out of memory``, ``killed``, ``hang``, ``time limit`` and so on."""
     message: str = ""
     wall_s: float = 0.0
     """From its start to its end."""
@@ -164,7 +164,7 @@ def next_choice(space: MeasuredSpace, trials: Sequence[Trial], *, seed: int = 0)
     Args:
         space: Choices and their prices.
         trials: So far, in any order.
-        seed: Of ties.
+        seed: Breaks ties.
 
     Cost: O(trials^3 + choices * trials^2).
 

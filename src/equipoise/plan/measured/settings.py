@@ -70,7 +70,7 @@ class Choices:
     laid: tuple[Choice, ...]
     """Layout and options of each."""
     keys: tuple[dict[str, str], ...]
-    """Of each choice, the keys that are not given and their values, as flags take them."""
+    """Keys of each choice that are not given, with their values as flags take them."""
     settings: npt.NDArray[np.int64]
     """Which value each has of each of ``DIMENSIONS``, int64[choices, dimensions]."""
 
@@ -78,13 +78,13 @@ class Choices:
 def list_choices(
     run: ResolvedRun, ranks: int, base: StepOptions, *, count_batches: Callable[[int], int]
 ) -> Choices:
-    """Every choice of a run on so many ranks.
+    """Every choice of a run.
 
     Args:
         run: What is given, and where it comes from.
         ranks: All of them are used.
         base: Window, sequences of the step, precision: what is not to be chosen.
-        count_batches: Micro-batches of the fullest of so many data-parallel ranks.
+        count_batches: Micro-batches of the fullest of some number of data-parallel ranks.
 
     Raises:
         SpecError: at most one choice is left.
@@ -93,8 +93,8 @@ def list_choices(
 
     >>> from equipoise.spec.run.load import read_run
     >>> run = read_run(None, [("train.recompute", "none")])
-    >>> found = list_choices(run, 2, StepOptions(8192, 4), count_batches=lambda dp: 4 // dp)
-    >>> len(found.keys), found.keys[0]["layout.pp"], "train.recompute" in found.keys[0]
+    >>> choices = list_choices(run, 2, StepOptions(8192, 4), count_batches=lambda dp: 4 // dp)
+    >>> len(choices.keys), choices.keys[0]["layout.pp"], "train.recompute" in choices.keys[0]
     (12, '2', False)
     """
     given = given_keys(run)
@@ -192,13 +192,13 @@ def price_choices(
 
     Cost: one replayed step a choice, some milliseconds.
     """
-    found: list[Finalist | None] = []
+    prices: list[Finalist | None] = []
     for choice in choices:
         try:
-            found.append(_price(run, choice, cluster, steps))
+            prices.append(_price(run, choice, cluster, steps))
         except EquipoiseError:  # what the simulator does not know, a trial will
-            found.append(None)
-    return found
+            prices.append(None)
+    return prices
 
 
 def prior_of(priced: Sequence[Finalist | None]) -> npt.NDArray[np.float64]:

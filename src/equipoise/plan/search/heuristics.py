@@ -68,7 +68,7 @@ _MOVES = (
 )
 _STARTS = 6
 _TRIES = 4
-"""Of one move."""
+"""Choices of one move."""
 _ROUNDS = 4
 _BEAM = 3
 """Choices of other degrees that are moved from at once."""
@@ -108,8 +108,8 @@ def climb(
     def attempt(places: list[int]) -> None:
         new = [at for at in dict.fromkeys(places) if at not in tried]
         for these in (new[at : at + _AT_ONCE] for at in range(0, len(new), _AT_ONCE)):
-            found = [np.inf] * len(these) if is_over() else price(rows[these].tolist())
-            tried.update(zip(these, found, strict=True))
+            seconds = [np.inf] * len(these) if is_over() else price(rows[these].tolist())
+            tried.update(zip(these, seconds, strict=True))
 
     attempt(_starts(space, rows, order) + _starts(space, rows, order[memory[order] < _ROOMY]))
     moved: set[int] = set()
@@ -158,7 +158,7 @@ def _apart(space: Space, rows: Ints, ranked: Sequence[int], count: int) -> list[
 
 
 def guess_s(space: Space, peak: Floats) -> Floats:
-    """What each choice takes about, by its peak's time, float64 [rows] [s]."""
+    """A guess of each choice's step, by its roofline bound, float64 [rows] [s]."""
     pp, virtual, m = space["pp"], space["virtual"], space.micro_batches
     waits = (pp - 1) / (virtual * m)
     is_split = space["schedule"] > SCHEDULES.index("interleaved")
@@ -176,7 +176,7 @@ def guess_s(space: Space, peak: Floats) -> Floats:
 _AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full"))
 _IN_TURN, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
 _LAYOUTS = 3
-"""Choices of one recipe, each with more ranks to hold the model than the one before."""
+"""Layouts of one recipe, each with more ranks to hold the model than the one before."""
 _TP = (1, 2, 4, 8)
 """Tensor ranks, as far as a node has them."""
 

@@ -55,15 +55,15 @@ _SHARED = (
     *("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", "replicas", "offload"),
     "policy",
 )
-"""What says who computes what, and who shares weights."""
+"""Columns that say who computes what, and who shares weights."""
 
 _OWN = ("recompute", "context_strategy")
 
 _LOOK_SHARE = 0.4
-"""Of the time, for what groups of choices take at least, and about."""
+"""Share of the time for bounds and guesses of groups of choices."""
 
 _CLIMB_SHARE = 0.8
-"""Of the time, for a good choice to begin with."""
+"""Share of the time for the local search."""
 
 _Item = tuple[float, int, float, int]
 """Bound, stage, guess, place."""
@@ -153,13 +153,13 @@ class ClassSearch(Search):
 
     @property
     def prices(self) -> SiteParts:
-        """What was priced of all sites."""
+        """Prices of all sites."""
         if self._sites is None:
             self._sites = SiteParts(self.model, self.machine)
         return self._sites
 
-    def least_s(self, choice: Choice, *, virtual: int) -> float:
-        """Time that a step takes at least, each stage on its site.
+    def bound_s(self, choice: Choice, *, virtual: int) -> float:
+        """Lower bound of a step with each stage on its site [s].
 
         Args:
             choice: Layout and options.
@@ -179,22 +179,22 @@ class ClassSearch(Search):
         return LESS * span / (1.0 - options.residuals.step_share)
 
     def _group_s(self, rows: Ints, *, recompute: Recompute | None = None) -> float:
-        """Of choices that differ in what they compute again and exchange, and in schedule."""
+        """Bound of choices that differ in recomputation, context strategy and schedule [s]."""
         virtual = int(self.space["virtual"][rows].max())
-        found = float(np.inf)
+        least = float(np.inf)
         for at in np.unique(self.space["context_strategy"][rows], return_index=True)[1]:
             choice = self.space.choice(int(rows[at]))
             if recompute is not None:
                 options = dataclasses.replace(choice.options, recompute=recompute)
                 choice = Choice(choice.layout, options)
             try:
-                found = min(found, self.least_s(choice, virtual=virtual))
+                least = min(least, self.bound_s(choice, virtual=virtual))
             except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
                 continue
-        return found
+        return least
 
     def _rank_s(self, choice: Choice, site: Machine, batches: Batches) -> Floats:
-        """What a rank of a site takes with so many layers, at least, float64 [layers + 1] [s]."""
+        """Least seconds of a site's rank with 0, 1, .. layers, float64 [layers + 1]."""
         layout, options = choice.layout, choice.options
         parts = self.prices.parts(site, layout, options)
         priced = [parts.price(np.asarray(batch)) for batch in batches]
@@ -203,16 +203,16 @@ class ClassSearch(Search):
             sum(one is each for one in priced) * layer_passes(each).sum(axis=1)
             for each in times.values()
         )
-        found = lightest_s(np.asarray(busy))
+        seconds = lightest_s(np.asarray(busy))
         gather, reduce, optimizer = self._travel_s(choice, site).T
         if options.stack.data_overlap:
             gather = np.maximum(gather - hiding_s(priced[0], slice(0, 1)), 0.0)
             reduce = np.maximum(reduce - hiding_s(priced[-1], slice(1, 3)), 0.0)
-        found = found + gather + reduce + optimizer
-        return np.minimum.accumulate(found[::-1])[::-1]
+        seconds = seconds + gather + reduce + optimizer
+        return np.minimum.accumulate(seconds[::-1])[::-1]
 
     def _travel_s(self, choice: Choice, site: Machine) -> Floats:
-        """Of so many layers: gathered, reduced, updated, float64 [layers + 1, 3] [s]."""
+        """Seconds to gather, reduce and update 0, 1, .. layers, float64 [layers + 1, 3]."""
         key = id(site), choice.layout, choice.options.offload
         if key not in self._travel:
             each = (
@@ -223,7 +223,7 @@ class ClassSearch(Search):
         return self._travel[key]
 
     def _peak_s(self, rows: Ints) -> tuple[Floats, Floats]:
-        """What rows take at all devices' peak at least, and about, float64 [rows] [s]."""
+        """Each row's roofline bound and a guess, float64 [rows] [s]."""
         precision, machine, space = self.space.base.precision, self.machine, self.space.keep(rows)
         ratio = machine.peak_flop_per_s(precision) / machine.mean_peak_flop_per_s(precision)
         faster = np.where(space["pp"] > 1, ratio, 1.0)
@@ -234,10 +234,10 @@ class ClassSearch(Search):
         return least, about
 
     def _about_s(self, rows: Ints, bound: float, least: Floats) -> Floats:
-        """What each row of a group takes about, float64 [rows] [s].
+        """A guess of each row of a group, float64 [rows] [s].
 
-        One micro-batch's way there and back, and of all others the bound's part, or as long as a
-        place among those in flight is taken.
+        One micro-batch's way there and back; every other takes its part of the bound, or as long as
+        a place among those in flight is taken.
         """
         space, choice = self.space.keep(rows), self.space.choice(int(rows[0]))
         again = least / least.min()
@@ -259,12 +259,12 @@ class ClassSearch(Search):
 
 
 def least_worst(times: Sequence[Floats], counts: Sequence[int], layers: int) -> float:
-    """The least time within which ranks of several kinds hold so many layers together.
+    """The least time within which ranks of several kinds together hold all layers.
 
     Args:
-        times: Of each kind, what a rank with 0, 1, .. layers takes; never less of more, from 0.
+        times: Seconds of a rank of each kind with 0, 1, .. layers; ascending from 0.
         counts: Ranks of each kind.
-        layers: To be held.
+        layers: Layers to be held.
 
     >>> import numpy as np
     >>> least_worst([np.arange(7) * 2.0, np.arange(7) * 1.0], [1, 1], 6)
@@ -289,12 +289,12 @@ def layer_passes(parts: BatchParts) -> Floats:
 
 
 def lightest_s(seconds: Floats) -> Floats:
-    """Of the n lightest layers together, float64 [layers + 1]."""
+    """Seconds of the n lightest layers together, float64 [layers + 1]."""
     return np.concatenate(([0.0], np.cumsum(np.sort(seconds))))
 
 
 def hiding_s(parts: BatchParts, passes: slice) -> Floats:
-    """Of the n heaviest layers and both ends, float64 [layers + 1] [s]."""
+    """Seconds of the n heaviest layers and both ends, float64 [layers + 1]."""
     heaviest = np.sort(layer_passes(parts)[:, passes].sum(axis=1))[::-1]
     ends = float(parts.first[passes].sum() + parts.last[passes].sum())
     return ends + np.concatenate(([0.0], np.cumsum(heaviest)))

@@ -101,10 +101,10 @@ COLUMNS = (
 
 _MOST_MICRO_BATCH = 16
 _MOST_TOKENS = 65_536
-"""Of a micro-batch of more windows than that."""
+"""The most tokens of a micro-batch of more windows than that."""
 _MOST_TP = 16
 _LEAST_TOKENS = 1024
-"""Of a context rank: below, messages take longer than what they bring."""
+"""The fewest tokens of a context rank: below, messages take longer than they save."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +126,7 @@ class Space:
         return Space({name: values[rows] for name, values in self.columns.items()}, self.base)
 
     def runs(self, most: int) -> Iterator["Space"]:
-        """All rows, at most so many at a time, on the same memory."""
+        """All rows, ``most`` at a time, on the same memory."""
         for first in range(0, len(self), most):
             some = {name: values[first : first + most] for name, values in self.columns.items()}
             yield Space(some, self.base)
@@ -152,7 +152,7 @@ class Space:
 
     @property
     def micro_batches(self) -> Ints:
-        """Of each data-parallel rank."""
+        """Micro-batches of each data-parallel rank, int64 [rows]."""
         return self.columns["micro_batches"]
 
 
@@ -191,7 +191,7 @@ class Rows:
         return self.columns[name]
 
     def is_fixed(self, name: str) -> bool:
-        """Whether a column has one value."""
+        """Whether a column has one fixed value."""
         return name in self._fixed
 
     def cross(self, name: str, values: Sequence[int], *, where: Flags | None = None) -> None:
@@ -223,7 +223,7 @@ class Rows:
 
 
 def group_equal(columns: Sequence[Ints]) -> list[Ints]:
-    """Places that are alike in every column, together.
+    """Symmetry: groups of places that are equal in every column.
 
     Args:
         columns: Numbers of 0 or more, int64 [n] each; the cost is linear in the largest.
@@ -258,7 +258,7 @@ def list_space(
         devices: Of the cluster; every one is used.
         base: Window, sequences of the step, precision, stack: what is not to be chosen.
         fixed: Columns that have one value, by ``COLUMNS``.
-        policies: Of packed documents, those to choose from; that of the base unless given.
+        policies: Policies to choose from for packed documents; that of the base unless given.
         only: Numbers that some columns are limited to, by ``COLUMNS``, unless they are fixed.
 
     Raises:

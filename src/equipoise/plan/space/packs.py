@@ -37,9 +37,9 @@ class BinCores:
 
     mean: Floats
     below: Floats
-    """What a micro-batch may take less than its bin's mean."""
+    """How much less than its bin's mean a micro-batch may take."""
     above: Floats
-    """And more."""
+    """How much more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,13 +47,13 @@ class Bins:
     """One data-parallel rank's micro-batches, by their tokens."""
 
     documents: Ints
-    """Of all micro-batches, or of one where all are alike, int64 [documents]."""
+    """Lengths in all micro-batches, or in one where all are alike, int64 [documents]."""
     batch_of: Ints
-    """Of each document, int64 [documents]."""
+    """Micro-batch of each document, int64 [documents]."""
     bin_of: Ints
-    """Of each micro-batch, int64 [micro-batches]."""
+    """Bin of each micro-batch, int64 [micro-batches]."""
     tokens: tuple[int, ...]
-    """Of each bin, no more than any of its micro-batches has."""
+    """Tokens of each bin, no more than any of its micro-batches has."""
     counts: Floats
     """Micro-batches of each bin, float64 [bins]."""
     typical: Ints
@@ -68,15 +68,15 @@ class Bins:
     def sum_cores(self, each: Sequence[Floats]) -> BinCores:
         """Cores of bins, of forward and backward of each document [s]."""
         batches, bins = len(self.bin_of), len(self.tokens)
-        found = []
+        spreads = []
         for one in each:
             whole = np.bincount(self.batch_of, one, batches)
             mean = np.bincount(self.bin_of, whole, bins) / np.bincount(self.bin_of)
             below, above = np.zeros((2, bins))
             np.maximum.at(below, self.bin_of, mean[self.bin_of] - whole)
             np.maximum.at(above, self.bin_of, whole - mean[self.bin_of])
-            found.append((mean, below, above))
-        return BinCores(*np.array(found).swapaxes(0, 1))
+            spreads.append((mean, below, above))
+        return BinCores(*np.array(spreads).swapaxes(0, 1))
 
 
 def sort_batches(batches: Batches, grain: int = 1) -> Bins:
@@ -102,10 +102,10 @@ def sort_batches(batches: Batches, grain: int = 1) -> Bins:
 
 
 def sort_slices(batches: Sequence[Slices], grain: int = 1) -> Bins:
-    """Likewise, micro-batches of divided documents.
+    """Put a rank's micro-batches of divided documents into bins.
 
     Args:
-        batches: Of one data-parallel rank.
+        batches: Micro-batches of one data-parallel rank.
         grain: Tokens that micro-batches of one bin differ by, at most.
     """
     alike = [np.sqrt(2.0 * each.pairs).astype(np.int64) for each in batches]
@@ -129,8 +129,8 @@ def _round(sums: Ints, grain: int) -> tuple[Ints, tuple[int, ...], Floats]:
 
 
 _GRAINS = 64
-"""Of a full micro-batch: those that differ by less than one count as having as few tokens as the
-least of them could have."""
+"""Grains of a full micro-batch: micro-batches that differ by less than one are one bin, of as few
+tokens as the smallest of them could have."""
 
 Packer = Callable[[Choice], Documents | DividedStep]
 """Documents of one step, as the choice's policy packs them for its layout."""
@@ -163,7 +163,7 @@ class Packs:
     def documents(self, choice: Choice) -> Documents | DividedStep:
         """Micro-batches of every data-parallel rank, those with most work first.
 
-        Of full windows one rank stands for all; of documents divided over ranks, none does.
+        With full windows one rank stands for all; with documents divided over ranks, none does.
         """
         layout, options = choice.layout, choice.options
         if self._packer is None:
@@ -210,7 +210,7 @@ class Packs:
         return sorted(range(len(work)), key=lambda at: -work[at])
 
     def tokens(self, choice: Choice) -> Ints | None:
-        """Of the micro-batches of the rank that has most work, in order; None of full windows."""
+        """Tokens of the fullest rank's micro-batches, in order; None for full windows."""
         if self._packer is None:
             return None
         documents = self.heaviest(choice)

@@ -80,7 +80,7 @@ def test_the_answer_is_that_of_pricing_every_row(
     assert found.progress.priced <= len(rows)
     for row, step_s in truth.items():
         choice = rows.choice(row)
-        assert search.least_s(choice, virtual=choice.options.virtual) <= step_s
+        assert search.bound_s(choice, virtual=choice.options.virtual) <= step_s
     first = price_finalists(search, found)[0].run.price
     assert first.step_s == pytest.approx(best, rel=1e-12)
 
@@ -120,7 +120,7 @@ def test_the_bound_holds_with_documents() -> None:
         except (LayoutError, SpecError):
             continue
         least = min(least, price.price.step_s)
-        bound = search.least_s(choice, virtual=choice.options.virtual)
+        bound = search.bound_s(choice, virtual=choice.options.virtual)
         assert bound <= price.price.step_s
     assert search.run().progress.best_s == pytest.approx(least, rel=1e-12)
 
