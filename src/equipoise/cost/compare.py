@@ -289,9 +289,9 @@ def _mix(record: RunRecord) -> tuple[Floats, Floats]:
 def _refuse(folder: Path, rows: Floats, length: Floats) -> None:
     raise SpecError(
         f"{folder} has micro-batches of {rows.min():,.0f} to {rows.max():,.0f} tokens over "
-        f"documents of about {length.min():,.0f} to {length.max():,.0f}, which with its widths is "
-        f"more or less than was measured, and curves are not read beyond their ends. Measure its "
-        f'sizes: "equipoise calibrate RUN.toml" with the run.toml of that run.'
+        f"documents of about {length.min():,.0f} to {length.max():,.0f} tokens; with its widths "
+        f"that is outside the measured sizes. Measure them: "
+        f'"equipoise calibrate RUN.toml" with the run.toml of that run.'
     )
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from equipoise import __version__
 from equipoise.base.digest import digest
@@ -25,6 +25,7 @@ from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run
+from equipoise.plan.answer.run_stages import require_stages
 from equipoise.plan.answer.run_steps import RunSteps, policies_of
 from equipoise.plan.described import SECONDS, digest_curves
 from equipoise.plan.search.deadline import Deadline
@@ -33,6 +34,7 @@ from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys
 from equipoise.sim.machine import Machine
+from equipoise.spec.catalog import Policy
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.device.here import cpu_model, device_file
 from equipoise.spec.device.spec import THIS_CPU
@@ -41,7 +43,6 @@ from equipoise.spec.plan import RUN_TOML, Plan, Wall, read_plan, require_fresh
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.obey import is_given, obey
 from equipoise.spec.run.resolve import ResolvedRun
-from equipoise.spec.run.spec import Policy
 
 _EVERY = -math.inf
 """No choice is left out while time lasts: there are some hundred, and bounds hold for kernels,
@@ -137,7 +138,7 @@ class RunInputs:
     def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
         """The wall that a longer window hits: a forecast, which takes no time."""
         del due
-        policy = cast(Policy, best.choice.options.policy)
+        policy = best.choice.options.policy
         tokens = self.steps.most_tokens(policy, best.choice.layout)
         return find_window_wall(self.search.model, best, tokens, self.run.spec.train.precision)
 
@@ -277,6 +278,8 @@ def read_obeyed(
     store = open_corpus(run, progress)
     now = digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))
     require_fresh(plan, now, file)
+    if plan.best.stages is not None:
+        require_stages(plan.best.stages, obeyed.spec.layout, run.model.layers, file)
     return plan, obeyed
 
 

@@ -150,7 +150,7 @@ class Machine:
         return ContextLinks(near, self._link(ranks[0], ranks[inside]), inside)
 
     def data_links(self, layout: Layout) -> Links:
-        """What connects data-parallel ranks, of each of which rank 0's place stands for all."""
+        """What connects data-parallel ranks; rank 0 of each stands for the others."""
         ranks = layout.group_of(0, "dp")
         nodes = self.cluster.node_of(self.stand(ranks)).tolist()
         near = far = LinkPrice(0.0, float("inf"))

@@ -103,7 +103,7 @@ def held_by_ends(model: ModelSpec, layout: Layout) -> float:
 
 
 def gather_s(machine: Machine, layout: Layout, held: Held, element_bytes: float) -> float:
-    """Gather parameters, or scatter gradients, of so many weights from their shards [s]."""
+    """Gather parameters, or scatter gradients, of ``weights`` weights from their shards [s]."""
     return _over(machine, layout, held, element_bytes, "all_gather")
 
 
@@ -201,7 +201,7 @@ def travel_of(
     each = [held_by_layer(model, layout, sparse=sparse) for sparse in (False, True)]
     once = [moved_by_layer(model, layout, options, sparse=sparse).once for sparse in (False, True)]
     rows: dict[tuple[int, int, int], tuple[float, float, float]] = {}
-    found = []
+    by_rank = []
     for rank, mine in enumerate(layers):
         sparse = sum(map(model.is_sparse, mine)) if model.experts else 0
         tables = (rank == 0) + (rank == layout.pp - 1) - (model.tied and layout.pp == 1)
@@ -215,8 +215,8 @@ def travel_of(
                 reduce_s(machine, layout, moved, stack.grad_bytes) * slow,
                 optimizer_s(machine, layout, held, options),
             )
-        found.append(rows[key])
-    gather, reduce, optimizer = np.array(found).T
+        by_rank.append(rows[key])
+    gather, reduce, optimizer = np.array(by_rank).T
     return Travel(gather, reduce, optimizer, np.array([len(mine) for mine in layers]))
 
 

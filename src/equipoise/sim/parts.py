@@ -33,6 +33,7 @@ from equipoise.sim.planned import PlannedPipeline
 from equipoise.sim.sharding import auto_price
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.offload import offloads_activations
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
 _MOST_SIZES = 8
@@ -47,7 +48,7 @@ class BatchParts:
     """One micro-batch's seconds by pass and term, float64 [PASSES, TERMS], on one rank."""
 
     layers: tuple[Floats, ...]
-    """Of every layer of the model."""
+    """Every layer of the model."""
     first: Floats
     """Embedding."""
     last: Floats
@@ -64,7 +65,8 @@ class Core(Protocol):
 
 
 LayerKinds = dict[tuple[float, bool], Floats]
-"""Of tokens, and of experts or none: a layer without its core and repeats, [PASSES, TERMS] [s]."""
+"""A layer without its core and repeats, by its tokens and whether it has experts, [PASSES, TERMS]
+[s]."""
 
 
 class StepParts:
@@ -287,7 +289,7 @@ class PipelineRun(PlannedPipeline):
     first_forward_s: Floats
     """Forward of the first micro-batch, likewise."""
     tokens: tuple[int, ...]
-    """Of each micro-batch."""
+    """Tokens of each micro-batch."""
 
 
 def run_pipeline(
@@ -352,3 +354,16 @@ def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:
     """Numbers of the layers that each pipeline rank holds, over all its stages."""
     return split.layers_of(place_stages(options.schedule, layout.pp, split.stages))
+
+
+def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:
+    """What the parts of a step depend on: choices with one key share them."""
+    is_whole = layout.zero == 3
+    return (
+        *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
+        (layout.order, layout.dp) if layout.pp > 1 else (),
+        options.context_strategy if layout.cp > 1 else "",
+        (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
+        is_whole,
+        offloads_activations(options.offload),
+    )

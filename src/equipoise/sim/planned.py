@@ -1,4 +1,4 @@
-"""One data-parallel rank's pipeline: its schedule, and when each instruction is to run.
+"""One data-parallel rank's pipeline, when each instruction is to run, and when the step ends.
 
 What it decides
     Nothing: a run and its simulation write schedules by ``schedule.pipeline.strategies`` and replay
@@ -35,3 +35,17 @@ class PlannedPipeline:
             activation: What a forward leaves behind, int64 [stages, micro-batches].
         """
         return count_in_flight(self.schedule, activation).peak
+
+
+def end_of_step_s(ranks_s: float, *, host_s: float, residual_share: float = 0.0) -> float:
+    """How long a step takes, in a forecast and in a run's journal alike [s].
+
+    Args:
+        ranks_s: Until the last rank has computed and exchanged what it has to.
+        host_s: What the host takes beside that.
+        residual_share: The share of the step that its parts are measured to miss.
+
+    >>> end_of_step_s(0.9, host_s=0.5, residual_share=0.1)
+    1.5
+    """
+    return ranks_s / (1.0 - residual_share) + host_s

@@ -38,6 +38,7 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.schedule.attention.count import tile_pairs
 from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
+from equipoise.sim.planned import end_of_step_s
 from equipoise.spec.layout import rows_of
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
@@ -68,7 +69,7 @@ class RankLoads:
     pipeline_s: float = 0.0
     """The longest pipeline from its first forward to its last backward, bubbles included [s]."""
     kept_layer_tokens: tuple[int, ...] = ()
-    """Of each rank of a pipeline, tokens times layers that it keeps activations of at a time."""
+    """The most tokens times layers whose activations each rank of a pipeline keeps at a time."""
     turns_s: float = 0.0
     """The slowest rank of each turn, added up; in a pipeline the mean stage's part of it [s]."""
     meets_each_turn: bool = False
@@ -81,6 +82,14 @@ class RankLoads:
             return max(self.turns_s, *self.predicted_s)
         return max(self.pipeline_s, *self.predicted_s)
 
+    def step_s(self, host_s: float) -> float:
+        """The forecast of the step that the journal keeps [s].
+
+        Args:
+            host_s: What a step takes beside computing: messages that nothing hides, the host.
+        """
+        return end_of_step_s(self.longest_s, host_s=host_s)
+
     @property
     def turn_skew(self) -> float:
         """The slowest rank of each turn, added up, over the mean rank [ratio].
@@ -92,7 +101,7 @@ class RankLoads:
         return self.turns_s / mean if mean else 1.0
 
     def divided(self, ranks: int) -> "RankLoads":
-        """With so many ranks in place of each, which share its weights and so its work.
+        """The loads with ``ranks`` ranks in place of each, which share its weights and its work.
 
         >>> RankLoads([2.0], [5], [3], [9]).divided(2)
         RankLoads(predicted_s=[1.0, 1.0], tokens=[2, 3], pieces=[3, 3], flop=[4, 5])

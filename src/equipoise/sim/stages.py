@@ -23,6 +23,7 @@ Kept true (tests/unit/sim/test_stages.py)
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from equipoise.balance.stage import (
     split_model,
 )
 from equipoise.base.arrays import Ints
-from equipoise.base.errors import LayoutError
+from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.share import StageShare
 from equipoise.schedule.pipeline.prices import PipelinePrices
@@ -44,8 +45,33 @@ from equipoise.sim.memory import stage_shares
 from equipoise.sim.planned import PlannedPipeline
 from equipoise.sim.rank_loads import ContextPlanner, RankLoads, batch_flop
 from equipoise.sim.turns import heaviest_turns
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run.spec import Recompute
+from equipoise.spec.plan import Stages
+from equipoise.spec.run.resolved import read_resolved
+from equipoise.spec.run.spec import Recompute, RunSpec
+
+
+def settle_edges(
+    spec: RunSpec, model: ModelSpec, folder: Path, planned: Stages | None
+) -> tuple[int, ...]:
+    """The stage edges that a run is to obey; empty where its ranks split layers when they start.
+
+    Args:
+        spec: The run.
+        model: Its sizes.
+        folder: The run's; where it has begun with a plan's edges, it keeps them.
+        planned: The stages of the plan that it obeys now.
+    """
+    if planned is not None:
+        return planned.edges
+    try:
+        begun = read_resolved(folder)
+    except SpecError:
+        return ()
+    ours, theirs = spec.layout, begun.spec.layout
+    is_alike = (ours.pp, ours.stages, ours.schedule) == (theirs.pp, theirs.stages, theirs.schedule)
+    return begun.stage_edges if is_alike and begun.model == model else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +116,11 @@ class StagePlanner:
                 f"2 stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
             )
         return cls(planner, curve, recompute, split, rank_of)
+
+    @property
+    def placed(self) -> Stages:
+        """Layers and rank of each stage."""
+        return Stages(tuple(self.split.edges.tolist()), tuple(self.rank_of.tolist()))
 
     def share_of(self, rank: int, kept_layer_tokens: int, most_tokens: int) -> StageShare:
         """Layers and tables of a pipeline rank, and micro-batches in flight.

@@ -7,7 +7,6 @@ Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
 from pathlib import Path
 
 from equipoise.balance.packing.pack import StepPacker, make_packer
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
@@ -22,6 +21,7 @@ from equipoise.parallel.apply import apply_axes
 from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.sharding import run_price
 from equipoise.sim.stages import StagePlanner
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import RunSpec
 from equipoise.train.context import ContextGroup
@@ -47,16 +47,18 @@ def join_sharing(
     spec = resolved.spec
     price = run_price(resolved.context_machine, spec, resolved.model)
     planner, stages = ContextPlanner(resolved.model, spec.layout, price), None
-    if spec.pack.policy in TOGETHER:
+    if POLICIES[spec.pack.policy].runs_together:
         return Partners.join(ranks, planner)
     if spec.layout.pp > 1:
         first = stream.step(0, spec.pack.step_tokens)
-        stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
+        stages = StagePlanner.make(
+            planner, curve, spec.train.recompute, first, resolved.stage_edges
+        )
     return ContextGroup.join(ranks, planner, stages)
 
 
 def build_packer(spec: RunSpec, ranks: int, curve: LoadCurve) -> StepPacker:
-    """What packs the steps of a run on so many ranks, each of which calls it."""
+    """What packs the steps of a run on this number of ranks; every rank calls it."""
     meets = spec.layout.of_ranks(ranks).meets_each_turn
     return make_packer(spec.pack, ranks // spec.layout.sharing, curve, meets_each_turn=meets)
 

@@ -71,7 +71,7 @@ class ContextGroup:
     ledger: Ledger
     """What it has sent to them and received."""
     stages: StagePlanner | None = None
-    """Of a pipeline."""
+    """Stages of the pipeline, if there is one."""
 
     @classmethod
     def join(
@@ -124,7 +124,7 @@ class ContextGroup:
         )
 
     def _plan(self, doc_tokens: Sequence[int]) -> ContextPlan:
-        """Of this rank's heads."""
+        """Attention of this rank's heads over a micro-batch."""
         return self.planner.plan(doc_tokens, tensor_rank=self.mesh.coordinates["tp"])
 
 
@@ -152,29 +152,12 @@ def require_context(context: int, ranks: Ranks) -> None:
         )
 
 
-def play_share(batch: Batch, plan: ContextPlan, sent_bytes: Ints) -> Share:
-    """All ranks' shares, one after another, with attention played in this process.
-
-    Args:
-        batch: A micro-batch.
-        plan: Of its documents, for as many ranks as are played.
-        sent_bytes: Bytes from each rank to each, int64 [ranks, ranks]; added to in both passes.
-    """
-    rows, positions = (np.concatenate(x) for x in (plan.shares.rows, plan.shares.positions))
-    return take(batch, rows, positions, attend_alone(plan, sent_bytes))
-
-
-def attend_alone(plan: ContextPlan, sent_bytes: Ints | None = None) -> Attend:
-    """Attention of all ranks of a plan in this process, rows in the order in which they hold them.
-
-    Args:
-        plan: Of any number of ranks.
-        sent_bytes: As of ``play_share``.
-    """
+def attend_alone(plan: ContextPlan) -> Attend:
+    """Attention of all ranks of a plan in this process; rows are in the order of their ranks."""
     order = torch.from_numpy(np.concatenate(plan.shares.rows))
     back = torch.argsort(order)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_in_one_process(q[back], k[back], v[back], plan, sent_bytes)[order]
+        return attend_in_one_process(q[back], k[back], v[back], plan)[order]
 
     return attend

@@ -28,7 +28,7 @@ from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
 
 _CURVE_MATTERS_S = 0.1
-"""Steps that compute for less are mostly overhead, of which a price curve knows nothing."""
+"""Shorter steps are mostly overhead, which no price curve knows."""
 
 
 class RunRecord:
@@ -61,6 +61,7 @@ class RunRecord:
         """What this process is about to run, on rank 0."""
         if self.ranks.rank != 0:
             return
+        stages = self.sharing.stages if isinstance(self.sharing, ContextGroup) else None
         edges = [0, *(2**power for power in range(4, 41))]
         lengths = self.store.doc_tokens
         edges = edges[: int(np.searchsorted(edges, lengths.max(), side="right")) + 1]
@@ -88,6 +89,7 @@ class RunRecord:
                 },
             },
             curve=dataclasses.asdict(self.curve),
+            stages={} if stages is None else dataclasses.asdict(stages.placed),
         )
         self.journal.flush()
 
@@ -202,9 +204,7 @@ class RunRecord:
 
     def _predict_step(self, loads: RankLoads) -> float | None:
         """When the last has computed, plus the overhead that the first step here measured."""
-        if self._overhead_s is None:
-            return None
-        return loads.longest_s + self._overhead_s
+        return None if self._overhead_s is None else loads.step_s(self._overhead_s)
 
     def write_memory(self) -> None:
         """Forecast and measured peak of this rank's fullest micro-batch."""

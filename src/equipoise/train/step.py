@@ -66,13 +66,13 @@ class Gradients:
     loss: float
     """Mean over all labels of all ranks."""
     norm: torch.Tensor
-    """Of the gradients of all ranks, each weight counted once; a scalar."""
+    """Norm of the gradients of all ranks, each weight counted once; a scalar."""
     losses: list[float]
     """Summed loss of each of this rank's micro-batches."""
     rows: torch.Tensor
     """What ranks exchanged, float64 [ranks, 6]; columns as ``StepRunner`` lists them."""
     wait_s: float
-    """Of this rank."""
+    """What this rank waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class StepResult:
     step_s: float
     rank_busy_s: list[float]
     wait_s: float
-    """Of this rank."""
+    """What this rank waited."""
     computed_s: float
     """Until the last rank had computed: what it was busy, or its pipeline from end to end."""
     stop: bool
@@ -222,7 +222,7 @@ class StepRunner:
             self.model.sum_gradients()
 
     def _norm(self) -> torch.Tensor:
-        """Of the gradients of all ranks, each weight counted once."""
+        """Norm of the gradients of all ranks, each weight counted once."""
         if self.pipeline is None:
             return global_norm(self.model.decoder)
         counted, group = self.pipeline.counted, self.pipeline.group
@@ -266,14 +266,14 @@ class StepRunner:
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
         counts = self.sharing is None or self.sharing.counts_loss
-        told = float(stop_asked), computed_s, float(word)
-        row = [name, sum(losses) if counts else 0.0, busy_s, *told]
+        others = [float(stop_asked), computed_s, float(word)]
+        row = [name, sum(losses) if counts else 0.0, busy_s, *others]
         with self.journal.span("wait", step=step) as span:
             rows = self.ranks.gather_floats(row)
         if bool((rows[:, 0] != name).any()):
-            others = torch.nonzero(rows[:, 0] != name).flatten().tolist()
+            differing = torch.nonzero(rows[:, 0] != name).flatten().tolist()
             raise LayoutError(
-                f"Ranks {others} packed step {step} otherwise than rank {self.ranks.rank}. Give "
+                f"Ranks {differing} packed step {step} otherwise than rank {self.ranks.rank}. Give "
                 f"every machine the same version of equipoise and of NumPy."
             )
         return rows, span.duration_s
@@ -299,12 +299,12 @@ class StepRunner:
             more = len(documents) - len(named)
             where = f"; documents of the micro-batches where it is: {', '.join(named)}"
             where += f" and {more} more" if more else ""
-            mend = "Lower train.lr, or look at those documents."
+            fix = "Lower train.lr, or look at those documents."
         else:
-            where, mend = ", though the loss of every micro-batch is", "Lower train.lr."
+            where, fix = ", though the loss of every micro-batch is", "Lower train.lr."
         kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint yet"
         self.journal.write("fault", "nan-loss", step=step, documents=documents, what=what)
         return FaultError(
             f"The {what} of step {step} is not a number{where}. No weight was changed; {kept}. "
-            f"{mend}"
+            f"{fix}"
         )

@@ -15,7 +15,7 @@ from equipoise.train.check.case import (
     make_case,
     played_cases,
 )
-from equipoise.train.check.prove import check_cases, play_cases, run_cases
+from equipoise.train.check.prove import check_cases, run_cases
 from support.progresses import RecordedProgress
 from support.ranks import on_ranks
 
@@ -70,16 +70,16 @@ def test_ranks_that_share_micro_batches_equal_one_rank(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_strategy_and_sharding_played_equals_one_rank(ranks: int) -> None:
     progress = RecordedProgress()
-    verdicts = play_cases(played_cases(ranks, ODD), progress)
+    verdicts = run_cases(played_cases(ranks, ODD), progress, over_gloo=False)
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
-    assert progress.stages == [("ranks played in one process", len(verdicts))]
+    assert progress.stages == [(f"{ranks} played ranks", len(verdicts))]
     assert progress.done == len(verdicts)
 
 
 def test_played_ranks_send_what_real_ranks_send() -> None:
     real = [c for c in context_cases(2, UNTIED) if c.layout.sharding == "head-tail-document"]
     played = [dataclasses.replace(case, played=True) for case in real]
-    for one, two in zip(run_cases(real), play_cases(played), strict=True):
+    for one, two in zip(run_cases(real), run_cases(played, over_gloo=False), strict=True):
         assert (one.bytes, one.messages) == (two.bytes, two.messages)
         assert one.gradient_error == pytest.approx(two.gradient_error, abs=TOLERANCE)
 
@@ -109,6 +109,13 @@ def test_the_same_gradient_left_alone_is_exact() -> None:
     arguments = (CASES["zero 0"], "embed.weight", -1)
     verdicts = run_ranks(2, on_ranks.check_with_wrong_gradient, *arguments)[0]
     assert [verdict.is_exact for verdict in verdicts] == [True]
+
+
+def test_a_part_of_the_trainers_step_that_is_left_out_is_caught() -> None:
+    (verdict,) = run_ranks(2, on_ranks.check_without_sum, CASES["zero 1"])[0]
+    assert not verdict.is_exact
+    assert verdict.gradient_error == 1.0
+    assert max(verdict.loss_error, verdict.forward_error) <= TOLERANCE
 
 
 @pytest.mark.parametrize("what", ["positions", "labels"])

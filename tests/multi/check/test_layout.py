@@ -47,7 +47,7 @@ def test_layouts_of_the_demo_and_of_five_dimensions() -> None:
     for each in verdicts:
         assert each.is_exact, each
     assert progress.stages == [
-        (f"layouts of {n} ranks", count) for n, count in ((4, 4), (8, 4), (16, 1))
+        (f"{n} played ranks", count) for n, count in ((4, 4), (8, 4), (16, 1))
     ]
     assert progress.done == len(DEMO)
 

@@ -470,6 +470,21 @@ def check_with_wrong_gradient(
     return check_cases(ranks, [case], build=build)
 
 
+def check_without_sum(ranks: Ranks, case: Case) -> list[Verdict]:
+    """A case whose step leaves out the sum over ranks."""
+
+    class Wrong(StepRunner):
+        def _sum_gradients(self) -> None:
+            for weight in self.model.decoder.parameters():
+                weight.grad = torch.zeros_like(weight)
+
+    def build(*arguments: Any, **named: Any) -> StepRunner:
+        runner = build_runner(*arguments, **named)
+        return Wrong(*(getattr(runner, field.name) for field in dataclasses.fields(runner)))
+
+    return check_cases(ranks, [case], build=build)
+
+
 def check_with_wrong_shares(ranks: Ranks, case: Case, what: str) -> list[Verdict]:
     """A case in which the last rank's share has positions or labels of other tokens."""
 

@@ -165,10 +165,10 @@ def test_json_that_nobody_means(
 def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    words = "it is a pipe, a socket or a device, and no file"
+    words = "it is a pipe, a socket or a device, not a file"
     assert run(capsys, "config", pipe)[::2] == (2, f"Cannot read {pipe}: {words}.\n")
     code, _, err = run(capsys, "pack", "--lengths", pipe)
-    assert (code, "It is a pipe, a socket or a device, and no file" in err) == (2, True)
+    assert (code, "It is a pipe, a socket or a device, not a file" in err) == (2, True)
 
 
 def test_a_host_with_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ _FIGURES = (
     "is_exact",
 )
 _EXPERTS = 15
-"""Of the model with experts, where the run has none: 2, 4 and 8 ranks get unequal numbers."""
+"""Experts of a model whose run has none: 2, 4 and 8 ranks get unequal numbers."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from equipoise.cli.check import all_legal as check_layouts
 from equipoise.cli.check.model import read_worlds, scaled_down
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.spec.catalog import POLICIES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--in-process",
         action="store_true",
-        help="only play all ranks in this process: every attention strategy, no data parallelism",
+        help="only ranks that take turns in one process: every attention strategy, nothing else",
     )
     either.add_argument(
         "--processes", action="store_true", help="only start real ranks: every layout"
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.layout is not None:
         return check_layouts.run(args)
     from equipoise.train.check import case as cases
-    from equipoise.train.check.prove import play_cases, run_cases
+    from equipoise.train.check.prove import run_cases
 
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     verdicts: list[Verdict] = []
     if not args.processes:
         played = [case for world in worlds for case in cases.played_cases(world, model)]
-        verdicts += play_cases(played, progress) if played else []
+        verdicts += run_cases(played, progress, over_gloo=False)
     if not args.in_process:
         real = [
             case
@@ -111,8 +112,8 @@ def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     played = sum(verdict.case.played for verdict in verdicts)
     worlds = sorted({verdict.case.ranks for verdict in verdicts if not verdict.case.played})
     parts = [f"{len(verdicts) - played} on {', '.join(map(str, worlds))} gloo ranks"] * bool(worlds)
-    parts += [f"{played} played in this process"] * (played > 0)
-    deepest = max(verdict.case.model.layers for verdict in verdicts)  # one for each stage at least
+    parts += [f"{played} played in one process"] * (played > 0)
+    deepest = max((verdict.case.model.layers for verdict in verdicts), default=model.layers)
     layers = f"{model.layers} to {deepest}" if deepest > model.layers else model.layers
     return (
         f"Cases: {' and '.join(parts)}. Model: {layers} layers of width {model.hidden}, "
@@ -204,13 +205,11 @@ def _print_table(verdicts: "Sequence[Verdict]") -> None:
 
 
 def _kind(verdict: "Verdict") -> tuple[str, str]:
-    from equipoise.balance.packing.turns import TOGETHER
-
     case, layout = verdict.case, verdict.case.layout
     if case.played:
         return f"{case.ranks} played", layout.strategy
     experts = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
-    if case.pack.policy in TOGETHER:
+    if POLICIES[case.pack.policy].runs_together:
         tensor = f", tp={layout.tp}" if layout.tp > 1 else ""
         return str(case.ranks), case.pack.policy + tensor + experts
     axes = _above_one(layout, "dp", "pp", "cp", "tp")

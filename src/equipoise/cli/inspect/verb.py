@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, 
 from equipoise.cli.console import make_progress
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import RESOLVED
+from equipoise.spec.plan import Stages
 
 HELP = "say what a file or a folder of a run holds"
 
@@ -160,6 +161,7 @@ def _run(folder: Path, silent: bool) -> Facts:
             "sessions": len(record.resumed_steps),
             "ranks": record.ranks,
             "policy": record.start.policy,
+            **_stages(record.start.stages),
             "stopped": record.stop.reason if record.stop else None,
             "faults": [fault.message for fault in record.faults],
             "journal": f"{record.torn_lines} torn lines" if record.torn_lines else _OK,
@@ -176,6 +178,13 @@ def _run(folder: Path, silent: bool) -> Facts:
     finally:
         progress.finish()
     return facts | {"checkpoints": checkpoints, "size_bytes": _bytes_of(folder)}
+
+
+def _stages(stages: Mapping[str, Any]) -> Facts:
+    """The stages of a run's pipeline; nothing where there is none."""
+    if not stages:
+        return {}
+    return {"stages": str(Stages(tuple(stages["edges"]), tuple(stages["ranks"])))}
 
 
 def _hugging_face(folder: Path, _silent: bool) -> Facts:

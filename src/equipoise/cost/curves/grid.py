@@ -73,19 +73,19 @@ class LogGrid:
         Cost: about 0.1 us for a point of two axes, 0.2 us of three.
         """
         wanted = [np.asarray(each, dtype=np.float64) for each in sizes]
-        found = [
+        places = [
             _alone(axis, powers, float(values)) if not values.ndim else _place(axis, powers, values)
             for axis, powers, values in zip(self.axes, self.powers, wanted, strict=True)
         ]
         shape = np.broadcast_shapes(*(each.shape for each in wanted))
         total: Any = np.zeros(shape) if shape else 0.0
-        for corner in itertools.product(*(each.sides for each in found)):
+        for corner in itertools.product(*(each.sides for each in places)):
             weight: Any = 1.0
             for _, part in corner:
                 weight = weight * part
             total += weight * self.log_s[tuple(at for at, _ in corner)]
-        outside, beyond = found[0].outside, found[0].beyond
-        for each in found[1:]:
+        outside, beyond = places[0].outside, places[0].beyond
+        for each in places[1:]:
             outside, beyond = outside | each.outside, beyond * each.beyond
         return Timing(np.exp(total) * beyond, np.broadcast_to(outside, shape))
 

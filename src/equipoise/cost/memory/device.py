@@ -50,11 +50,11 @@ from equipoise.spec.recompute import LayerRecompute, layer_recompute
 _MOMENTS_BYTES = 8.0
 _MASTER_BYTES = 4.0
 _ROUTE_BYTES = 8.0
-"""Of a token's choice of an expert, kept to bring the row back."""
+"""Kept of a token's choice of an expert, to bring the row back."""
 
 
 def weight_bytes(options: StepOptions) -> tuple[float, float, float]:
-    """Of a weight as it is computed with, of its gradient, and of what the optimizer keeps.
+    """Bytes of a weight as it is computed with, of its gradient and of its optimizer states.
 
     >>> weight_bytes(StepOptions(8192, 1)), weight_bytes(StepOptions(8192, 1, precision="fp32"))
     ((2.0, 4.0, 12.0), (4.0, 4.0, 8.0))
@@ -65,7 +65,7 @@ def weight_bytes(options: StepOptions) -> tuple[float, float, float]:
 
 
 def hosted_bytes(options: StepOptions) -> float:
-    """Of a weight, what an optimizer in host memory frees on the device.
+    """Bytes of a weight that an optimizer in host memory frees on the device.
 
     >>> hosted_bytes(StepOptions(8192, 1)), hosted_bytes(StepOptions(8192, 1, offload="both"))
     (0.0, 12.0)
@@ -130,7 +130,7 @@ def kept_bytes(
 def _feed_bytes(
     model: ModelSpec, layout: Layout, options: StepOptions, *, sparse: bool, received_rows: float
 ) -> float:
-    """Of the feed-forward, its normed input left out [bytes a token]."""
+    """What the feed-forward keeps, without its normed input [bytes a token]."""
     width = element_bytes(options.precision)
     if not sparse:
         return width * model.products * model.ffn / layout.tp
@@ -213,7 +213,7 @@ def rank_memory(
 
 
 def resident_bytes(layout: Layout, options: StepOptions, held: float, largest: float) -> float:
-    """Of a rank's activations, what is on the device at once [bytes].
+    """The part of a rank's activations that is on the device at once [bytes].
 
     Args:
         layout: Degrees.

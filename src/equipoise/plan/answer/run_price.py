@@ -28,9 +28,10 @@ from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space
 from equipoise.plan.space.packs import Packer
 from equipoise.sim.step import Documents, StepRun
+from equipoise.spec.catalog import Policy
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Wall
-from equipoise.spec.run.spec import Policy, Precision
+from equipoise.spec.run.spec import Precision
 
 _PRICED = 24
 """Choices that are priced whole under each policy."""
@@ -61,26 +62,26 @@ def price_run(
 
     Args:
         search: What was searched, under one of the policies.
-        outcome: What it found.
+        outcome: The search's answer.
         steps: Of the run.
         policies: To be compared; a finalist's is in its options.
         precision: Of the run.
         count: How many, with the best.
         due: When they are to be priced.
     """
-    found: list[Finalist] = []
+    finalists: list[Finalist] = []
     for policy in policies:
-        if found and due.is_over():
+        if finalists and due.is_over():
             break
         space, place = search.space, NAMED["policy"].index(policy)
         space = Space(space.columns | {"policy": np.full(len(space), place)}, space.base)
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
         for each in price_finalists(under, outcome, _PRICED, due):
             tokens = steps.most_tokens(policy, each.choice.layout)
-            found.append(with_memory(search.model, each, tokens, precision))
-    found.sort(key=_order)
+            finalists.append(with_memory(search.model, each, tokens, precision))
+    finalists.sort(key=_order)
     distinct: dict[Choice, Finalist] = {}
-    for each in found:
+    for each in finalists:
         options = dataclasses.replace(each.choice.options, policy="any")
         distinct.setdefault(Choice(each.choice.layout, options), each)
     firsts: dict[tuple[int, ...], Finalist] = {}

@@ -36,7 +36,7 @@ from equipoise.plan.bounds.kernels import Passes
 from equipoise.plan.bounds.pipeline import LESS
 from equipoise.plan.bounds.roofline import bubble
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Space, group_equal
+from equipoise.plan.space.columns import RECOMPUTES, Space, group_equal, schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import (
     SLOWDOWN,
@@ -53,7 +53,7 @@ from equipoise.spec.recompute import layer_recompute
 _ROUNDED_S = 2e-9
 """What replays in whole nanoseconds may lose of a micro-batch's three passes on a stage [s]."""
 
-_WHOLE = [SCHEDULES.index(name) for name in ("1f1b", "interleaved")]
+_WHOLE = schedules_with(lambda each: not each.splits_backward)
 """Schedules with whole backwards."""
 
 _EVERY = [int(name.removeprefix("every-")) if "every" in name else 1 for name in RECOMPUTES]
@@ -107,7 +107,7 @@ def group_bound_s(
         count = np.full(len(rows), passes.counts.sum())
     mean = mean_rank_bound_s(model, space, rows, count, passes)
     even = passes.busy_s / passes.counts.sum() * count / pp
-    is_plain = space["schedule"][rows] == SCHEDULES.index("1f1b")
+    is_plain = np.isin(space["schedule"][rows], schedules_with(lambda each: each.is_plain))
     longer = np.where(is_plain & (not has_documents), bubble(pp, count), 1.0)
     least = np.maximum(np.maximum(even * longer, mean), passes.once_s)
     least = np.maximum(

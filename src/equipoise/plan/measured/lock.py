@@ -12,8 +12,8 @@ Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/train/test_plan_meas
 import dataclasses
 from collections.abc import Sequence
 
+from equipoise.plan.answer.explain import Inputs, decide
 from equipoise.plan.answer.final import Finalist
-from equipoise.plan.answer.lock import Inputs, decide
 from equipoise.plan.measured.next import Trial
 from equipoise.plan.search.deadline import NEVER
 from equipoise.plan.search.incumbent import Outcome, Progress
@@ -49,4 +49,6 @@ def measured_plan(
 
 
 def _timed(candidate: Candidate, step_s: float) -> Candidate:
-    return dataclasses.replace(candidate, price=candidate.price | {MEASURED_S: step_s})
+    """With what was measured: a trial splits its layers when it starts, and so is its run to."""
+    price = candidate.price | {MEASURED_S: step_s}
+    return dataclasses.replace(candidate, price=price, stages=None)

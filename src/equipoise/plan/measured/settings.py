@@ -24,7 +24,6 @@ Kept true (tests/unit/plan/measured/test_settings.py, test_settings_price.py)
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,19 +33,20 @@ from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_price import with_memory
-from equipoise.plan.answer.run_steps import POLICIES, RunSteps, policies_of
+from equipoise.plan.answer.run_steps import COMPARED, RunSteps, policies_of
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import RECOMPUTES, Space
 from equipoise.plan.space.trainable import PRICED, given_keys, list_with, run_keys
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import run_step
+from equipoise.spec.catalog import Policy
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.run.keys import keys
 from equipoise.spec.run.obey import is_given, obey
 from equipoise.spec.run.render import value_of
 from equipoise.spec.run.resolve import ResolvedRun
-from equipoise.spec.run.spec import LayoutSpec, Policy
+from equipoise.spec.run.spec import LayoutSpec
 
 DEGREES = ("layout.dp", "layout.cp", "layout.tp", "layout.pp")
 DIMENSIONS = (*DEGREES, "layout.zero", "train.recompute", "pack.policy")
@@ -101,7 +101,7 @@ def list_choices(
     space = list_with(run, ranks, base, given | _own_keys(run), count_batches=count_batches)
     space = space.keep(_of_trials(space, given))
     space = space.keep(np.lexsort([space[name] for name in _ORDER[::-1]]))
-    policies = POLICIES
+    policies = COMPARED
     named = [name for name in DIMENSIONS if name in given]
     if is_given(run, "pack.policy"):
         policies = (run.spec.pack.policy,)
@@ -129,12 +129,15 @@ def list_choices(
     )
 
 
+_PLAINEST = {"layout.schedule": "1f1b", "layout.strategy": "needed-kv"}
+
+
 def _own_keys(run: ResolvedRun) -> dict[str, int | str]:
     """Keys that are not searched, as a price may know them: unknown ones as the plainest."""
     layout, values = run.spec.layout, {name: value_of(run, keys()[name]) for name in _OWN}
     own = {"layout.schedule": layout.schedule, "layout.strategy": layout.strategy}
     known = {
-        name: value if value in PRICED[name] else PRICED[name][0] for name, value in own.items()
+        name: value if value in PRICED[name] else _PLAINEST[name] for name, value in own.items()
     }
     is_known = known["layout.schedule"] == layout.schedule
     return values | known | {"layout.virtual": _virtual(layout) if is_known else 1}
@@ -214,7 +217,7 @@ def _worth_s(finalist: Finalist) -> float:
 def _price(run: ResolvedRun, choice: Choice, cluster: ClusterSpec, steps: RunSteps) -> Finalist:
     """On a machine of its own, which remembers what was extrapolated for this choice alone."""
     machine = Machine(cluster)
-    (policy,) = policies_of(cast(Policy, choice.options.policy), is_given=True)
+    (policy,) = policies_of(choice.options.policy, is_given=True)
     documents = steps.documents(policy, choice.layout)
     priced = run_step(run.model, machine, choice.layout, choice.options, documents=documents)
     tokens = steps.most_tokens(policy, choice.layout)

@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.balance.packing.turns import DIVIDES, TOGETHER
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError, LayoutError, SpecError
 from equipoise.plan.bounds.group import Travels, group_bound_s
@@ -43,11 +42,11 @@ from equipoise.plan.space.columns import COLUMNS, Space, group_equal
 from equipoise.plan.space.packs import Packer, Packs, pack_key
 from equipoise.sim.attention import AttentionCore, Splits
 from equipoise.sim.divided import DividedStep
-from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import StepParts
+from equipoise.sim.parts import StepParts, kernel_key
 from equipoise.sim.sharding import auto_price
 from equipoise.sim.step import price_step, typical, uniform_documents
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 
 _NOT_LAID_OUT = (FitError, LayoutError, SpecError)
@@ -100,7 +99,9 @@ class Estimates:
             passes = self.kernels.group_passes(choice, packs.bins(choice))
         except FitError:  # a document that no ranks hold
             return Branches([], np.inf, rows)
-        if choice.options.policy in TOGETHER:  # ranks wait for each other: none computes longer
+        if POLICIES[
+            choice.options.policy
+        ].runs_together:  # ranks wait for each other: none computes longer
             busy = LESS * (passes.busy_s - rounding_s(int(passes.counts.sum()), 1))
             least = np.full(len(rows), busy / (1.0 - space.base.residuals.step_share))
         else:
@@ -121,7 +122,9 @@ class Estimates:
     def family_s(self, row: int) -> float:
         """Bound of the choices that differ from this one in their context strategy alone [s]."""
         choice = self._space.choice(row)
-        if choice.options.policy in TOGETHER:  # passes hide what the ranks waited for let them
+        if POLICIES[
+            choice.options.policy
+        ].runs_together:  # passes hide what the ranks waited for let them
             return 0.0
         return self._bound_s(choice, self._passes(choice, own=False))
 
@@ -209,7 +212,7 @@ class Estimates:
                     else own_passes(parts, documents[0], self.kernels.splits)
                 )
             else:
-                is_own = layout.cp == 1 and options.policy not in DIVIDES
+                is_own = layout.cp == 1 and not POLICIES[options.policy].divides
                 own_parts = self.parts(choice) if is_own else None
                 bins = self.packs.bins(choice)
                 self._read[key] = self.kernels.family_passes(choice, bins, own=own_parts)

@@ -40,7 +40,7 @@ import numpy as np
 
 from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
-from equipoise.plan.space.columns import COLUMNS, NAMED, RECOMPUTES, SCHEDULES, Space
+from equipoise.plan.space.columns import COLUMNS, NAMED, RECOMPUTES, Space, schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
 
@@ -161,8 +161,8 @@ def guess_s(space: Space, peak: Floats) -> Floats:
     """A guess of each choice's step, by its roofline bound, float64 [rows] [s]."""
     pp, virtual, m = space["pp"], space["virtual"], space.micro_batches
     waits = (pp - 1) / (virtual * m)
-    is_split = space["schedule"] > SCHEDULES.index("interleaved")
-    is_plain = space["schedule"] == SCHEDULES.index("1f1b")
+    is_split = np.isin(space["schedule"], schedules_with(lambda each: each.splits_backward))
+    is_plain = np.isin(space["schedule"], schedules_with(lambda each: each.is_plain))
     # The bound of 1F1B has its bubble in it.
     longer = np.where(is_plain, 1.0, 1.0 + waits * np.where(is_split, 0.6, 1.0))
     traffic = 1.0 + 0.04 * np.log2(space["tp"]) + 0.5 * (space["tp"] > 8)
@@ -174,7 +174,7 @@ def guess_s(space: Space, peak: Floats) -> Floats:
 
 
 _AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full"))
-_IN_TURN, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
+_WHOLE = schedules_with(lambda each: each.is_common and not each.splits_backward)
 _LAYOUTS = 3
 """Layouts of one recipe, each with more ranks to hold the model than the one before."""
 _TP = (1, 2, 4, 8)
@@ -186,7 +186,7 @@ RECIPES = {
     "replicas": (1,),
     "etp": (1,),
     "order": (0,),
-    "schedule": (_IN_TURN, _INTERLEAVED, SCHEDULES.index("interleaved-zb")),
+    "schedule": schedules_with(lambda each: each.is_common),
     "recompute": _AGAIN,
     "context_strategy": (NAMED["context_strategy"].index("needed-kv"),),
 }
@@ -214,7 +214,7 @@ def find_seeds(
     rows, kept = rows[fits], kept.keep(fits)
     guess = guess_s(kept, peak_bound_s(model, machine, kept, has_documents=has_documents))
     sharing = kept["pp"] * kept["cp"]
-    is_plain = kept["schedule"] == _IN_TURN
+    is_plain = np.isin(kept["schedule"], schedules_with(lambda each: each.is_plain))
     recipes: dict[tuple[int, ...], dict[int, int]] = {}
     for widely in (-1, 1) if model.experts else (1,):
         order = np.lexsort((-kept["virtual"], is_plain, widely * kept["ep"], kept["cp"], sharing))
@@ -241,7 +241,7 @@ def _follows(space: Space, machine: Machine) -> Flags:
         space["micro_batch"] == space["micro_batch"].min(),
         space["tp"] <= node,
         (space["zero"] == 1) | sharded,
-        np.isin(space["schedule"], (_IN_TURN, _INTERLEAVED)),
+        np.isin(space["schedule"], _WHOLE),
         np.isin(space["recompute"], _AGAIN),
         *(space[name] == space[name].min() for name in ("etp", "order", "context_strategy")),
         space["policy"] == space["policy"][:1],

@@ -42,7 +42,7 @@ from equipoise.plan.search.heuristics import climb
 from equipoise.plan.search.incumbent import Incumbent, Priced, Reached
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import SCHEDULES, TWO_STAGES, group_equal
+from equipoise.plan.space.columns import group_equal, schedules_with
 from equipoise.plan.space.packs import Batches
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites
@@ -251,7 +251,7 @@ class ClassSearch(Search):
         once = float(np.mean([layer_passes(each).sum() for each in parts]))
         hop_s = slowest_hop_s(self.machine, layout, parts[0].hop_s)
         trip = once * again + 2 * (layout.pp * space["virtual"] - 1) * hop_s
-        is_two = np.isin(space["schedule"], [SCHEDULES.index(name) for name in TWO_STAGES])
+        is_two = np.isin(space["schedule"], schedules_with(lambda each: each.in_v))
         places = np.where(is_two, layout.pp, stages_ahead(space) / space["virtual"])
         count = len(batches)
         each = np.maximum(bound / count * again, trip / np.minimum(places, count))

@@ -32,7 +32,7 @@ class LayerMemory:
     stays: dict[str, float]
     """Weights, gradients and moments."""
     kept: float
-    """Of one micro-batch in flight."""
+    """What it keeps of one micro-batch in flight."""
     passing: dict[str, float]
     """While it runs; of all layers only the most of them counts."""
 
@@ -77,7 +77,7 @@ def ends_memory(
     has_head: bool,
     tokens: float,
 ) -> dict[str, float]:
-    """Of a rank without its layers: tables, logits, and a place for every term [bytes]."""
+    """A rank without its layers: tables, logits, and a place for every term [bytes]."""
     return rank_memory(model, layout, options, StageShare((), embeds, has_head, 0.0), tokens)
 
 

@@ -32,9 +32,8 @@ from equipoise.base.arrays import Ints
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions
 from equipoise.schedule.pipeline.strategies import place_stages
-from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import BatchParts, StepParts
+from equipoise.sim.parts import BatchParts, StepParts, kernel_key
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -68,8 +67,8 @@ class Site(Machine):
 
     def stand(self, ranks: Sequence[int]) -> list[int]:
         """Rank r of the first stage stands where this stage's does."""
-        found: list[int] = self._places[list(ranks)].tolist()
-        return found
+        places: list[int] = self._places[list(ranks)].tolist()
+        return places
 
 
 def _classes(cluster: ClusterSpec, layout: Layout, rank: int) -> tuple[int, ...]:
@@ -97,14 +96,14 @@ def find_sites(machine: Machine, layout: Layout) -> list[Machine]:
     if len(cluster.classes) == 1 or layout.pp == 1:
         return [machine] * layout.pp
     known: dict[tuple[int, ...], Machine] = {}
-    found = []
+    sites = []
     for rank in range(layout.pp):
         classes = _classes(cluster, layout, rank)
         if classes not in known:
             known[classes] = Site(cluster, layout, rank)
             known[classes].extrapolated = machine.extrapolated
-        found.append(known[classes])
-    return found
+        sites.append(known[classes])
+    return sites
 
 
 class SiteParts:

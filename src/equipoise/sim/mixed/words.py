@@ -52,18 +52,18 @@ def read_layers(text: str, base: Layout) -> tuple[LayerStrategy, ...]:
     """Strategies of all layers; stages, experts and the order of ranks are the base's.
 
     Raises:
-        SpecError: a run is no ``LAYERS:DEGREES:RECOMPUTE``, or one of them is none.
+        SpecError: a run is not ``LAYERS:DEGREES:RECOMPUTE``, or one of them is unknown.
         LayoutError: degrees do not go together.
 
     >>> [each.recompute for each in read_layers("2:dp=8:full 1:tp=2,dp=4:none", Layout(dp=8))]
     ['full', 'full', 'none']
     """
-    found: list[LayerStrategy] = []
+    strategies: list[LayerStrategy] = []
     for run in text.split():
         parts = run.split(":")
         if len(parts) not in (3, 4) or not parts[0].isdecimal() or int(parts[0]) < 1:
             raise SpecError(
-                f'--layers: "{run}" is no run of layers. Give how many, their degrees and what '
+                f'--layers: "{run}" is not a run of layers. Give how many, their degrees and what '
                 f"they make again, as 12:tp=2,dp=4,zero=1:full."
             )
         _require("recompute", parts[2], _RECOMPUTES)
@@ -75,13 +75,13 @@ def read_layers(text: str, base: Layout) -> tuple[LayerStrategy, ...]:
         degrees = {"tp": 1, "cp": 1, "dp": 1, "zero": 1, "replicas": 1} | words
         layout = dataclasses.replace(base, **cast(Any, degrees))
         each = LayerStrategy(layout, cast(LayerRecompute, parts[2]), strategy)
-        found += [each] * int(parts[0])
-    return tuple(found)
+        strategies += [each] * int(parts[0])
+    return tuple(strategies)
 
 
 def _require(kind: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise SpecError(
-            f'--layers: there is no {kind} "{value}". Nearest: {nearest(value, known)}. '
+            f'--layers: no such {kind}: "{value}". Nearest: {nearest(value, known)}. '
             f"Known: {', '.join(known)}."
         )

@@ -12,7 +12,7 @@ What it decides
     itself over lengths, is little. Time is the clock's, as a step's is.
 
 Kept true (tests/multi/train/test_calibrate_parts.py)
-    Every way that a model allows is timed, and its table foresees a step of another depth.
+    Every way that a model allows is timed, and its table predicts a step of another depth.
 """
 
 import dataclasses
@@ -72,27 +72,27 @@ def layout_of(way: Way, ranks: int, schedule: str = "1f1b") -> LayoutSpec:
     if way == "tensor":
         return LayoutSpec(dp=1, tp=ranks)
     if way == "pipeline":
-        return LayoutSpec(dp=1, pp=ranks, schedule=schedule)  # type: ignore[arg-type]
+        return LayoutSpec(dp=1, pp=ranks, schedule=schedule)
     return LayoutSpec(dp=ranks, zero=WAYS.index(way))  # type: ignore[arg-type]
 
 
 def ways_of(model: ModelSpec, ranks: int) -> tuple[Way, ...]:
-    """Ways that this model allows on so many ranks."""
-    found: list[Way] = list(WAYS[:4])
+    """Ways that this model allows on this number of ranks."""
+    allowed: list[Way] = list(WAYS[:4])
     if ranks > 1:
         try:
             Layout(tp=ranks).require_model(model)
-            found.append("tensor")
+            allowed.append("tensor")
         except LayoutError:
             pass
-        found.append("pipeline")
-    return tuple(found)
+        allowed.append("pipeline")
+    return tuple(allowed)
 
 
 def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
     """Steps of each depth, and of a pipeline by each kind of schedule, and attention, in turn."""
     settle(ranks.rank, pin=True)
-    schedules = ("1f1b", "zb-h1") if way == "pipeline" else ("1f1b",)
+    schedules = ["1f1b", *(["zb-h1"] if way == "pipeline" else [])]
     packed, store = _make_step(plan, 1 if way in ("tensor", "pipeline") else ranks.world)
     samples = WaySamples({})
     attention = [time_documents(ranks, plan, ranks.world if way == "tensor" else 1, samples)]

@@ -14,8 +14,8 @@ What it decides
     pipeline schedule that trains the same model, and pipelines with every other axis. Models are
     as deep as a pipeline has stages.
 
-    *Played* in one process, where a case takes a twentieth of the time: every strategy with
-    every kind of sharding, and every sharding there is.
+    *Played* in one process, where ranks take turns and a case takes a fraction of the time: every
+    strategy with every kind of sharding, and every sharding there is.
 
     Models with experts are computed in fp64. In fp32 two experts whose scores differ by rounding
     may be ranked one way on one layout and the other way on another, and then all that follows
@@ -30,14 +30,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from equipoise.balance.packing.turns import TOGETHER
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
+from equipoise.spec.catalog import POLICIES, SCHEDULES, Policy
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import (
     LayoutSpec,
     PackSpec,
-    Policy,
     Recompute,
     RunSpec,
     Sharding,
@@ -54,10 +52,17 @@ DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
 
 _STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 
-_POLICIES: tuple[Policy, ...] = ("in-order", "fixed", "by-tokens", "by-work")
+_UNDIVIDED = [
+    name
+    for name, traits in POLICIES.items()
+    if not (traits.divides or traits.lets_wait or traits.is_slow)
+]
+_ALONE = ["in-order", PackSpec().policy]
+"""Of one rank, which shares documents with nobody: as they come, and the default."""
+_TOGETHER = [name for name, traits in POLICIES.items() if traits.runs_together]
 
 _WINDOWS = (512, 256)
-"""Of few and of many micro-batches [tokens]."""
+"""Windows that make few and many micro-batches [tokens]."""
 
 _SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
 """One of each kind: uneven work, every document on every rank, short documents whole."""
@@ -65,7 +70,7 @@ _SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run of one step, to be held against one rank."""
+    """A run of one step, to be compared with one rank."""
 
     ranks: int
     model: ModelSpec
@@ -73,7 +78,7 @@ class Case:
     pack: PackSpec
     train: TrainSpec
     precision: Precision = "fp32"
-    """Of weights and activations."""
+    """Dtype of weights and activations."""
     tolerance: float = TOLERANCE
     """Largest error of a loss, logit or gradient, relative to its scale."""
     doc_tokens: tuple[int, ...] = DOCUMENT_TOKENS
@@ -81,7 +86,7 @@ class Case:
     repeats: bool = False
     """Whether the step runs twice and must have the same bits."""
     played: bool = False
-    """All ranks in one process, without data parallelism and ZeRO."""
+    """Meant for ranks that take turns in one process."""
 
     @property
     def resolved(self) -> ResolvedFile:
@@ -110,10 +115,10 @@ class Verdict:
 
     case: Case
     micro_batches: int
-    """Of the rank that has most."""
+    """Micro-batches of the rank that has most."""
     loss_error: float
     forward_error: float
-    """Of the logits."""
+    """Error of the logits."""
     gradient_error: float
     worst_parameter: str
     bytes: int
@@ -162,7 +167,7 @@ def make_case(
         policy: Of the pack.
         context_tokens: Its window [tokens].
         recompute: What layers make again in the backward.
-        played: With all ranks in one process.
+        played: On ranks that take turns in one process.
         layout: Fields of ``LayoutSpec``; two ranks to a node where they divide the context.
     """
     spec = LayoutSpec(**layout)
@@ -186,11 +191,11 @@ def deepen(model: ModelSpec, stages: int) -> ModelSpec:
 def all_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every ZeRO stage with every packing, each of both with few and with many micro-batches.
 
-    One rank has nobody to share documents with, so of its packings two will do.
+    One rank has nobody to share documents with, so two packings will do.
     """
     cases = []
     for zero in _STAGES:
-        for turn, policy in enumerate(_POLICIES if ranks > 1 else ("in-order", "by-work")):
+        for turn, policy in enumerate(_UNDIVIDED if ranks > 1 else _ALONE):
             window = _WINDOWS[(zero + turn) % 2]
             cases.append(make_case(model, ranks, policy=policy, context_tokens=window, zero=zero))
         cases.append(make_case(model, ranks, context_tokens=512, recompute="full", zero=zero))
@@ -200,7 +205,7 @@ def all_cases(ranks: int, model: ModelSpec) -> list[Case]:
 def divided_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Policies that divide documents over ranks, each under some ZeRO stages."""
     cases = []
-    for turn, policy in enumerate(TOGETHER if ranks > 1 else ()):
+    for turn, policy in enumerate(_TOGETHER if ranks > 1 else ()):
         make = partial(make_case, model, ranks, policy=policy)
         first, second = _STAGES[(ranks + turn) % 4], _STAGES[(ranks + turn + 2) % 4]
         again: Recompute = "full" if turn % 2 else "none"
@@ -250,7 +255,7 @@ def tensor_cases(ranks: int, model: ModelSpec) -> list[Case]:
             ]
             if context == 1:
                 alone = tensor == ranks  # one data-parallel rank has nobody to divide with
-                policies = TOGETHER[:1] if alone else TOGETHER
+                policies = ["divided"] if alone else _TOGETHER
                 window = 1024 if alone else 128
                 cases += [
                     make(policy=policy, zero=zero, context_tokens=window)
@@ -287,9 +292,12 @@ def pipeline_cases(ranks: int, model: ModelSpec) -> list[Case]:
     cases = []
     for stages in _factors(ranks):
         make = partial(make_case, model, ranks, pp=stages, policy="in-order", context_tokens=64)
-        # Of many stages, dualpipe-v needs more micro-batches than the sample has.
-        names = [name for name in STRATEGIES if stages == 2 or name != "dualpipe-v"]
-        cases += [make(schedule=name) for name in names if name not in LOSSY]
+        cases += [
+            make(schedule=name)
+            for name, traits in SCHEDULES.items()
+            # Of many stages, some need more micro-batches than the sample has.
+            if not traits.is_lossy and (stages == 2 or not traits.batches_per_rank)
+        ]
         cases += [
             make(zero=0, schedule="zb-h1"),
             make(context_tokens=256, policy="by-work", recompute="full"),

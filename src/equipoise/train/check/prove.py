@@ -5,28 +5,26 @@ What it decides
     training calls too, computes its step: nothing here packs, shares, schedules or reduces. Every
     rank compares what it holds itself: copies of a gradient that ZeRO 0 keeps may differ.
 
-    Cases run one after another on the same processes: over gloo, or as ranks that take turns in
-    one process (``comm.turns``). *Played* cases run the attention of all ranks at once, with
-    messages that are copied.
+    Cases run one after another on the same ranks: processes over gloo, or *played* in one process,
+    where ranks take turns and messages are copied (``comm.turns``).
 
 Kept true (tests/multi/check/test_check.py, tests/multi/check/test_layout.py)
     A gradient that is wrong on one rank alone, in one parameter alone, or on a second run, fails
-    the case and names the parameter; so does a byte that no schedule speaks of.
+    the case and names the parameter; so does a byte that no schedule has.
 """
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from equipoise.balance.packing.pack import skew
-from equipoise.balance.packing.turns import TOGETHER, align_turns
+from equipoise.balance.packing.turns import align_turns
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
@@ -35,17 +33,23 @@ from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.data.batch import make_batch
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.stream import DocumentStream
-from equipoise.nn.decoder import Decoder, set_recompute
+from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.pipeline.instruction import Op
-from equipoise.sim.rank_loads import ContextPlanner, RankLoads
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
 from equipoise.train.build import build_packer, build_runner, join_sharing
 from equipoise.train.check.case import Case, Verdict
 from equipoise.train.check.progress import growing_file, tell
-from equipoise.train.check.sample import Reference, References, Sample, relative_error
-from equipoise.train.check.traffic import Traffic, scheduled_traffic
-from equipoise.train.context import ContextGroup, play_share
+from equipoise.train.check.sample import (
+    Reference,
+    References,
+    Sample,
+    loss_error,
+    relative_error,
+)
+from equipoise.train.check.traffic import scheduled_traffic
+from equipoise.train.context import ContextGroup
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
 
@@ -58,30 +62,6 @@ _LONGEST_S = 3600.0
 """For all cases of a number of ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """What a step came to, on one rank or on all."""
-
-    loss: float
-    forward_error: float
-    gradient: tuple[float, str]
-    """Error of the worst, and its parameter."""
-    sent: tuple[int, int]
-    """Bytes and messages."""
-    is_repeated: bool = True
-
-    @classmethod
-    def join(cls, rows: Sequence["_Figures"]) -> "_Figures":
-        """The worst of all ranks, and what they sent together."""
-        return cls(
-            rows[0].loss,
-            max(each.forward_error for each in rows),
-            max(each.gradient for each in rows),
-            (sum(each.sent[0] for each in rows), sum(each.sent[1] for each in rows)),
-            all(each.is_repeated for each in rows),
-        )
-
-
 def prove_case(
     ranks: Ranks, case: Case, references: References, build: Build = build_runner
 ) -> Verdict:
@@ -89,7 +69,7 @@ def prove_case(
 
     Args:
         ranks: As many as the case says; each calls this.
-        case: Not played.
+        case: A run.
         references: What cases share.
         build: Makes what runs the step.
     """
@@ -104,53 +84,42 @@ def prove_case(
     logits = _LogitsWatch(decoder, _expect_logits(sharing, sample, packed, reference))
     made = runner.gradients(packed, step=1)
     ledgers = [sharing.ledger, *([runner.pipeline.pipeline.ledger] if runner.pipeline else [])]
-    figures = _Figures(
-        made.loss,
-        logits.error / reference.largest_logit,
-        reference.gradient_error(decoder),
-        (
-            sum(int(ledger.sent_bytes.sum()) for ledger in ledgers),
-            sum(int(ledger.sent_messages.sum()) for ledger in ledgers),
-        ),
-        not case.repeats or _is_repeated(runner, packed, made.loss),
-    )
-    figures = _Figures.join(ranks.gather_objects(figures))
     stages = sharing.stages if isinstance(sharing, ContextGroup) else None
     scheduled = scheduled_traffic(case, packed, sharing.planner, stages)
-    return _judge(case, packed, reference, figures, scheduled, sharing.loads(packed, curve))
+    gradient_error, worst = reference.gradient_error(decoder)
+    mine = Verdict(
+        case=case,
+        micro_batches=packed.micro_batches,
+        loss_error=loss_error(made.loss, reference.loss),
+        forward_error=logits.error / reference.largest_logit,
+        gradient_error=gradient_error,
+        worst_parameter=worst,
+        bytes=sum(int(ledger.sent_bytes.sum()) for ledger in ledgers),
+        messages=sum(int(ledger.sent_messages.sum()) for ledger in ledgers),
+        scheduled_bytes=scheduled[0],
+        scheduled_messages=scheduled[1],
+        skew=skew(sharing.loads(packed, curve).predicted_s),
+        is_repeated=not case.repeats or _is_repeated(runner, packed, made.loss),
+    )
+    return _join(ranks.gather_objects(mine))
+
+
+def _join(verdicts: list[Verdict]) -> Verdict:
+    """The worst of all ranks, and what they sent together."""
+    worst = max(verdicts, key=lambda each: each.gradient_error)
+    return dataclasses.replace(
+        worst,
+        forward_error=max(each.forward_error for each in verdicts),
+        bytes=sum(each.bytes for each in verdicts),
+        messages=sum(each.messages for each in verdicts),
+        is_repeated=all(each.is_repeated for each in verdicts),
+    )
 
 
 def _pack(case: Case, sample: Sample, curve: LoadCurve) -> PackedStep:
     """The step that a run would pack of all documents."""
     packed = build_packer(case.resolved.spec, case.ranks, curve).step(sample.pieces)
-    return align_turns(packed) if packed.policy in TOGETHER else packed
-
-
-def _judge(
-    case: Case,
-    packed: PackedStep,
-    reference: Reference,
-    figures: _Figures,
-    scheduled: Traffic,
-    loads: RankLoads,
-) -> Verdict:
-    return Verdict(
-        case=case,
-        micro_batches=packed.micro_batches,
-        loss_error=relative_error(
-            torch.tensor(figures.loss, dtype=torch.float64),
-            torch.tensor(reference.loss, dtype=torch.float64),
-        ),
-        forward_error=figures.forward_error,
-        gradient_error=figures.gradient[0],
-        worst_parameter=figures.gradient[1],
-        bytes=figures.sent[0],
-        messages=figures.sent[1],
-        scheduled_bytes=scheduled[0],
-        scheduled_messages=scheduled[1],
-        skew=skew(loads.predicted_s),
-        is_repeated=figures.is_repeated,
-    )
+    return align_turns(packed) if POLICIES[packed.policy].runs_together else packed
 
 
 class _LogitsWatch:
@@ -208,51 +177,6 @@ def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other if one is None or other is None else torch.equal(one, other)
 
 
-def play_case(case: Case, references: References) -> Verdict:
-    """Run a case with all its ranks in this process."""
-    sample, curve = references.sample(case), counted_curve(case.model)
-    packed = _pack(case, sample, curve)
-    reference = references.of(case, packed)
-    planner = ContextPlanner(case.model, case.layout)
-    decoder = references.decoder(case)
-    set_recompute(decoder, case.train.recompute)
-    sent = np.zeros((case.ranks, case.ranks), dtype=np.int64)
-    shares = []
-    for turn in packed.ranks[0]:
-        batch = make_batch(sample.store, turn, torch.device("cpu"))
-        shares.append(play_share(batch, planner.plan(batch.doc_tokens), sent))
-    turns = zip(packed.ranks[0], shares, strict=True)
-    logits = _LogitsWatch(decoder, (reference.logits_of(turn)[share.rows] for turn, share in turns))
-    loss_sum = 0.0
-    for share in shares:
-        loss = decoder(share.tokens_t, share.pack, labels_T=share.labels_t) / sample.labels
-        loss.backward()
-        loss_sum += float(loss.detach())
-    scheduled = scheduled_traffic(case, packed, planner, None)
-    # A message that nobody awaits would have ended the case.
-    figures = _Figures(
-        loss_sum,
-        logits.error / reference.largest_logit,
-        reference.gradient_error(decoder),
-        (int(sent.sum()), scheduled[1]),
-    )
-    return _judge(case, packed, reference, figures, scheduled, planner.loads(packed, curve))
-
-
-def play_cases(cases: Sequence[Case], progress: Progress | None = None) -> list[Verdict]:
-    """Run cases with all their ranks in this process."""
-    progress = progress or SilentProgress()
-    references, verdicts = References(), []
-    progress.start("ranks played in one process", len(cases))
-    try:
-        for case in cases:
-            verdicts.append(play_case(case, references))
-            progress.advance(1)
-    finally:
-        progress.finish()
-    return verdicts
-
-
 def check_cases(
     ranks: Ranks,
     cases: Sequence[Case],
@@ -264,7 +188,7 @@ def check_cases(
 
     Args:
         ranks: As many as each case says.
-        cases: Not played.
+        cases: All on as many ranks.
         done: File that grows by a byte with each case, for whoever shows progress.
         build: As for ``prove_case``.
         references: Likewise; of these cases alone unless given.
@@ -288,7 +212,7 @@ def _take_turns(hosts: Ranks, cases: Sequence[Case], done: Path) -> list[Verdict
 def run_cases(
     cases: Sequence[Case], progress: Progress | None = None, *, over_gloo: bool = True
 ) -> list[Verdict]:
-    """Run cases on real ranks, those of each number of ranks together.
+    """Run cases, those of each number of ranks together.
 
     Args:
         cases: In any order; verdicts are in the order of ranks, and then in this one.
@@ -299,9 +223,8 @@ def run_cases(
     progress, verdicts = progress or SilentProgress(), list[Verdict]()
     for world in sorted({case.ranks for case in cases}):
         these = [case for case in cases if case.ranks == world]
-        kind = "real rank" if over_gloo else "rank"
-        label = f"{world} {kind}{'s' if world > 1 else ''}"
-        progress.start(label if over_gloo else f"layouts of {label}", len(these))
+        kind = "real rank" if over_gloo else "played rank"
+        progress.start(f"{world} {kind}{'s' if world > 1 else ''}", len(these))
         try:
             with growing_file(progress.advance) as done:
                 if over_gloo:

@@ -199,6 +199,16 @@ class References:
         return case.model, case.precision, case.doc_tokens
 
 
+def loss_error(computed: float, expected: float) -> float:
+    """Difference over the reference; infinite where the loss is not a number.
+
+    >>> loss_error(3.0, 2.0), loss_error(math.nan, 2.0)
+    (0.5, inf)
+    """
+    error = abs(computed - expected) / (abs(expected) or 1.0)
+    return error if math.isfinite(error) else float("inf")
+
+
 def relative_error(computed: Tensor | None, expected: Tensor, scale: float | None = None) -> float:
     """Largest difference of any element over the largest element of the reference.
 

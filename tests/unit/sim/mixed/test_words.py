@@ -42,22 +42,22 @@ def test_what_is_said_is_read_back(picked, pp: int) -> None:
     [
         (
             "tp=2,dp=4:full",
-            '--layers: "tp=2,dp=4:full" is no run of layers. Give how many, their degrees and what '
-            "they make again, as 12:tp=2,dp=4,zero=1:full.",
+            '--layers: "tp=2,dp=4:full" is not a run of layers. Give how many, their degrees and '
+            "what they make again, as 12:tp=2,dp=4,zero=1:full.",
         ),
         (
             "0:dp=8:full",
-            '--layers: "0:dp=8:full" is no run of layers. Give how many, their degrees and what '
-            "they make again, as 12:tp=2,dp=4,zero=1:full.",
+            '--layers: "0:dp=8:full" is not a run of layers. Give how many, their degrees and '
+            "what they make again, as 12:tp=2,dp=4,zero=1:full.",
         ),
         (
             "2:dp=8:every-2",
-            '--layers: there is no recompute "every-2". Nearest: selective. Known: none, '
+            '--layers: no such recompute: "every-2". Nearest: selective. Known: none, '
             "attention, selective, full.",
         ),
         (
             "2:cp=8:none:rings",
-            '--layers: there is no context strategy "rings". Nearest: ring. Known: needed-kv, '
+            '--layers: no such context strategy: "rings". Nearest: ring. Known: needed-kv, '
             "all-gather, ring, ulysses.",
         ),
         (

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.base.errors import CheckError
 from equipoise.cli.check import verb
 from equipoise.cli.check.model import scaled_down
 from equipoise.cli.main import main
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import Sharding, StrategyName
 from equipoise.train.check import prove as check
@@ -84,7 +84,7 @@ def test_every_way_to_share_weights_is_in_some_case(ranks: int, heads: int) -> N
 
 def test_policies_that_divide_meet_every_stage_somewhere() -> None:
     cases = [case for ranks in (2, 3, 4) for case in divided_cases(ranks, MODEL)]
-    for policy in TOGETHER:
+    for policy in (name for name, traits in POLICIES.items() if traits.runs_together):
         mine = [case for case in cases if case.pack.policy == policy]
         assert {case.layout.zero for case in mine} == {0, 1, 2, 3}
         assert {case.pack.context_tokens for case in mine} == {256, 128}
@@ -139,8 +139,10 @@ ALONE = dataclasses.replace(
 
 
 def told(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], *argv: str) -> int:
-    monkeypatch.setattr(check, "play_cases", lambda *_: [v for v in verdicts if v.case.played])
-    monkeypatch.setattr(check, "run_cases", lambda *_: [v for v in verdicts if not v.case.played])
+    def run_cases(*_: object, over_gloo: bool = True) -> list[Verdict]:
+        return [verdict for verdict in verdicts if verdict.case.played != over_gloo]
+
+    monkeypatch.setattr(check, "run_cases", run_cases)
     return main(["check", *argv])
 
 
@@ -218,6 +220,14 @@ def test_one_sentence_where_all_is_right(
     assert capsys.readouterr().out == ""
 
 
+def test_pipelines_deepen_the_model_and_the_scope_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped = dataclasses.replace(ALONE, case=make_case(MODEL, 4, pp=4))
+    assert told(monkeypatch, [ALONE, piped]) == 0
+    assert "Model: 2 to 4 layers of width 64, fp32" in capsys.readouterr().out
+
+
 def test_which_half_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,7 +239,7 @@ def test_which_half_is_asked_for(
 
 def test_a_number_of_ranks_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--ranks", "2", "0"]) == 2
-    assert capsys.readouterr().err == "--ranks 0 is no number of ranks. Give 1 or more.\n"
+    assert capsys.readouterr().err == "--ranks 0 is below 1. Give 1 or more ranks.\n"
 
 
 def test_the_sentence_of_a_case_without_context() -> None:

@@ -1,15 +1,15 @@
-"""Parts of tensors, packed and unpacked in few large copies.
+"""Pack and unpack parts of tensors in few large copies.
 
 Why
-    What several ranks get of a tensor rarely lies side by side. Copying it piece by piece costs a
-    call for each; a canonical block (``spec.block``) says which pieces one copy can take.
+    The parts of a tensor that several ranks get are rarely contiguous. Copying piece by piece
+    costs a call each; a canonical block (``schedule.boxing``) says which pieces one copy can take.
 
 What it decides
-    Equal pieces at equal distances are packed together. One run of memory needs no copy: it is a
-    view, sent from where it is.
+    Equal pieces at equal distances are packed together. A contiguous run needs no copy: it is
+    sent as a view.
 
 Kept true (tests/unit/comm/test_blocks.py, by Hypothesis)
-    Packed are the elements of the parts, in order; unpacking what was packed is the identity.
+    Packing keeps the parts' elements in order; unpacking what was packed is the identity.
 
 Sources
     TEMPI: arXiv:2012.14363.
@@ -21,17 +21,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.spec.block import Block, Box, block_in, join_blocks
+from equipoise.schedule.boxing.block import Block, Box, block_in, join_blocks
 
 How = Literal["copy", "sum", "max"]
-"""What becomes of what is there: replaced, added to, or kept where it is larger."""
+"""What happens to existing elements: replaced, added to, or kept where larger."""
 
 
 def block_of(tensor: Tensor, box: Box) -> Block:
     """A part of a tensor, as a canonical block of its storage.
 
     Args:
-        tensor: Of any strides.
+        tensor: A tensor with any strides.
         box: First and stop of each dim.
     """
     return block_in(box, tensor.stride(), int(tensor.storage_offset()))
@@ -41,8 +41,8 @@ def view_of(memory: Tensor, block: Block) -> Tensor:
     """A block as a tensor of its counts, without a copy.
 
     Args:
-        memory: Any tensor on the storage that the block is of.
-        block: Within that storage.
+        memory: Any tensor on the block's storage.
+        block: A block within that storage.
     """
     counts, strides = block.counts or (1,), block.strides or (1,)
     return memory.as_strided(counts, strides, block.offset)
@@ -68,13 +68,13 @@ def unpack(
     blocks: Sequence[Block],
     how: How = "copy",
 ) -> None:
-    """Put elements, one after another, where blocks are, or take them together with what is there.
+    """Write packed elements into blocks, or combine them with what is there.
 
     Args:
-        packed: As from ``pack`` [elements].
-        memory: Any tensor on the storage that is written.
-        blocks: Within that storage, disjoint.
-        how: What becomes of what is there.
+        packed: Elements from ``pack``.
+        memory: Any tensor on the storage to write.
+        blocks: Disjoint blocks within that storage.
+        how: What happens to existing elements.
 
     >>> memory = torch.ones(2, 3)
     >>> unpack(torch.tensor([4.0, 5.0]), memory, [block_of(memory, [(0, 2), (1, 2)])], "sum")
@@ -89,7 +89,7 @@ def unpack(
 
 
 def put(part: Tensor, view: Tensor, how: How) -> None:
-    """Put a tensor where another is, or take it together with what is there."""
+    """Write a tensor into a view, or combine it with what is there."""
     if how == "copy":
         view.copy_(part)
     elif how == "sum":
