@@ -99,9 +99,8 @@ class Estimates:
             passes = self.kernels.group_passes(choice, packs.bins(choice))
         except FitError:  # a document that no ranks hold
             return Branches([], np.inf, rows)
-        if POLICIES[
-            choice.options.policy
-        ].runs_together:  # ranks wait for each other: none computes longer
+        if POLICIES[choice.options.policy].runs_together:
+            # Ranks wait for each other, so none computes longer than the step.
             busy = LESS * (passes.busy_s - rounding_s(int(passes.counts.sum()), 1))
             least = np.full(len(rows), busy / (1.0 - space.base.residuals.step_share))
         else:
@@ -122,10 +121,8 @@ class Estimates:
     def family_s(self, row: int) -> float:
         """Bound of the choices that differ from this one in their context strategy alone [s]."""
         choice = self._space.choice(row)
-        if POLICIES[
-            choice.options.policy
-        ].runs_together:  # passes hide what the ranks waited for let them
-            return 0.0
+        if POLICIES[choice.options.policy].runs_together:
+            return 0.0  # passes hide only as much as the ranks that they wait for
         return self._bound_s(choice, self._passes(choice, own=False))
 
     def split_s(self, row: int) -> float:
