@@ -20,7 +20,7 @@ from equipoise.plan.measured.next import Trial
 from equipoise.plan.request import decide
 from equipoise.plan.run import RunInputs
 from equipoise.plan.search.deadline import NEVER
-from equipoise.plan.search.outcome import Outcome, Progress
+from equipoise.plan.search.incumbent import Outcome, Progress
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan, Stages
 
 _CANDIDATES = 4
