@@ -25,7 +25,7 @@ PATTERNS = {
     r"\bso many\b": 'the number\'s name, "this many" or "n"',
     r"(?:,|\bthose|\bthat|\brows) of which\b|\bof which so\b": "a sentence of its own",
     r"\btold\b(?! apart)": '"reported", "said", "named" or "given"',
-    r"\bfore(?:tells?|told|telling|sees?|saw|seen|seeing)\b": '"predict" and "predicted"',
+    r"(?<!/)\bfore(?:tells?|told|telling|sees?|saw|seen|seeing)\b": '"predict" and "predicted"',
     r"\bmend(?:s|ed|ing)?\b": '"fix"',
     r"\bthe least is\b": '"must be at least ..."',
     r"\bas such\b": "nothing, or the reason",

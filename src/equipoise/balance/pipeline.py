@@ -1,4 +1,4 @@
-"""Pipeline strategies beside each other: packed micro-batches in, each strategy's step out.
+"""Compare pipeline strategies: from packed micro-batches to each strategy's step.
 
 What it decides
     Each strategy's schedule is written for these micro-batches, proven by ``check_pipeline`` and
@@ -39,24 +39,24 @@ from equipoise.spec.recompute import layer_recompute
 from equipoise.spec.run.spec import Recompute
 
 _ADAPTS = ("auto", *LOSSY)
-"""Strategies that fit any bound which holds the largest micro-batch."""
+"""Strategies that fit any bound that holds the largest micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSetting:
-    """What strategies are compared on."""
+    """The setting in which strategies are compared."""
 
     strategy: str
     """A name in ``STRATEGIES``, or ``all``."""
     ranks: int
     batches: tuple[MicroBatch, ...]
-    """Of one step, as they are packed."""
+    """The packed micro-batches of one step."""
     model: ModelSpec
     machine: AssumedMachine
     chunks: int | None = None
     """Stages of a rank; those usual for each strategy unless given."""
     dtype: str = "bf16"
-    """Of activations: bf16 or fp32."""
+    """Dtype of activations: bf16 or fp32."""
     recompute: Recompute = "none"
     most_bytes: int | None = None
     """Activations that a rank may hold; unbounded unless given [bytes]."""
@@ -70,7 +70,7 @@ class PipelineSetting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedStep:
-    """A setting's micro-batches, priced."""
+    """A setting's micro-batches with their prices."""
 
     setting: PipelineSetting
     layers: LayerPrices

@@ -99,10 +99,7 @@ class Block:
 def block_in(box: Box, strides: Sequence[int], offset: int = 0) -> Block:
     """A part of a tensor, as a canonical block.
 
-    Args:
-        box: First and stop of each dim.
-        strides: Strides of the tensor's dims in memory [elements].
-        offset: Offset of its first element.
+    The strides are those of the tensor's dims in memory, ``offset`` that of its first element.
 
     >>> block_in([(1, 3), (2, 5)], strides=(6, 1))
     Block(offset=8, counts=(2, 3), strides=(6, 1))

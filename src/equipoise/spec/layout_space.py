@@ -22,9 +22,6 @@ _STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 def list_layouts(ranks: int) -> Iterator[Layout]:
     """Every layout whose degrees multiply to the ranks.
 
-    Args:
-        ranks: Ranks in all, >= 1.
-
     >>> len(list(list_layouts(2)))
     58
     """
@@ -44,9 +41,7 @@ def list_layouts(ranks: int) -> Iterator[Layout]:
 def legal_layouts(ranks: int, model: ModelSpec) -> list[Layout]:
     """The layouts that fit a model's sizes.
 
-    Args:
-        ranks: Ranks in all, >= 1.
-        model: The model; without experts, ep and etp are 1.
+    Without experts, ep and etp are 1.
     """
     layouts = []
     for layout in list_layouts(ranks):

@@ -47,12 +47,6 @@ class HeadShare:
 def share_heads(heads: int, kv_heads: int, *, ranks: int, rank: int) -> HeadShare:
     """The heads of one of several ranks.
 
-    Args:
-        heads: Query heads of the model.
-        kv_heads: Key/value heads of the model; they divide the query heads.
-        ranks: Tensor-parallel ranks.
-        rank: This rank's number among them.
-
     Raises:
         LayoutError: the query heads do not divide over the ranks.
 
