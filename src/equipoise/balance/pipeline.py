@@ -31,15 +31,13 @@ from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import PipelineTimeline, count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
-from equipoise.schedule.pipeline.strategies import LOSSY, ONE_STAGE, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.recompute import layer_recompute
 from equipoise.spec.run.spec import Recompute
-
-_ADAPTS = ("auto", *LOSSY)
-"""Strategies that fit any bound that holds the largest micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class PipelineSetting:
     """The setting in which strategies are compared."""
 
     strategy: str
-    """A name in ``STRATEGIES``, or ``all``."""
+    """A name in ``spec.catalog.SCHEDULES``, or ``all``."""
     ranks: int
     batches: tuple[MicroBatch, ...]
     """The packed micro-batches of one step."""
@@ -210,7 +208,7 @@ def _score_all(
 ) -> tuple[tuple[PipelineScore, ...], tuple[tuple[str, str], ...]]:
     scores, left_out = [], []
     chunks = step.setting.chunks
-    for name in STRATEGIES:
+    for name in SCHEDULES:
         for each in (chunks,) if chunks else _usual_chunks(name):
             try:
                 scores.append(_score(name, each, step))
@@ -221,9 +219,11 @@ def _score_all(
 
 def _usual_chunks(name: str) -> tuple[int, ...]:
     """Stages of a rank, if not given; strategies with several are compared at each."""
-    if name in ("gpipe", "auto"):
-        return 1, 2
-    return (1,) if name in ONE_STAGE else (2,)
+    traits = SCHEDULES[name]
+    if traits.is_lossy:  # with one stage a rank there are few to leave out
+        return (2,)
+    is_any = traits.least_stages == 1 and traits.most_stages is None
+    return (1, 2) if is_any else (traits.least_stages,)
 
 
 def _score(name: str, chunks: int, step: PricedStep) -> PipelineScore:
@@ -232,7 +232,7 @@ def _score(name: str, chunks: int, step: PricedStep) -> PipelineScore:
     made = price_stages(split, step.layers, hop_ns=step.hop_ns, recompute=setting.recompute)
     prices = replace(made, activation=made.activation * step.token_bytes)
     schedule = _write(name, prices, step)
-    check_pipeline(schedule, allow_lossy=name in LOSSY)
+    check_pipeline(schedule, allow_lossy=SCHEDULES[name].is_lossy)
     return PipelineScore(
         name=name,
         chunks=chunks,
@@ -252,12 +252,12 @@ def _write(name: str, prices: PipelinePrices, step: PricedStep) -> PipelineSched
         prices,
         ranks=setting.ranks,
         units=step.units,
-        skip=setting.skip if name in LOSSY else 0.0,
+        skip=setting.skip if SCHEDULES[name].is_lossy else 0.0,
         arranged=setting.is_arranged,
     )
     if allowed is None:
         return write()
-    if name in _ADAPTS:
+    if SCHEDULES[name].adapts:
         try:
             return write(most_held=allowed)
         except FitError:

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AskedRun:
-    """A run that is to be launched or examined, prepared or not."""
+    """A run to launch or examine, prepared or not."""
 
     spec: "RunSpec"
     model: "ModelSpec"
     folder: Path
     ranks: int
     corpus: str
-    """Folder of its tokens; empty where they are not made."""
+    """Folder of its tokens; empty until they are made."""
     init_folder: str
     prepare: tuple[str, ...]
-    """Arguments that prepare it; none where that is done."""
+    """Arguments that prepare it; none once that is done."""
 
 
 def add_asked_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def add_asked_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster_from(args: argparse.Namespace) -> "ClusterSpec | None":
-    """The cluster that was named, if one was."""
+    """The named cluster, if any."""
     if args.cluster is None:
         return None
     from equipoise.spec.cluster.file import read_cluster
@@ -110,7 +110,7 @@ def _prepared(args: argparse.Namespace) -> AskedRun:
     if given:
         raise SpecError(
             f"{args.run_toml} is prepared, and {', '.join(given)} would change it. Give its "
-            f"run.toml instead of the folder, or leave {given[0]} away."
+            f"run.toml instead of the folder, or leave {given[0]} out."
         )
     resolved = read_resolved(args.run_toml)
     return AskedRun(

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="network interface of the ranks' messages (default: left to gloo and NCCL)",
     )
     parser.add_argument(
-        "--host", default="", metavar="NAME", help="torchrun: a node, where several meet"
+        "--host", default="", metavar="NAME", help="torchrun: the node where several meet"
     )
     parser.add_argument(
         "--sbatch", default="", metavar="OPTIONS", help="slurm: more options of sbatch"
@@ -127,8 +127,8 @@ def _judge(args: argparse.Namespace) -> None:
     for flag, form in _OF_FORM.items():
         if getattr(args, flag) and args.form != form:
             raise SpecError(
-                f"--{flag} is for --form {form}, and the form is {args.form}. Give --form {form}, "
-                f"or leave --{flag} away."
+                f"--{flag} needs --form {form}; the form is {args.form}. Give --form {form}, or "
+                f"leave --{flag} out."
             )
 
 

@@ -8,19 +8,14 @@ Kept true (tests/unit/data/test_sampler.py)
     Each message is read whole.
 """
 
-import typing
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipoise.balance.packing.pack import DIVIDES
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import LoadCurve
-from equipoise.spec.run.spec import PackSpec, Policy
-
-_UNPRICED = ("in-order", "by-tokens")
-"""Policies that look at tokens alone."""
+from equipoise.spec.catalog import POLICIES
+from equipoise.spec.run.spec import PackSpec
 
 
 def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
@@ -68,18 +63,18 @@ def require_runnable(
         LayoutError: the rank is not one of the ranks, a step has no token, or a piece cannot
             fit a micro-batch.
     """
-    policies = typing.get_args(Policy)
-    if pack.policy not in policies:
+    if pack.policy not in POLICIES:
         raise SpecError(
             f'No packing policy is called "{pack.policy}". Nearest: '
-            f"{nearest(pack.policy, policies)}. All: {', '.join(policies)}."
+            f"{nearest(pack.policy, POLICIES)}. All: {', '.join(POLICIES)}."
         )
-    if pack.policy in DIVIDES:
+    traits = POLICIES[pack.policy]
+    if traits.divides:
         raise SpecError(
             f'Under policy "{pack.policy}" pieces read keys of other micro-batches, which a '
             f'DataLoader does not bring them. Take policy="by-work".'
         )
-    if curve is None and pack.policy not in _UNPRICED:
+    if curve is None and traits.reads_prices:
         raise SpecError(
             f'Policy "{pack.policy}" balances work, and what a document costs depends on the '
             f'model. Pass curve=counted_curve(preset("llama3-8b")), or of your model\'s sizes.'

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Literal, cast
 
 from equipoise import __version__, cost
-from equipoise.balance.packing.turns import DIVIDES, TOGETHER, require_policy
+from equipoise.balance.packing.turns import require_policy
 from equipoise.base.digest import digest, digest_file
 from equipoise.base.errors import SpecError
 from equipoise.cost.offload import require_host
 from equipoise.cost.step.request import Precision, StepOptions
 from equipoise.plan.answer.explain import find_walls
 from equipoise.plan.answer.final import Finalist, price_finalists, with_layers
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.export.program import Program
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.search.classes import ClassSearch
@@ -37,23 +37,27 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.request import (
     StepRequest,
     require_kernel_prices,
+    require_known,
     require_no_offload,
     require_used,
     step_options,
 )
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.spec import THIS_CPU
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
 from equipoise.spec.plan import Wall
-from equipoise.spec.run.spec import Policy, Recompute
+from equipoise.spec.run.spec import Recompute
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
 
-_SEARCHED: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "bytescale")
-"""Policies that divide documents, all but flexsp: it packs one step for a minute."""
+_SEARCHED = tuple(
+    name for name, traits in POLICIES.items() if traits.divides and not traits.is_slow
+)
+"""Policies that divide documents and are searched; a slow one packs one step for a minute."""
 
 _LIST_SHARE = 0.25
 """The share of the time for listing every choice."""
@@ -100,7 +104,7 @@ class PlanRequest:
     policy: str | None = None
     """``pack.policy`` for ``lengths``; None: by-work; ``any`` searches."""
     seed: int = 0
-    """Of the documents drawn."""
+    """Seed of the documents drawn."""
     seconds: float = SECONDS
     """The most to list, search and price."""
     out: Path | None = None
@@ -139,6 +143,14 @@ _ASKED = (
     "seed",
 )
 """What of a request decides the plan, in the order of a lock."""
+
+
+_KNOWN = {
+    "offload": (*OFFLOADS, "any"),
+    "order": tuple(ORDERS),
+    "layers": ("alike", "own"),
+    "export": tuple(EXPORTS),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,6 +223,9 @@ def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
     Raises:
         SpecError: a word is wrong, or nothing is left to choose.
     """
+    for name, known in _KNOWN.items():
+        if getattr(request, name) is not None:
+            require_known(name, getattr(request, name), known)
     model, cluster = read_model(request.model), read_cluster(request.cluster)
     by_layer = request.layers == "own"
     if by_layer and request.export is not None:
@@ -306,21 +321,22 @@ def _searched(
     """
     policy = request.policy
     if policy == "any":
-        return (*POLICIES, *_SEARCHED) if is_plain else POLICIES
-    if policy == "delayed":
+        return (*COMPARED, *_SEARCHED) if is_plain else COMPARED
+    traits = None if policy is None else POLICIES.get(policy)
+    if traits is not None and traits.lets_wait:
         raise SpecError(
-            "policy = delayed packs other documents for every layout, so their steps cannot be "
-            "compared. Plan with policy = by-work, and price its layout under delayed with "
-            "equipoise simulate."
+            f"policy = {policy} packs other documents for every layout, so their steps cannot be "
+            f"compared. Plan with policy = by-work, and price its layout under {policy} with "
+            f"equipoise simulate."
         )
-    if policy in DIVIDES and not is_plain:
+    if traits is not None and traits.divides and not is_plain:
         raise SpecError(
             f"policy = {policy} divides documents, which is priced on a cluster of one class, with "
             f"all layers alike, and not with export or on this machine. Take policy = by-work."
         )
-    if policy is not None:
+    if policy is not None and traits is not None:
         cp, pp = (cast("int | None", fixed.get(name)) for name in ("cp", "pp"))
-        stages = pp or (1 if policy in TOGETHER else 2)
+        stages = pp or (1 if traits.runs_together else 2)
         require_policy(policy, context=cp or 1, pipeline=stages)
     return ()
 

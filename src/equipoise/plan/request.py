@@ -17,8 +17,8 @@ from equipoise.base.digest import digest
 from equipoise.base.errors import FitError, SpecError
 from equipoise.base.units import GIB
 from equipoise.data.progress import Progress, SilentProgress
+from equipoise.plan.answer.explain import Inputs, decide
 from equipoise.plan.answer.final import Finalist, smallest_cluster
-from equipoise.plan.answer.lock import Inputs, decide
 from equipoise.plan.described import PlanRequest, read_inputs
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.kept import keep_priced

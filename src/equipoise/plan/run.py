@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from equipoise import __version__
 from equipoise.base.digest import digest
@@ -34,6 +34,7 @@ from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys
 from equipoise.sim.machine import Machine
+from equipoise.spec.catalog import Policy
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.device.here import cpu_model, device_file
 from equipoise.spec.device.spec import THIS_CPU
@@ -42,7 +43,6 @@ from equipoise.spec.plan import RUN_TOML, Plan, Wall, read_plan, require_fresh
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.obey import is_given, obey
 from equipoise.spec.run.resolve import ResolvedRun
-from equipoise.spec.run.spec import Policy
 
 _EVERY = -math.inf
 """No choice is left out while time lasts: there are some hundred, and bounds hold for kernels,
@@ -138,7 +138,7 @@ class RunInputs:
     def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
         """The wall that a longer window hits: a forecast, which takes no time."""
         del due
-        policy = cast(Policy, best.choice.options.policy)
+        policy = best.choice.options.policy
         tokens = self.steps.most_tokens(policy, best.choice.layout)
         return find_window_wall(self.search.model, best, tokens, self.run.spec.train.precision)
 

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.packing.divided import macro_units
-from equipoise.balance.packing.turns import TOGETHER, align_turns, place_turn, require_policy
+from equipoise.balance.packing.turns import align_turns, place_turn, require_policy
 from equipoise.balance.stage import StageSplit
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.sim.gangs import Gang
 from equipoise.sim.parts import BatchParts, PipelineRun, StepParts, run_pipeline, split_layers
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, lengths_of
@@ -86,7 +87,7 @@ class DividedStep:
         Raises:
             LayoutError: ranks would wait for each other in a circle.
         """
-        if packed.policy in TOGETHER:
+        if POLICIES[packed.policy].runs_together:
             aligned = align_turns(packed)
             turns = tuple(gangs_of(aligned, turn) for turn in range(aligned.micro_batches))
             each = [gang.doc_tokens for gangs in turns for gang in gangs]

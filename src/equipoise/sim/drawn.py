@@ -10,12 +10,12 @@ Kept true (tests/unit/cli/plan/test_policy.py, tests/unit/sim/test_request.py)
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipoise.balance.packing.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
+from equipoise.balance.packing.pack import make_packer
+from equipoise.balance.packing.turns import require_policy
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import counted_curve
@@ -24,10 +24,11 @@ from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep, Pieces
-from equipoise.spec.run.spec import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
 
 STEPS = 9
@@ -62,10 +63,10 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
         SpecError: there is no such policy.
         DataError: the lengths cannot be read.
     """
-    if options.policy not in ALL_POLICIES:
+    if options.policy not in POLICIES:
         raise SpecError(
-            f'policy: "{options.policy}" is not one of {", ".join(ALL_POLICIES)}. Nearest: '
-            f'"{nearest(options.policy, ALL_POLICIES)}".'
+            f'policy: "{options.policy}" is not one of {", ".join(POLICIES)}. Nearest: '
+            f'"{nearest(options.policy, POLICIES)}".'
         )
     step_tokens = options.context_tokens * options.step_sequences
     doc_tokens = _read(lengths, options, step_tokens)
@@ -77,23 +78,23 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
 
     def pack(layout: Layout, options: StepOptions) -> Documents | DividedStep:
         options.count_micro_batches(layout)
-        policy = cast(Policy, options.policy)
-        require_policy(policy, context=layout.cp, pipeline=layout.pp)
+        traits = POLICIES[options.policy]
+        require_policy(options.policy, context=layout.cp, pipeline=layout.pp)
         spec = PackSpec(
-            policy=policy,
+            policy=options.policy,
             context_tokens=options.context_tokens * options.micro_batch,
             step_tokens=step_tokens,
         )
         packer = make_packer(spec, layout.dp, curve, meets_each_turn=layout.meets_each_turn)
-        if policy == "delayed":  # as soon as the longest waiting document has been through
+        if traits.lets_wait:  # as soon as the longest waiting document has been through
             steps = [packer.step(pieces_of(at)) for at in range(spec.max_delay_steps + STEPS)]
             packed = middle_step(model, steps[spec.max_delay_steps :])
         else:
             pieces = pieces_of(0)
-            if policy in DIVIDES:
+            if traits.divides:
                 pieces = tell_apart(pieces, len(doc_tokens))
             packed = packer.step(pieces)
-        if policy in DIVIDES:
+        if traits.divides:
             return DividedStep.of(packed)
         return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
 

@@ -35,13 +35,12 @@ from equipoise.schedule.attention.schedule import AttentionSchedule
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts
 from equipoise.sim.sharding import auto_price
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.device.parts import ContextPoint
 from equipoise.spec.device.spec import Dtype
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
-
-_WHOLE_BACKWARDS = ("gpipe", "1f1b", "interleaved")
 
 
 def measured_parts(
@@ -75,7 +74,7 @@ class MeasuredParts:
         self._model, self._machine = model, machine
         self._layout, self._options = layout, options
         self._curves, self._context = curves, context
-        self._halves = layout.pp > 1 and options.schedule not in _WHOLE_BACKWARDS
+        self._halves = layout.pp > 1 and SCHEDULES[options.schedule].splits_backward
         self._known: dict[bytes, BatchParts] = {}
 
     def price(self, doc_tokens: Floats) -> BatchParts:

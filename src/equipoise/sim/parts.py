@@ -33,6 +33,7 @@ from equipoise.sim.planned import PlannedPipeline
 from equipoise.sim.sharding import auto_price
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.offload import offloads_activations
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
 _MOST_SIZES = 8
@@ -353,3 +354,16 @@ def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:
     """Numbers of the layers that each pipeline rank holds, over all its stages."""
     return split.layers_of(place_stages(options.schedule, layout.pp, split.stages))
+
+
+def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:
+    """What the parts of a step depend on: choices with one key share them."""
+    is_whole = layout.zero == 3
+    return (
+        *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
+        (layout.order, layout.dp) if layout.pp > 1 else (),
+        options.context_strategy if layout.cp > 1 else "",
+        (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
+        is_whole,
+        offloads_activations(options.offload),
+    )

@@ -25,7 +25,6 @@ from equipoise.base.nearest import nearest
 from equipoise.base.units import GIB
 from equipoise.cost.curves.parts import is_timed
 from equipoise.cost.step.request import Precision, StepOptions, residuals_of
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
 from equipoise.sim.answer import FittingChange, StepAnswer
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.drawn import step_packer
@@ -35,6 +34,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_layered, run_sites
 from equipoise.sim.mixed.words import CONTEXT_STRATEGIES, read_layers
 from equipoise.sim.step import Documents, StepRun
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.cluster.file import read_cluster
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.device.by_name import Dtype
@@ -104,7 +104,7 @@ class StepRequest:
     policy: str | None = None
     """``pack.policy`` for ``lengths``; None: by-work."""
     seed: int = 0
-    """Of the documents drawn, of jitter and of failures."""
+    """Seed of the documents drawn, of jitter and of failures."""
     jitter: float | None = None
     """Standard deviation of a pass's time over its mean, 0 to 1."""
     mtbf_hours: float | None = None
@@ -128,9 +128,9 @@ def simulate(request: StepRequest) -> StepAnswer:
 
     Cost: some milliseconds for tens of micro-batches, a second for thousands.
 
-    >>> answer = simulate(StepRequest("llama3-8b", "h100-sxm:8", "dp=8,zero=3", 8192, 8))
-    >>> answer.fits, [change.change for change in answer.would_fit or ()][:1]
-    (False, ['--recompute every-2'])
+    >>> answer = simulate(StepRequest("llama3-8b", "h100-sxm:8", "dp=8", 8192, 16))
+    >>> answer.fits, [each.change for each in answer.would_fit or ()][:2]
+    (False, ['zero=2', 'zero=3'])
     """
     _require_failures(request)
     model, words = _model_of(request), _layout_of(request)
@@ -174,8 +174,8 @@ def step_options(request: StepRequest, virtual: int, device: DeviceSpec) -> Step
     """
     _require_numbers(request, device)
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    known = [name for name in STRATEGIES if name not in LOSSY]
-    _require_known("schedule", schedule, known)
+    known = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
+    require_known("schedule", schedule, known)
     return StepOptions(
         request.context_tokens,
         request.step_sequences,
@@ -264,7 +264,7 @@ def _layout_of(request: StepRequest) -> LayoutWords:
     else:
         words = LayoutWords(request.layout, request.virtual)
     if request.order is not None:
-        _require_known("order", request.order, tuple(ORDERS))
+        require_known("order", request.order, tuple(ORDERS))
     if request.order == "pp-dp":
         words = dataclasses.replace(
             words, layout=dataclasses.replace(words.layout, order=ORDERS["pp-dp"])
@@ -311,10 +311,10 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
             f"expert_skew is {request.expert_skew:g}. Give the rows of the expert rank that has "
             f"most over the mean: 1 is balanced."
         )
-    _require_known("recompute", request.recompute, get_args(Recompute))
-    _require_known("offload", request.offload, OFFLOADS)
-    _require_known("precision", request.precision, get_args(Precision))
-    _require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
+    require_known("recompute", request.recompute, get_args(Recompute))
+    require_known("offload", request.offload, OFFLOADS)
+    require_known("precision", request.precision, get_args(Precision))
+    require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
     if request.precision == "fp8" and "fp8" not in device.dtypes:
         raise SpecError(
             f"{device.name} has no fp8; it multiplies {', '.join(device.dtypes)}. Give precision "
@@ -322,7 +322,12 @@ def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
         )
 
 
-def _require_known(name: str, value: str, known: Sequence[str]) -> None:
+def require_known(name: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a name that is not known.
+
+    Raises:
+        SpecError: names the setting, all that is known and the nearest.
+    """
     if value not in known:
         raise SpecError(
             f'{name}: "{value}" is not one of {", ".join(known)}. Nearest: '

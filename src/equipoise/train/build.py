@@ -7,7 +7,6 @@ Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
 from pathlib import Path
 
 from equipoise.balance.packing.pack import StepPacker, make_packer
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
@@ -22,6 +21,7 @@ from equipoise.parallel.apply import apply_axes
 from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.sharding import run_price
 from equipoise.sim.stages import StagePlanner
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import RunSpec
 from equipoise.train.context import ContextGroup
@@ -47,7 +47,7 @@ def join_sharing(
     spec = resolved.spec
     price = run_price(resolved.context_machine, spec, resolved.model)
     planner, stages = ContextPlanner(resolved.model, spec.layout, price), None
-    if spec.pack.policy in TOGETHER:
+    if POLICIES[spec.pack.policy].runs_together:
         return Partners.join(ranks, planner)
     if spec.layout.pp > 1:
         first = stream.step(0, spec.pack.step_tokens)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import equipoise
 from equipoise.balance.packing.pack import skew
-from equipoise.balance.packing.turns import DIVIDES, TOGETHER, align_turns
+from equipoise.balance.packing.turns import align_turns
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
@@ -36,6 +36,7 @@ from equipoise.observe.journal import Journal
 from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.resume import describe_changes, resume_facts
@@ -161,9 +162,10 @@ class Trainer:
             waiting = state["waiting"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{checkpoint} is torn: its {_PACKER} cannot be read.") from error
-        if not waiting and self.spec.pack.policy != "delayed":
+        lets_wait = POLICIES[self.spec.pack.policy].lets_wait
+        if not waiting and not lets_wait:
             return
-        if self.spec.pack.policy != "delayed":
+        if not lets_wait:
             raise CheckpointError(
                 f'{checkpoint} was packed by "delayed" and {waiting} documents still '
                 f'wait in its queues; "{self.spec.pack.policy}" would lose them. Set pack.policy '
@@ -329,10 +331,10 @@ class Trainer:
         """Decide the step, on every rank alike, and journal the decision on rank 0."""
         began = time.perf_counter()
         pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
-        if self.spec.pack.policy in DIVIDES:
+        if POLICIES[self.spec.pack.policy].divides:
             pieces = tell_apart(pieces, self.store.documents)
         packed = self.packer.step(pieces)
-        if packed.policy in TOGETHER:
+        if POLICIES[packed.policy].runs_together:
             packed = align_turns(packed)
         loads = self.sharing.loads(packed, self.curve)
         plan_s = time.perf_counter() - began

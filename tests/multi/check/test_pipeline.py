@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check.case import Case, Verdict, make_case, pipeline_cases
 from equipoise.train.check.prove import check_cases
@@ -49,7 +49,7 @@ def test_experts_are_computed_where_their_stage_is() -> None:
 
 def test_every_strategy_that_is_not_lossy_is_checked() -> None:
     names = {case.layout.schedule for case in pipeline_cases(2, MODEL)}
-    assert names == set(STRATEGIES) - set(LOSSY)
+    assert names == set(SCHEDULES) - set(LOSSY)
     assert {case.layout.pp for case in pipeline_cases(8, MODEL)} == {2, 4, 8}
     assert not pipeline_cases(1, MODEL)
     assert str(pipeline_cases(2, MODEL)[0]) == (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.local import run_ranks
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.check.case import TOLERANCE, make_case, tensor_cases
 from equipoise.train.check.prove import run_cases
@@ -30,7 +30,7 @@ def test_ranks_that_share_weights_equal_one_rank(ranks: int) -> None:
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     for verdict in verdicts:  # of attention: other ranks' keys, of each rank's own heads
         case = verdict.case
-        is_divided = case.pack.policy in TOGETHER and case.layout.tp < case.ranks
+        is_divided = POLICIES[case.pack.policy].runs_together and case.layout.tp < case.ranks
         assert (verdict.bytes > 0) == (case.layout.cp > 1 or is_divided)
 
 

@@ -1,7 +1,6 @@
 """Stages of a run and schedules of its steps."""
 
 import dataclasses
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,11 +11,10 @@ from equipoise.balance.packing.divided import pack_divided_in_time
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline.check import check_pipeline
-from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, STRATEGIES
 from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.stages import StagePlanner
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.spec import LOSSY_SCHEDULES, TWO_STAGES, LayoutSpec, PackSpec, Schedule
+from equipoise.spec.run.spec import LayoutSpec, PackSpec
 from support.hand_packed import packed_of
 
 MODEL = ModelSpec(layers=8, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)
@@ -27,12 +25,6 @@ PIECES = np.array([[0, 0, 900], [1, 0, 40], [2, 0, 300]])
 def planner_of(model: ModelSpec = MODEL, **layout: object) -> StagePlanner:
     planner = ContextPlanner(model, LayoutSpec(**{"dp": 1, "pp": 2} | layout))
     return StagePlanner.make(planner, CURVE, "none", PIECES)
-
-
-def test_the_names_of_run_toml_are_those_that_there_are() -> None:
-    assert set(get_args(Schedule)) == set(STRATEGIES)
-    assert LOSSY_SCHEDULES == LOSSY
-    assert set(IN_V) < set(TWO_STAGES)
 
 
 rows = st.lists(st.lists(st.integers(1, 400), max_size=4), min_size=4, max_size=4)

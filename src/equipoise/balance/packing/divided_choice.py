@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from equipoise.balance.packing.divided_price import price_ns, travel_ns_of
 from equipoise.balance.packing.divided_wrap import Wrap
-from equipoise.balance.packing.whole import pack_by_work, pack_by_work_each_turn
+from equipoise.balance.packing.whole import pack_by_work
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
 from equipoise.spec.pack import PackedStep, Pieces, lengths_of
@@ -62,8 +62,7 @@ def cheapest_division(
             best = max(price, least_ns), packed
 
     if len(sizes) >= ranks and int(sizes.max()) <= cap:
-        packer = pack_by_work_each_turn if meets_each_turn else pack_by_work
-        offer(packer(pieces, pack, ranks, curve))
+        offer(pack_by_work(pieces, pack, ranks, curve, meets_each_turn=meets_each_turn))
     if ranks > 1:
         turns = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
         wrap = Wrap(pieces, ranks, turns, cap, curve)

@@ -11,14 +11,15 @@ import numpy as np
 from equipoise.balance.bound import divisible_bound, largest_bin_bound
 from equipoise.balance.context.share import share_micro_batch
 from equipoise.balance.packing.divided_price import MESSAGE_TOKENS, missing_tokens, travel_ns_of
-from equipoise.balance.packing.pack import DIVIDES, batch_ns, make_packer, skew
-from equipoise.balance.packing.turns import TOGETHER, align_turns
+from equipoise.balance.packing.pack import batch_ns, make_packer, skew
+from equipoise.balance.packing.turns import align_turns
 from equipoise.balance.packing.windows import cut_at_windows
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run.spec import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], li
         The packed steps, and the seconds to pack each.
     """
     pack = dataclasses.replace(setting.pack, policy=policy, cut="documents")
-    ranks = 1 if policy == "divided-in-time" and setting.is_pipeline else setting.bins
+    traits = POLICIES[policy]
+    ranks = 1 if traits.needs_pipeline and setting.is_pipeline else setting.bins
     meets = setting.meets_each_turn
     packer = make_packer(pack, ranks, setting.curve, meets_each_turn=meets)
     records, plan_s = [], []
@@ -157,7 +159,7 @@ def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], li
         packed = packer.step(pieces)
         bins = _bins(packed.ranks, setting)
         plan_s.append(time.perf_counter() - began)
-        turns = _aligned(packed, setting) if policy in TOGETHER else None
+        turns = _aligned(packed, setting) if traits.runs_together else None
         records.append(PackedRecord(step, policy, bins, is_flush=False, turns=turns))
     for packed in packer.flush():
         bins = _bins(packed.ranks, setting)
@@ -197,13 +199,15 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
     skews = [skew(record.cell_ns(setting.curve).astype(float).tolist()) for record in scored]
     turns = [record.turn_ns(setting.curve) for record in scored]
     loads = [record.bin_ns(setting.curve) for record in scored]
-    gaps = [max(ns) / _bound(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)]
+    gaps = [
+        max(ns) / bound_ns(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)
+    ]
     fullest = max(
         sum(share.tokens for share in batch) for record in records for batch in record.micro_batches
     )
     waited, tokens = _delays(records, setting)
     travel = 0
-    if policy != "divided-in-time" or setting.context_ranks > 1:
+    if not POLICIES[policy].needs_pipeline or setting.context_ranks > 1:
         travel = sum(_missing(share)[0] for record in records for share in record.shares)
     score = PackScore(
         policy=policy,
@@ -228,7 +232,7 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
 
 def _step_seconds(records: list[PackedRecord], setting: Setting) -> float:
     """Time of a step, travel included; mean over steps [s]."""
-    curve, travels = setting.curve, records[0].policy != "divided-in-time"
+    curve, travels = setting.curve, not POLICIES[records[0].policy].needs_pipeline
     each_ns = travel_ns_of(curve, None) * (travels or setting.context_ranks > 1)
 
     def priced(share: MicroBatch) -> int:
@@ -243,7 +247,7 @@ def _step_seconds(records: list[PackedRecord], setting: Setting) -> float:
 
 
 def _whole_seconds(policy: Policy, setting: Setting) -> float | None:
-    if policy not in DIVIDES:
+    if not POLICIES[policy].divides:
         return None
     try:
         records, _ = run_policy("by-work", setting)
@@ -260,10 +264,10 @@ def _mean_seconds(loads: list[list[int]]) -> tuple[float, ...]:
     return tuple((1e-9 * table.mean(0)).tolist())
 
 
-def _bound(record: PackedRecord, setting: Setting) -> int:
+def bound_ns(record: PackedRecord, setting: Setting) -> int:
     """Lower bound on the heaviest bin for the same pieces."""
     bins = len(record.bins)
-    if record.policy in DIVIDES:
+    if POLICIES[record.policy].divides:
         return divisible_bound(np.array(record.bin_ns(setting.curve)), bins)
     if setting.context_ranks == 1:
         pieces = np.concatenate([share.doc_tokens for share in record.shares])
@@ -283,7 +287,7 @@ def _missing(share: MicroBatch) -> tuple[int, int]:
 
 def _delays(records: list[PackedRecord], setting: Setting) -> tuple[Ints, Ints]:
     """Steps that each packed piece waited, and its tokens."""
-    if records[0].policy != "delayed":
+    if not POLICIES[records[0].policy].lets_wait:
         return np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     arrived: dict[tuple[int, int], deque[int]] = defaultdict(deque)
     for step, pieces in enumerate(given_pieces(setting)):

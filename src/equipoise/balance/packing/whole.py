@@ -35,18 +35,20 @@ def pack_by_tokens(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve)
     return _pack_whole("by-tokens", pieces, sizes, pack, ranks)
 
 
-def pack_by_work(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Whole pieces to ranks and micro-batches of nearly equal predicted seconds."""
-    loads = curve.document_ns(lengths_of(pieces))
-    return _pack_whole("by-work", pieces, loads, pack, ranks)
-
-
-def pack_by_work_each_turn(
-    pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve
+def pack_by_work(
+    pieces: Pieces,
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    meets_each_turn: bool = False,
 ) -> PackedStep:
-    """``by-work`` for ranks that meet in each micro-batch: also even turn by turn."""
+    """Whole pieces to ranks and micro-batches of nearly equal predicted seconds.
+
+    Where ranks meet in each micro-batch, turns come out even as well.
+    """
     loads = curve.document_ns(lengths_of(pieces))
-    return _pack_whole("by-work", pieces, loads, pack, ranks, meets_each_turn=True)
+    return _pack_whole("by-work", pieces, loads, pack, ranks, meets_each_turn=meets_each_turn)
 
 
 def require_whole(pieces: Pieces, pack: PackSpec, ranks: int, policy: str) -> None:

@@ -12,6 +12,7 @@ from equipoise.cli.check import all_legal as check_layouts
 from equipoise.cli.check.model import read_worlds, scaled_down
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.spec.catalog import POLICIES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -204,13 +205,11 @@ def _print_table(verdicts: "Sequence[Verdict]") -> None:
 
 
 def _kind(verdict: "Verdict") -> tuple[str, str]:
-    from equipoise.balance.packing.turns import TOGETHER
-
     case, layout = verdict.case, verdict.case.layout
     if case.played:
         return f"{case.ranks} played", layout.strategy
     experts = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
-    if case.pack.policy in TOGETHER:
+    if POLICIES[case.pack.policy].runs_together:
         tensor = f", tp={layout.tp}" if layout.tp > 1 else ""
         return str(case.ranks), case.pack.policy + tensor + experts
     axes = _above_one(layout, "dp", "pp", "cp", "tp")

@@ -16,6 +16,7 @@ from equipoise.cli.explain import asked
 from equipoise.cli.explain.asked import EXAMPLE_MODEL, EXAMPLE_RANKS
 from equipoise.cli.lengths import listed_lengths
 from equipoise.cli.run_arguments import run_from
+from equipoise.spec.catalog import LOSSY, POLICIES, SCHEDULES
 from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ _SKIP = 0.25
 _SPEEDS = (0.001, 1e6)
 """TFLOP/s for which the largest models' steps, and the smallest's, are whole nanoseconds."""
 
-_IN_WINDOWS = ("in-order", "fixed", "fixed-exact")
 """Policies that cut documents at windows by themselves."""
 
 
@@ -157,15 +157,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> None:
-    from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
-
     most = {
         "ranks": MOST_SHARING,
         "context_tokens": MOST_SIZE,
         "chunks": MOST_SHARING,
         "micro_batches": MOST_MICRO_BATCHES,
     }
-    asked.judge(args, most, list(STRATEGIES))
+    asked.judge(args, most, list(SCHEDULES))
     for flag in ("most_held", "memory"):
         value = getattr(args, flag)
         if value is not None and not 0 < value < float("inf"):
@@ -195,7 +193,8 @@ def _setting(args: argparse.Namespace) -> "tuple[PipelineSetting, Origin]":
         DataError: lengths that cannot be read.
         LayoutError: documents that the policy cannot pack.
     """
-    from equipoise.balance.packing.pack import pack_step, require_policy
+    from equipoise.balance.packing.pack import pack_step
+    from equipoise.balance.packing.turns import require_policy
     from equipoise.balance.pipeline import PipelineSetting
     from equipoise.cost.curve import counted_curve
     from equipoise.schedule.attention.score import AssumedMachine
@@ -292,7 +291,8 @@ def _for_listed(
     if args.context_tokens is None and args.micro_batches is not None:
         window = max(2, -(-int(lengths.sum()) // (args.micro_batches * data_ranks)))
         pack = replace(pack, context_tokens=window)
-    if pack.policy in (*_IN_WINDOWS, "divided-in-time"):
+    traits = POLICIES[pack.policy]
+    if traits.fills_windows or traits.needs_pipeline:
         return pack
     longest = int(lengths.max(initial=0))
     return replace(pack, max_tokens=max(pack.most_tokens, longest))

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         PlanError: the file is not a plan, of another version, or stale.
     """
-    from equipoise.cli.show.plan import print_plan, print_sources
+    from equipoise.cli.show import print_plan, print_sources
     from equipoise.dash.planned import planned_sentence
     from equipoise.spec.plan import read_plan, require_fresh
 

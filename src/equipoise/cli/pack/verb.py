@@ -12,12 +12,12 @@ from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, r
 from equipoise.cli.lengths import document_lengths
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
+from equipoise.spec.catalog import POLICIES
 
 if TYPE_CHECKING:
     from equipoise.balance.packing.evaluate import Setting
     from equipoise.cost.curve import LoadCurve
     from equipoise.spec.run.resolve import ResolvedRun
-    from equipoise.spec.run.spec import Policy
     from equipoise.spec.workload import Lengths
 
 HELP = "show how evenly each policy would pack a corpus; needs no torch"
@@ -32,8 +32,7 @@ examples:
   equipoise pack --lengths prolong --micro-batches 4 --plot packs.png --out packs.jsonl
 """
 
-SLOW = ("fixed-exact", "flexsp")
-"""Policies that take a second or more a step: not among ``all``."""
+_SLOW = [name for name, traits in POLICIES.items() if traits.is_slow]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="all",
         metavar="NAME",
-        help=f"one policy, or all but {' and '.join(SLOW)}, which are slow (default: all)",
+        help=f"one policy, or all but {' and '.join(_SLOW)}, which are slow (default: all)",
     )
     parser.add_argument(
         "--micro-batches",
@@ -88,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one row for each policy."""
-    from equipoise.balance.packing.evaluate import score_policy
+    from equipoise import balance
     from equipoise.cli.pack.table import print_table, score_rows, write_packs
 
     policies = _policies(args.policy)
@@ -118,18 +117,18 @@ def run(args: argparse.Namespace) -> int:
     setting = _setting(args, resolved, lengths, curve)
     progress = make_progress(args.quiet or args.json)
     progress.start("pack", len(policies))
-    scored = []
+    packed = []
     for policy in policies:
-        scored.append(score_policy(policy, setting))
+        packed.append(balance.pack(setting, policy=policy))
         progress.advance()
     progress.finish()
-    scores = [score for score, _ in scored]
+    scores, steps = [each.score for each in packed], [each.steps for each in packed]
     if args.out is not None:
-        write_packs(args.out, [records for _, records in scored])
+        write_packs(args.out, steps)
     if args.plot is not None:
         from equipoise.dash.pack_plot import plot_packs
 
-        plot_packs(args.plot, [records for _, records in scored], setting, origin)
+        plot_packs(args.plot, steps, setting, origin)
     if args.json:
         import json
 
@@ -142,18 +141,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _policies(wanted: str) -> "list[Policy]":
-    from equipoise.balance.packing.pack import ALL_POLICIES
-
+def _policies(wanted: str) -> list[str]:
     if wanted == "all":
-        return [name for name in ALL_POLICIES if name not in SLOW]
-    named = [name for name in ALL_POLICIES if name == wanted]
-    if not named:
+        return [name for name in POLICIES if name not in _SLOW]
+    if wanted not in POLICIES:
         raise SpecError(
-            f'--policy: "{wanted}" is not one of all, {", ".join(ALL_POLICIES)}. Nearest: '
-            f'"{nearest(wanted, ALL_POLICIES)}".'
+            f'--policy: "{wanted}" is not one of all, {", ".join(POLICIES)}. Nearest: '
+            f'"{nearest(wanted, POLICIES)}".'
         )
-    return named
+    return [wanted]
 
 
 def _judge(args: argparse.Namespace) -> None:

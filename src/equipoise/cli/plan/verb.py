@@ -195,7 +195,7 @@ def _require_measure_flags(args: argparse.Namespace) -> None:
 
 
 def _print(args: argparse.Namespace, answer: "PlanAnswer", lock: Path | None) -> None:
-    from equipoise.cli.show.plan import print_plan, print_sources
+    from equipoise.cli.show import print_plan, print_sources
 
     print_plan(answer.lock, is_quiet=args.quiet)
     if args.quiet:
@@ -295,4 +295,4 @@ _OF_CLUSTERS = (
 """Flags that a run.toml has keys for, or that a run on this machine does not have."""
 
 _PLAIN = {"precision": "bf16", "expert_skew": 1.0, "seed": 0}
-"""Likewise, with the default that says that they were not given."""
+"""Likewise; flags at these defaults were not given."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from equipoise.base.units import GIB, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.show.step import host_sentence, source_lines
+from equipoise.cli.show import host_sentence, source_lines
 from equipoise.sim.answer import StepAnswer
 from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import StepRun
@@ -79,7 +79,7 @@ def print_step(answer: StepAnswer, title: str, *, is_quiet: bool) -> None:
     for line in _noise_lines(row):
         console.print(line, soft_wrap=True)
     if "experts" in row["terms"] and answer.options.expert_skew == 1:
-        console.print("Experts are taken as balanced; --expert-skew says by how much they are not.")
+        console.print("Experts count as balanced; --expert-skew says by how much they are not.")
     if row["extrapolated"]:
         names = ", ".join(row["extrapolated"])
         console.print(f"Not measured on this device at these sizes: {names}.", style="dim")

@@ -28,9 +28,10 @@ from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space
 from equipoise.sim.step import Documents, StepRun
+from equipoise.spec.catalog import Policy
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Wall
-from equipoise.spec.run.spec import Policy, Precision
+from equipoise.spec.run.spec import Precision
 
 _PRICED = 24
 """Choices that are priced whole under each policy."""

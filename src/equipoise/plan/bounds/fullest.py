@@ -44,7 +44,7 @@ from equipoise.cost.step.request import TERMS, element_bytes
 from equipoise.plan.bounds.family import Passes
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Space
+from equipoise.plan.space.columns import RECOMPUTES, Space, schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import (
     SLOWDOWN,
@@ -61,7 +61,7 @@ from equipoise.spec.recompute import layer_recompute
 _ROUNDED_S = 2e-9
 """Of a micro-batch on one stage, whose three passes are replayed in whole nanoseconds."""
 
-_WHOLE = [SCHEDULES.index(name) for name in ("1f1b", "interleaved")]
+_WHOLE = schedules_with(lambda each: not each.splits_backward)
 """Schedules of whole backwards on the way back."""
 
 _EVERY = [int(name.removeprefix("every-")) if "every" in name else 1 for name in RECOMPUTES]

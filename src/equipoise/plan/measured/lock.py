@@ -12,8 +12,8 @@ Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/train/test_plan_meas
 import dataclasses
 from collections.abc import Sequence
 
+from equipoise.plan.answer.explain import Inputs, decide
 from equipoise.plan.answer.final import Finalist
-from equipoise.plan.answer.lock import Inputs, decide
 from equipoise.plan.measured.next import Trial
 from equipoise.plan.search.deadline import NEVER
 from equipoise.plan.search.outcome import Outcome, Progress

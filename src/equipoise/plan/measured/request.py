@@ -17,13 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from equipoise import __version__
-from equipoise.balance.packing.pack import DIVIDES
 from equipoise.base.digest import digest
 from equipoise.base.errors import FaultError, LayoutError
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
-from equipoise.plan.answer.run_steps import POLICIES, RunSteps
+from equipoise.plan.answer.run_steps import RunSteps
 from equipoise.plan.measured.lock import measured_plan
 from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial, next_choice
 from equipoise.plan.measured.settings import DEGREES, Choices, list_choices
@@ -39,10 +38,12 @@ from equipoise.plan.run import (
 )
 from equipoise.plan.search.search import Search
 from equipoise.sim.machine import Machine
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.device.here import cpu_model
 from equipoise.spec.device.spec import THIS_CPU
 from equipoise.spec.plan import Plan
+from equipoise.spec.run.spec import PackSpec
 
 STEPS = 6
 """Optimizer steps of a trial; the first warms up."""
@@ -248,7 +249,7 @@ def read_measured(
         say(guess)
     store, machine = open_corpus(run, progress), Machine(cluster)
     steps, policy = RunSteps(run.spec, run.model, store.doc_tokens), run.spec.pack.policy
-    counted = POLICIES[0] if policy in DIVIDES else policy
+    counted = PackSpec().policy if POLICIES[policy].divides else policy
     choices = list_choices(
         run,
         ranks,

@@ -17,6 +17,7 @@ from equipoise.schedule.pipeline.schedule import (
     single_units,
     whole_paths,
 )
+from equipoise.spec.catalog import SCHEDULES
 
 _REMEMBERED = 256
 """Schedules to cache; large ones have some ten thousand instructions."""
@@ -70,10 +71,12 @@ class PipelineRequest:
         """Refuse documents divided over time."""
         if self.is_divided:
             size = int((self.units[:, 1] - self.units[:, 0]).max())
+            *names, last = (name for name, traits in SCHEDULES.items() if traits.runs_slices)
             raise LayoutError(
                 f"{self.strategy} runs backwards in the order of forwards, but {size} "
-                f"micro-batches share a document over time, which needs the reverse. Take gpipe, "
-                f"1f1b or auto, or pack with a policy that divides nothing over time."
+                f"micro-batches share a document over time, which needs the reverse. Take "
+                f"{', '.join(names)} or {last}, or pack with a policy that divides nothing over "
+                f"time."
             )
 
     def finish(

@@ -72,7 +72,7 @@ def layout_of(way: Way, ranks: int, schedule: str = "1f1b") -> LayoutSpec:
     if way == "tensor":
         return LayoutSpec(dp=1, tp=ranks)
     if way == "pipeline":
-        return LayoutSpec(dp=1, pp=ranks, schedule=schedule)  # type: ignore[arg-type]
+        return LayoutSpec(dp=1, pp=ranks, schedule=schedule)
     return LayoutSpec(dp=ranks, zero=WAYS.index(way))  # type: ignore[arg-type]
 
 
@@ -92,7 +92,7 @@ def ways_of(model: ModelSpec, ranks: int) -> tuple[Way, ...]:
 def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
     """Steps of each depth, and of a pipeline by each kind of schedule, and attention, in turn."""
     settle(ranks.rank, pin=True)
-    schedules = ("1f1b", "zb-h1") if way == "pipeline" else ("1f1b",)
+    schedules = ["1f1b", *(["zb-h1"] if way == "pipeline" else [])]
     packed, store = _make_step(plan, 1 if way in ("tensor", "pipeline") else ranks.world)
     samples = WaySamples({})
     attention = [time_documents(ranks, plan, ranks.world if way == "tensor" else 1, samples)]

@@ -30,14 +30,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from equipoise.balance.packing.turns import TOGETHER
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
+from equipoise.spec.catalog import POLICIES, SCHEDULES, Policy
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import (
     LayoutSpec,
     PackSpec,
-    Policy,
     Recompute,
     RunSpec,
     Sharding,
@@ -54,7 +52,14 @@ DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
 
 _STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 
-_POLICIES: tuple[Policy, ...] = ("in-order", "fixed", "by-tokens", "by-work")
+_UNDIVIDED = [
+    name
+    for name, traits in POLICIES.items()
+    if not (traits.divides or traits.lets_wait or traits.is_slow)
+]
+_ALONE = ["in-order", PackSpec().policy]
+"""Of one rank, which shares documents with nobody: as they come, and the default."""
+_TOGETHER = [name for name, traits in POLICIES.items() if traits.runs_together]
 
 _WINDOWS = (512, 256)
 """Windows that make few and many micro-batches [tokens]."""
@@ -186,11 +191,11 @@ def deepen(model: ModelSpec, stages: int) -> ModelSpec:
 def all_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every ZeRO stage with every packing, each of both with few and with many micro-batches.
 
-    One rank has nobody to share documents with, so of its packings two will do.
+    One rank has nobody to share documents with, so two packings will do.
     """
     cases = []
     for zero in _STAGES:
-        for turn, policy in enumerate(_POLICIES if ranks > 1 else ("in-order", "by-work")):
+        for turn, policy in enumerate(_UNDIVIDED if ranks > 1 else _ALONE):
             window = _WINDOWS[(zero + turn) % 2]
             cases.append(make_case(model, ranks, policy=policy, context_tokens=window, zero=zero))
         cases.append(make_case(model, ranks, context_tokens=512, recompute="full", zero=zero))
@@ -200,7 +205,7 @@ def all_cases(ranks: int, model: ModelSpec) -> list[Case]:
 def divided_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Policies that divide documents over ranks, each under some ZeRO stages."""
     cases = []
-    for turn, policy in enumerate(TOGETHER if ranks > 1 else ()):
+    for turn, policy in enumerate(_TOGETHER if ranks > 1 else ()):
         make = partial(make_case, model, ranks, policy=policy)
         first, second = _STAGES[(ranks + turn) % 4], _STAGES[(ranks + turn + 2) % 4]
         again: Recompute = "full" if turn % 2 else "none"
@@ -250,7 +255,7 @@ def tensor_cases(ranks: int, model: ModelSpec) -> list[Case]:
             ]
             if context == 1:
                 alone = tensor == ranks  # one data-parallel rank has nobody to divide with
-                policies = TOGETHER[:1] if alone else TOGETHER
+                policies = ["divided"] if alone else _TOGETHER
                 window = 1024 if alone else 128
                 cases += [
                     make(policy=policy, zero=zero, context_tokens=window)
@@ -287,9 +292,12 @@ def pipeline_cases(ranks: int, model: ModelSpec) -> list[Case]:
     cases = []
     for stages in _factors(ranks):
         make = partial(make_case, model, ranks, pp=stages, policy="in-order", context_tokens=64)
-        # Of many stages, dualpipe-v needs more micro-batches than the sample has.
-        names = [name for name in STRATEGIES if stages == 2 or name != "dualpipe-v"]
-        cases += [make(schedule=name) for name in names if name not in LOSSY]
+        cases += [
+            make(schedule=name)
+            for name, traits in SCHEDULES.items()
+            # Of many stages, some need more micro-batches than the sample has.
+            if not traits.is_lossy and (stages == 2 or not traits.batches_per_rank)
+        ]
         cases += [
             make(zero=0, schedule="zb-h1"),
             make(context_tokens=256, policy="by-work", recompute="full"),

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
 from equipoise.spec.model.presets import ModelSpec
@@ -34,7 +34,9 @@ _DOCUMENT_TOKENS = (17, 3, 1, 9, 12, 2, 6, 4)
 _WINDOW_TOKENS = 27
 """Tokens of a micro-batch: no document is cut, so all layouts have one reference."""
 
-_TURNS = tuple(name for name in STRATEGIES if name not in (*LOSSY, "dualpipe-v"))
+_TURNS = tuple(
+    name for name, traits in SCHEDULES.items() if not (traits.is_lossy or traits.batches_per_rank)
+)
 """Schedules that run any number of micro-batches and train the same model."""
 
 _DEGREES = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas")

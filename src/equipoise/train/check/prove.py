@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from equipoise.balance.packing.pack import skew
-from equipoise.balance.packing.turns import TOGETHER, align_turns
+from equipoise.balance.packing.turns import align_turns
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
@@ -36,6 +36,7 @@ from equipoise.data.stream import DocumentStream
 from equipoise.nn.decoder import Decoder
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.pipeline.instruction import Op
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
 from equipoise.train.build import build_packer, build_runner, join_sharing
 from equipoise.train.check.case import Case, Verdict
@@ -118,7 +119,7 @@ def _join(verdicts: list[Verdict]) -> Verdict:
 def _pack(case: Case, sample: Sample, curve: LoadCurve) -> PackedStep:
     """The step that a run would pack of all documents."""
     packed = build_packer(case.resolved.spec, case.ranks, curve).step(sample.pieces)
-    return align_turns(packed) if packed.policy in TOGETHER else packed
+    return align_turns(packed) if POLICIES[packed.policy].runs_together else packed
 
 
 class _LogitsWatch:

@@ -10,11 +10,11 @@ Kept true (tests/multi/check/test_check.py, tests/multi/check/test_pipeline.py)
 """
 
 from equipoise.balance.context.plan import ContextPlan
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.schedule.pipeline.messages import list_messages
 from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.stages import StagePlanner
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.layout import rows_of
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
@@ -47,7 +47,7 @@ def scheduled_traffic(
 def _plans(case: Case, packed: PackedStep, planner: ContextPlanner) -> list[ContextPlan]:
     """Attention of every micro-batch, or of every turn of all ranks, on each tensor rank."""
     layout = case.layout
-    if case.pack.policy in TOGETHER:
+    if POLICIES[case.pack.policy].runs_together:
         return [
             plan_turn(packed, turn, case.model, tensor=layout.tp, tensor_rank=rank)
             for turn in range(packed.micro_batches)

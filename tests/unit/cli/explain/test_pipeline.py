@@ -14,7 +14,8 @@ from equipoise.cli.main import main
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import replay_pipeline
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec
 
@@ -116,7 +117,7 @@ def test_json_holds_what_the_replay_says(capsys: pytest.CaptureFixture[str]) -> 
     assert [(each["name"], each["stages_a_rank"]) for each in answer["strategies"]] == [
         *(("gpipe", 1), ("gpipe", 2), ("1f1b", 1), ("auto", 1), ("auto", 2))
     ]
-    assert {each["strategy"] for each in answer["left_out"]} == set(STRATEGIES) - {
+    assert {each["strategy"] for each in answer["left_out"]} == set(SCHEDULES) - {
         *("gpipe", "1f1b", "auto")
     }
     layers = price_layers(curve, model, batches)

@@ -124,8 +124,8 @@ def test_exports(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ["plan", *ALONE, "--cluster", "this-cpu:2", "--offload", "any"],
             2,
-            "this-cpu computes in host memory, so there is nowhere to offload to. Leave --offload "
-            "out.\n",
+            "this-cpu computes in host memory, so there is nowhere to offload to. Omit "
+            "--offload.\n",
         ),
         (
             ["plan", *ALONE, "--layers", "own", "--offload", "any"],

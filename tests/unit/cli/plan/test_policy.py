@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.sim.drawn import step_packer
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import preset
@@ -31,7 +31,7 @@ def test_any_is_the_faster_policy_and_simulates_alike(
     capsys: pytest.CaptureFixture[str], documents: list[str]
 ) -> None:
     asked = ["plan", *SMALL, *FIXED, *documents, "--json"]
-    searched = (*POLICIES, "divided", "gangs", "bytescale")  # one over time needs a pipeline
+    searched = (*COMPARED, "divided", "gangs", "bytescale")  # one over time needs a pipeline
     *single, every = (
         json.loads(run(capsys, *asked, "--policy", policy)[1]) for policy in (*searched, "any")
     )
@@ -170,7 +170,7 @@ def test_a_run_has_a_key_for_its_policy(capsys: pytest.CaptureFixture[str], tmp_
     )
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "in-order", "fixed"])
+@pytest.mark.parametrize("policy", [*COMPARED, "in-order", "fixed"])
 @pytest.mark.parametrize("windows", [1, 2, 4])
 def test_a_micro_batch_of_windows_is_a_token_cap(policy: str, windows: int) -> None:
     options = StepOptions(4096, 32, micro_batch=windows, policy=policy)
@@ -179,7 +179,7 @@ def test_a_micro_batch_of_windows_is_a_token_cap(policy: str, windows: int) -> N
     tokens = [sum(batch) for rank in packed for batch in rank]
     cap = windows * 4096
     assert sum(tokens) == 4096 * 32
-    assert max(tokens) <= (1.25 if policy in POLICIES else 1.0) * cap
+    assert max(tokens) <= (1.25 if policy in COMPARED else 1.0) * cap
     assert max(length for rank in packed for batch in rank for length in batch) <= 4096
     assert {len(rank) for rank in packed} == {options.count_micro_batches(layout)}
     assert max(sum(map(len, rank)) for rank in packed) > options.count_micro_batches(layout)

@@ -85,7 +85,7 @@ def test_files_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_what_is_said_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
-    said = "Experts are taken as balanced; --expert-skew says by how much they are not.\n"
+    said = "Experts count as balanced; --expert-skew says by how much they are not.\n"
     sparse = [*SMALL, "--model=mixtral-8x7b", "--layout=dp=16,ep=8"]
     assert main(sparse) == 0
     assert said in capsys.readouterr().out

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from equipoise.balance.packing.pack import ALL_POLICIES, DIVIDES
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.cli.main import main
 from equipoise.cost.step.request import Residuals, residuals_of
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.device.by_name import find_device
 
 ASKED = (
@@ -240,9 +239,9 @@ def test_lengths_below_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 
 
 POLICIES_HERE = {
-    "dp=16": [each for each in ALL_POLICIES if each != "divided-in-time"],
-    "tp=2,pp=2,dp=4": [each for each in ALL_POLICIES if each not in TOGETHER],
-    "tp=2,cp=2,dp=4": [each for each in ALL_POLICIES if each not in DIVIDES],
+    "dp=16": [each for each in POLICIES if each != "divided-in-time"],
+    "tp=2,pp=2,dp=4": [each for each in POLICIES if not POLICIES[each].runs_together],
+    "tp=2,cp=2,dp=4": [each for each in POLICIES if not POLICIES[each].divides],
 }
 
 

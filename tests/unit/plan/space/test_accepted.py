@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.base.errors import LayoutError
 from equipoise.plan.space.accepted import require_accepted, require_step
-from equipoise.schedule.pipeline.strategies import STRATEGIES
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 
@@ -77,7 +77,7 @@ def test_fewer_documents_than_ranks() -> None:
     )
 
 
-@pytest.mark.parametrize("schedule", list(STRATEGIES))
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_every_schedule_runs_as_it_is_meant(schedule: str) -> None:
     skips = schedule.startswith("skip")
     layout = LayoutSpec(

@@ -9,7 +9,8 @@ from equipoise.base.errors import LayoutError
 from equipoise.schedule.pipeline.check import check_pipeline
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight, replay_pipeline
-from equipoise.schedule.pipeline.strategies import LOSSY, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import LOSSY
 
 
 @given(

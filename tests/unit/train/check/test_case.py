@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.base.errors import CheckError
 from equipoise.cli.check import verb
 from equipoise.cli.check.model import scaled_down
 from equipoise.cli.main import main
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import Sharding, StrategyName
 from equipoise.train.check import prove as check
@@ -84,7 +84,7 @@ def test_every_way_to_share_weights_is_in_some_case(ranks: int, heads: int) -> N
 
 def test_policies_that_divide_meet_every_stage_somewhere() -> None:
     cases = [case for ranks in (2, 3, 4) for case in divided_cases(ranks, MODEL)]
-    for policy in TOGETHER:
+    for policy in (name for name, traits in POLICIES.items() if traits.runs_together):
         mine = [case for case in cases if case.pack.policy == policy]
         assert {case.layout.zero for case in mine} == {0, 1, 2, 3}
         assert {case.pack.context_tokens for case in mine} == {256, 128}

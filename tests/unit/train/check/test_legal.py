@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.cli.check import all_legal as verb
 from equipoise.cli.main import main
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.layout import Layout
 from equipoise.spec.layout_space import legal_layouts
 from equipoise.spec.model.presets import ModelSpec, preset
@@ -43,7 +43,7 @@ def test_every_legal_layout_is_a_case(ranks: int) -> None:
 
 def test_every_strategy_of_pipelines_has_its_turn() -> None:
     names = {case.layout.schedule for case in layout_cases(8, [SPARSE]) if case.layout.pp > 1}
-    assert names == set(STRATEGIES) - {*LOSSY, "dualpipe-v"}
+    assert names == set(SCHEDULES) - {*LOSSY, "dualpipe-v"}
 
 
 def test_a_model_is_checked_with_and_without_experts() -> None:

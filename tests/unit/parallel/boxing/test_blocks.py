@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.comm import blocks
-from equipoise.comm.blocks import block_of, pack, unpack, view_of
-from equipoise.spec.block import Block, join_blocks
+from equipoise.parallel.boxing.blocks import block_of, pack, unpack, view_of
+from equipoise.schedule.boxing.block import Block, join_blocks
 
 
 @st.composite

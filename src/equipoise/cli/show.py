@@ -1,11 +1,10 @@
-"""What ``equipoise plan`` and ``equipoise explain plan`` print."""
+"""What several verbs print of plans and priced steps."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.show.step import host_sentence, source_lines
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 from equipoise.spec.run.keys import toml
 
@@ -13,7 +12,7 @@ _WHY = "where it goes; what others lose by"
 MEMORY_ERROR = 0.05
 """Mean of 96 published rows (``bench/published/memory.py``, 2026-11-21)."""
 _LEAST_SHARE = 0.005
-"""Of a step, that is worth a word."""
+"""The least share of a step that is worth a word."""
 
 
 def print_plan(plan: Plan, *, is_quiet: bool) -> None:
@@ -99,7 +98,7 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
 
 
 def _taken_s(price: Mapping[str, Any]) -> float:
-    """Of a step: measured, where that was done, else planned."""
+    """Seconds of a step: measured if it was, else planned."""
     return float(price.get(MEASURED_S, price["step_s"]))
 
 
@@ -172,7 +171,7 @@ def say(candidate: Candidate) -> str:
 
 
 def _strategies(words: Mapping[str, str]) -> list[str]:
-    """Of each run of layers."""
+    """The strategy of each run of layers."""
     return [run.partition(":")[2] for run in words["layers"].split()]
 
 
@@ -201,3 +200,25 @@ def _where(candidate: Candidate) -> str:
     terms = sorted(candidate.price["terms"].items(), key=lambda each: -each[1])[:3]
     shares = ((name, value / step_s) for name, value in terms)
     return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= _LEAST_SHARE)
+
+
+def host_sentence(row: Mapping[str, Any]) -> str:
+    """What a device's share of its host holds; nothing where nothing is offloaded."""
+    if not row["host_memory_gib_max"]:
+        return ""
+    return (
+        f" and {row['host_memory_gib_max']:.1f} GiB in its host's memory of "
+        f"{row['host_capacity_gib']:.1f}"
+    )
+
+
+def source_lines(sources: Mapping[str, str]) -> list[str]:
+    """Names of one source on one line.
+
+    >>> source_lines({"peaks": "a datasheet", "price": "a list", "power_w": "a datasheet"})
+    ['Sources', '  peaks, power w: a datasheet', '  price: a list']
+    """
+    of_source: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        of_source.setdefault(source, []).append(name.replace("_", " "))
+    return ["Sources", *(f"  {', '.join(names)}: {each}" for each, names in of_source.items())]

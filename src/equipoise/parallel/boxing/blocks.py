@@ -2,7 +2,7 @@
 
 Why
     The parts of a tensor that several ranks get are rarely contiguous. Copying piece by piece
-    costs a call each; a canonical block (``spec.block``) says which pieces one copy can take.
+    costs a call each; a canonical block (``schedule.boxing``) says which pieces one copy can take.
 
 What it decides
     Equal pieces at equal distances are packed together. A contiguous run needs no copy: it is
@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.spec.block import Block, Box, block_in, join_blocks
+from equipoise.schedule.boxing.block import Block, Box, block_in, join_blocks
 
 How = Literal["copy", "sum", "max"]
 """What happens to existing elements: replaced, added to, or kept where larger."""

@@ -1,1 +1,0 @@
-"""What several verbs print of plans and steps."""
