@@ -1,9 +1,9 @@
-"""What context parallelism decides for one pack, before any tensor: shares and schedule.
+"""The plan of context parallelism for one pack, made before any tensor: shares and schedule.
 
 Why
     Two choices make a plan: which rank holds which tokens (``sharding``, from
-    ``balance.context.sharding``), and what moves between them (``strategy``, from ``schedule``).
-    Any sharding goes with any strategy. All ranks decide alike from the lengths alone.
+    ``balance.context.sharding``), and what moves between ranks (``strategy``, from ``schedule``).
+    Any sharding combines with any strategy. All ranks reach the same plan from the lengths alone.
 
 Kept true (tests/unit/parallel/test_context.py)
     Shares of all ranks are a permutation of the pack; plans are equal for equal arguments.
@@ -78,10 +78,10 @@ def share_tokens(
         sharding: A strategy of ``balance.context.sharding``, or ``auto``.
         tile: Queries of one attention tile [tokens]; ``mixed`` and ``by-work`` cut there.
         ranks_per_node: Ranks that share a node, for ``hierarchical``.
-        price: What ``auto`` decides by.
+        price: The price by which ``auto`` chooses.
 
     Raises:
-        LayoutError: lengths, ranks or tile are none.
+        LayoutError: lengths, ranks or tile are out of range.
         SpecError: no sharding has that name.
 
     >>> [rows.tolist() for rows in share_tokens([4, 2], 2, "head-tail-document").rows]
@@ -141,18 +141,17 @@ def plan_context(
         heads: Query heads.
         kv_heads: Key/value heads.
         mask: Which keys a query reads: one mask for all documents, or one for each.
-        sharding: Who holds what: a strategy of ``balance.context.sharding``, or ``auto``. It evens
-        out
-            causal work, whatever the mask.
+        sharding: Who holds what: a strategy of ``balance.context.sharding``, or ``auto``. It
+            evens out causal work, whatever the mask.
         tile: Queries of one attention tile [tokens].
         ranks_per_node: Ranks that share a node; for strategies in two levels.
-        price: What ``auto`` decides by; the same wherever this pack is shared out.
-        is_checked: Prove the schedule right, which takes longer than to write it.
+        price: The price by which ``auto`` chooses; must be the same on all ranks.
+        is_checked: Prove the schedule right, which takes longer than writing it.
 
     Raises:
-        LayoutError: lengths, ranks or heads do not go together.
-        SpecError: no strategy or sharding has that name, or masks do not go with documents.
-        CheckError: the schedule is not right.
+        LayoutError: lengths, ranks or heads do not match.
+        SpecError: no strategy or sharding has that name, or masks do not match the documents.
+        CheckError: the schedule is wrong.
 
     Cost: milliseconds; the plans of the last 64 packs are kept.
 
@@ -201,14 +200,14 @@ def plan_pieces(
     mask: Mask | Sequence[Mask] = CAUSAL,
     ranks_per_node: int | None = None,
 ) -> ContextPlan:
-    """Plan attention over pieces that something else has placed: each document on its own ranks.
+    """Plan attention over pieces that are already placed, each document on its own ranks.
 
-    Under ``needed-kv`` a document's keys pass between its own ranks alone, whichever they are:
-    groups of ranks that differ from document to document, and from pack to pack, need no
-    communicator of their own.
+    Under ``needed-kv`` a document's keys travel only between its own ranks, whichever they are:
+    groups that differ from document to document, and from pack to pack, need no communicator
+    of their own.
 
     Args:
-        home: Of each rank its pieces, int64 [n, 3]: document, start, stop; in order.
+        home: The pieces of each rank in order, int64 [n, 3]: document, start, stop.
         doc_tokens: Length of each packed document, in order [tokens].
         strategy: What moves.
         heads: Query heads.
