@@ -1,7 +1,7 @@
 # make demo    install and see it work, about six minutes on two cores
 # make test    install what is missing and run every test that needs no accelerator
 # make quick   the inner loop: unit tests, lint and floors, in three minutes on two cores
-# make check   lint, types, floors
+# make check   lint, types, floors, words
 # make map     write docs/map.md from the tree
 # make docs    build the documentation
 # make bench   print the measured numbers as JSON (about forty minutes, a quiet machine)
@@ -59,6 +59,7 @@ lint: $(VENV)/.dev
 
 check: lint
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_words.py
 
 map: $(VENV)/.dev
 	$(BIN)/python docs/_ext/house.py

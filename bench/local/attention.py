@@ -43,11 +43,11 @@ from bench.local.attention_ranks import (
     side_of,
     tell,
 )
+from equipoise.balance.context.plan import plan_context
 from equipoise.comm.local import run_ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.work import causal_pairs
 from equipoise.nn.attention import attend_documents
-from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD, price_attention
 from equipoise.train.process import settle

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.lib.corpus import open_corpus
+from equipoise.balance.context.plan import plan_context
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger, Mail, Parcel
 from equipoise.cost.curve import LoadCurve
@@ -30,7 +31,6 @@ from equipoise.nn.attention import attend_documents
 from equipoise.nn.measure import measure_curve
 from equipoise.observe.machine import usable_cores
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train.process import settle

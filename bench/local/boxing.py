@@ -25,10 +25,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.lib.stamp import LoadStamp, environment, spread
-from equipoise.comm.blocks import block_of, pack, view_of
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.comm.mail import Mail
+from equipoise.parallel.boxing.blocks import block_of, pack, view_of
 from equipoise.parallel.boxing.redistribute import redistribute
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.schedule.boxing.path import BoxingRequest, plan_boxing

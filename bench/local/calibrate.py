@@ -16,15 +16,14 @@ from typing import Any
 
 from bench.lib.corpus import open_corpus
 from bench.lib.stamp import LoadStamp, environment
-from equipoise.cli.calibrate.table import comparison_rows
-from equipoise.cli.calibrate.verb import fitted, plan_for
-from equipoise.cost.compare import compare_run
+from equipoise.cost.compare import compare_run, fitted
+from equipoise.data.progress import SilentProgress
 from equipoise.observe.reader import read_run as read_journal
 from equipoise.spec.device.file import write_device_file
 from equipoise.spec.device.here import this_cpu
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.load import read_run
-from equipoise.train.calibrate.measure import measure_machine
+from equipoise.train.calibrate.measure import CalibrationPlan, measure_machine
 
 GOAL = 0.08
 COMMON = (
@@ -44,14 +43,6 @@ CASES = {
 }
 
 
-class _Silent:
-    def start(self, label: str, total: int) -> None: ...
-
-    def advance(self, amount: int = 1) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 def _train(folder: Path, options: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "equipoise.cli.main", "train", "--out", str(folder)]
     subprocess.run([*command, "--quiet", *COMMON, *options], check=True)
@@ -59,7 +50,7 @@ def _train(folder: Path, options: tuple[str, ...]) -> None:
 
 def _compare(run: Path, file: Path) -> dict[str, Any]:
     record = read_journal(run)
-    return comparison_rows(compare_run(record, ModelSpec(**record.start.model), this_cpu(file)))
+    return compare_run(record, ModelSpec(**record.start.model), this_cpu(file)).as_row()
 
 
 def measure() -> dict[str, Any]:
@@ -70,7 +61,8 @@ def measure() -> dict[str, Any]:
         folder = Path(name)
         file, corrected = folder / "this-cpu.json", folder / "corrected.json"
         begin = time.perf_counter()
-        found = measure_machine(plan_for(read_run(None, [])), folder, _Silent())
+        plan = CalibrationPlan.for_run(read_run(None, []))
+        found = measure_machine(plan, folder, SilentProgress())
         calibrate_s = time.perf_counter() - begin
         write_device_file(file, found)
         rows = {}

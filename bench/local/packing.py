@@ -22,11 +22,11 @@ from bench.lib.stamp import LoadStamp, environment, spread
 from equipoise.balance.bound import largest_bin_bound
 from equipoise.balance.exact import exact_partition
 from equipoise.balance.packing.evaluate import Setting, score_policy
-from equipoise.balance.packing.pack import ALL_POLICIES
 from equipoise.balance.partition import karmarkar_karp, partition
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import break_even_curve
-from equipoise.cost.work import Ints
 from equipoise.data.stream import DocumentStream
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import distribution_names, draw_lengths
 
@@ -162,7 +162,7 @@ def policies() -> list[dict[str, Any]]:
                 curve=CURVE,
                 is_pipeline=True,
             )
-            for policy in ALL_POLICIES:
+            for policy in POLICIES:
                 if policy == "fixed-exact":
                     continue
                 score, _ = score_policy(policy, setting)

@@ -26,7 +26,8 @@ from equipoise.schedule.pipeline.schedule import (
     single_units,
     whole_paths,
 )
-from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import draw_lengths
@@ -85,9 +86,9 @@ def score(schedule: PipelineSchedule, prices: PipelinePrices, chunks: int) -> di
 
 def chunks_of(strategy: str) -> tuple[int, ...]:
     """Stages a rank with which a strategy is scored."""
-    if strategy in (*IN_V, "interleaved", "interleaved-zb"):
-        return (2,)
-    return (1, 2) if strategy in ("gpipe", "auto") else (1,)
+    traits = SCHEDULES[strategy]
+    is_any = traits.least_stages == 1 and traits.most_stages is None and not traits.is_lossy
+    return (1, 2) if is_any else (traits.least_stages,)
 
 
 def torch_order(name: str, ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -129,7 +130,7 @@ def torch_order(name: str, ranks: int, micro_batches: int) -> PipelineSchedule:
 def equal_micro_batches() -> dict[str, Any]:
     """8 ranks, 16 micro-batches, F = B = W."""
     rows: dict[str, Any] = {}
-    for strategy in STRATEGIES:
+    for strategy in SCHEDULES:
         for chunks in () if strategy in LOSSY else chunks_of(strategy):
             prices = make_prices(1, 1, 1, stages=8 * chunks, micro_batches=16)
             schedule = write_pipeline(strategy, prices, ranks=8)
@@ -222,7 +223,7 @@ def seconds_to_write(ranks: int, micro_batches: int, runs: int = 5) -> dict[str,
     """Writing and checking, equal and uneven micro-batches, two stages a rank where possible."""
     work = 1e6 * np.random.default_rng(SEED).lognormal(0, 0.3, micro_batches)
     rows: dict[str, Any] = {}
-    for strategy in STRATEGIES:
+    for strategy in SCHEDULES:
         chunks = chunks_of(strategy)[-1]
         for name, price in (("equal", np.full(micro_batches, 1e6)), ("uneven", work)):
             prices = make_prices(price, price, price, stages=ranks * chunks)

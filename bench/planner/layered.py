@@ -11,27 +11,24 @@ import time
 from typing import Any
 
 from bench.lib.stamp import LoadStamp, environment
-from equipoise.cli.main import parse
-from equipoise.cli.plan import verb as plan
-from equipoise.cli.plan.lock import read_inputs
 from equipoise.plan.answer.final import price_finalists
+from equipoise.plan.described import PlanRequest, read_inputs
 from equipoise.plan.layers.search import plan_layers
 from equipoise.plan.search.deadline import NEVER
 from equipoise.sim.step import StepRun
 
 SEARCH_S, LAYERS_S = 30.0, 60.0
 CASES = (
-    "--model llama2-70b --cluster h100-sxm:64 --context-tokens 4096 --step-sequences 256",
-    "--model llama3-405b --cluster h100-sxm:1024 --context-tokens 8192 --step-sequences 512",
-    "--model llama3-405b --cluster h100-sxm:256 --context-tokens 8192 --step-sequences 512",
-    "--model llama3-70b --cluster a100-80:64 --context-tokens 8192 --step-sequences 128",
+    PlanRequest("llama2-70b", "h100-sxm:64", 4096, 256, layers="own"),
+    PlanRequest("llama3-405b", "h100-sxm:1024", 8192, 512, layers="own"),
+    PlanRequest("llama3-405b", "h100-sxm:256", 8192, 512, layers="own"),
+    PlanRequest("llama3-70b", "a100-80:64", 8192, 128, layers="own"),
 )
 
 
-def search(words: str) -> dict[str, Any]:
+def search(request: PlanRequest) -> dict[str, Any]:
     """One case: all layers alike, then each by itself."""
-    args = parse("plan", plan, [*words.split(), "--layers", "own"])
-    inputs, stamp = read_inputs(args, NEVER), LoadStamp()
+    inputs, stamp = read_inputs(request, NEVER), LoadStamp()
     begin = time.perf_counter()
     outcome = inputs.search.run(seconds=SEARCH_S)
     best = price_finalists(inputs.search, outcome)[0]
@@ -41,7 +38,7 @@ def search(words: str) -> dict[str, Any]:
     alike_s = best.run.price.step_s
     own_s = alike_s if found is None else found.run.price.step_s
     return {
-        "plan": words,
+        "plan": request.asked(),
         "layers": inputs.search.model.layers,
         "search_s": between - begin,
         "layers_s": end - between,
@@ -65,7 +62,7 @@ def main() -> None:
         "are simulated",
         "goal": {"layers_s": LAYERS_S},
         "environment": environment(),
-        "cases": [search(words) for words in CASES],
+        "cases": [search(request) for request in CASES],
     }
     print(json.dumps(found, indent=1))
 

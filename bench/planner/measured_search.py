@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from bench.lib.stamp import LoadStamp, environment
+from equipoise.base.arrays import Floats, Ints
 from equipoise.plan.measured.next import MeasuredSpace, Trial, next_choice
-from equipoise.plan.measured.surrogate import Floats, Ints
 
 TABLE = Path(__file__).parents[1] / "measured" / "measured_search.csv"
 RUN = TABLE.with_suffix(".toml")
@@ -50,13 +50,12 @@ LEAST_NOISE = 0.02
 
 def measure(seconds: float) -> None:
     """Take readings until the time is over; a trial that would not end in it is not begun."""
-    from equipoise.cli.main import parse
-    from equipoise.cli.plan import verb as plan
-    from equipoise.cli.plan.measure import read_measured
     from equipoise.launch.trial import run_trial
+    from equipoise.plan.measured.request import read_measured
+    from equipoise.plan.request import RunPlanRequest
 
     begin = time.monotonic()
-    asked = read_measured(parse("plan", plan, [str(RUN), "--measure", "--ranks", "2"]))
+    asked = read_measured(RunPlanRequest.read(RUN, ranks=2))
     if not TABLE.exists():
         origin = json.dumps(environment() | {"niceness": os.nice(0)})
         TABLE.write_text(

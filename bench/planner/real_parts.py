@@ -6,7 +6,6 @@ from pathlib import Path
 
 from bench.lib.stamp import LoadStamp
 from bench.planner.real_cases import CALIBRATED
-from equipoise.cli.calibrate.verb import parts_plan_for
 from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.schedule.attention.price import LinkPrice
@@ -18,7 +17,7 @@ from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
 
 
 def _plan() -> PartsPlan:
-    return parts_plan_for(read_run(None, list(CALIBRATED.items())))
+    return PartsPlan.for_run(read_run(None, list(CALIBRATED.items())))
 
 
 def _timed(ranks: Ranks, plan: PartsPlan, way: Way) -> tuple[WaySamples, float]:

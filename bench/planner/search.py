@@ -6,7 +6,6 @@ simulator alone: instructions of a pipeline that are written and replayed in a s
 step of 16 stages and 192 micro-batches.
 """
 
-import argparse
 import json
 import time
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from bench.lib.stamp import LoadStamp, environment, spread
-from equipoise.cli.simulate.setting import step_packer
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bounds.choices import least_bytes, least_seconds
+from equipoise.plan.described import choice_packer
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.columns import list_space
 from equipoise.schedule.compiled import compile_loop
@@ -84,12 +83,9 @@ def search(seconds: float, lengths: str | None) -> dict[str, Any]:
     """One search from nothing."""
     begin, cpu, load = time.perf_counter(), time.process_time(), LoadStamp()
     model, machine = PLANNED[MODEL], Machine(find_cluster(f"h100-sxm:{DEVICES}"))
-    words = argparse.Namespace(model=MODEL, lengths=lengths, policy="by-work", seed=0)
-
     base = StepOptions(8192, 2048)
     space = list_space(model, DEVICES, base)
-    pack = step_packer(words, base)
-    packer = None if pack is None else lambda choice: pack(choice.layout, choice.options)
+    packer = None if lengths is None else choice_packer(model, lengths, base)
     asked = Search(model, machine, space, packer=packer)
     found = asked.run(seconds=seconds)
     best = found.fitting[0]

@@ -37,6 +37,7 @@ QUESTIONS = {
         "src/equipoise/nn/loss.py",
     ),
     "Where does ZeRO 3 gather its weights?": (
+        "src/equipoise/parallel/apply.py",
         "src/equipoise/parallel/zero/shard.py",
         "src/equipoise/parallel/zero/exchange.py",
     ),
@@ -54,6 +55,7 @@ QUESTIONS = {
     "Where is exactness checked?": (
         "src/equipoise/train/check/case.py",
         "src/equipoise/train/check/prove.py",
+        "src/equipoise/train/step.py",
     ),
 }
 

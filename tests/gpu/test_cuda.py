@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.comm.group import Ranks, join
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.optim.adamw import clip, global_norm, make_adamw
 from equipoise.parallel.context.attention import attend_in_one_process
-from equipoise.parallel.context.plan import plan_context
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.mask import Mask
 from equipoise.spec.model.presets import ModelSpec

@@ -185,8 +185,8 @@ def test_without_its_run_a_checkpoint_has_no_tokenizer(
     assert main(["convert", str(step), str(tmp_path / "hf")]) == 0
     captured = capsys.readouterr()
     assert (
-        f"The tokenizer of {step} is not to be found: its run's resolved.json or its token cache "
-        "is gone or damaged. Give it with --tokenizer.\n"
+        f"No tokenizer for {step}: its run's resolved.json or its token cache is missing or "
+        "damaged. Give one with --tokenizer.\n"
     ) in captured.err
     assert not (tmp_path / "hf" / "tokenizer.json").exists()
     file = built.parent / "tokens" / "tokenizer.json"
@@ -209,8 +209,8 @@ def test_what_cannot_be_converted(
         f"{tmp_path} already exists. Name a new folder, or delete it.\n"
     )
     assert told(tmp_path / "absent", 2) == (
-        f"There is no {tmp_path / 'absent'}. Give the folder of a run or of a checkpoint, or a "
-        ".gguf file.\n"
+        f"No such file or folder: {tmp_path / 'absent'}. Give a run, a checkpoint, or a .gguf "
+        "file.\n"
     )
     assert told(tmp_path, 2) == (
         f"{tmp_path} is neither a run (it has no checkpoint/) nor a checkpoint (it has no "
@@ -219,7 +219,7 @@ def test_what_cannot_be_converted(
     text = tmp_path / "notes.txt"
     text.write_text("")
     assert told(text, 2) == (
-        f"{text} is no .gguf file. Give a run, a checkpoint, or a .gguf file.\n"
+        f"{text} is not a .gguf file. Give a run, a checkpoint, or a .gguf file.\n"
     )
     folder = tmp_path / "hf"
     folder.mkdir()

@@ -14,7 +14,8 @@ from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
-from equipoise.schedule.pipeline.strategies import IN_V, LOSSY, ONE_STAGE, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 
@@ -71,9 +72,9 @@ def uneven_edges(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def chunks_of(strategy: str) -> int:
-    if strategy in IN_V:
+    if SCHEDULES[strategy].in_v:
         return 2
-    return 1 if strategy in ONE_STAGE or strategy in LOSSY else 2
+    return 1 if SCHEDULES[strategy].most_stages == 1 or strategy in LOSSY else 2
 
 
 def schedule_of(

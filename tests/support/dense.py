@@ -3,8 +3,8 @@
 import torch
 from hypothesis import strategies as st
 
+from equipoise.balance.context.plan import ContextPlan, plan_context
 from equipoise.parallel.context.attention import attend_in_one_process
-from equipoise.parallel.context.plan import ContextPlan, plan_context
 from equipoise.schedule.attention.strategies import STRATEGIES
 from support.placements import masks_for, written_out
 

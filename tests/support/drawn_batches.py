@@ -5,15 +5,16 @@ from typing import cast
 
 import numpy as np
 
-from equipoise.balance.packing.pack import DIVIDES, pack_step
+from equipoise.balance.packing.pack import pack_step
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.search.packs import Packer
 from equipoise.plan.space.choice import Choice
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.spec import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec
 
 
 def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:
@@ -49,7 +50,7 @@ def packer_of(model: ModelSpec, base: StepOptions, seed: int) -> Packer:
             context_tokens=options.context_tokens * options.micro_batch,
         )
         packed = pack_step(pieces, spec, choice.layout.dp, curve)
-        if options.policy in DIVIDES:
+        if POLICIES[options.policy].divides:
             return DividedStep.of(packed)
         return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from equipoise.base.errors import FitError, LayoutError
 from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 
-WHOLE = [name for name in STRATEGIES if name not in LOSSY]
+WHOLE = [name for name in SCHEDULES if name not in LOSSY]
 
 
 def table(draw: st.DrawFn, stages: int, micro_batches: int, least: int = 0) -> list[list[int]]:

@@ -80,11 +80,13 @@ def test_every_file_that_a_page_names_is_there() -> None:
         )
     }
     assert named, "the pages name no file of the checkout"
+    life = (DOCS / "life-of-a-step.md").read_text()
+    named |= {f"src/equipoise/{name}" for name in re.findall(r"`([a-z_/]+\.py)`", life)}
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
 @pytest.mark.parametrize("fragment", sorted((ROOT / "changes").glob("*.md")), ids=lambda p: p.name)
 def test_a_fragment_is_named_by_its_issue_and_kind(fragment: Path) -> None:
-    pattern = r"README\.md|\d+\.(added|changed|fixed|removed)\.md"
+    pattern = r"README\.md|\d+(-[a-z]+)?\.(added|changed|fixed|removed)\.md"
     assert re.fullmatch(pattern, fragment.name)
     assert fragment.read_text().strip()

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 def largest_bin_bound(weights: Ints, bins: int) -> int:
     """Least possible weight of the heaviest bin, by counting.
 
-    The mean; one whole item; and, because of any ``h x bins + 1`` items some bin holds
-    ``h + 1``, the ``h + 1`` lightest of the ``h x bins + 1`` heaviest.
+    The largest of: the mean; the heaviest item; and, since some bin holds ``h + 1`` of any
+    ``h x bins + 1`` items, the ``h + 1`` lightest of the ``h x bins + 1`` heaviest.
 
     >>> largest_bin_bound(np.array([5, 1, 1]), 3), largest_bin_bound(np.array([2, 2, 3]), 2)
     (5, 4)

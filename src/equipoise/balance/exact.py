@@ -18,8 +18,8 @@ import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
 from equipoise.balance.partition import partition
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.work import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ def exact_partition(
                 + f"Give more bins, or a capacity above {capacity:,}."
             )
         return ExactPartition(hint, heaviest, bound)
-    found = np.array([[solver.value(v) for v in row] for row in chosen], dtype=np.int64).argmax(1)
-    best = int(np.bincount(found, weights, bins).max())
+    bin_of = np.array([[solver.value(v) for v in row] for row in chosen], dtype=np.int64).argmax(1)
+    best = int(np.bincount(bin_of, weights, bins).max())
     # The bound is a float of an integer; a hair above an integer is that integer.
     proven = max(bound, int(np.ceil(solver.best_objective_bound - 1e-6)))
-    return ExactPartition(found, best, min(best, proven))
+    return ExactPartition(bin_of, best, min(best, proven))

@@ -1,13 +1,13 @@
 """Items of known weight into bins: longest first, then repair. Integers, no ties left open.
 
 Why
-    Packing, sharding and placement all end in this question. Whole documents into a few
-    bins: longest-processing-time first lands within a thousandth of the bound when no single
-    item dominates, in microseconds; repair takes most of what is left.
+    Packing, sharding and placement all come down to this problem. For whole documents in a
+    few bins, longest-processing-time first lands within a thousandth of the bound in
+    microseconds unless one item dominates; repair removes most of the rest.
 
 What it decides
     The bin of each item. Ties go by (weight, size, index), so every rank that holds the
-    same integers finds the same answer, and none has to be told.
+    same integers finds the same answer without a message.
 
 Kept true (tests/unit/balance/test_partition.py, by Hypothesis)
     Every item has one bin; no bin is over its capacity; never below the bound; repair never
@@ -25,10 +25,10 @@ import itertools
 import numpy as np
 
 from equipoise.balance.bound import largest_bin_bound
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _PARTNERS = 4
-"""Lightest bins that repair offers the heaviest one's items to, before it gives up."""
+"""Lightest bins with which repair tries an exchange before it gives up."""
 
 
 def partition(
@@ -46,10 +46,10 @@ def partition(
         bins: Number of bins, >= 1.
         sizes: Size of each item (tokens); equals ``weights`` unless given.
         capacity: Most size that one bin holds; none unless given.
-        filled: Weight and size that each bin holds before; nothing unless given.
+        filled: Weight and size already in each bin; none unless given.
 
     Returns:
-        The bin of each item, or None when greedy placement finds no room for some item.
+        The bin of each item; None if greedy placement finds no room for an item.
 
     Cost: O(n log bins), and a repair of O(bins) passes over two bins each.
 
@@ -84,11 +84,11 @@ def _place(
     limit: int,
     total: int,
 ) -> list[int] | None:
-    """Each item, in the order given, to the lightest bin that has room for it.
+    """Put each item, in the given order, into the lightest bin that has room for it.
 
     A bin is one integer, ``load | used | index`` from the high bits to the low, so that the
     heap compares machine words and adding an item is an addition. Bins without room for an
-    item are set aside for it, and for good once nothing that is left would fit.
+    item are set aside for it, and dropped once no remaining item fits.
     """
     bins = len(loads)
     index_bits = bins.bit_length()
@@ -100,7 +100,7 @@ def _place(
     ]
     heapq.heapify(heap)
     placed = []
-    least_left: list[int] | None = None  # smallest size from each item on
+    least_left: list[int] | None = None  # smallest size among each item and its successors
     for item, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
         added = (weight << load_shift) + (size << index_bits)
         key = heap[0] if heap else 0
@@ -134,7 +134,7 @@ def repair(
         sizes: Size of each item.
         bin_of: The bin of each item; changed in place.
         limit: Most size that one bin holds.
-        filled: Weight and size that each bin holds besides.
+        filled: Weight and size of what else each bin holds.
     """
     bins = len(filled[0])
     loads = np.bincount(bin_of, weights, bins).astype(np.int64) + filled[0]
@@ -147,12 +147,12 @@ def repair(
         high = int(loads.argmax())
         if loads[high] <= bound:
             return
-        found, low = None, high
+        exchange, low = None, high
         for partner in _lightest(loads).tolist():
             low, spread = partner, int(loads[high] - loads[partner])
             if spread <= 1:
                 return
-            found = _best_exchange(
+            exchange = _best_exchange(
                 weights,
                 sizes,
                 members[high],
@@ -161,11 +161,11 @@ def repair(
                 take_limit=limit - int(used[low]),
                 give_limit=limit - int(used[high]),
             )
-            if found is not None:
+            if exchange is not None:
                 break
-        if found is None:
+        if exchange is None:
             return
-        giver, taker = found
+        giver, taker = exchange
         moved, size = int(weights[giver]), int(sizes[giver])
         bin_of[giver] = low
         members[high] = members[high][members[high] != giver]
@@ -182,7 +182,7 @@ def repair(
 
 
 def _lightest(loads: Ints) -> Ints:
-    """Bins that repair offers items to, the lightest first."""
+    """The bins with which repair tries an exchange, lightest first."""
     if len(loads) <= _PARTNERS:
         return np.argsort(loads, kind="stable")
     most = np.partition(loads, _PARTNERS - 1)[_PARTNERS - 1]
@@ -200,10 +200,10 @@ def _best_exchange(
     take_limit: int,
     give_limit: int,
 ) -> tuple[int, int | None] | None:
-    """The item to give, and the one to take back for it, that best halve the spread.
+    """The item to give, and the one to take in return (or None), that best halve the spread.
 
-    For each item of the heavy bin the two items of the light one on either side of the wanted
-    difference are tried, and none at all.
+    Tries each item of the heavy bin against nothing and against the two items of the light bin
+    nearest to the wanted difference.
     """
     takers = takers[np.lexsort((takers, weights[takers]))]
     back = np.concatenate(([0], weights[takers]))  # first stands for nothing
@@ -246,8 +246,8 @@ def karmarkar_karp(weights: Ints, bins: int) -> Ints:
     bin_of = np.zeros(len(weights), dtype=np.int64)
     if not len(weights):
         return bin_of
-    # A node is its bins' sums, heaviest first, less the least; below it two nodes, and for
-    # each of its bins the bin of either.
+    # A node holds its bins' sums, heaviest first, minus the smallest; its two children; and
+    # for each of its bins the bin of each child.
     sums: list[Ints] = [np.append(w, np.zeros(bins - 1, dtype=np.int64)) for w in weights]
     below: list[tuple[int, int, Ints] | None] = [None] * len(weights)
     heap = [(-int(weight), node) for node, weight in enumerate(weights)]

@@ -1,20 +1,19 @@
-"""Layers to pipeline stages: consecutive runs, so that the slowest stage is as fast as can be.
+"""Split layers into consecutive pipeline stages so that the slowest stage is as fast as possible.
 
 Why
-    A pipeline runs at the pace of its slowest stage. Equal numbers of layers are unequal work:
-    the head over a large vocabulary costs as much as several layers, layers may differ among
-    themselves, and so may devices.
+    A pipeline runs at the pace of its slowest stage. Equal layer counts are unequal work: the
+    head over a large vocabulary costs as much as several layers, and layers and devices may
+    differ.
 
 What it decides
-    How many layers each stage has. Exact: a dynamic programme over all splits into runs. Of
-    splits whose slowest stage is equally fast, the one with the least sum of squares, then the
-    one whose last stages have most layers.
+    How many layers each stage has, exactly: dynamic programming over all splits into runs. Ties
+    on the slowest stage go to the smallest sum of squares, then to more layers on later stages.
 
-    And what a stage then costs for each micro-batch, from the curve that packed it.
+    It also prices each stage and micro-batch by the curve that packed them.
 
 Kept true (tests/unit/balance/test_stage.py, by Hypothesis)
-    Equal to the best of all splits tried one by one; within the memory of every stage; prices
-    of stages add up to the curve's price of the micro-batch.
+    The answer equals brute force; it stays within every stage's memory; stage prices add up to
+    the curve's price of the micro-batch.
 
 Sources
     Stages by measured speed of unequal devices: Holmes, arXiv:2312.03549. One layer fewer on
@@ -28,11 +27,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balance.stage_runs import Floats, Runs, longest_run
+from equipoise.balance.stage_runs import Runs, longest_run
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import FitError, LayoutError
 from equipoise.base.units import format_bytes
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints, causal_pairs
+from equipoise.cost.work import causal_pairs
 from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
 from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
 from equipoise.spec.model.presets import ModelSpec
@@ -48,7 +48,7 @@ class StageSplit:
     edges: Ints
     """Stage s has layers ``edges[s]`` to ``edges[s + 1]``, int64 [stages + 1]."""
     loads: Floats
-    """Time of each stage, embedding, head and speed counted, float64 [stages]."""
+    """Time of each stage, with embedding, head and device speed, float64 [stages]."""
 
     @property
     def stages(self) -> int:
@@ -59,6 +59,21 @@ class StageSplit:
     def layers(self) -> Ints:
         """Layers of each stage, int64 [stages]."""
         return np.diff(self.edges)
+
+    def layers_of(self, rank_of: Ints) -> list[list[int]]:
+        """Numbers of the layers that each pipeline rank holds, over all its stages.
+
+        Args:
+            rank_of: Pipeline rank of each stage, int64 [stages].
+
+        >>> StageSplit(np.array([0, 2, 3, 5]), np.ones(3)).layers_of(np.array([0, 1, 0]))
+        [[0, 1, 3, 4], [2]]
+        """
+        edges = self.edges.tolist()
+        held: list[list[int]] = [[] for _ in range(int(rank_of.max()) + 1)]
+        for stage, rank in enumerate(rank_of.tolist()):
+            held[rank] += range(edges[stage], edges[stage + 1])
+        return held
 
     @property
     def skew(self) -> float:
@@ -80,7 +95,7 @@ def split_stages(
     stage_bytes: npt.ArrayLike | None = None,
     empty_ends: bool = False,
 ) -> StageSplit:
-    """Split layers into stages so that the slowest stage is as fast as can be.
+    """Split layers into stages so that the slowest stage is as fast as possible.
 
     Args:
         layer_loads: Time of each layer, forward and backward, in any unit.
@@ -88,16 +103,16 @@ def split_stages(
         first_load: Time of the embedding, on the first stage.
         last_load: Time of the final norm, the head and the loss, on the last stage.
         speeds: Relative speed of each stage's device; all alike unless given.
-        layer_bytes: What a layer needs, of each layer or of [stages, layers]: parameters, and
-            as many activations as that stage has in flight [bytes].
+        layer_bytes: Memory of each layer, [layers] or [stages, layers]: parameters, and the
+            activations that the stage keeps in flight [bytes].
         first_bytes: What the embedding needs [bytes].
         last_bytes: What the head needs [bytes].
-        stage_bytes: The most that each stage, or any, may have [bytes]; no bound unless given.
-        empty_ends: Whether the first and last stage may have the embedding or the head alone.
+        stage_bytes: Memory limit of each stage, or of all [bytes]; none unless given.
+        empty_ends: Whether the first and last stage may hold only the embedding or the head.
 
     Raises:
-        LayoutError: fewer layers than stages that need one, or numbers that are none.
-        FitError: no split fits; says what the best one needs.
+        LayoutError: fewer layers than stages that need one, or loads or speeds out of range.
+        FitError: no split fits; says what the nearest one needs.
 
     Cost: O(stages x layers x longest run), in NumPy: 0.7 ms for 126 layers of two kinds in 32
     stages, 11 ms where memory bounds them; O(layers x log stages) where all layers are alike and
@@ -137,7 +152,7 @@ def split_stages(
 
 
 def _split_alike(loads: Floats, stages: int, first_load: float, last_load: float) -> StageSplit:
-    """Layers that are alike go one by one to the least loaded stage, the latest of such.
+    """Give equal layers one by one to the least loaded stage, the last of them on a tie.
 
     Squares are convex, so no other split has a smaller sum of them, or a faster slowest stage.
     """
@@ -179,7 +194,7 @@ def _require(
 
 
 def _require_fit(runs: Runs, needs: Floats, allowed: Floats, fits: npt.NDArray[np.bool_]) -> None:
-    """Refuse if no split fits, with the numbers of the one that comes nearest."""
+    """Refuse if no split fits, with the numbers of the nearest one."""
     barred = np.where(fits, 0.0, np.inf)
     if np.isfinite(runs.least_edges(np.where(np.isfinite(needs), barred, np.inf), np.maximum)[1]):
         return
@@ -219,10 +234,10 @@ class LayerPrices:
 def price_layers(
     curve: LoadCurve, model: ModelSpec, micro_batches: Sequence[MicroBatch]
 ) -> LayerPrices:
-    """What a layer and the head take of each micro-batch, by the curve that packed it.
+    """Time of each micro-batch in one layer and in the head, by the curve that packed it.
 
-    The curve's price per token is shared by matrix-product weights, of which the head has a
-    part; a third of it is the forward. Attention is the layers' alone; its backward takes
+    The curve's price per token is divided by matrix-product weights between layers and head; a
+    third of it is forward. Attention belongs to the layers; its backward takes
     ``BACKWARD_OVER_FORWARD`` forwards and has no weights.
     """
     tokens = np.array([batch.tokens for batch in micro_batches], dtype=np.int64)
@@ -243,9 +258,22 @@ def price_layers(
 
 
 def split_model(prices: LayerPrices, model: ModelSpec, stages: int) -> StageSplit:
-    """Split a model's layers, its head priced in, for the micro-batches that are to come."""
+    """Split a model's layers for these micro-batches, with the head priced in."""
     loads = np.full(model.layers, prices.layer_load)
     return split_stages(loads, stages, last_load=prices.head_load)
+
+
+def split_at(prices: LayerPrices, edges: Sequence[int]) -> StageSplit:
+    """Stages that were decided elsewhere, priced for the micro-batches that are to come.
+
+    Args:
+        prices: What a layer and the head take of each micro-batch.
+        edges: Stage s has layers ``edges[s]`` to ``edges[s + 1]``.
+    """
+    bounds = np.array(edges, dtype=np.int64)
+    loads = np.diff(bounds) * prices.layer_load
+    loads[-1] += prices.head_load
+    return StageSplit(bounds, loads)
 
 
 def price_stages(
@@ -262,9 +290,9 @@ def price_stages(
 
     Args:
         split: Layers of each stage; the head is on the last one.
-        prices: Of one layer and of the head.
-        hop_ns: One message between ranks, of each micro-batch or of any [ns].
-        recompute: What the backward of the layers runs again; every N-th layer is taken to be
+        prices: Prices of one layer and of the head.
+        hop_ns: Time of one message between ranks, per micro-batch or for all [ns].
+        recompute: What the layers' backward runs again; every N-th layer is assumed to be
             spread evenly over stages.
 
     Returns:

@@ -1,35 +1,33 @@
 """Every run of layers that a stage may have, as tables; and the best of all splits into runs.
 
 Why
-    Of 126 layers there are 8,000 runs, and for each of 64 stages most are far too long. Tables by
-    where runs end, as wide as the longest that is worth a look, are a tenth of that.
+    126 layers have 8,000 runs, most of them far too long for any of 64 stages. Tables indexed by
+    where runs end, as wide as the longest useful run, are a tenth of that.
 
 What it decides
-    A dynamic programme over stages: the least cost up to each layer. Where two splits cost as much,
-    the one whose last stages have most layers.
+    Dynamic programming over stages: the least cost up to each layer. Ties go to the split with
+    more layers on later stages.
 
 Kept true (tests/unit/balance/test_stage.py, by Hypothesis)
-    Equal to the best of all splits tried one by one.
+    The answer equals brute force.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.cost.work import Ints
-
-Floats = npt.NDArray[np.float64]
+from equipoise.base.arrays import Floats, Ints
 
 _ROUNDING = 1.0 + 1e-9
-"""Of sums in another order."""
+"""Tolerance for sums taken in another order."""
 
 
 def longest_run(loads: Floats, pace: Floats, ends: Floats) -> int:
-    """Layers of the longest run that a best split may have: longer ones take more than equal runs.
+    """Layers of the longest run in any best split; longer ones are slower than equal runs.
 
     Args:
-        loads: Of each layer, float64 [layers], as many as stages or more.
+        loads: Load of each layer, float64 [layers >= stages].
         pace: Speed of each stage, float64 [stages].
-        ends: What stages have beside layers, float64 [stages].
+        ends: Load of each stage beside its layers, float64 [stages].
 
     >>> longest_run(np.ones(8), np.ones(4), np.array([0, 0, 0, 1.5]))
     3
@@ -47,7 +45,7 @@ def longest_run(loads: Floats, pace: Floats, ends: Floats) -> int:
 
 
 class Runs:
-    """Tables of runs of layers on each stage: by where they end, and by how long, longest first."""
+    """Tables of each stage's runs of layers, indexed by end and by length, longest first."""
 
     def __init__(self, stages: int, layers: int, longest: int) -> None:
         self._stages, self._longest = stages, longest
@@ -70,7 +68,7 @@ class Runs:
         return legal & self._is_run
 
     def least_edges(self, costs: Floats, join: np.ufunc) -> tuple[Ints, float]:
-        """The split with the least sum or maximum of its runs' costs; infinite ones are barred."""
+        """The split with the least sum or maximum of run costs; infinite costs are barred."""
         edges = len(self._begins)
         best = np.full(edges, np.inf)
         best[0] = 0.0
@@ -78,9 +76,9 @@ class Runs:
         at = np.arange(edges)
         for stage in range(self._stages):
             joined = join(best[self._from], costs[stage])
-            found = joined.argmin(axis=1)
-            begins[stage] = self._from[at, found]
-            best = joined[at, found]
+            best_place = joined.argmin(axis=1)
+            begins[stage] = self._from[at, best_place]
+            best = joined[at, best_place]
         chosen = np.zeros(self._stages + 1, dtype=np.int64)
         chosen[-1] = edges - 1
         for stage in range(self._stages - 1, -1, -1):
@@ -88,7 +86,7 @@ class Runs:
         return chosen, float(best[-1])
 
     def chosen(self, costs: Floats, edges: Ints) -> Floats:
-        """Of a split's own runs, float64 [stages]."""
+        """Costs of a split's own runs, float64 [stages]."""
         places = self._longest - np.diff(edges)
-        found: Floats = costs[np.arange(self._stages), edges[1:], places]
-        return found
+        own_costs: Floats = costs[np.arange(self._stages), edges[1:], places]
+        return own_costs

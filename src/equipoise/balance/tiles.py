@@ -1,13 +1,13 @@
 """Attention tiles that a kernel touches for a piece of a document.
 
 Why
-    A kernel multiplies whole tiles and masks what it did not need. Two ways to share out the
-    same documents have the same exact pairs, and up to twice the tiles.
+    A kernel multiplies whole tiles and masks what it does not need. Two ways to split the same
+    documents have the same exact pairs, but one may touch twice as many tiles.
 
 What it decides
-    How tiles lie. A piece is launched as a sequence of its own, so tiles of queries begin at
-    the piece's first token; its keys are gathered from the document's first token on, so
-    tiles of keys begin there::
+    Where tiles begin. A piece is launched as a sequence of its own, so query tiles begin at
+    the piece's first token; its keys are gathered from the document's first token, so key
+    tiles begin there::
 
         document of 10 tokens, tile 4, piece [3, 9)
 
@@ -20,26 +20,27 @@ What it decides
                 7 # # # #|# # # #|. .    rows 7 and 8 reach key 8: 3 tiles of keys
                 8 # # # #|# # # #|# .
 
-    5 tiles of 16 pairs for 39 exact pairs. A cut at a multiple of the tile costs no tile: the
-    pieces on both sides touch just those that the whole document does.
+    5 tiles of 16 pairs for 39 exact pairs. A cut at a multiple of the tile adds none: both
+    sides together touch exactly the tiles of the whole document.
 
 Kept true (tests/unit/balance/context/test_tiles.py, by Hypothesis)
-    Counts equal those of the mask written out; never below exact pairs; a document that is
-    cut at multiples of the tile has the tiles of the whole.
+    Counts equal those of the explicit mask; they are never below exact pairs; a document cut
+    at multiples of the tile keeps the tiles of the whole.
 """
 
 import numpy as np
 
-from equipoise.cost.work import CAUSAL, Ints, Mask
+from equipoise.base.arrays import Ints
+from equipoise.cost.work import CAUSAL, Mask
 
 TILE = 128
-"""Queries and keys of one tile in the kernels of flash attention [tokens]."""
+"""Queries and keys of one tile in flash-attention kernels [tokens]."""
 
 
 def count_tile_pairs(
     starts: Ints, stops: Ints, doc_tokens: Ints, *, tile: int = TILE, mask: Mask = CAUSAL
 ) -> Ints:
-    """Pairs of all tiles that hold at least one pair of each piece [pairs].
+    """Pairs in the tiles that each piece touches [pairs].
 
     Args:
         starts: First query of each piece, counted from the document's first token.
@@ -58,7 +59,7 @@ def count_tile_pairs(
         return rows * -(-doc_tokens // tile) * tile**2
     if mask.kind == "window":
         return _count_window(starts, stops, rows, tile, mask.window_tokens)
-    # All tiles of queries but the last end ``tile`` tokens apart, the last at ``stop``.
+    # Query tiles end ``tile`` tokens apart, except the last, which ends at ``stop``.
     first = -(-starts // tile)
     tiles: Ints = (rows - 1) * first + (rows - 1) * rows // 2 - (-stops // tile)
     return tiles * tile**2

@@ -1,4 +1,4 @@
-"""Digests: the same bytes, the same name, on every rank and every day."""
+"""Digests: equal bytes get equal names, on every rank and every day."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if hasattr(value, "dtype"):  # NumPy's, told by its looks: this module does not import it
+    if hasattr(value, "dtype"):  # a NumPy value; this module does not import NumPy
         if value.shape:
             return [value.dtype.str, list(value.shape), digest_bytes(value.tobytes())]
         return value.item()
@@ -24,7 +24,7 @@ def _plain(value: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """A 32-digit name of plain data (dataclasses, dicts, lists, arrays, numbers, text).
+    """The 32-digit digest of plain data (dataclasses, dicts, lists, arrays, numbers, text).
 
     >>> digest({"b": 1, "a": [2, 3]}) == digest({"a": (2, 3), "b": 1})
     True
@@ -34,12 +34,12 @@ def digest(value: Any) -> str:
 
 
 def digest_bytes(data: bytes | memoryview) -> str:
-    """The 32-digit BLAKE2b name of some bytes."""
+    """The 32-digit BLAKE2b digest of some bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def digest_file(path: Path) -> str:
-    """The 32-digit BLAKE2b name of a file's bytes, read in 4 MiB parts."""
+    """The 32-digit BLAKE2b digest of a file, read in 4 MiB parts."""
     state = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while part := file.read(4 << 20):

@@ -1,8 +1,8 @@
-"""Which disk a path lies on, how much of it is free, and why it refused.
+"""Which disk a path is on, how much of it is free, and why a write failed.
 
 Why
-    "No space left on device" names no device. Whoever has to free some space needs the mount
-    point and the numbers.
+    "No space left on device" names no device. Freeing space takes the mount point and the
+    numbers.
 """
 
 import errno
@@ -14,16 +14,16 @@ from equipoise.base.units import format_bytes
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _BROKEN = {errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO}
-"""What a disk says of itself, and not of a file."""
+"""Errors of a disk, not of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What is known of a mounted disk."""
+    """A mounted disk."""
 
     mount: Path
     free_bytes: int | None
-    """For this user; None where the file system does not say."""
+    """Free bytes for this user; None if the file system does not say."""
 
     def __str__(self) -> str:
         if self.free_bytes is None:
@@ -32,7 +32,7 @@ class Disk:
 
 
 def disk_of(path: Path) -> Disk:
-    """The disk of a path, or of the nearest folder above it that is there.
+    """The disk of a path, or of the nearest existing folder above it.
 
     >>> disk_of(Path("/")).mount
     PosixPath('/')
@@ -54,7 +54,7 @@ def disk_of(path: Path) -> Disk:
 
 
 def explain_refusal(error: OSError, path: Path) -> str:
-    """Why a path could not be written, with its disk where that is to blame.
+    """Why a path could not be written, with its disk if that is the cause.
 
     >>> explain_refusal(FileNotFoundError(2, "No such file or directory"), Path("nowhere"))
     'No such file or directory'

@@ -1,4 +1,4 @@
-"""Hand what was written to the disk, so that it outlives a power cut.
+"""Force writes to disk, so that they survive a power cut.
 
 Sources
     A new name lasts once its folder is synchronised, too: fsync(2).
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all: what stood there stays until all of it is written.
+    """Write a text file whole or not at all: the old text stays until the new one is complete.
 
     Raises:
         OSError: it could not be written.

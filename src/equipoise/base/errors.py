@@ -1,17 +1,17 @@
 """The errors a user may meet: one sentence with the numbers, then the fix.
 
 Why
-    A rank that dies in the night is read by somebody who did not write it. Each class
-    carries the exit code of its kind, so that a script can tell a typing mistake from a
-    model that does not fit.
+    Whoever reads the message of a rank that died at night did not write the code. Each class has
+    the exit code of its kind, so that a script can tell a typing mistake from a model that does
+    not fit.
 
 Kept true (tests/unit/base/test_errors.py)
-    Every subclass has an exit code of its own meaning; messages are whole sentences.
+    Every subclass has the exit code of its meaning; messages are whole sentences.
 """
 
 
 class EquipoiseError(Exception):
-    """Something the user can mend. ``exit_code`` is what the command line returns."""
+    """Something the user can fix. ``exit_code`` is what the command line returns."""
 
     exit_code = 1
 
@@ -29,19 +29,19 @@ class DataError(EquipoiseError):
 
 
 class LayoutError(EquipoiseError):
-    """Ranks, documents, micro-batches or degrees do not go together."""
+    """Ranks, documents, micro-batches or degrees do not match."""
 
     exit_code = 2
 
 
 class ModelError(EquipoiseError):
-    """Weights, model files and ModelSpec do not go together."""
+    """Weights, model files and ModelSpec do not match."""
 
     exit_code = 2
 
 
 class FitError(EquipoiseError):
-    """The work does not fit the memory that it is given."""
+    """The work does not fit in memory."""
 
     exit_code = 3
 
@@ -53,7 +53,7 @@ class CheckpointError(EquipoiseError):
 
 
 class PlanError(EquipoiseError):
-    """A plan.lock cannot be read, or what it was decided from has changed."""
+    """A plan.lock cannot be read, or its inputs have changed."""
 
     exit_code = 4
 

@@ -1,11 +1,11 @@
-"""The nearest right word, for errors about wrong ones."""
+"""The nearest known word, for errors about unknown ones."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The member of ``words`` that looks most like ``word``.
+    """The member of ``words`` most similar to ``word``.
 
     >>> nearest("layout.cpp", ["layout.cp", "layout.dp", "train.steps"])
     'layout.cp'

@@ -1,12 +1,12 @@
-"""Read a file or a text that anybody may have written.
+"""Read untrusted files and texts.
 
 Why
     A pipe that nobody writes to, a name with a NUL, brackets nested 100,000 deep and a number of
-    5,000 digits each end in an exception of their own, deep in a library. Here they become the
-    two that every reader expects: OSError for the file, ValueError for what is in it.
+    5,000 digits each raise an exception of their own, deep in a library. Here they become the two
+    that every reader expects: OSError for the file, ValueError for its content.
 
 Kept true (tests/unit/base/test_read.py)
-    Whatever the bytes, nothing but these two is raised, with a reason of one line.
+    Whatever the bytes, only these two are raised, with a reason of one line.
 """
 
 import errno
@@ -18,27 +18,27 @@ from pathlib import Path
 from typing import Any
 
 _DEEPEST = 64
-"""Levels of brackets; what equipoise writes has 6."""
+"""Most levels of brackets; equipoise itself writes 6."""
 _MOST_BITS = 64
 _TOO_LONG = f"a whole number has more digits than {_MOST_BITS} bits hold"
 _DIGITS = re.compile(r"\d{20}")
-"""As many as 64 bits hold."""
+"""Numbers with at least this many digits may exceed 64 bits."""
 _DESCRIPTORS = ("/dev/fd/", "/proc/", "/dev/stdin")
 
 
 def require_file(path: Path) -> None:
-    """Refuse what is there and holds no bytes, or has no end of them.
+    """Refuse what is not a regular file, such as a folder, an idle pipe or an endless device.
 
     Raises:
-        OSError: it is missing, or a pipe or a device and not a file; with a reason.
+        OSError: it is missing, or not a file; with a reason.
     """
     try:
         mode = path.stat().st_mode
-        # What a shell's <(...) opens is a pipe that somebody writes to.
+        # A shell's <(...) is a pipe that has a writer.
         is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
         if not is_file and not str(path).startswith(_DESCRIPTORS):
-            raise OSError(errno.EINVAL, "It is a pipe, a socket or a device, and no file")
-    except ValueError:  # of a NUL or a lone surrogate in the name
+            raise OSError(errno.EINVAL, "It is a pipe, a socket or a device, not a file")
+    except ValueError:  # a NUL or a lone surrogate in the name
         raise OSError(errno.EINVAL, "The name has a character that no file name can have") from None
 
 
@@ -68,10 +68,10 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: it is not JSON, or has a number or nesting that nobody means.
+        ValueError: it is not JSON, or has an absurd number or nesting.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
@@ -94,11 +94,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML text says.
+    """Parse a TOML text.
 
     Raises:
         tomllib.TOMLDecodeError: it is not TOML.
-        ValueError: it has a number or nesting that nobody means.
+        ValueError: it has an absurd number or nesting.
     """
     try:
         table = tomllib.loads(text)
@@ -113,7 +113,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file says.
+    """Parse a JSON file.
 
     Raises:
         OSError: as ``read_bytes``.

@@ -1,8 +1,8 @@
 """The registry of systems: what each published system does, and how far it works here.
 
 Why
-    A list of 72 names promises much. This one says for each row which command shows it, which
-    test holds it, and what is missing; a row without a command does not work yet.
+    A list of 72 names promises much. Each row here says which command shows the system, which
+    test covers it, and what is missing; a row without a command does not work yet.
 
 Kept true (tests/unit/base/test_registry.py)
     Numbers are 1 to 72 without a gap; a row with a test or a result has a command; every
@@ -31,23 +31,23 @@ class System:
     number: int
     name: str
     mechanism: str
-    """What it does, in a line."""
+    """What it does, in one line."""
     home: str
-    """The rooms of the source where it lives, or will."""
+    """The rooms of the source where it is, or will be."""
     tier: Tier
     """core: on the path of every run. family: a variant that config or planner chooses.
     recipe: a runnable story. adjacent: beside the path."""
     command: str | None = None
-    """Shows it. None: it does not work yet."""
+    """The command that shows it; None if it does not work yet."""
     test: str | None = None
     result: str | None = None
     """The last measured result."""
     missing: str | None = None
-    """What of it does not work yet."""
+    """The part that does not work yet."""
 
     @property
     def state(self) -> State:
-        """How far it works."""
+        """Whether it works, in part, or not yet."""
         if self.command is None:
             return "not yet"
         return "works" if self.missing is None else "part"
@@ -66,7 +66,7 @@ def systems() -> tuple[System, ...]:
 
 
 def find(name: str) -> System:
-    """The system of this name or number, whatever the case; a part of one name is enough.
+    """The system with this name or number, ignoring case; a unique part of a name is enough.
 
     Raises:
         SpecError: there is none, or there are several.
@@ -76,11 +76,11 @@ def find(name: str) -> System:
     """
     word = name.casefold()
     exact = [each for each in systems() if word in (each.name.casefold(), str(each.number))]
-    found = exact or [each for each in systems() if word and word in each.name.casefold()]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        several = ", ".join(each.name for each in found)
+    matches = exact or [each for each in systems() if word and word in each.name.casefold()]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        several = ", ".join(each.name for each in matches)
         raise SpecError(f'"{name}" is a part of several systems: {several}. Give more of the name.')
     names = {each.name.casefold(): each.name for each in systems()}
     raise SpecError(

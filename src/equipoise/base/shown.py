@@ -1,4 +1,4 @@
-"""A value of a user's file or flag, short enough for one sentence and on one line."""
+"""Show a value of a user's file or flag on one line, short enough for a sentence."""
 
 import json
 
@@ -7,7 +7,7 @@ _KEPT = 24
 
 
 def shown(value: object) -> str:
-    """A value as JSON writes it, with its middle left out where it is long.
+    """A value as JSON writes it, with the middle of a long one left out.
 
     >>> shown("gelu"), shown(None), shown({"bits": 4})
     ('"gelu"', 'null', '(a table)')
@@ -23,7 +23,7 @@ def shown(value: object) -> str:
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:
-    r"""A text on one line, with its middle left out where it is long.
+    r"""A text on one line, with the middle of a long one left out.
 
     >>> shorten("short"), shorten("x" * 80), shorten("a\nb")
     ('short', 'xxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxx (80 characters)', 'a\\nb')
@@ -35,7 +35,7 @@ def shorten(text: str, longest: int = _LONGEST) -> str:
 
 
 def printable(text: str) -> str:
-    r"""A text on one line: line breaks and what no terminal shows are escaped.
+    r"""A text on one line, with line breaks and control characters escaped.
 
     >>> printable("a\nb\x1b[2J")
     'a\\nb\\x1b[2J'

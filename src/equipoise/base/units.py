@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes in code, GiB in print; seconds everywhere."""
+"""Format numbers for people: bytes in code, GiB in print; seconds everywhere."""
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -12,9 +12,9 @@ HELP = "show what every key of a run resolves to, and why"
 EXAMPLES = """\
 examples:
   equipoise config                             the defaults
-  equipoise config run.toml                    each value with the line that it comes from
+  equipoise config run.toml                    each value with the line it comes from
   equipoise config run.toml --train.steps 500 --model.preset 30m
-  equipoise config run.toml --quiet            say nothing unless something is wrong
+  equipoise config run.toml --quiet            print nothing unless something is wrong
   equipoise config --schema > run.schema.json  for the editor
 
 What it prints is a run.toml itself. --json prints {"run", "model", "origins", "base", "digest"}.

@@ -26,7 +26,7 @@ examples:
   equipoise convert runs/run/checkpoint/step-000250 exported --dtype bf16
   equipoise convert SmolLM2-135M.Q8_0.gguf smollm2   dequantised
 
-A run starts from such a folder as it is: equipoise train --model.init hf:exported
+A run starts from such a folder: equipoise train --model.init hf:exported
 
 --json prints {"folder", "from", "step", "model_type", "params", "dtype", "bytes", "tokenizer"}.
 Unknown is null.
@@ -48,19 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=["fp32", "bf16"],
         default="fp32",
-        help="of the written weights (default: fp32, as they are trained)",
+        help="dtype of the written weights (default: fp32, as trained)",
     )
     parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FILE",
-        help="tokenizer.json to go along (default: the run's or the GGUF's own)",
+        help="tokenizer.json to copy (default: the run's or the GGUF's own)",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What is to be written, wherever it came from."""
+    """What will be written, whatever it was read from."""
 
     origin: Path
     model: ModelSpec
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     """Read, convert, write, and say what was written."""
     target: Path = args.target
     if target.exists():
-        raise ModelError(f"{target} exists already. Give the name of a new folder, or delete it.")
-    read = _reader(args.source)  # before torch is loaded: a wrong path is told at once
+        raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
+    read = _reader(args.source)  # before torch is loaded: a wrong path is refused at once
     import torch
 
     from equipoise.nn.hf.write import write_hf
@@ -133,12 +133,12 @@ def run(args: argparse.Namespace) -> int:
 def _reader(source: Path) -> Any:
     if not source.exists():
         raise SpecError(
-            f"There is no {source}. Give the folder of a run or of a checkpoint, or a .gguf file."
+            f"No such file or folder: {source}. Give a run, a checkpoint, or a .gguf file."
         )
     if source.is_file():
         if source.suffix == ".gguf":
             return _from_gguf
-        raise SpecError(f"{source} is no .gguf file. Give a run, a checkpoint, or a .gguf file.")
+        raise SpecError(f"{source} is not a .gguf file. Give a run, a checkpoint, or a .gguf file.")
     if (source / MANIFEST).exists():
         return _from_checkpoint
     if (source / _CHECKPOINTS).is_dir() or (source / RESOLVED).exists():
@@ -156,14 +156,13 @@ def _reader(source: Path) -> Any:
 
 def _from_run(run_folder: Path) -> _Loaded:
     root = run_folder / _CHECKPOINTS
-    found = newest_good(root)
-    if found is None:
+    newest = newest_good(root)
+    if newest is None:
         raise CheckpointError(
             f"{run_folder} has no checkpoint yet. Train it further; checkpoint.every_steps says "
             "how often one is written."
         )
-    folder, manifest, torn = found
-    return _load_checkpoint(folder, manifest, torn)
+    return _load_checkpoint(*newest)
 
 
 def _from_checkpoint(folder: Path) -> _Loaded:
@@ -178,8 +177,8 @@ def _load_checkpoint(folder: Path, manifest: Any, torn: list[str]) -> _Loaded:
     file = _corpus_tokenizer(folder.resolve().parent.parent)
     if file is None:
         remarks.append(
-            f"The tokenizer of {folder} is not to be found: its run's {RESOLVED} or its token "
-            "cache is gone or damaged. Give it with --tokenizer."
+            f"No tokenizer for {folder}: its run's {RESOLVED} or its token cache is missing or "
+            "damaged. Give one with --tokenizer."
         )
     return _Loaded(
         origin=folder,
@@ -201,7 +200,7 @@ def _from_gguf(file: Path) -> _Loaded:
     remarks = []
     if tokenizer_json is None:
         remarks.append(
-            f"The tokenizer of {file} is no byte-level BPE of a known kind. Give the model's "
+            f"The tokenizer in {file} is not a byte-level BPE that can be read. Give the model's "
             "tokenizer.json with --tokenizer."
         )
     return _Loaded(
@@ -236,7 +235,7 @@ def _end_of(file: Path) -> str:
 def _tokenizer(
     given: Path | None, loaded: _Loaded, folder: Path
 ) -> tuple[Path | None, dict[str, str]]:
-    """The tokenizer.json to copy and what to say of it."""
+    """The tokenizer.json to copy, and its configuration."""
     if given is not None:
         return given, {"eos_token": _end_of(given)}
     if loaded.tokenizer_json is None:

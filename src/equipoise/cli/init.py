@@ -41,13 +41,11 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.spec.run.load import read_run, template
 
     if args.path is not None and not args.path.exists():
-        raise SpecError(f"There is no file or folder {args.path}. Give --path one that exists.")
+        raise SpecError(f"No such file or folder: {args.path}. Give --path one that exists.")
     if args.source not in (None, "python-stdlib") and args.path is None:
         raise SpecError(f"--from {args.source} needs --path, the file or folder to train on.")
     if args.path is not None and args.source is None:
-        raise SpecError(
-            "--path needs --from, which says what is there: text, jsonl, parquet or datasets."
-        )
+        raise SpecError("--path needs --from, the kind of data: text, jsonl, parquet or datasets.")
     wanted = [
         ("name", args.name),
         ("data.source", args.source),
@@ -79,7 +77,7 @@ def _write_new(file: Path, text: str) -> None:
             stream.write(text)
     except FileExistsError:
         raise SpecError(
-            f"{file} is there already and stays as it is. "
+            f"{file} already exists and was not changed. "
             "Give another folder (equipoise init DIR), or remove the file first."
         ) from None
     except OSError as error:

@@ -3,18 +3,14 @@
 import argparse
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
-from equipoise.cli.run_arguments import run_from
+from equipoise.cli.asked_run import AskedRun, add_asked_arguments, asked_from, cluster_from
 
 if TYPE_CHECKING:
     from equipoise.launch.forms import Job
-    from equipoise.spec.cluster.spec import ClusterSpec
-    from equipoise.spec.model.presets import ModelSpec
-    from equipoise.spec.run.spec import RunSpec
 
 HELP = "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over"
 
@@ -36,49 +32,6 @@ examples:
 """
 
 FORMS = ("torchrun", "slurm", "kubernetes")
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A run that is to be launched or examined, prepared or not."""
-
-    spec: "RunSpec"
-    model: "ModelSpec"
-    folder: Path
-    ranks: int
-    corpus: str
-    """Folder of its tokens; empty where they are not made."""
-    init_folder: str
-    prepare: tuple[str, ...]
-    """Arguments that prepare it; none where that is done."""
-
-
-def add_asked_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare which run, and on which nodes."""
-    parser.add_argument(
-        "run_toml",
-        nargs="?",
-        type=Path,
-        metavar="run.toml|RUN",
-        help="the run, or the folder of a prepared one (default: every key's default); "
-        "--SECTION.KEY VALUE replaces any key of a run.toml",
-    )
-    parser.add_argument("--name", metavar="NAME", help="the run's name")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of a run.toml's run (default: runs/NAME)"
-    )
-    parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="a run.toml's plan.lock, which the run obeys as under equipoise train",
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="NAME:DEVICES|FILE",
-        help="as h100-sxm:16, or a cluster.toml (default: one node of CPU ranks)",
-    )
-    parser.set_defaults(overrides=[])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="network interface of the ranks' messages (default: left to gloo and NCCL)",
     )
     parser.add_argument(
-        "--host", default="", metavar="NAME", help="torchrun: a node, where several meet"
+        "--host", default="", metavar="NAME", help="torchrun: the node where several meet"
     )
     parser.add_argument(
         "--sbatch", default="", metavar="OPTIONS", help="slurm: more options of sbatch"
@@ -143,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     text = _write(args, job, asked)
     submitted, answer = _submit(args, job, text) if args.submit else (None, None)
     if args.json:
-        found = {
+        row = {
             "form": args.form,
             "nodes": job.nodes.count,
             "ranks_per_node": job.nodes.ranks,
@@ -151,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             "submitted": submitted,
             "answer": answer,
         }
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
     elif submitted is None:
         sys.stdout.write(text)
     elif answer and not args.quiet:
@@ -174,12 +127,12 @@ def _judge(args: argparse.Namespace) -> None:
     for flag, form in _OF_FORM.items():
         if getattr(args, flag) and args.form != form:
             raise SpecError(
-                f"--{flag} is for --form {form}, and the form is {args.form}. Give --form {form}, "
-                f"or leave --{flag} away."
+                f"--{flag} needs --form {form}; the form is {args.form}. Give --form {form}, or "
+                f"leave --{flag} out."
             )
 
 
-def _write(args: argparse.Namespace, job: "Job", asked: Asked) -> str:
+def _write(args: argparse.Namespace, job: "Job", asked: AskedRun) -> str:
     if args.form == "slurm":
         from equipoise.launch.slurm import write_slurm
 
@@ -204,70 +157,3 @@ def _submit(args: argparse.Namespace, job: "Job", text: str) -> tuple[str, str]:
         return "the script with bash", ""
     words = ["sbatch"] if args.form == "slurm" else ["kubectl", "apply", "-f", "-"]
     return " ".join(words), submit(words, text)
-
-
-def cluster_from(args: argparse.Namespace) -> "ClusterSpec | None":
-    """The cluster that was named, if one was."""
-    if args.cluster is None:
-        return None
-    from equipoise.spec.cluster.file import read_cluster
-
-    return read_cluster(args.cluster)
-
-
-def asked_from(args: argparse.Namespace, cluster: "ClusterSpec | None") -> Asked:
-    """The run that the arguments name.
-
-    Raises:
-        SpecError: every fault of a run.toml; or keys given beside a prepared folder.
-        LayoutError: degrees that do not go with the devices.
-    """
-    if args.run_toml is not None and args.run_toml.is_dir():
-        return _prepared(args)
-    from equipoise.observe.machine import usable_cores
-
-    resolved = run_from(args)
-    if args.plan is not None:
-        from equipoise.cli.plan.run import read_obeyed
-
-        _, resolved = read_obeyed(args.plan, resolved, is_quiet=True)
-    layout = resolved.spec.layout
-    if layout.dp == "cores" and cluster is not None:
-        ranks = cluster.devices
-    else:
-        ranks = layout.count_ranks(len(usable_cores()))
-    layout.of_ranks(ranks).require_model(resolved.model)
-    folder = (args.out or Path("runs") / resolved.spec.name).resolve()
-    words = ["train"]
-    if args.run_toml is not None:
-        words.append(str(args.run_toml.resolve()))
-    words += [f"--{key}={text}" for key, text in args.overrides if key != "layout.dp"]
-    if args.plan is not None:
-        words += ["--plan", str(args.plan.resolve())]
-    if args.name is not None:
-        words += ["--name", args.name]
-    data_ranks = ranks // layout.sharing
-    words += [f"--layout.dp={data_ranks}", "--out", str(folder), "--prepare"]
-    return Asked(resolved.spec, resolved.model, folder, ranks, "", "", tuple(words))
-
-
-def _prepared(args: argparse.Namespace) -> Asked:
-    from equipoise.spec.run.resolved import read_resolved
-
-    given = [f"--{key}" for key, _ in args.overrides]
-    given += [f"--{key}" for key in ("name", "out", "plan") if getattr(args, key) is not None]
-    if given:
-        raise SpecError(
-            f"{args.run_toml} is prepared, and {', '.join(given)} would change it. Give its "
-            f"run.toml instead of the folder, or leave {given[0]} away."
-        )
-    found = read_resolved(args.run_toml)
-    return Asked(
-        spec=found.spec,
-        model=found.model,
-        folder=args.run_toml.resolve(),
-        ranks=found.ranks,
-        corpus=found.corpus,
-        init_folder=found.init_folder,
-        prepare=(),
-    )

@@ -18,7 +18,7 @@ import re
 import resource
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -115,7 +115,7 @@ def _brief(message: str) -> str:
 
 
 def _require_names(argv: Sequence[str]) -> None:
-    """Refuse words that no file and no program can be handed."""
+    """Refuse words that cannot name a file or be passed to a program."""
     for word in argv:
         try:
             is_name = b"\0" not in os.fsencode(word)
@@ -159,8 +159,11 @@ def _refusal(error: OSError) -> str:
 
 
 def load(verb: str) -> ModuleType:
-    """The module of one verb: a file of this room, or ``verb.py`` of the room of its name."""
-    name = f"equipoise.cli.{verb}"
+    """The module of one verb: a file of this room, or ``verb.py`` of the room of its name.
+
+    A module with ``VERBS`` of its own has verbs below it, as in ``load("explain boxing")``.
+    """
+    name = f"equipoise.cli.{verb.replace(' ', '.')}"
     module = importlib.import_module(name)
     return importlib.import_module(f"{name}.verb") if hasattr(module, "__path__") else module
 
@@ -185,34 +188,44 @@ class Parser(argparse.ArgumentParser):
 
 def _run(argv: list[str]) -> int:
     _require_names(argv)
-    verb = argv[0] if argv else ""
-    if verb in VERBS:
+    about = "Train large models so that every device finishes at the same time."
+    return _run_one_of("", VERBS, about, argv)
+
+
+def _run_one_of(above: str, verbs: Mapping[str, str], about: str, argv: list[str]) -> int:
+    """Run the verb that the first word names; ``above`` is the verb that these belong to."""
+    word = argv[0] if argv else ""
+    if word in verbs:
+        verb = f"{above} {word}".lstrip()
         module = load(verb)
-        args = parse(verb, module, argv[1:])
-        code: int = module.run(args)
+        if hasattr(module, "VERBS"):
+            return _run_one_of(verb, module.VERBS, _sentence(module), module.modernize(argv[1:]))
+        code: int = module.run(parse(verb, module, argv[1:]))
         return code
-    if not verb.startswith("-") and verb:
+    program = f"equipoise {above}".rstrip()
+    if not word.startswith("-") and word:
         raise SpecError(
-            f'equipoise: there is no verb "{verb}". Nearest: {nearest(verb, VERBS)}. '
-            f"All: {', '.join(VERBS)}."
+            f'{program}: there is no verb "{word}". Nearest: {nearest(word, verbs)}. '
+            f"All: {', '.join(verbs)}."
         )
-    overview = _overview()
-    if not verb:
+    overview = _overview(program, verbs, about)
+    if not word:
         overview.print_help(sys.stderr)
         return 2
     _, [*extras] = overview.parse_known_args(argv)
     raise SpecError(_unknown(overview, extras))
 
 
-def _overview() -> Parser:
-    width = max(map(len, VERBS))
-    lines = "\n".join(f"  {verb:<{width}}  {line}" for verb, line in VERBS.items())
-    parser = Parser(
-        "equipoise",
-        "Train large models so that every device finishes at the same time.",
-        f'verbs:\n{lines}\n\n"equipoise VERB --help" shows the arguments of a verb, and examples.',
-    )
-    parser.usage = "equipoise VERB [ARGUMENTS]"
+def _sentence(module: ModuleType) -> str:
+    return f"{module.HELP[0].upper()}{module.HELP[1:]}."
+
+
+def _overview(program: str, verbs: Mapping[str, str], about: str) -> Parser:
+    width = max(map(len, verbs))
+    lines = "\n".join(f"  {verb:<{width}}  {line}" for verb, line in verbs.items())
+    fix = f'"{program} VERB --help" shows the arguments of a verb, and examples.'
+    parser = Parser(program, about, f"verbs:\n{lines}\n\n{fix}")
+    parser.usage = f"{program} VERB [ARGUMENTS]"
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     return parser
 
@@ -223,8 +236,7 @@ def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namesp
     Raises:
         SpecError: wrong usage; names the nearest flag.
     """
-    line = f"{module.HELP[0].upper()}{module.HELP[1:]}."
-    parser = Parser(f"equipoise {verb}", line, module.EXAMPLES)
+    parser = Parser(f"equipoise {verb}", _sentence(module), module.EXAMPLES)
     module.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quiet", action="store_true", help="print no more than the result")

@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-HELP: str = "write runs as one HTML page: predicted beside measured, and each rank's timeline"
+HELP = "write runs as one HTML page: predicted beside measured, and each rank's timeline"
 
-EXAMPLES: str = """\
+EXAMPLES = """\
 examples:
   equipoise report runs/by-work                     one run; writes runs/by-work/report.html
   equipoise report runs/in-order runs/by-work       two runs, held against each other
@@ -16,7 +16,7 @@ examples:
 
 --json prints {"report", "headline", "runs": [...], "comparisons": [...]}. Unknown is null.
   of each run: label folder policy ranks steps tokens stop faults; loss (of the last step);
-    means over steps, the first of each session left out: step_s predicted_step_s tokens_per_s
+    means over steps, without the first of each session: step_s predicted_step_s tokens_per_s
     mfu wait_share plan_s, skew (max/mean of the ranks' busy seconds) predicted_skew
     predicted_turn_skew (the slowest rank of each turn, added up, over the mean: what counts where
     ranks meet in every micro-batch) in_order_skew; step_error busy_error (a number for each

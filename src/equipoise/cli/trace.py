@@ -8,16 +8,16 @@ from pathlib import Path
 
 from equipoise.base.errors import SpecError
 
-HELP: str = "write steps of a run as a trace for Perfetto, predicted beneath measured"
+HELP = "write steps of a run as a trace for Perfetto, predicted beneath measured"
 
-EXAMPLES: str = """\
+EXAMPLES = """\
 examples:
   equipoise trace runs/by-work                     the step of median duration
   equipoise trace runs/by-work --steps 3-5
   equipoise trace runs/by-work --steps 12 --out step.json
 
 Open the file at https://ui.perfetto.dev or chrome://tracing. Instructions of a pipeline are named
-as equipoise explain --schedule names them: 1F3 is the forward of micro-batch 3 on stage 1, I and W
+as equipoise explain pipeline names them: 1F3 is the forward of micro-batch 3 on stage 1, I and W
 are the halves of a backward, B is a whole one.
 
 --json prints {"trace", "run", "steps"}.
@@ -46,16 +46,16 @@ def run(args: argparse.Namespace) -> int:
     out: Path = args.out or args.run / "trace" / f"step-{steps[0]:06d}.json"
     write_run_trace(record, steps, out)
     if args.json:
-        told = {"trace": str(out), "run": str(args.run), "steps": steps}
-        sys.stdout.write(json.dumps(told) + "\n")
+        row = {"trace": str(out), "run": str(args.run), "steps": steps}
+        sys.stdout.write(json.dumps(row) + "\n")
     else:
         sys.stdout.write(f"{out}\n")
     return 0
 
 
 def _steps(text: str) -> list[int]:
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    span = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
     if first > last:
-        raise SpecError(f'--steps "{text}" names no steps. Give one, as 12, or several, as 3-5.')
+        raise SpecError(f'--steps "{text}" is not a step, as in 12, or a range, as in 3-5.')
     return list(range(first, last + 1))

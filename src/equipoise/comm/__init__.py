@@ -1,1 +1,1 @@
-"""Floor 4: ranks and what they say to each other. Every collective of the product is here."""
+"""Floor 4: ranks and their messages. Every collective of the product is here."""

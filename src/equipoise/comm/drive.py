@@ -1,8 +1,8 @@
 """Run the executor: one rank over a process group, or all ranks in this process.
 
 Why
-    A layout is checked in seconds where all its ranks are in one process, and its code is
-    that of real ranks: only the messages are copied instead of sent.
+    With all ranks in one process a layout is checked in seconds, by the code of real ranks;
+    messages are copied instead of sent.
 
 Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Both equal one rank, and each other bit for bit.
@@ -33,11 +33,11 @@ def drive_together(steps: Sequence[Steps], sent_bytes: npt.NDArray[np.int64]) ->
     """Run the passes of all ranks in this process, each as far as its messages allow.
 
     Args:
-        steps: Of each rank, one pass.
-        sent_bytes: What each rank sends to each, int64 [ranks, ranks]; added to [bytes].
+        steps: One pass of each rank.
+        sent_bytes: Bytes from each rank to each rank, int64 [ranks, ranks]; added to in place.
 
     Raises:
-        FaultError: every rank that is left waits for another.
+        FaultError: all unfinished ranks wait for each other.
     """
     on_the_way: dict[tuple[int, int, int], Tensor] = {}
     wanted: list[dict[int, list[tuple[tuple[int, int, int], Tensor]]]] = [{} for _ in steps]

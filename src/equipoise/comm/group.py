@@ -1,11 +1,10 @@
-"""The ranks of a run: built once, handed down, never kept in a module.
+"""The ranks of a run: built once, passed as an argument, never a module global.
 
 Why
     Process groups in module globals have given other trainers silently wrong gradients.
-    ``Ranks`` is an argument.
 
 Kept true (tests/multi/comm/test_watchdog.py)
-    No message of gloo's about a wait reaches anybody: the watchdog ends a run before.
+    The watchdog ends a run before gloo's own timeout does.
 """
 
 import os
@@ -26,7 +25,7 @@ from equipoise.comm.standstill import Standstill
 from equipoise.comm.watchdog import Watchdog
 
 TIMEOUT = timedelta(days=1)
-"""torch's own deadline, which names nobody: beyond any of ``comm.watchdog``'s."""
+"""torch's own deadline, which names no rank: longer than any of ``comm.watchdog``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Ranks:
     world: int
     device: torch.device
     made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Groups and meshes by their ranks, each made once however many layouts are joined."""
+    """Groups and meshes by their ranks, so that joining several layouts makes each once."""
 
     def gather_floats(self, values: list[float]) -> torch.Tensor:
         """Every rank's row of numbers, float64 [world, len(values)]; also a barrier."""
@@ -47,7 +46,7 @@ class Ranks:
         return rows.view(self.world, -1).cpu()
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's object, for small ones at rare moments."""
+        """Every rank's object; for small objects and rare calls."""
         rows: list[Any] = [None] * self.world
         dist.all_gather_object(rows, value)
         return rows
@@ -86,7 +85,7 @@ def choose_device(local_rank: int) -> torch.device:
 
 @contextmanager
 def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iterator[Ranks]:
-    """Be one rank of ``world`` for as long as the block lasts."""
+    """Join ``world`` ranks for the duration of the block."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -106,16 +105,16 @@ def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iter
 def join_from_environment(
     facts: Facts, *, deadline_s: float, tell: Callable[[Standstill], None]
 ) -> Iterator[tuple[Ranks, Watchdog]]:
-    """Be the rank that ``torchrun`` says this process is, watched for as long as the block lasts.
+    """Join as the rank that ``torchrun`` assigned, under a watchdog, while the block lasts.
 
     Args:
-        facts: What must be the same on all ranks, by name.
+        facts: What must be equal on all ranks, by name.
         deadline_s: The longest wait of one rank for another [s].
         tell: Called before a standstill ends the process.
 
     Raises:
-        LayoutError: not started by ``torchrun``, or ranks are to run different things.
-        FaultError: some rank did not come.
+        LayoutError: not started by ``torchrun``, or ranks would run different things.
+        FaultError: some rank did not arrive.
     """
     missing = [
         key for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if key not in os.environ

@@ -1,8 +1,8 @@
-"""Real ranks on this machine for a function: processes over gloo, started in tenths of a second.
+"""Run a function on real ranks of this machine: gloo processes, started in tenths of a second.
 
 Why
-    Checking a layout wants real ranks and no launcher. A fork server that has torch loaded
-    starts eight of them in 0.3 s, where fresh interpreters take 20 s.
+    Checking a layout needs real ranks but no launcher. A fork server with torch loaded starts
+    eight of them in 0.3 s, where fresh interpreters take 20 s.
 
 Kept true (tests/multi/comm/test_local.py)
     A rank that raises, dies or hangs is named, and no rank outlives the call.
@@ -41,15 +41,15 @@ def _serve(
     try:
         store = dist.FileStore(str(Path(folder) / "store"), world)
         with join(store, rank, world, torch.device("cpu")) as ranks:
-            # Told in here, before the connection closes and the peers complain of that.
+            # Reported here, before the connection closes and the peers fail because of it.
             pipe.send_bytes(_call(function, ranks, arguments))
-    except BaseException:  # the parent must hear of every end, whatever it was
+    except BaseException:  # the parent must hear of every end, whatever the cause
         pipe.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
     pipe.close()
 
 
 def _call(function: Callable[..., Any], ranks: Ranks, arguments: tuple[Any, ...]) -> bytes:
-    """The pickled answer of a rank: what kind it is, and its value."""
+    """The pickled answer of a rank: its kind and its value."""
     try:
         return pickle.dumps(("done", function(ranks, *arguments)))
     except EquipoiseError as error:
@@ -70,12 +70,12 @@ def run_ranks(
         timeout_s: The longest wait for any answer [s].
 
     Raises:
-        EquipoiseError: what a rank raised of that kind, as it was.
+        EquipoiseError: raised by a rank, unchanged.
         FaultError: a rank failed otherwise, died or did not answer; with its traceback.
     """
     context = multiprocessing.get_context("forkserver")
-    # The server keeps what its first call gives it: whatever is loaded here, and what a rank's
-    # first DTensor imports.
+    # The server keeps what its first call loads: what is loaded here, and what a rank's first
+    # DTensor imports.
     ours = [name for name in sys.modules if name.startswith("equipoise.")]
     context.set_forkserver_preload([*ours, "torch._dynamo"])
     with tempfile.TemporaryDirectory(prefix="equipoise-ranks-") as folder:
@@ -96,12 +96,12 @@ def run_ranks(
             return _collect(pipes, processes, timeout_s)
         finally:
             for process in processes:
-                process.kill()  # a rank may have its own mind about SIGTERM
+                process.kill()  # a rank may ignore SIGTERM
                 process.join()
 
 
 def _last_word(process: ForkServerProcess) -> str:
-    """What is known of a process that closed its pipe without an answer."""
+    """Describe a process that closed its pipe without an answer."""
     process.join()
     code = process.exitcode or 0
     if code < 0:
@@ -127,7 +127,7 @@ def _collect(
             rank = waiting.pop(pipe)  # type: ignore[call-overload]
             try:
                 state, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr] # noqa: S301
-            except EOFError:  # a death is a cause, what its peers say is not
+            except EOFError:  # a death is the cause; its peers' errors are not
                 faults.insert(0, (rank, _last_word(processes[rank])))
                 continue
             if state == "known":

@@ -1,12 +1,12 @@
-"""Messages between the ranks of one group, under way while a rank computes, and all counted.
+"""Asynchronous messages between the ranks of one group, all counted.
 
 Why
-    What a schedule says is sent must be what is sent. Every message from one rank to another
-    passes here, where its bytes are counted.
+    What is sent must be what the schedule says. Every message between ranks passes here, where
+    its bytes are counted.
 
 What it decides
-    Messages are posted together and waited for by when they are due, so some may stay under
-    way while later ones are posted.
+    Messages are posted together and awaited when due, so some may stay in flight while later
+    ones are posted.
 
 Kept true (tests/multi/parallel/test_context.py)
     Bytes and messages counted equal those of the schedule, link by link.
@@ -28,11 +28,11 @@ class Parcel:
     peer: int
     """Rank within the group at the other end."""
     tag: int
-    """Tells messages between the same two ranks apart; the same at both ends."""
+    """Distinguishes messages between the same two ranks; equal at both ends."""
     data: torch.Tensor
     """What is sent, or where it arrives: contiguous, uint8 [bytes]."""
     due: int
-    """When it is waited for: see ``Mail.wait``."""
+    """When it is awaited: see ``Mail.wait``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Mail:
         self._under_way: dict[int, list[tuple[dist.Work, list[Parcel]]]] = {}
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-        """Start messages; their tensors are left alone until they have been waited for."""
+        """Start messages; callers must not touch their tensors until they have been awaited."""
         self.ledger.count(sends, receives)
         for due in sorted({parcel.due for parcel in (*sends, *receives)}):
             ops = [self._op(p, is_sent=False) for p in receives if p.due == due]
@@ -81,10 +81,10 @@ class Mail:
             self._under_way.setdefault(due, []).extend((work, kept) for work in works)
 
     def wait(self, due: int) -> None:
-        """Wait until all messages that are due then have left and arrived."""
+        """Wait until all messages due then have been sent and received."""
         for work, parcels in self._under_way.pop(due, ()):
             work.wait()
-            del parcels  # read from outside by ``comm.progress`` while this waits
+            del parcels  # ``comm.progress`` reads it from outside during the wait
 
     def _op(self, parcel: Parcel, *, is_sent: bool) -> dist.P2POp:
         return dist.P2POp(

@@ -1,11 +1,11 @@
 """Samples of collectives among this run's ranks.
 
 What it decides
-    A sample is the slowest rank's time for one operation after all have met. Small operations
-    are timed several in a row, as a step issues them, and divided.
+    A sample is the slowest rank's time for one operation after a barrier. Small operations are
+    timed several in a row, as a step issues them, and divided.
 
 Kept true (tests/multi/train/test_calibrate.py)
-    Every operation runs on any ranks, and every rank returns the same samples.
+    Every operation runs on any number of ranks, and every rank returns the same samples.
 """
 
 import time
@@ -22,13 +22,13 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", 
 
 
 def collective_samples(ranks: Ranks, op: str, size_bytes: int, *, samples: int = 7) -> list[float]:
-    """Seconds of one collective over all ranks, the slowest rank's of each sample.
+    """Seconds of one collective over all ranks: the slowest rank of each sample.
 
     Args:
-        ranks: Who takes part.
+        ranks: The ranks that take part.
         op: One of ``OPS``. ``send`` goes from rank 0 to rank 1.
-        size_bytes: Of the whole tensor; rounded down to fp32 numbers that the ranks divide.
-        samples: After one that warms up.
+        size_bytes: Bytes of the whole tensor; rounded down to fp32 numbers that the ranks divide.
+        samples: Number of samples, after one to warm up.
     """
     call = _operation(ranks, op, size_bytes)
     repeats = _IN_A_ROW if size_bytes <= _SMALL_BYTES else 1
@@ -44,7 +44,7 @@ def collective_samples(ranks: Ranks, op: str, size_bytes: int, *, samples: int =
 
 
 def _operation(ranks: Ranks, op: str, size_bytes: int) -> Callable[[], object]:
-    part = torch.full((max(1, size_bytes // 4 // ranks.world),), 0.0)  # every page touched
+    part = torch.full((max(1, size_bytes // 4 // ranks.world),), 0.0)  # touches every page
     whole = torch.full((len(part) * ranks.world,), 0.0)
     if op == "send":
         return lambda: _send(ranks.rank, whole)

@@ -1,17 +1,17 @@
-"""Ranks find each other and compare what they run, before one of them waits in a collective.
+"""Let ranks find each other and compare what they run, before any of them enters a collective.
 
 Why
-    Two versions or two seeds train without a word and are wrong, and a rank that never comes
-    leaves the others in a connection that names nobody.
+    Two versions or two seeds train silently and wrongly, and a rank that never arrives leaves
+    the others in a connection that names nobody.
 
 What it decides
-    Each rank leaves its facts in the store. Rank 0 reads them in the order of ranks, ends the
-    wait at the first difference or at the deadline, and leaves a verdict that all others read: so
-    each rank reads twice, however many there are, and all tell the same.
+    Each rank leaves its facts in the store. Rank 0 reads them in the order of ranks, stops at the
+    first difference or the deadline, and leaves a verdict that all others read. So each other
+    rank reads twice, however many there are, and all report the same.
 
 Kept true (tests/unit/comm/test_meet.py, tests/multi/launch/test_start.py)
-    A difference is told by every rank with the values of both sides, and a rank that does not
-    come by the others, before any process group is made.
+    Before any process group is made, every rank reports a difference with both sides' values, and
+    a missing rank by its number.
 """
 
 import json
@@ -32,13 +32,13 @@ _NAMED_RANKS = 16
 """Most ranks that a message names."""
 
 _GRACE_S = 5.0
-"""What other ranks wait for the verdict beyond rank 0's own deadline."""
+"""How long other ranks wait for the verdict beyond rank 0's own deadline."""
 
 Facts = Mapping[str, str]
 
 
 def name_ranks(ranks: list[int]) -> str:
-    """Ranks as a sentence has them.
+    """Ranks as words in a sentence.
 
     >>> name_ranks([1]), name_ranks([0, 2])
     ('rank 1', 'ranks 0, 2')
@@ -55,7 +55,7 @@ def open_store(rank: int, *, deadline_s: float) -> dist.Store:
     addresses of the dead attempt, and gloo would dial those.
 
     Raises:
-        FaultError: nobody answers there, or rank 0 cannot listen there.
+        FaultError: nobody answers at the address, or rank 0 cannot listen there.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     agent_owns_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -79,18 +79,18 @@ def open_store(rank: int, *, deadline_s: float) -> dist.Store:
 
 
 def meet(store: dist.Store, rank: int, world: int, facts: Facts, *, deadline_s: float) -> None:
-    """Wait until every rank has come, and refuse those that are to run something else.
+    """Wait until every rank has arrived, and refuse ranks that would run something else.
 
     Args:
-        store: Which all ranks reach.
-        rank: This one.
-        world: How many there are to be.
-        facts: What must be the same on all, by name: versions, settings, digests.
-        deadline_s: The longest wait for the last of them [s].
+        store: A store that all ranks reach.
+        rank: This rank.
+        world: Number of ranks.
+        facts: What must be equal on all ranks, by name: versions, settings, digests.
+        deadline_s: The longest wait for the last rank [s].
 
     Raises:
         LayoutError: facts differ; names the ranks and the values.
-        FaultError: some rank did not come in time.
+        FaultError: some rank did not arrive in time.
 
     Cost: two reads of the store; on rank 0 one for each rank.
     """
@@ -119,10 +119,10 @@ def _judge(store: dist.Store, world: int, facts: Facts, deadline_s: float) -> li
         came = _waited(store, [f"facts/{rank}"], max(0.001, end - time.monotonic()))
         if came and json.loads(store.get(f"facts/{rank}")) == facts:
             continue
-        # Whatever there is to tell of the others is told with it.
+        # Report differences of all ranks that are present, not only of this one.
         present = [r for r in range(1, world) if store.check([f"facts/{r}"])]
-        found = {r: json.loads(store.get(f"facts/{r}")) for r in present}
-        if text := tell_differences(found, facts):
+        others = {r: json.loads(store.get(f"facts/{r}")) for r in present}
+        if text := tell_differences(others, facts):
             return ["differ", text]
         return ["missing", _missing(sorted({*range(1, world)} - {*present}), world, 0, deadline_s)]
     return ["same", ""]
@@ -136,32 +136,34 @@ def _waited(store: dist.Store, keys: list[str], seconds: float) -> bool:
     return True
 
 
-def tell_differences(found: Mapping[int, Facts], mine: Facts) -> str:
-    """Which ranks have other facts than rank 0, and which; empty where none has.
+def tell_differences(others: Mapping[int, Facts], mine: Facts) -> str:
+    """Name the ranks whose facts differ from rank 0's, with the facts; empty if none do.
 
     Args:
-        found: Facts of other ranks.
-        mine: Those of rank 0.
+        others: Facts of other ranks.
+        mine: Facts of rank 0.
 
     >>> tell_differences({1: {"equipoise": "2"}, 2: {"equipoise": "1"}}, {"equipoise": "1"})[28:75]
     'equipoise is 2 on rank 1 and 1 on rank 0. Start'
     """
-    names = list(dict.fromkeys([*mine, *(name for facts in found.values() for name in facts)]))
-    told = []
+    names = list(dict.fromkeys([*mine, *(name for facts in others.values() for name in facts)]))
+    differences = []
     for name in names:
-        others: dict[str, list[int]] = {}
-        for rank, facts in sorted(found.items()):
+        others_of: dict[str, list[int]] = {}
+        for rank, facts in sorted(others.items()):
             if facts.get(name) != mine.get(name):
-                others.setdefault(facts.get(name, "not known"), []).append(rank)
-        if others:
-            values = ", ".join(f"{value} on {name_ranks(r)}" for value, r in others.items())
-            told.append(f"{name} is {values} and {mine.get(name, 'not known')} on rank 0")
-    if not told:
+                others_of.setdefault(facts.get(name, "not known"), []).append(rank)
+        if others_of:
+            values = ", ".join(f"{value} on {name_ranks(r)}" for value, r in others_of.items())
+            differences.append(f"{name} is {values} and {mine.get(name, 'not known')} on rank 0")
+    if not differences:
         return ""
-    more = f"; and {len(told) - _NAMED_FACTS} more" if len(told) > _NAMED_FACTS else ""
+    more = (
+        f"; and {len(differences) - _NAMED_FACTS} more" if len(differences) > _NAMED_FACTS else ""
+    )
     return (
-        f"Not all ranks run the same: {'; '.join(told[:_NAMED_FACTS])}{more}. Start every rank "
-        f"from one prepared folder and in one environment."
+        f"Not all ranks run the same: {'; '.join(differences[:_NAMED_FACTS])}{more}. Start every "
+        f"rank from one prepared folder and in one environment."
     )
 
 

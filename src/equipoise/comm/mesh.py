@@ -1,17 +1,17 @@
 """The process groups of a layout, built once and handed down.
 
 Why
-    Groups in module globals have given other trainers silently wrong gradients, and groups that
-    are made where they are first used hang when ranks come there in another order. All groups
-    of a run are made here, by every rank in the same order.
+    Groups in module globals have given other trainers silently wrong gradients, and groups made
+    at first use hang if ranks get there in different orders. All groups of a run are made here,
+    by every rank in the same order.
 
 What it decides
-    ``peers("tp")`` are the ranks that differ from this one along tp alone. A group of one rank has
-    no process group, so that nobody takes it for all ranks.
+    ``peers("tp")`` are the ranks that differ from this one only along tp. A group of one rank has
+    no process group, since ``None`` would mean all ranks to torch.
 
     ``weights`` is the mesh on which a stage's weights are placed: tensor parallelism outside,
     data parallelism inside, so that a weight is first split over tp and each part over dp x cp,
-    both plain and of any size::
+    both evenly and for any size::
 
         tp = 2, dp x cp = 2        rows of a weight [5, D]
 
@@ -19,7 +19,7 @@ What it decides
         tp 0, dp 1    2            tp 1, dp 1    4
 
 Kept true (tests/multi/comm/test_mesh.py)
-    Every rank's peers are those of ``Layout.group_of``, and a sum over them reaches them alone.
+    Every rank's peers are those of ``Layout.group_of``, and a sum over them reaches only them.
 """
 
 from collections.abc import Mapping
@@ -42,18 +42,18 @@ _COMPOSED = (("dp", "cp"),)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peers:
-    """The ranks that differ from this one along some axes alone."""
+    """The ranks that differ from this one only along some axes."""
 
     ranks: tuple[int, ...]
     """Ranks of the world, in the order of the axes."""
     rank: int
     """This rank's number among them."""
     group: dist.ProcessGroup | None
-    """None where it is alone."""
+    """None for a rank alone."""
 
     @property
     def count(self) -> int:
-        """How many they are, this one included."""
+        """Number of peers, with this rank."""
         return len(self.ranks)
 
 
@@ -64,10 +64,10 @@ class Mesh:
     ranks: Ranks
     layout: Layout
     coordinates: Mapping[str, int]
-    """Where this rank stands on each axis, of attention and of experts."""
+    """This rank's coordinate on each axis of attention and of experts."""
     weights: DeviceMesh
-    """Of the weights of this rank's stage: axes tp, dp_replicate, dp_shard; the outer two only
-    where they are of more than one rank."""
+    """The mesh of this stage's weights: axes tp, dp_replicate, dp_shard; the outer two only if
+    they have more than one rank."""
     _peers: Mapping[tuple[str, ...], Peers]
 
     @classmethod
@@ -89,13 +89,13 @@ class Mesh:
         return cls(ranks, layout, coordinates, weights, MappingProxyType(peers))
 
     def peers(self, *axes: str) -> Peers:
-        """The ranks that differ from this one along these axes alone.
+        """The ranks that differ from this one only along these axes.
 
         Args:
             axes: One axis of attention or of experts; or dp, cp.
 
         Raises:
-            LayoutError: no group was made along these.
+            LayoutError: no group was made along these axes.
         """
         if axes not in self._peers:
             made = ", ".join(" x ".join(each) for each in self._peers)
@@ -104,14 +104,14 @@ class Mesh:
 
 
 def _join_groups(ranks: Ranks, rows: list[list[int]]) -> Peers:
-    """Make these groups, of which each rank is in one, unless they have been made."""
+    """Make disjoint groups of all ranks, unless made before; return this rank's."""
     key = tuple(map(tuple, rows))
     if key not in ranks.made:
         groups = {row: _make_group(ranks, row) for row in key}
         (mine,) = (row for row in key if ranks.rank in row)
         ranks.made[key] = Peers(mine, mine.index(ranks.rank), groups[mine])
-    found: Peers = ranks.made[key]
-    return found
+    peers: Peers = ranks.made[key]
+    return peers
 
 
 def _make_group(ranks: Ranks, row: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -119,13 +119,13 @@ def _make_group(ranks: Ranks, row: tuple[int, ...]) -> dist.ProcessGroup | None:
         return None
     if row == tuple(range(ranks.world)):
         return dist.group.WORLD
-    # Numbered as the row says, not by rank: an order of axes may not be ascending.
+    # Numbered in the row's order, not by rank: an order of axes may not be ascending.
     group: dist.ProcessGroup = dist.new_group(row, timeout=TIMEOUT, sort_ranks=False)
     return group
 
 
 def join_alone(ranks: Ranks) -> dist.ProcessGroup:
-    """This rank's group of itself, which ``fully_shard`` wants where there is nothing to shard."""
+    """A group of this rank alone, which ``fully_shard`` needs if there is nothing to shard."""
     if "alone" not in ranks.made:
         groups = [dist.new_group([rank], timeout=TIMEOUT) for rank in range(ranks.world)]
         ranks.made["alone"] = groups[ranks.rank]
@@ -145,11 +145,11 @@ def _weights_mesh(ranks: Ranks, layout: Layout) -> DeviceMesh:
             groups.append(_join_groups(ranks, rows).group or join_alone(ranks))
     stage = grid[layout.coordinates(ranks.rank)["pp"]]
     mesh = stage.reshape([*(size for size in shape[1:3] if size > 1), shape[3]])
-    # torch keeps the meshes it has met and takes an equal one for the first: it must be that one.
+    # torch caches meshes and replaces an equal one by the first, so this must be the first.
     key = (tuple(names), mesh.shape, mesh.tobytes())
     if key not in ranks.made:
         ranks.made[key] = DeviceMesh.from_group(
             groups, ranks.device.type, mesh=torch.from_numpy(mesh), mesh_dim_names=tuple(names)
         )
-    found: DeviceMesh = ranks.made[key]
-    return found
+    made: DeviceMesh = ranks.made[key]
+    return made

@@ -1,18 +1,18 @@
-"""Where a rank stands: what it waits for, how many collectives it has entered, what it does.
+"""Where a rank is: what it waits for, how many collectives it has entered, what it does.
 
 Why
-    To say who is missing from a collective one must know where everybody is. A note at each
-    collective would cost at each collective, and would miss those of torch itself: the gathers of
-    ``fully_shard``, the redistributions of DTensor.
+    To say who is missing from a collective, the watchdog must know where every rank is. A note at
+    each collective would cost time and would miss torch's own: the gathers of ``fully_shard``,
+    the redistributions of DTensor.
 
 What it decides
     Nothing is noted. torch's flight recorder counts every collective in C++ anyway, by group,
-    on gloo as on NCCL; messages between two ranks are not in it, so the stack of the training
-    thread is looked at for ``Mail.wait``, and for torch's own functions that meet before there is
-    a group. One look takes some two milliseconds; nobody looks but the watchdog.
+    on gloo as on NCCL. It lacks messages between two ranks, so the training thread's stack is
+    searched for ``Mail.wait``, and for torch's functions that meet before there is a group. One
+    look takes some two milliseconds, and only the watchdog looks.
 
 Kept true (tests/multi/comm/test_watchdog.py)
-    Collectives of ours and of ``fully_shard``, and messages, are named as what a rank waits for.
+    Waits in our collectives, in those of ``fully_shard``, and for messages are named.
 """
 
 import json
@@ -32,23 +32,23 @@ from equipoise.comm.mail import Mail
 
 _RECORDED = "TORCH_FR_BUFFER_SIZE"
 _KEPT_CALLS = 64
-"""Collectives that are kept. torch keeps 2,000, and takes 0.26 s to tell of them."""
+"""Collectives to keep. torch keeps 2,000, and takes 0.26 s to report them."""
 
 _PACKAGE = str(Path(equipoise.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a rank cannot go on without."""
+    """What a rank waits for."""
 
     what: str
-    """As a sentence has it: ``all_gather of ranks 0, 1``."""
+    """In words: ``all_gather of ranks 0, 1``."""
     ranks: tuple[int, ...]
     """Who takes part."""
     group: str = ""
-    """Name of the process group; none for messages, and where there is no group yet."""
+    """Name of the process group; empty for messages, and before there is a group."""
     call: int = 0
-    """Number of the collective in its group; of messages a count that grows with each."""
+    """Number of the collective in its group; for messages a count that grows with each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +63,20 @@ class Standing:
 
 
 def keep_few_calls() -> None:
-    """Let torch's recorder keep no more calls than are looked at; before the first group."""
+    """Limit torch's recorder to the calls that are read; call it before the first group."""
     os.environ.setdefault(_RECORDED, str(_KEPT_CALLS))
 
 
 class Looker:
-    """Looks where a thread of this process stands, again and again."""
+    """Looks repeatedly where a thread of this process is."""
 
     def __init__(self, thread: int, world: int) -> None:
         self.thread, self.world = thread, world
         self._names: dict[str, str] = {}
-        """Group names by torch's number: a group that called long ago is in no record any more."""
+        """Group names by torch's number, since old calls drop out of the record."""
 
     def look(self) -> Standing:
-        """Where it is now."""
+        """Where the thread is now."""
         record = json.loads(_dump_fr_trace_json(True, True))
         entries = record.get("entries", [])
         self._names |= {str(each["pg_id"]): each["process_group"][0] for each in entries}
@@ -91,7 +91,7 @@ class Looker:
         return Standing(wait, calls, place)
 
     def _stack(self) -> tuple[str, Wait | None]:
-        """The innermost line of the package, and what the stack says of waiting."""
+        """The innermost line of the package, and the wait that the stack shows."""
         place, wait = "", None
         frame = sys._current_frames().get(self.thread)
         while frame is not None:
@@ -119,7 +119,7 @@ def _collective(entry: dict[str, Any]) -> Wait:
 
 
 def _messages(frame: FrameType) -> Wait | None:
-    """Of the thread that stands in ``Mail.wait``."""
+    """The wait of a thread in ``Mail.wait``."""
     mail, parcels = frame.f_locals.get("self"), frame.f_locals.get("parcels")
     if not isinstance(mail, Mail) or parcels is None:
         return None

@@ -1,16 +1,16 @@
-"""Who holds up a collective, judged from where every rank says that it stands.
+"""Judge who holds up a collective, from where every rank reports to be.
 
 Why
-    The rank that complains is never the one to look at. Ranks wait for ranks that wait for
-    others: the cause is the one that waits for nobody, or that gives no sign of life.
+    The rank that complains is never the cause. Ranks wait for ranks that wait for others; the
+    cause is the one that waits for nobody, or gives no sign of life.
 
 What it decides
-    A rank has not come to a collective if it has entered fewer in that group, or is silent. Whom
-    those wait for is followed until there are ranks that do not wait: these are the culprits.
+    A rank is missing from a collective if it has entered fewer in that group, or is silent. The
+    chain of waits is followed to ranks that do not wait: the culprits.
 
 Kept true (tests/unit/comm/test_standstill.py, tests/multi/comm/test_watchdog.py)
-    The sentence names the collective, who is missing from it, and why, for ranks that are busy,
-    silent, gone, in another collective, or waiting for such.
+    The message names the collective, who is missing, and why: ranks may be busy, silent, gone, in
+    another collective, or waiting for such.
 """
 
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ from typing import Any
 from equipoise.comm.meet import name_ranks
 from equipoise.comm.progress import Standing, Wait
 
-_TOLD = 6
-"""Most ranks whose place is told."""
+_MOST_NAMED = 6
+"""Most ranks whose state a message gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a rank says of itself, some times a minute."""
+    """What a rank reports of itself, several times per deadline."""
 
     count: int
-    """Grows with each."""
+    """Grows with each beat."""
     phase: str
     """``forward of step 7``."""
     standing: Standing
@@ -49,17 +49,17 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A wait that is over its deadline."""
+    """A wait beyond its deadline."""
 
     rank: int
-    """Who waits."""
+    """The rank that waits."""
     what: str
     phase: str
     waited_s: float
     missing: tuple[int, ...]
-    """Ranks that have not come."""
+    """Ranks that have not entered."""
     culprits: tuple[int, ...]
-    """Ranks that hold the missing ones up, or are these."""
+    """Ranks that hold up the missing ones, or the missing ones themselves."""
     text: str
 
     @classmethod
@@ -78,54 +78,54 @@ def judge(
     *,
     deadline_s: float,
 ) -> Standstill:
-    """Say of a rank that waits for too long who holds it up.
+    """Say who holds up a rank that has waited too long.
 
     Args:
-        rank: Who waits.
-        wait: For what.
-        waited_s: For how long [s].
-        beats: The last beat of each rank of which there is any, and its own.
-        silent: Ranks whose beats have ended.
-        deadline_s: What waits may last [s].
+        rank: The rank that waits.
+        wait: What it waits for.
+        waited_s: How long it has waited [s].
+        beats: The last beat of each rank that has sent one, and its own.
+        silent: Ranks whose beats have stopped.
+        deadline_s: The longest allowed wait [s].
     """
     phase = beats[rank].phase
     missing = _not_come(rank, wait, beats, silent)
     culprits = _culprits(missing, beats, silent)
-    told = list(dict.fromkeys((*missing, *culprits)))
+    named = list(dict.fromkeys((*missing, *culprits)))
     begin = f"Rank {rank} has waited {waited_s:.0f} s in {wait.what}"
     begin += f" ({phase})" if phase else ""
     if missing:
         verb = "has" if len(missing) == 1 else "have"
         begin += f", to which {name_ranks(list(missing))} {verb} not come"
     else:
-        told = [each for each in wait.ranks if each != rank]
+        named = [each for each in wait.ranks if each != rank]
         begin += ", to which all have come and which does not end"
     states = "; ".join(
         f"{'it' if [each] == [*missing] else f'rank {each}'} "
         f"{_state(beats.get(each), each in silent)}"
-        for each in told[:_TOLD]
+        for each in named[:_MOST_NAMED]
     )
-    more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     text = (
         f"{begin}: {states}{more}. Run the same command again to resume from the last checkpoint; "
-        f"where a rank was only slow, raise layout.deadline_s = {deadline_s:g}."
+        f"if a rank was only slow, raise layout.deadline_s = {deadline_s:g}."
     )
     return Standstill(rank, wait.what, phase, waited_s, missing, culprits, text)
 
 
 def judge_alone(rank: int, wait: Wait, waited_s: float, phase: str) -> Standstill:
-    """Say it where the others cannot be asked."""
+    """Judge a wait if the store does not answer."""
     where = f" ({phase})" if phase else ""
     text = (
         f"Rank {rank} has waited {waited_s:.0f} s in {wait.what}{where}, and the ranks' store, "
-        f"which would tell who has not come, does not answer. Look at the host that MASTER_ADDR "
+        f"which would say who is missing, does not answer. Look at the host that MASTER_ADDR "
         f"names and at rank 0, and run the same command again to resume from the last checkpoint."
     )
     return Standstill(rank, wait.what, phase, waited_s, (), (), text)
 
 
 def _is_free(rank: int, beats: Mapping[int, Beat], silent: set[int]) -> bool:
-    """Whether a rank waits for nobody, as far as is known."""
+    """Whether a rank is not known to wait for another."""
     beat = beats.get(rank)
     return beat is None or rank in silent or beat.has_left or beat.standing.wait is None
 
@@ -143,7 +143,7 @@ def _not_come(
             or beats[each].standing.calls.get(wait.group, 0) < wait.call
         )
     free = tuple(each for each in others if _is_free(each, beats, silent))
-    if wait.call:  # messages, which somebody has not sent
+    if wait.call:  # messages that somebody has not sent
         return free or tuple(others)
     return free
 
@@ -151,23 +151,23 @@ def _not_come(
 def _culprits(
     missing: tuple[int, ...], beats: Mapping[int, Beat], silent: set[int]
 ) -> tuple[int, ...]:
-    """Whom the missing ones wait for in the end, or themselves."""
-    left, seen, found = list(missing), set(missing), []
+    """The ranks at the end of the missing ones' waits, or the missing ones themselves."""
+    left, seen, free = list(missing), set(missing), []
     while left:
         rank = left.pop()
         if _is_free(rank, beats, silent):
-            found.append(rank)
+            free.append(rank)
             continue
         wait = beats[rank].standing.wait
         if wait is not None:
             ahead = [each for each in _not_come(rank, wait, beats, silent) if each not in seen]
             seen.update(ahead)
             left += ahead
-    return tuple(sorted(found))
+    return tuple(sorted(free))
 
 
 def _state(beat: Beat | None, is_silent: bool) -> str:
-    """What is known of a rank, after its name."""
+    """A rank's state as a predicate."""
     if beat is None:
         return "has given no sign of life"
     process = f"process {beat.process} on {beat.host}"

@@ -1,9 +1,9 @@
-"""What the executor hands to whoever moves its messages, and how messages are laid out.
+"""What the executor yields to whoever moves its messages, and how messages are laid out.
 
 Why
-    Whether a process group moves the messages or a loop over ranks in one process, the
-    computing is the same. So the executor is a coroutine: it hands out what to post and says
-    when that must have arrived, and computes in between.
+    A process group or a loop over ranks in one process may move the messages; the compute is the
+    same. So the executor is a coroutine: it yields what to post and what must have arrived, and
+    computes in between.
 
 Kept true (tests/unit/parallel/test_context.py)
     A message has exactly the bytes of its tensors.
@@ -21,7 +21,7 @@ from equipoise.comm.mail import Parcel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Post:
-    """Start these messages, and go on at once."""
+    """Start these messages without waiting."""
 
     sends: list[Parcel]
     receives: list[Parcel]
@@ -29,7 +29,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Go on when all messages that are due then have left and arrived."""
+    """Wait until all messages due then have been sent and received."""
 
     due: int
 
@@ -41,12 +41,12 @@ Sections = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors as the bytes of one message."""
+    """Pack tensors into the bytes of one message."""
     return torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
 
 
 def allocate(sections: Sections, device: torch.device) -> Tensor:
-    """Room for a message."""
+    """Allocate the bytes of a message."""
     size = sum(prod(shape) * dtype.itemsize for shape, dtype in sections)
     return torch.empty(size, dtype=torch.uint8, device=device)
 

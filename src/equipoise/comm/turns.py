@@ -1,16 +1,16 @@
-"""All ranks as threads of one process that take turns.
+"""Run all ranks as threads of one process that take turns.
 
 Why
-    Eight gloo ranks on two cores spend their time waking each other up: a step of a small model
-    that computes for milliseconds takes seconds. In one process a collective of eight ranks is a
-    few copies, and all code above ``torch.distributed`` is that of real ranks.
+    Eight gloo ranks on two cores spend their time waking each other: a small model's step of
+    milliseconds takes seconds. In one process a collective of eight ranks is a few copies, and
+    all code above ``torch.distributed`` is that of real ranks.
 
 What it decides
-    A process that plays ranks does nothing else: torch's own table of groups is replaced by one
-    for each thread, as torch does to test itself.
+    A process that plays ranks does nothing else: each thread gets its own table of torch's
+    groups, as in torch's own tests.
 
 Kept true (tests/multi/comm/test_turns.py)
-    Collectives and messages give what gloo's give; a rank that fails or waits for ever ends all.
+    Collectives and messages equal gloo's; a rank that fails or waits for ever ends all.
 
 Sources
     torch 2.13, testing/_internal/distributed/multi_threaded_pg.py: the thread-local world.
@@ -43,17 +43,17 @@ _IN_PLACE = (torch.ops.aten.add_.Tensor, torch.ops.aten.copy_.default)
 
 
 def play_ranks(world: int, function: Callable[..., Result], *arguments: Any) -> list[Result]:
-    """Call ``function(ranks, *arguments)`` on as many ranks that take turns; results in order.
+    """Call ``function(ranks, *arguments)`` on ranks that take turns; results in order.
 
-    To be called in a process of its own, and not twice at a time.
+    Call it in a process of its own, and only once at a time.
 
     Args:
         world: Number of ranks.
         function: Its first argument is its ``Ranks``.
-        arguments: The same objects for every rank, which may share what they make of them.
+        arguments: The same objects for every rank; ranks may share results made from them.
 
     Raises:
-        EquipoiseError: what a rank raised of that kind.
+        EquipoiseError: raised by a rank.
         FaultError: a rank failed otherwise, or all wait for each other.
     """
     room, store = Room(world), dist.HashStore()
@@ -62,7 +62,7 @@ def play_ranks(world: int, function: Callable[..., Result], *arguments: Any) -> 
 
     def make(prefix: dist.Store, rank: int, ranks: int, timeout: timedelta) -> dist.ProcessGroup:
         del prefix, timeout
-        # Every rank makes every group, so all have counted as many by now.
+        # Every rank makes every group, so all counters agree here.
         return TurnsGroup(room, distributed_c10d._world.group_count, rank, ranks)
 
     def serve(rank: int) -> None:
@@ -72,7 +72,7 @@ def play_ranks(world: int, function: Callable[..., Result], *arguments: Any) -> 
                 torch.autograd.set_multithreading_enabled(False)
                 dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world)
                 results[rank] = function(Ranks(rank, world, torch.device("cpu")), *arguments)
-            except BaseException as error:  # the others must hear of every end
+            except BaseException as error:  # the other ranks must hear of every end
                 errors.append(error)
                 fault = f"Rank {rank} failed: {error}"
             room.end(fault)
@@ -89,10 +89,10 @@ def play_ranks(world: int, function: Callable[..., Result], *arguments: Any) -> 
 
 
 def _plan(schema: Any, plain: Callable[[Any], Any]) -> Any:
-    """What an operation on DTensors gives, without enumerating what is plain to see.
+    """The placement of a DTensor operation's result, without torch's enumeration in simple cases.
 
-    To add two tensors that lie alike, torch 2.13 prices every placement of both on every axis of
-    the mesh: seconds on four axes, once for every mesh and rank.
+    To add two tensors of equal placement, torch 2.13 prices every placement of both on every axis
+    of the mesh: seconds on four axes, once for every mesh and rank.
     """
     if schema.op in _IN_PLACE:
         one, other = schema.args_schema[:2]
@@ -108,7 +108,7 @@ def _plan(schema: Any, plain: Callable[[Any], Any]) -> Any:
 
 @contextmanager
 def _thread_local_world(make: Callable[..., dist.ProcessGroup]) -> Iterator[None]:
-    """Let every thread have a table of groups of its own."""
+    """Give every thread its own table of groups."""
     before = distributed_c10d._world
     planner = DTensor._op_dispatcher.sharding_propagator
     plain = planner.propagate_op_sharding_non_cached

@@ -1,7 +1,7 @@
 """A process group of ranks that take turns in one process: every collective is a copy.
 
 Kept true (tests/multi/comm/test_turns.py)
-    Collectives and messages give what gloo's give.
+    Collectives and messages equal gloo's.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _c10d: Any = torch._C._distributed_c10d
 
 
 class _Arrival(dist.Work):
-    """A message that may not be there yet."""
+    """A message that may not have arrived yet."""
 
     def __init__(self, room: Room, key: tuple[Any, ...], data: Tensor) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def _done(value: Any) -> dist.Work:
 
 
 class TurnsGroup(dist.ProcessGroup):
-    """A group of one rank's, as torch.distributed calls it."""
+    """One rank's process group, with the methods that torch.distributed calls."""
 
     def __init__(self, room: Room, key: int, rank: int, ranks: int) -> None:
         super().__init__(rank, ranks)  # type: ignore[call-arg]
@@ -51,7 +51,7 @@ class TurnsGroup(dist.ProcessGroup):
         self._count = 0
 
     def getBackendName(self) -> str:
-        """As torch asks for it."""
+        """The name that torch asks for."""
         return BACKEND
 
     @property
@@ -62,7 +62,7 @@ class TurnsGroup(dist.ProcessGroup):
 
     @property
     def pg_name(self) -> str:
-        """Likewise."""
+        """The same name."""
         return self.group_name
 
     def _meet(self, name: str, data: Any, move: Move) -> None:
@@ -70,7 +70,7 @@ class TurnsGroup(dist.ProcessGroup):
         self._room.meet((self._key, self._count, name), self._at, self._of, data, move)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
-        """Sum, or the largest, over ranks, in place."""
+        """Sum or maximum over ranks, in place."""
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
 
         def move(every: list[list[Tensor]]) -> None:
@@ -83,17 +83,17 @@ class TurnsGroup(dist.ProcessGroup):
         return _done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        """Of several tensors."""
+        """``allreduce`` of several tensors."""
         return self.allreduce(tensors, opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Wait for all."""
+        """Wait for all ranks."""
         del opts
         self._meet("barrier", None, lambda _: None)
         return _done(None)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:  # type: ignore[override]
-        """One rank's tensors to all."""
+        """Send one rank's tensors to all."""
         source = opts.rootRank
 
         def move(every: list[list[Tensor]]) -> None:
@@ -137,7 +137,7 @@ class TurnsGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, out: Tensor, sent: Tensor, taken: list[int], given: list[int], opts: Any = None
     ) -> dist.Work:
-        """Rows to each rank, and from each."""
+        """Exchange rows between all ranks."""
         del opts
 
         def parts(tensor: Tensor, sizes: list[int]) -> list[Tensor]:
@@ -153,21 +153,21 @@ class TurnsGroup(dist.ProcessGroup):
         return _done(out)
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
-        """Leave a message."""
+        """Leave a message for its reader."""
         self._room.send((self._key, self._at, to, tag), tensors[0])
         return _done(tensors)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist.Work:
-        """Take a message, once it is waited for."""
+        """Take a message when it is awaited."""
         return _Arrival(self._room, (self._key, source, self._at, tag), tensors[0])
 
 
 def _reduce(same: Sequence[Tensor], op: Any) -> Tensor:
-    """In the order of ranks."""
+    """Reduce in the order of ranks."""
     stacked = torch.stack(list(same))
     if op == dist.ReduceOp.SUM:
         total: Tensor = stacked.sum(0)
         return total
     if op == dist.ReduceOp.MAX:
         return stacked.amax(0)
-    raise LayoutError(f"Ranks that take turns add or take the largest, and were asked for {op}.")
+    raise LayoutError(f"Ranks that take turns support sum and maximum, not {op}.")

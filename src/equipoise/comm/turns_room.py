@@ -1,12 +1,12 @@
-"""Threads that take turns: one runs at a time, and hands its turn on where it must wait.
+"""Threads that take turns: one runs at a time, and passes its turn on when it must wait.
 
 What it decides
-    Whoever comes last to a meeting moves the data of all, in the order of ranks, so that results do
-    not depend on who is when. If every rank that is left waits, no turn can ever be handed back,
-    and all end with a sentence that says who waits where.
+    The last rank to reach a meeting moves the data of all, in the order of ranks, so results do
+    not depend on timing. If all remaining ranks wait, no turn can ever come back, and all end
+    with a message that says who waits where.
 
 Kept true (tests/multi/comm/test_turns.py)
-    A rank that fails, and ranks that wait for each other, end all.
+    A failing rank, and ranks that wait for each other, end all.
 """
 
 import threading
@@ -26,9 +26,9 @@ Move = Callable[[list[Any]], None]
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """Ranks that have handed their turn on, and what for."""
+    """Ranks that have passed their turn on, and what they wait for."""
 
-    told: threading.Condition
+    arrived: threading.Condition
     ranks: list[int] = field(default_factory=list)
     data: dict[int, Any] = field(default_factory=dict)
     is_over: bool = False
@@ -38,7 +38,7 @@ _Key = tuple[Any, ...]
 
 
 class Room:
-    """What the ranks of a process share. Whoever runs holds ``turn``."""
+    """What the ranks of a process share. The running rank holds ``turn``."""
 
     def __init__(self, ranks: int) -> None:
         self.turn = threading.Lock()
@@ -52,14 +52,14 @@ class Room:
         self._fault = ""
 
     def meet(self, key: _Key, rank: int, of: int, data: Any, move: Move) -> None:
-        """Wait for all ranks of a group; whoever is last moves everybody's data.
+        """Wait for all ranks of a group; the last one moves everybody's data.
 
         Args:
-            key: Of the group, and the number and name of its collective.
-            rank: In the group.
-            of: Its ranks.
-            data: Of this rank.
-            move: Takes the data of all, in the order of ranks.
+            key: Key of the group, with the number and name of its collective.
+            rank: This rank's number in the group.
+            of: Number of ranks in the group.
+            data: Data of this rank.
+            move: Called with the data of all, in the order of ranks.
         """
         meeting = self._meetings.setdefault(key, _Wait(threading.Condition(self.turn)))
         meeting.data[rank] = data
@@ -72,7 +72,7 @@ class Room:
         self._release(meeting)
 
     def send(self, key: _Key, data: Tensor) -> None:
-        """Leave a copy for the reader of a message."""
+        """Leave a copy for the message's reader."""
         self._mail[key].append(data.detach().clone())
         if key in self._readers:
             self._release(self._readers.pop(key))
@@ -85,7 +85,7 @@ class Room:
         data.detach().copy_(self._mail[key].popleft())
 
     def end(self, fault: str) -> None:
-        """A rank is through; if it failed, all are."""
+        """End a rank; if it failed, end all."""
         self._ended += 1
         self._fault = self._fault or fault
         self._look()
@@ -96,7 +96,7 @@ class Room:
         self._waiting[rank] = name, wait
         self._look()
         while not (wait.is_over or self._fault):
-            wait.told.wait()
+            wait.arrived.wait()
         if not wait.is_over:
             raise FaultError(self._fault)
 
@@ -104,15 +104,15 @@ class Room:
         wait.is_over = True
         for rank in wait.ranks:
             del self._waiting[rank]
-        wait.told.notify_all()
+        wait.arrived.notify_all()
 
     def _look(self) -> None:
-        """Notice that nobody can go on."""
+        """Detect that no rank can continue."""
         if self._waiting and len(self._waiting) + self._ended == self._ranks and not self._fault:
             where = ", ".join(
                 f"rank {at} in {self._waiting[at][0]}" for at in sorted(self._waiting)
             )
-            self._fault = f"Every rank that is left waits for another: {where}."
+            self._fault = f"All unfinished ranks wait for each other: {where}."
         if self._fault:
             for _, wait in self._waiting.values():
-                wait.told.notify_all()
+                wait.arrived.notify_all()

@@ -1,20 +1,20 @@
-"""Ends a run whose ranks wait for one that does not come, and says who, where and since when.
+"""End a run whose ranks wait for one that does not come, and say who, where and since when.
 
 Why
-    gloo and NCCL wait ten minutes and then name an address. What one wants to know is which rank
-    to look at.
+    gloo and NCCL wait ten minutes and then name an address. The user needs to know which rank to
+    look at.
 
 What it decides
-    A thread on every rank looks twenty times in a deadline where its rank stands, and another one
-    leaves that in the store. When the rank has been in one wait for longer than the deadline, what
-    the others left is judged and the verdict is left there, with which every rank ends. Then the
-    culprits that run on the same host are ended, as a stopped process cannot do that itself.
+    On every rank, one thread looks twenty times per deadline where the rank is, and another
+    writes that to the store. When a wait exceeds the deadline, the rank judges what the others
+    wrote and stores the verdict, with which every rank ends. Then it kills culprits on its own
+    host, since a stopped process cannot end itself.
 
-    The thread that looks never touches the store: its host may be what has stopped. If the other
-    one is still held when the deadline is over, the rank ends with what it knows.
+    The looking thread never touches the store, whose host may be what has stopped. If the other
+    thread is still blocked at the deadline, the rank ends with what it knows.
 
-    A rank that was itself not run for a while, in a stopped process that goes on, begins anew: it
-    must not blame those who waited for it.
+    A rank whose process was stopped and then continued starts over: it must not blame those who
+    waited for it.
 
 Kept true (tests/multi/comm/test_watchdog.py)
     A rank that is stopped, or sleeps, in any phase of a step ends the run within the deadline and
@@ -41,18 +41,18 @@ from equipoise.comm.progress import Looker, Standing, Wait, keep_few_calls
 from equipoise.comm.standstill import Beat, Standstill, judge, judge_alone
 
 LOOKS = 20
-"""Looks in a deadline."""
+"""Looks per deadline."""
 
 _MOST_PAUSE_S = 5.0
 _SILENT_LOOKS = 4
-"""A rank whose beat has not changed for so many looks is silent."""
+"""A rank whose beat has not changed for this many looks is silent."""
 
 _STORE_S = 5.0
-"""The longest wait for the store, which a dead host may have held."""
+"""The longest wait for the store, whose host may be dead."""
 
 
 class Watchdog:
-    """Watches the thread that makes it, for as long as the block lasts."""
+    """Watches the thread that makes it, while the block lasts."""
 
     def __init__(
         self,
@@ -63,19 +63,19 @@ class Watchdog:
         deadline_s: float,
         tell: Callable[[Standstill], None],
     ) -> None:
-        """Prepare to watch; before the first process group is made.
+        """Prepare to watch, before the first process group is made.
 
         Args:
-            store: Which all ranks reach.
-            rank: This one.
-            world: How many there are.
+            store: A store that all ranks reach.
+            rank: This rank.
+            world: Number of ranks.
             deadline_s: The longest wait of one rank for another [s].
             tell: Called on every rank before its process ends.
         """
         keep_few_calls()
         self.rank, self.world, self.deadline_s, self.tell = rank, world, deadline_s, tell
         self.pause_s = min(deadline_s / LOOKS, _MOST_PAUSE_S)
-        # A connection of its own: a wait may hold the other's.
+        # A connection of its own, since a wait may block the other one.
         self._store: dist.Store = store.clone()  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=_STORE_S))
         self._looker = Looker(threading.get_ident(), world)
@@ -84,11 +84,11 @@ class Watchdog:
         self._standing = Standing(None)
         self._since: tuple[object, float] = (None, 0.0)
         self._hung: tuple[Wait, float] | None = None
-        """What this rank has waited in for longer than the deadline, and for how long [s]."""
+        """The wait of this rank beyond the deadline, and its length [s]."""
         self._spoke = time.monotonic()
         """When the store last answered."""
         self._heard: dict[int, tuple[int, int]] = {}
-        """Of each rank: its last beat, and at how many looks it was the same."""
+        """Each rank's last beat, and the number of looks without a change."""
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=target, name="watchdog", daemon=True)
@@ -97,7 +97,7 @@ class Watchdog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name what the block does, for those who wait for it."""
+        """Name what the block does, for messages of ranks that wait for it."""
         before = "" if self._phase.startswith("after ") else self._phase
         self._phase = name
         try:
@@ -123,7 +123,7 @@ class Watchdog:
                 thread.join(_STORE_S)
 
     def _watch(self) -> None:
-        """Look where the rank stands, and for how long; end it if nobody can be asked."""
+        """Look where the rank is, and for how long; end it if the store cannot be asked."""
         last = time.monotonic()
         while not self._ended.wait(self.pause_s):
             now = time.monotonic()
@@ -144,9 +144,9 @@ class Watchdog:
                 self._end(judge_alone(self.rank, *self._hung, self._phase))
 
     def _speak(self) -> None:
-        """Leave beats, and end the rank by its own judgement or by another's."""
+        """Write beats, and end the rank by its own verdict or another's."""
         while not self._ended.wait(self.pause_s):
-            with suppress(RuntimeError):  # a store that has gone does not end the watch
+            with suppress(RuntimeError):  # losing the store does not end the watch
                 self._leave_beat(self._standing)
                 if self._store.check(["standstill"]):
                     self._end(Standstill.read(json.loads(self._store.get("standstill"))))
@@ -170,7 +170,7 @@ class Watchdog:
         self._store.set(f"beat/{self.rank}", json.dumps(dataclasses.asdict(self._beat)))
 
     def _hear(self) -> dict[int, Beat]:
-        """Everybody's last beat."""
+        """Every rank's last beat."""
         keys = {rank: f"beat/{rank}" for rank in range(self.world)}
         beats = {
             rank: Beat.read(json.loads(self._store.get(key)))
@@ -183,12 +183,12 @@ class Watchdog:
         return beats
 
     def _end_all(self, wait: Wait, waited_s: float) -> None:
-        """Judge, unless another rank does, and end every rank."""
+        """Judge, unless another rank has, and end every rank."""
         if self._store.add("judges", 1) > 1 and waited_s < 2 * self.deadline_s:
             return
         beats = self._hear() | {self.rank: self._beat}
         silent = {rank for rank, (_, looks) in self._heard.items() if looks >= _SILENT_LOOKS}
-        found = judge(
+        verdict = judge(
             self.rank,
             wait,
             waited_s,
@@ -196,10 +196,10 @@ class Watchdog:
             silent - {self.rank},
             deadline_s=self.deadline_s,
         )
-        self._store.set("standstill", json.dumps(dataclasses.asdict(found)))
-        self.tell(found)
+        self._store.set("standstill", json.dumps(dataclasses.asdict(verdict)))
+        self.tell(verdict)
         time.sleep(2 * self.pause_s)  # the others end by themselves, with the same words
-        for rank in found.culprits:
+        for rank in verdict.culprits:
             self._end_process(beats.get(rank))
         os._exit(FaultError.exit_code)
 
@@ -209,6 +209,6 @@ class Watchdog:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(beat.process, signal.SIGKILL)
 
-    def _end(self, found: Standstill) -> None:
-        self.tell(found)
+    def _end(self, verdict: Standstill) -> None:
+        self.tell(verdict)
         os._exit(FaultError.exit_code)

@@ -1,66 +1,68 @@
-"""A run's measured seconds beside what this machine's curves foresee, and which curve is wrong.
+"""Compare a run's measured seconds with this machine's curves, and name the curve that is wrong.
 
 Why
-    A calibration that nobody holds against a run is a rumour. A run's journal says how long each
-    rank computed in each step, over how many tokens and pairs; the curves say how long products,
-    attention and moves of those sizes take. Steps differ in their mix, and so tell the curves
-    apart.
+    A calibration that nobody compares with a run is a rumour. A journal says how long each rank
+    computed in each step, over how many tokens and pairs; the curves predict the time of
+    products, attention and moves of those sizes. Steps differ in their mix, which separates the
+    curves.
 
 What it decides
-    Each curve's *factor*, measured over foreseen, by least squares of relative errors over all
-    ranks and steps, held at 1 as firmly as the steps scatter: steps that scatter as much as they
-    differ in their mix tell no curve from another. Its 95% interval by drawing steps again. A curve
-    is *wrong* when its interval leaves 1 by more than a tenth; of several the one that moves most
-    seconds is named. Documents are taken to be of one length, the one that has the rank's tokens
-    and pairs. A run beyond the measured sizes is refused.
+    Each curve's *factor*, measured over predicted, by ridge regression of relative errors over
+    all ranks and steps, pulled towards 1 as firmly as the steps scatter; its 95% interval is a
+    bootstrap over steps. A curve is *wrong* if its interval leaves 1 by more than a tenth; of
+    several, the one that moves the most seconds is named. Documents are assumed to have equal
+    lengths that give the rank's tokens and pairs. A run beyond the measured sizes is refused.
 
 Kept true (tests/unit/cost/test_compare.py)
-    A journal made from curves with one factor changed gives that factor back and names it; one
-    made from the curves as they are names none, and moves no factor far, however its steps scatter.
+    A journal made with one factor changed yields that factor and names it; one made from the
+    unchanged curves names none and moves no factor far, however its steps scatter.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags, Floats
 from equipoise.base.errors import SpecError
-from equipoise.cost.curves.grid import Flags, Floats
 from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.step.work import head_work, layer_work
 from equipoise.cost.work import pair_flop
 from equipoise.observe.run_record import RunRecord
 from equipoise.spec.device.by_name import DeviceSpec, Dtype
+from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
 CURVES = ("products", "attention", "moves")
 
 _HOLD = 1e-4
-"""How firmly a factor is held at 1 at least, against the squared relative error of one step: a
-curve that is a hundredth of a step's time keeps its factor unless the steps insist."""
+"""Least weight of the pull towards 1, against the squared relative error of one step: a curve
+with a hundredth of a step's time keeps its factor unless the steps insist."""
 
 _SPREAD = 0.3
-"""Of factors, before a run says anything: how far the same steps on one machine lay apart from one
-session to another (``bench/local/calibrate.py``)."""
+"""Prior spread of factors: how far equal steps on one machine differed between sessions
+(``bench/local/calibrate.py``)."""
 
 _DRAWS = 200
 _WRONG = 0.1
 _ALIKE = 0.2
-"""Moves over products change by less than this, in the logarithm: nothing tells them apart."""
+"""If the log ratio of moves to products varies by less than this, nothing separates them."""
 
 _ADAMW_BYTES = 28
-"""Of a weight: read it, its gradient and two moments, write it and the moments, in fp32."""
+"""Bytes per weight: read it, its gradient and two moments, write it and the moments, in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Measured over foreseen."""
+    """Measured over predicted time of one curve."""
 
     name: str
     predicted_s: float
-    """Of the median step's slowest rank."""
+    """Predicted time of the median step's slowest rank [s]."""
     factor: float
     low: float
     high: float
@@ -73,44 +75,79 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run beside the curves."""
+    """A run compared with the curves."""
 
     steps: int
     ranks: int
     compute_predicted_s: float
-    """Processor time of the slowest rank's forwards and backwards, median over steps."""
+    """Predicted processor time of the slowest rank's forwards and backwards, median over steps."""
     compute_measured_s: float
     step_errors: Floats
-    """Predicted over measured, less 1, of each step's slowest rank."""
+    """Predicted over measured time, minus 1, of each step's slowest rank."""
     optimizer_predicted_s: float
     optimizer_measured_s: float
     curves: tuple[Factor, ...]
     is_told_apart: bool
-    """Whether products and moves differ in their share of the steps; where they do not, they
-    share what is off."""
+    """Whether products and moves vary in their share of the steps; if not, they share the error."""
 
     @property
     def mape(self) -> float:
-        """Mean absolute error of a step's computing."""
+        """Mean absolute relative error of a step's compute time."""
         return float(np.abs(self.step_errors).mean())
 
     @property
     def wrong(self) -> Factor | None:
-        """The wrong curve that moves most seconds; None where none is wrong."""
-        found = [each for each in self.curves if each.is_wrong]
-        return max(found, key=lambda each: abs(each.factor - 1) * each.predicted_s, default=None)
+        """The wrong curve that moves the most seconds; None if none is wrong."""
+        candidates = [each for each in self.curves if each.is_wrong]
+        return max(
+            candidates, key=lambda each: abs(each.factor - 1) * each.predicted_s, default=None
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        """Plain data: what ``equipoise calibrate --compare --json`` prints."""
+        return {
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "compute": {
+                "predicted_s": self.compute_predicted_s,
+                "measured_s": self.compute_measured_s,
+                "mape": self.mape,
+            },
+            "optimizer": {
+                "predicted_s": self.optimizer_predicted_s,
+                "measured_s": self.optimizer_measured_s,
+            },
+            "curves": {
+                each.name: {
+                    "predicted_s": each.predicted_s,
+                    "measured_over_predicted": each.factor,
+                    "low": each.low,
+                    "high": each.high,
+                }
+                for each in self.curves
+            },
+            "is_told_apart": self.is_told_apart,
+            "wrong": None if self.wrong is None else self.wrong.name,
+        }
+
+
+def fitted(file: DeviceFile, comparison: Comparison) -> DeviceFile:
+    """A device file whose curves are corrected by a run: new factors on top of the old."""
+    old = dict(file.residuals)
+    new = {each.name: old.get(each.name, 1.0) * each.factor for each in comparison.curves}
+    return dataclasses.replace(file, residuals=tuple((old | new).items()))
 
 
 def compare_run(
     record: RunRecord, model: ModelSpec, device: DeviceSpec, *, seed: int = 0
 ) -> Comparison:
-    """Hold a data-parallel run's journal against a device's curves.
+    """Compare a data-parallel run's journal with a device's curves.
 
     Args:
-        record: Of the run.
-        model: That it trained.
-        device: Whose curves.
-        seed: Of the steps that are drawn.
+        record: Record of the run.
+        model: The model that it trained.
+        device: The device whose curves predict.
+        seed: Seed of the bootstrap.
 
     Raises:
         SpecError: the run shares micro-batches or layers over ranks, has fewer than 3 steps
@@ -124,8 +161,8 @@ def compare_run(
     measured, columns = measured[kept], columns[kept]
     if len(measured) < 3:
         raise SpecError(
-            f"{record.folder} has {len(measured)} whole steps after its first; a comparison needs "
-            f"3 or more. Train it further."
+            f"{record.folder} has {len(measured)} complete steps after its first; a comparison "
+            f"needs 3 or more. Train it further."
         )
     predicted = columns.sum(2)
     slowest = predicted.argmax(1)
@@ -167,8 +204,8 @@ def _require(record: RunRecord) -> None:
     if shared:
         raise SpecError(
             f"{record.folder} has {', '.join(shared)}: its ranks wait for each other inside a "
-            f"micro-batch, which curves of one core say nothing of. Compare a run of "
-            f"data-parallel ranks alone."
+            f"micro-batch, which curves of one core do not cover. Compare a run with only "
+            f"data-parallel ranks."
         )
 
 
@@ -184,7 +221,7 @@ def optimizer_s(record: RunRecord) -> Floats:
 
 
 def _foresee(record: RunRecord, model: ModelSpec, device: DeviceSpec) -> Floats:
-    """Seconds of each curve, [step, rank, curve]; NaN where the pack says nothing."""
+    """Predicted seconds of each curve, [step, rank, curve]; NaN where the pack is unknown."""
     tokens, count = record.rank_tokens, np.maximum(record.micro_batches, 1.0)
     pairs = (record.rank_flop - 6.0 * model.matmul_params * tokens) / (3.0 * pair_flop(model))
     train = record.start.spec["train"]
@@ -199,7 +236,7 @@ def _foresee(record: RunRecord, model: ModelSpec, device: DeviceSpec) -> Floats:
     passes = 3 + again
     for sparse in {model.is_sparse(layer) for layer in range(model.layers)}:
         layers = sum(model.is_sparse(layer) == sparse for layer in range(model.layers))
-        # Products of a layer keep their shape from one token to the next: only rows change.
+        # Only the rows of a layer's products depend on the number of tokens.
         work = layer_work(model, Layout(), 1.0, sparse=sparse, fused=False, width=width)
         for product in work.products:
             of_rows = rows * product.rows
@@ -236,12 +273,12 @@ def _foresee(record: RunRecord, model: ModelSpec, device: DeviceSpec) -> Floats:
 
 
 def _mix(record: RunRecord) -> tuple[Floats, Floats]:
-    """Lengths of the corpus's documents, cut to windows, and how many of each; none if unknown."""
-    found = record.start.corpus.get("histogram")
+    """Lengths of the corpus's documents, cut to windows, with counts; empty if unknown."""
+    histogram = record.start.corpus.get("histogram")
     pack = record.start.spec["pack"]
-    if not found or pack["cut"] != "documents":
+    if not histogram or pack["cut"] != "documents":
         return np.zeros(0), np.zeros(0)
-    count, tokens = (np.array(found[key], dtype=np.float64) for key in ("documents", "tokens"))
+    count, tokens = (np.array(histogram[key], dtype=np.float64) for key in ("documents", "tokens"))
     mean = tokens[count > 0] / count[count > 0]
     window = float(pack["context_tokens"])
     wholes, rest = np.floor(mean / window), mean % window
@@ -252,14 +289,14 @@ def _mix(record: RunRecord) -> tuple[Floats, Floats]:
 def _refuse(folder: Path, rows: Floats, length: Floats) -> None:
     raise SpecError(
         f"{folder} has micro-batches of {rows.min():,.0f} to {rows.max():,.0f} tokens over "
-        f"documents of about {length.min():,.0f} to {length.max():,.0f}, which with its widths is "
-        f"more or less than was measured, and curves are not read beyond their ends. Measure its "
-        f'sizes: "equipoise calibrate RUN.toml" with the run.toml of that run.'
+        f"documents of about {length.min():,.0f} to {length.max():,.0f} tokens; with its widths "
+        f"that is outside the measured sizes. Measure them: "
+        f'"equipoise calibrate RUN.toml" with the run.toml of that run.'
     )
 
 
 def _fit(columns: Floats, measured: Floats) -> npt.NDArray[np.float64]:
-    """Least squares of relative errors, each factor held at 1 by how much the steps scatter."""
+    """Ridge regression of relative errors, pulled towards 1 as firmly as the steps scatter."""
     shares = (columns / measured[..., None]).reshape(-1, columns.shape[-1])
     least = _HOLD * len(shares)
     loose = _held_fit(shares, least)
@@ -268,7 +305,7 @@ def _fit(columns: Floats, measured: Floats) -> npt.NDArray[np.float64]:
 
 
 def _held_fit(shares: Floats, hold: float) -> npt.NDArray[np.float64]:
-    """Factors whose columns come to 1 in every row, each held at 1."""
+    """Factors with which every row of ``shares`` sums to 1, pulled towards 1."""
     count = shares.shape[1]
     left = np.concatenate([shares, np.sqrt(hold) * np.eye(count)])
     right = np.concatenate([np.ones(len(shares)), np.sqrt(hold) * np.ones(count)])
@@ -276,7 +313,7 @@ def _held_fit(shares: Floats, hold: float) -> npt.NDArray[np.float64]:
 
 
 def _draw(columns: Floats, measured: Floats, seed: int) -> npt.NDArray[np.float64]:
-    """Factors of steps drawn with replacement, [draw, curve]."""
+    """Factors fitted to steps drawn with replacement, [draw, curve]."""
     generator = np.random.default_rng(seed)
     picks = generator.integers(0, len(measured), (_DRAWS, len(measured)))
     return np.stack([_fit(columns[pick], measured[pick]) for pick in picks])

@@ -1,18 +1,18 @@
-"""Seconds from measured curves: a price per token, and one per document by its pairs.
+"""The load curve of a rank: seconds per token, and per document by its pairs.
 
 Why
-    Counting FLOP says a document of 64 tokens has a hundredth of the attention of one of
-    640; the kernel says a fortieth, because short documents waste tiles and launches. The
-    balance that counts is in seconds, so the price of a document's attention is measured at
-    a few lengths on the machine that will run it, and read off in between.
+    By FLOP, a document of 64 tokens has a hundredth of the attention of one of 640; by the
+    clock a fortieth, because short documents waste tiles and launches. Balance has to hold in
+    seconds, so a document's attention is measured at a few lengths on the machine that will run
+    it, and interpolated.
 
 What it decides
-    Loads are whole nanoseconds, so that every rank that holds the same curve packs alike.
-    Part of a document costs what a whole document of as many pairs costs, plus its tokens.
+    Loads are whole nanoseconds, so that ranks with the same curve pack alike. Part of a document
+    costs its tokens plus the attention of a whole document with as many pairs.
 
 Kept true (tests/unit/cost/test_curve.py)
     Loads are positive, grow with length, and meet the measured points; a counted curve is
-    the exact count; an endless break-even length balances tokens, one of nothing squares.
+    the exact count; an infinite break-even length balances tokens, one near 0 squares.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
-from equipoise.cost.work import Ints, causal_pairs, pair_flop
+from equipoise.cost.work import causal_pairs, pair_flop
 from equipoise.spec.model.presets import ModelSpec
 
 
@@ -39,31 +40,31 @@ class LoadCurve:
     peak_flop_per_s: float
     measured: bool
     busy_share: float = 1.0
-    """The share of its processor time that the worst placed rank had while it was measured:
-    1 unless other programs computed, too."""
+    """Share of its processor that the worst-placed rank had during the measurement: 1 unless
+    other programs also ran."""
 
     def attention_ns(self, pairs: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Attention time of documents, or parts of one, of so many pairs each [ns].
+        """Attention time of documents, or parts of documents, by their pairs [ns].
 
-        Between measured lengths it is interpolated in log-log over pairs; beyond the last it
-        grows with the pairs, below the first with their root, as the length does.
+        Interpolated in log-log between measured lengths; beyond the last it grows with the
+        pairs, below the first with their square root, as the length does.
         """
-        found = np.asarray(pairs, dtype=np.float64)
+        count = np.asarray(pairs, dtype=np.float64)
         lengths = np.array(self.doc_tokens)
         known = lengths * (lengths + 1) / 2
-        inside = np.maximum(found, 1.0)
+        inside = np.maximum(count, 1.0)
         attention = np.exp(np.interp(np.log(inside), np.log(known), np.log(self.doc_ns)))
         attention *= np.maximum(inside / known[-1], 1.0)
         attention *= np.sqrt(np.minimum(inside / known[0], 1.0))
-        return np.where(found > 0, attention, 0.0)
+        return np.where(count > 0, attention, 0.0)
 
     def document_ns(self, doc_tokens: Ints) -> Ints:
-        """Load of each document, its linear layers included [ns], at least 1."""
+        """Load of each document, with its linear layers [ns]; at least 1."""
         lengths = np.maximum(np.asarray(doc_tokens, dtype=np.int64), 1)
         return self._total_ns(lengths, causal_pairs(lengths))
 
     def slice_ns(self, starts: Ints, stops: Ints) -> Ints:
-        """Load of the queries ``[start, stop)`` of each document, reading from its first token.
+        """Load of the queries ``[start, stop)`` of each document, which read from its start [ns].
 
         Args:
             starts: First query of each slice, counted from the document's first token.
@@ -79,10 +80,9 @@ class LoadCurve:
 
     @property
     def break_even_tokens(self) -> float:
-        """Length S* at which attention takes as long as all that is paid per token [tokens].
+        """Length S* at which attention takes as long as everything paid per token [tokens].
 
-        Calibrated where the curve is; ``inf`` where tokens always cost more, and 0 where
-        they never do.
+        ``inf`` if tokens always cost more, 0 if they never do.
         """
         low, high = 0.0, 1e12
         if self.attention_ns(high * high / 2) < self.ns_per_token * high:
@@ -99,8 +99,7 @@ class LoadCurve:
 def counted_curve(model: ModelSpec, *, flop_per_s: float = 1e12) -> LoadCurve:
     """The curve of a machine on which every useful FLOP costs the same.
 
-    It needs no measurement; ``equipoise pack`` uses it. ``flop_per_s`` scales all loads
-    alike and moves no document.
+    It needs no measurement; ``equipoise pack`` uses it. ``flop_per_s`` only scales all loads.
     """
     per_flop_ns = 1e9 / flop_per_s
     return LoadCurve(
@@ -117,7 +116,7 @@ def break_even_curve(break_even_tokens: float) -> LoadCurve:
     """The curve ``tokens + 2 x pairs / S``: attention meets the linear layers at length S.
 
     Args:
-        break_even_tokens: S, above 0; ``inf`` counts tokens alone.
+        break_even_tokens: S, above 0; ``inf`` counts only tokens.
 
     Raises:
         SpecError: S is not above 0.
@@ -127,10 +126,10 @@ def break_even_curve(break_even_tokens: float) -> LoadCurve:
     """
     if not break_even_tokens > 0:
         raise SpecError(
-            f"A break-even length of {break_even_tokens:g} tokens is not above 0. Published ones "
-            f"lie near 30,000 to 200,000; inf counts tokens alone."
+            f"The break-even length is {break_even_tokens:g} tokens. Give one above 0: published "
+            f"ones lie near 30,000 to 200,000, and inf counts only tokens."
         )
-    # In thousandths of what a token and a pair cost together, lest a tiny S overflow.
+    # In thousandths of the price of a token and a pair together, so that a tiny S cannot overflow.
     of_token = 1e6 if np.isinf(break_even_tokens) else 1e6 * min(1.0, break_even_tokens / 1e3)
     of_pair = max(1e-300, 2 * of_token / break_even_tokens)
     return LoadCurve(0.0, of_token, (1.0,), (of_pair,), 1.0, measured=False)

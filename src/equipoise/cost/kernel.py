@@ -1,24 +1,23 @@
 """Seconds of kernels: matrix products, attention over documents, streams of bytes.
 
 Why
-    A peak is reached by nobody. What share of it a product of given sizes reaches, or attention
-    over documents of given lengths, was measured on a few devices at some thousand sizes, and
-    that is what a step is made of.
+    Nothing reaches the peak. What share of it a product, or attention over documents, reaches was
+    measured on a few devices at some thousand sizes, and a step is priced from that.
 
 What it decides
-    Inside the measured sizes of a device, log-log interpolation. On another device (*transfer*)
-    the same share of its roofline: seconds scale with ``max(FLOP / peak, bytes / bandwidth)``
-    of the two, but a kernel never takes less than the shortest measured one. Where the two
-    differ by power alone the sustained clock goes with its cube root. fp16 runs as bf16 does.
-    A transferred time is flagged as extrapolated, and so is one that only a formula gives.
+    Inside a device's measured sizes, log-log interpolation. On another device (*transfer*), the
+    same share of its roofline: seconds scale with ``max(FLOP / peak, bytes / bandwidth)`` of the
+    two, but no kernel is faster than the shortest measured one. If two devices differ only in
+    power, the sustained clock goes with its cube root. fp16 runs like bf16. Transferred times,
+    and those from a formula, are flagged as extrapolated.
 
     Attention of a packed micro-batch is the sum over its documents; each runs as fast as in a
-    pack of documents like it with as many tokens in all. A slice of a document, as context
-    parallelism cuts them, costs what a whole document of as many pairs costs.
+    pack of equal documents with as many tokens. A slice of a document, as cut by context
+    parallelism, costs as much as a whole document with as many pairs.
 
 Kept true (tests/unit/cost/test_kernel.py)
-    Measured points are met; time grows with each size; no product beats its device's peak by
-    more than rounding; twice the peak and bandwidth is never slower; documents add up.
+    Measured points are met; time grows with each size; no product beats its device's peak except
+    by rounding; twice the peak and bandwidth is never slower; documents add up.
 
 Sources
     Curves: the first lines of each file of ``cost/data``. Backward over forward:
@@ -30,8 +29,9 @@ Sources
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import SpecError
-from equipoise.cost.curves.grid import Floats, Timing, counted
+from equipoise.cost.curves.grid import Timing, counted
 from equipoise.cost.curves.measured import attention_curves, decode_curve, gemm_curve, residual
 from equipoise.spec.device.by_name import DTYPE_BYTES, THIS_CPU, DeviceSpec, Dtype, find_device
 
@@ -41,7 +41,7 @@ _STREAM_EFFICIENCY = 0.8
 _LAUNCH_S = 3e-6
 
 UNMEASURED_EFFICIENCY = 0.6
-"""Of the peak, where nothing was measured: what people report of CPUs without tuning."""
+"""Share of the peak if nothing was measured: what is reported for untuned CPUs."""
 
 
 def _sustained_flop_per_s(device: DeviceSpec, base: DeviceSpec, dtype: Dtype) -> float:
@@ -76,10 +76,10 @@ def gemm_s(
     device.peak_flop_per_s(dtype)  # says which dtypes there are
     m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
     flop = 2.0 * m * n * k
-    found = gemm_curve(device, dtype)
-    if found is None:
+    curve = gemm_curve(device, dtype)
+    if curve is None:
         return _unmeasured(device, dtype, flop)
-    grid, name, known = found
+    grid, name, known = curve
     timing = grid.at(m, n, k)
     if name == device.name and DTYPE_BYTES[known] == DTYPE_BYTES[dtype]:
         return timing.scaled(residual(device, "products"))
@@ -106,13 +106,13 @@ def attention_s(
     """Seconds of causal attention of each document of a pack; they add up to the pack's.
 
     Args:
-        device: Where.
+        device: The device that computes.
         doc_tokens: Length of each document [tokens].
         heads: Query heads on this device.
         kv_heads: Key/value heads on this device.
-        head_width: Of one head.
-        dtype: Of queries, keys and values.
-        backward: The backward instead of the forward.
+        head_width: Width of one head.
+        dtype: Dtype of queries, keys and values.
+        backward: Whether to price the backward instead of the forward.
         pack_tokens: Tokens of the whole pack; the documents' sum unless given. More documents
             fill a GPU better.
 
@@ -136,10 +136,10 @@ def attention_s(
     whole = np.sum(tokens) if pack_tokens is None else np.asarray(pack_tokens, dtype=np.float64)
     flop = 4.0 * heads * head_width * tokens * (tokens + 1) / 2
     times = _BACKWARD_OVER_FORWARD if backward else 1.0
-    found = attention_curves(device, dtype)
-    if found is None:
+    curves = attention_curves(device, dtype)
+    if curves is None:
         return _unmeasured(device, dtype, flop * (2.5 if backward else 1.0))
-    forward_curve, backward_curve, name = found
+    forward_curve, backward_curve, name = curves
     curve = forward_curve
     if backward and backward_curve is not None:
         curve, times = backward_curve, 1.0
@@ -164,22 +164,22 @@ def decode_attention_s(
     kv_heads: int,
     head_width: int,
 ) -> Timing:
-    """Seconds of attention of one new token for each of some sequences, on bf16 caches.
+    """Seconds of attention of one new token per sequence, on bf16 caches.
 
     Args:
-        device: Where.
-        kv_tokens: Tokens in the cache of each sequence; all alike.
-        sequences: How many.
+        device: The device that computes.
+        kv_tokens: Tokens in each sequence's cache; all equal.
+        sequences: Number of sequences.
         heads: Query heads on this device.
         kv_heads: Key/value heads on this device.
-        head_width: Of one head; other widths than 128 move so many more or fewer bytes.
+        head_width: Width of one head; bytes scale with it from the measured 128.
     """
     tokens = np.asarray(kv_tokens, dtype=np.float64)
     units = np.asarray(sequences, dtype=np.float64) * kv_heads
-    found = decode_curve(device)
-    if found is None:
+    curve = decode_curve(device)
+    if curve is None:
         return stream_s(device, 4.0 * tokens * units * head_width)
-    grid, name = found
+    grid, name = curve
     timing = grid.at(heads / kv_heads, np.maximum(tokens, 1.0), units)
     ratio = head_width / 128
     if name != device.name:
@@ -191,13 +191,13 @@ def decode_attention_s(
 
 
 def stream_s(device: DeviceSpec, size_bytes: npt.ArrayLike) -> Timing:
-    """Seconds of a kernel that does little but read and write so many bytes.
+    """Seconds of a kernel that mostly reads and writes ``size_bytes``.
 
     >>> round(float(stream_s(find_device("a100-80"), 2.039e9).s) * 1e3, 3)
     1.253
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    if device.name == THIS_CPU:  # what STREAM reached is what there is
+    if device.name == THIS_CPU:  # its memory rate was measured by STREAM
         s = size / device.memory_bytes_per_s * residual(device, "moves")
     else:
         s = size / (device.memory_bytes_per_s * _STREAM_EFFICIENCY) + _LAUNCH_S * (size > 0)

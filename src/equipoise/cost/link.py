@@ -1,26 +1,26 @@
 """Seconds of collectives on a group of ranks, by the links that the group crosses.
 
 Why
-    The same all-reduce takes 2 ms on one node and 20 ms over a network, and which it is follows
-    from the ranks, not from the name of the axis. So a group is priced by where its ranks are.
+    The same all-reduce takes 2 ms on one node and 20 ms over a network, depending on the ranks
+    and not on the name of the axis. So a group is priced by where its ranks are.
 
 What it decides
-    A group is a chain of *levels*, from the innermost block outwards; at each, how many of its
-    ranks share a block. Rings run through all levels at once, so the slowest level sets the
+    A group is a chain of *levels*, from the innermost block outwards, each with the number of
+    ranks that share a block. Rings run through all levels at once, so the slowest level sets the
     pace and the others add their latency::
 
         time = max over levels of what each needs for its bytes + latency of the outer levels
 
     Bytes follow the ring: all-gather and reduce-scatter move ``(n - 1) / n`` of the whole
-    tensor past each link, all-reduce twice that. At an outer level the ranks of a block share
+    tensor across each link, all-reduce twice that. At an outer level the ranks of a block share
     its ports, so ``k`` ranks have ``k`` devices' share. An all-to-all moves what leaves the
-    block. The innermost level is read off measured curves where there are any: a link that is
-    faster or slower than the measured one moves proportionally more or fewer bytes in the same
-    time. *Bytes* are always of the whole tensor: gathered, reduced, scattered, or what one rank
-    sends in an all-to-all.
+    block. The innermost level uses a measured curve if there is one; a faster or slower link
+    than the measured one moves proportionally more or fewer bytes in the same time. *Bytes*
+    always means the whole tensor: gathered, reduced, scattered, or sent by one rank in an
+    all-to-all.
 
 Kept true (tests/unit/cost/test_link.py)
-    Groups given by ranks and by stride are priced alike; a group of one costs nothing; no time
+    Groups given by ranks and by stride have equal prices; a group of one costs nothing; no time
     beats the slowest link's peak; renumbering nodes changes nothing. Held-out points:
     ``bench/published/collectives.py``.
 
@@ -36,13 +36,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.base.errors import SpecError
-from equipoise.cost.curves.grid import Flags, Floats, Timing
+from equipoise.cost.curves.grid import Timing
 from equipoise.cost.curves.measured import collective_curve
 from equipoise.spec.cluster.link import LinkSpec
 from equipoise.spec.cluster.spec import ClusterSpec, NodeClass
-
-Ints = npt.NDArray[np.int64]
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 OPS: tuple[Op, ...] = (
@@ -55,25 +54,25 @@ OPS: tuple[Op, ...] = (
 )
 
 _PEERS_AT_ONCE = 8
-"""Messages that NCCL has under way at a time in an all-to-all (its rounds of 8 peers)."""
+"""Messages that NCCL has in flight in an all-to-all (its rounds of 8 peers)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A link that a group crosses, and how its ranks fill the blocks that the link joins."""
+    """A link that a group crosses, and how the group fills the blocks that the link joins."""
 
     link: LinkSpec
     bytes_per_s: float
-    """Peak of one device's share of it, one direction."""
+    """Peak of one device's share, one direction."""
     most: Ints
     """Ranks of the group in the fullest block of this level."""
     least: Ints
-    """Ranks of the group in the emptiest block that has any."""
+    """Ranks of the group in the emptiest block that it touches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that communicate, or many groups alike in kind, as arrays."""
+    """Ranks that communicate, or many similar groups as arrays."""
 
     size: Ints
     levels: tuple[Level, ...]
@@ -81,10 +80,10 @@ class Group:
 
 
 def strided_group(cluster: ClusterSpec, size: npt.ArrayLike, stride: npt.ArrayLike) -> Group:
-    """Groups of ``size`` ranks, ``stride`` apart, that begin at the first place of a block.
+    """Groups of ``size`` ranks, ``stride`` apart, that begin at the start of a block.
 
     Args:
-        cluster: Of one class, without a matrix.
+        cluster: A cluster of one class, without a bandwidth matrix.
         size: Ranks of each group; arrays broadcast with ``stride``.
         stride: Distance between neighbours: the product of the degrees inside.
 
@@ -100,8 +99,8 @@ def strided_group(cluster: ClusterSpec, size: npt.ArrayLike, stride: npt.ArrayLi
     """
     if not cluster.is_uniform:
         raise SpecError(
-            f"{cluster.name} has nodes of {len(cluster.classes)} classes or measured links, so "
-            f"where a group stands matters. Name its ranks."
+            f"{cluster.name} has {len(cluster.classes)} classes of nodes or measured links, so the "
+            f"price depends on where a group is. Name its ranks."
         )
     sizes, strides = np.broadcast_arrays(
         np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
@@ -120,7 +119,7 @@ def group_of(cluster: ClusterSpec, ranks: npt.ArrayLike) -> Group:
     """The group of these ranks, in ring order.
 
     Raises:
-        SpecError: a rank is no device of the cluster, or named twice.
+        SpecError: a rank is not a device of the cluster, or is named twice.
 
     >>> from equipoise.spec.cluster.spec import find_cluster
     >>> group = group_of(find_cluster("h100-sxm:64"), [0, 1, 8, 9, 16])
@@ -165,14 +164,14 @@ _FAR = 1 << 20
 
 
 def _tiers(touched: list[NodeClass]) -> list[tuple[int, LinkSpec]]:
-    """Blocks inside the nodes of some classes; where classes differ, the slower link."""
-    found: dict[int, LinkSpec] = {}
+    """Blocks inside the nodes of some classes; the slower link where classes differ."""
+    tiers: dict[int, LinkSpec] = {}
     for each in touched:
         for tier in each.tiers:
-            known = found.get(tier.devices)
+            known = tiers.get(tier.devices)
             if known is None or tier.link.bytes_per_s < known.bytes_per_s:
-                found[tier.devices] = tier.link
-    return sorted(found.items(), key=lambda pair: pair[0])
+                tiers[tier.devices] = tier.link
+    return sorted(tiers.items(), key=lambda pair: pair[0])
 
 
 def _level(link: LinkSpec, rate: float, blocks: Ints) -> Level:
@@ -181,7 +180,7 @@ def _level(link: LinkSpec, rate: float, blocks: Ints) -> Level:
 
 
 def _matrix_rate(cluster: ClusterSpec, node: Ints, ids: Ints) -> float:
-    """Of a ring through the ranks in order: the slowest pair of nodes, a device's share."""
+    """A device's share of the slowest pair of nodes on a ring through the ranks in order."""
     if cluster.node_bytes_per_s is None:
         return math.inf
     after = np.roll(node, -1)
@@ -197,13 +196,13 @@ def collective_s(op: Op, size_bytes: npt.ArrayLike, group: Group) -> Timing:
     """Seconds of a collective.
 
     Args:
-        op: Which.
-        size_bytes: Of the whole tensor; broadcasts with the group's arrays.
+        op: The collective.
+        size_bytes: Bytes of the whole tensor; broadcasts with the group's arrays.
         group: From ``group_of`` or ``strided_group``. ``send`` goes from one rank to another,
             over the outermost link that the group crosses.
 
     Returns:
-        Seconds, flagged where they rest on sizes or links that nobody measured.
+        Seconds, flagged if they rest on unmeasured sizes or links.
 
     Cost: about 1 us a group and size.
 
@@ -223,7 +222,7 @@ def collective_s(op: Op, size_bytes: npt.ArrayLike, group: Group) -> Timing:
         timing = _level_timing(op, size, group.size, inner, level)
         here = np.broadcast_to(crosses, shape)
         first = np.broadcast_to(inner == 1, shape)
-        # A curve holds its own latency; what an outer level adds comes on top of the pace.
+        # A curve includes its own latency; an outer level's comes on top of the pace.
         wait = _latency_s(op, level, inner) * (~first)
         pace = np.where(here, np.maximum(pace, timing.s), pace)
         latency = latency + np.where(here, wait, 0.0)
@@ -233,7 +232,7 @@ def collective_s(op: Op, size_bytes: npt.ArrayLike, group: Group) -> Timing:
 
 
 def _level_timing(op: Op, size: Floats, ranks: Ints, inner: Ints, level: Level) -> Timing:
-    """What one level needs for its bytes: by a curve where single ranks meet, else by rate."""
+    """Time of one level for its bytes: by a curve if single ranks meet, else by its rate."""
     rate = level.bytes_per_s * level.link.efficiency * inner
     moved = _moved(op, size, ranks, inner)
     alone = _latency_s(op, level, inner) * (inner == 1)
@@ -249,7 +248,7 @@ def _level_timing(op: Op, size: Floats, ranks: Ints, inner: Ints, level: Level) 
 
 
 def _moved(op: Op, size: Floats, ranks: Ints, inner: Ints) -> Floats:
-    """Bytes that the ranks of one block together pass to the next, over their number of ports."""
+    """Bytes that one block's ranks together pass to the next, divided by their ports."""
     ring = (ranks - 1) / np.maximum(ranks, 1)
     if op == "all_reduce":
         return np.asarray(2 * ring * size)
@@ -259,15 +258,15 @@ def _moved(op: Op, size: Floats, ranks: Ints, inner: Ints) -> Floats:
         return np.asarray((ranks - inner) / np.maximum(ranks, 1) * size * inner)
     if op == "broadcast":
         return np.asarray(size * np.ones_like(ranks), dtype=np.float64)
-    # One rank sends through its own port: a block's other ports lend nothing.
+    # One rank sends through its own port; the block's other ports do not help.
     return np.asarray(size * inner, dtype=np.float64)
 
 
 def _latency_s(op: Op, level: Level, inner: Ints) -> Floats:
-    """Waiting for messages that follow each other across one level."""
+    """Latency of the messages that follow each other across one level."""
     blocks = np.maximum(level.most / inner, 1.0)
     hop = level.link.latency_s
-    if op == "all_reduce":  # a tree where it is sooner than the ring
+    if op == "all_reduce":  # a tree if it is faster than the ring
         return np.asarray(hop * 2 * np.minimum(blocks - 1, np.ceil(np.log2(blocks)) + 1))
     if op in ("all_gather", "reduce_scatter"):
         return np.asarray(hop * (blocks - 1))

@@ -1,25 +1,25 @@
 """Seconds of keeping optimizer states or activations in host memory.
 
 Why
-    What does not fit on a device may fit beside it, at the price of a link some fifty times as
-    slow as the device's memory. How slow is what decides whether more devices are cheaper.
+    What does not fit on a device may fit on its host, behind a link some fifty times slower than
+    device memory. That price decides whether more devices are cheaper.
 
 What it decides
-    *Optimizer*: gradients go to the host, its cores update fp32 weights and moments, narrow weights
-    come back. The three follow each other and the last backward; no device computes meanwhile.
-    Adam is bound by the host's memory: it moves ``ADAM_BYTES`` a weight, as on a device.
+    *Optimizer*: gradients go to the host, its cores update fp32 weights and moments, and narrow
+    weights come back, one after the other and after the last backward; no device computes
+    meanwhile. Adam is bound by host memory: it moves ``ADAM_BYTES`` per weight, as on a device.
 
-    *Activations*: what a layer keeps is copied out behind its own forward and in behind its own
-    backward. What takes longer is waited for. Without stages the last ``KEPT_LAYERS`` layers are
-    needed again at once, and stay. Copies of all devices of a host meet in its memory.
+    *Activations*: what a layer keeps is copied out during its own forward and in during its own
+    backward, and ranks wait for the rest. Without stages the last ``KEPT_LAYERS`` layers are
+    needed again at once, and stay. Copies of all devices of a host share its memory.
 
-    This is a model: it is not fitted to training runs. ``bench/published/offload.py`` holds it
-    beside those of Megatron that were published. There offloading adds up to twice these seconds,
-    for its host's update is not bound by memory.
+    The model is not fitted to training runs. ``bench/published/offload.py`` compares it with
+    Megatron's published runs, where offloading adds up to twice these seconds because the host's
+    update is not bound by memory.
 
 Kept true (tests/unit/cost/test_offload.py, tests/unit/plan/search/test_offload.py)
-    More weights and tokens take longer; what a pass is long enough to hide costs nothing; the host
-    is never faster than the device; no choice is faster than the same one without offloading.
+    More weights and tokens take longer; what a pass hides costs nothing; the host is never faster
+    than the device; no choice is faster than the same one without offloading.
 
 Sources
     Order of the optimizer's parts: ZeRO-Offload, arXiv:2101.06840, section 4. That little of them
@@ -31,10 +31,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import SpecError
 from equipoise.cost.memory.device import kept_bytes, weight_bytes
 from equipoise.cost.step.layer import add
-from equipoise.cost.step.request import TERMS, Floats, StepOptions
+from equipoise.cost.step.request import TERMS, StepOptions
 from equipoise.spec.device.spec import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -42,18 +43,18 @@ from equipoise.spec.offload import KEPT_LAYERS, offloads_activations, offloads_o
 from equipoise.spec.recompute import LayerRecompute
 
 ADAM_BYTES = 30.0
-"""Of a weight, moved by Adam: it reads weight, gradient and two moments and writes all but the
+"""Bytes that Adam moves per weight: it reads weight, gradient and two moments, writes all but the
 gradient in fp32, and a bf16 copy."""
 
 COPIES = TERMS.index("offload traffic")
-"""Column of a table of parts."""
+"""The column of copies in a table of parts."""
 
 _LINK_SHARE = 0.87
-"""Of the link's peak: nvbandwidth's host_to_device_memcpy_ce reads 55.4 of 64 GB/s on each of eight
-devices behind PCIe 5."""
+"""Share of the link's peak: nvbandwidth's host_to_device_memcpy_ce reads 55.4 of 64 GB/s on each of
+eight devices behind PCIe 5."""
 
 _MEMORY_SHARE = 0.6
-"""Of the host memory's peak, by a fused Adam: one of 171e9 weights, at 28 bytes each, took 12.8 s
+"""Share of the host memory's peak that a fused Adam reaches: 171e9 weights of 28 bytes took 12.8 s
 on the host of eight H200s (PrimeIntellect prime-rl, pull request 3248), 374 of 614 GB/s."""
 
 
@@ -65,13 +66,13 @@ def require_host(device: DeviceSpec, offload: str) -> None:
     """
     if offload != "none" and device.name == THIS_CPU:
         raise SpecError(
-            f"{THIS_CPU} computes in host memory, so there is nowhere to offload to. Leave "
-            f"--offload out."
+            f"{THIS_CPU} computes in host memory, so there is nowhere to offload to. Omit "
+            f"--offload."
         )
 
 
 def copy_bytes_per_s(device: DeviceSpec) -> float:
-    """Between device and host memory, one direction, as a copy reaches it.
+    """Rate of a copy between device and host memory, one direction [bytes/s].
 
     >>> from equipoise.spec.device.by_name import find_device
     >>> round(copy_bytes_per_s(find_device("h100-sxm")) / 1e9, 1)
@@ -82,7 +83,7 @@ def copy_bytes_per_s(device: DeviceSpec) -> float:
 
 
 def host_update_s(device: DeviceSpec, weights: float, options: StepOptions) -> tuple[float, float]:
-    """Of a rank's shard of so many weights: copies to and from the host, and its update [s].
+    """Seconds to copy a rank's shard of ``weights`` to the host and back, and to update it [s].
 
     >>> from equipoise.spec.device.by_name import find_device
     >>> copies, update = host_update_s(find_device("h100-sxm"), 1e9, StepOptions(8192, 1))
@@ -95,7 +96,7 @@ def host_update_s(device: DeviceSpec, weights: float, options: StepOptions) -> t
 
 
 def copies_share(device: DeviceSpec, options: StepOptions) -> float:
-    """Of the optimizer's time, what goes into copies to and from the host."""
+    """Share of the optimizer's time spent on copies to and from the host."""
     if not offloads_optimizer(options.offload):
         return 0.0
     copies, update = host_update_s(device, 1.0, options)
@@ -111,17 +112,16 @@ def add_copies(
     kind: tuple[bool, LayerRecompute],
     tokens: float,
 ) -> None:
-    """Add what a layer waits for copies of its activations.
+    """Add the time that a layer waits for copies of its activations.
 
     Args:
-        parts: The layer's passes with all that they compute and wait for otherwise, float64
-            [PASSES, TERMS] [s].
+        parts: The layer's passes with all other compute and waits, float64 [PASSES, TERMS] [s].
         model: Sizes.
-        device: Of the rank, and its host.
+        device: The rank's device, and its host.
         layout: Degrees.
         options: What is offloaded, and what layers keep.
-        kind: Whether the layer has experts, and what it computes again.
-        tokens: Of the micro-batch on this rank's context share.
+        kind: Whether the layer has experts, and what it recomputes.
+        tokens: Tokens of the micro-batch on this rank's context share.
     """
     if not offloads_activations(options.offload):
         return
@@ -142,7 +142,7 @@ def add_copies(
 
 
 def loads_without_copies(layers: Sequence[Floats]) -> Floats:
-    """Seconds of every layer's parts but for those waits, float64 [layers]."""
+    """Seconds of every layer's parts without waits for copies, float64 [layers]."""
     kinds = {id(layer): layer for layer in layers}
     load = {key: layer.sum() - layer[:, COPIES].sum() for key, layer in kinds.items()}
     return np.array([load[id(layer)] for layer in layers])

@@ -1,31 +1,29 @@
 """Exact counts of work: query-key pairs, FLOP and bytes, in integers.
 
 Why
-    Tokens are not work: a causal query at offset ``i`` reads ``i + 1`` keys. Whoever
-    balances, forecasts or reports utilisation counts the same pairs.
+    Tokens are not work: a causal query at offset ``i`` reads ``i + 1`` keys. Balancers,
+    forecasts and reports all count the same pairs.
 
 Convention
-    *Useful* FLOP of training are ``6 x matmul weights x tokens`` plus attention at three
-    forwards' worth of its exact pairs; of experts the weights that a token passes through count.
-    What a kernel spends beyond that (flash attention's own recomputation, activation
-    recomputation, masked tiles) is not useful.
+    *Useful* FLOP of training are ``6 x matmul weights x tokens`` plus three forwards of
+    attention over its exact pairs; of experts only a token's own weights count. What kernels
+    spend beyond that (flash attention's own recomputation, activation recomputation, masked
+    tiles) is not useful.
 
 Kept true (tests/unit/cost/test_work.py, by Hypothesis)
-    Pairs of any slice under any mask equal those of the mask written out; slices of a
-    document add up to the document.
+    Pairs of any slice under any mask equal those of the explicit mask; slices of a document add
+    up to the document.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.spec.mask import CAUSAL as CAUSAL
 from equipoise.spec.mask import Mask as Mask
 from equipoise.spec.model.presets import ModelSpec
-
-Ints = npt.NDArray[np.int64]
 
 
 def pairs_before(at: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:
@@ -38,7 +36,7 @@ def pairs_before(at: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:
         mask: Which keys a query reads.
 
     Raises:
-        SpecError: a document has another length than the prefix and its branches.
+        SpecError: a document's length is not that of the prefix and its branches.
     """
     at, doc_tokens = np.asarray(at, dtype=np.int64), np.asarray(doc_tokens, dtype=np.int64)
     if mask.kind == "full":
@@ -51,9 +49,9 @@ def pairs_before(at: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:
     total = mask.prefix_tokens + sum(mask.branch_tokens)
     if (doc_tokens != total).any():
         raise SpecError(
-            f"A document of {int(doc_tokens[doc_tokens != total][0]):,} tokens is not a prefix of "
-            f"{mask.prefix_tokens:,} and branches of {sum(mask.branch_tokens):,}. Give every "
-            f"document {total:,} tokens, or each its own mask."
+            f"A document has {int(doc_tokens[doc_tokens != total][0]):,} tokens, but its mask has "
+            f"a prefix of {mask.prefix_tokens:,} and branches of {sum(mask.branch_tokens):,}. Give "
+            f"every document {total:,} tokens, or each its own mask."
         )
     pairs = causal_pairs(np.minimum(at, mask.prefix_tokens))
     begin = mask.prefix_tokens
@@ -65,7 +63,7 @@ def pairs_before(at: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:
 
 
 def slice_pairs(starts: Ints, stops: Ints, doc_tokens: Ints, mask: Mask = CAUSAL) -> Ints:
-    """Pairs of the queries ``[start, stop)`` of each document, all their keys counted [pairs].
+    """Pairs of the queries ``[start, stop)`` of each document with all their keys [pairs].
 
     >>> slice_pairs(np.array([0, 2]), np.array([2, 4]), np.array([4, 4])).tolist()
     [3, 7]
@@ -95,13 +93,13 @@ def useful_flop(model: ModelSpec, tokens: int, pairs: int) -> int:
 
 
 def kv_bytes_per_token(model: ModelSpec, element_bytes: int = 2) -> int:
-    """Keys and values of one token in one layer [bytes]; what context parallelism moves."""
+    """Keys and values of one token in one layer, which context parallelism moves [bytes]."""
     return 2 * model.kv_heads * model.head_width * element_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a pack costs, counted exactly."""
+    """The exact work of a pack."""
 
     tokens: int
     pairs: int
@@ -109,7 +107,7 @@ class Work:
     flop: int
     """Useful FLOP of a forward and backward."""
     bytes: int
-    """Queries, keys, values and outputs of all layers, each once [bytes]: the least that
+    """Queries, keys, values and outputs of all layers, each once [bytes]: the minimum that
     attention moves between memory and cores in one forward."""
 
 
@@ -120,7 +118,7 @@ def count_work(
 
     Args:
         doc_tokens: Length of each document [tokens], each >= 0.
-        model: Whose layers, heads and widths count.
+        model: The model whose layers, heads and widths count.
         mask: Which keys a query reads.
         element_bytes: Bytes of one activation.
     """

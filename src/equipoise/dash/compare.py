@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.base.arrays import Floats
 from equipoise.dash.summary import IN_ORDER, plain, steady_steps
-from equipoise.observe.run_record import Floats, RunRecord
+from equipoise.observe.run_record import RunRecord
 
 
 @dataclass(frozen=True, slots=True)

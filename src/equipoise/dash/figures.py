@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.base.arrays import Floats
 from equipoise.base.units import format_count
 from equipoise.dash.compare import compare_all, flat
 from equipoise.dash.figures_settings import configuration, environment
@@ -33,7 +34,7 @@ from equipoise.dash.summary import (
     summarize,
     wait_share_of,
 )
-from equipoise.observe.run_record import Floats, RunRecord
+from equipoise.observe.run_record import RunRecord
 
 LINE_POINTS = 200
 DOTS = 600

@@ -6,7 +6,7 @@ Why
     plain Python that a test can check, not in the page.
 
 Kept true (tests/unit/dash/test_summary.py)
-    A sentence says nothing that the journal does not tell.
+    A sentence says nothing that the journal does not.
 """
 
 import math
@@ -32,22 +32,35 @@ def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) ->
 
 
 def _same_documents(best: Comparison) -> str:
-    measured, predicted, word = best.measured, best.predicted, "faster"
-    if measured < 1:
-        measured, predicted, word = 1 / measured, 1 / predicted, "slower"
-    return (
-        f"{best.label} is {measured:.2f}× {word} per step than {best.baseline} on the same "
-        f"documents{_predicted('; predicted {}', predicted)}."
-    )
+    took = _change(1 / best.measured, "longer", "less time")
+    took = f"{took} per step than" if took else "as long per step as"
+    predicted = _change(1 / best.predicted, "longer", "shorter") or "as long"
+    beside = "" if math.isnan(best.predicted) else f" (predicted: {predicted})"
+    return f"{best.label} took {took} {best.baseline}{beside}."
 
 
 def _other_documents(best: Comparison) -> str:
     keys = best.differs_in[:3] + (("more",) if len(best.differs_in) > 3 else ())
     differ = f" The runs differ in {_listed(keys)}." if keys else " Their documents differ."
-    return (
-        f"{best.label} trains {best.measured:.2f}× the tokens a second of {best.baseline}"
-        f"{_predicted('; predicted {}', best.predicted)}.{differ}"
-    )
+    more = _change(best.measured, "more", "fewer")
+    trained = f"{more} tokens a second than" if more else "as many tokens a second as"
+    predicted = _change(best.predicted, "more", "fewer") or "as many"
+    beside = "" if math.isnan(best.predicted) else f" (predicted: {predicted})"
+    return f"{best.label} trained {trained} {best.baseline}{beside}.{differ}"
+
+
+def _change(ratio: float, above: str, below: str) -> str:
+    """How one number differs from another, by their ratio; empty where they are the same.
+
+    >>> _change(1.012, "longer", "shorter"), _change(0.95, "longer", "shorter")
+    ('1% longer', '5% shorter')
+    >>> _change(1.004, "longer", "shorter"), _change(0.9999, "longer", "shorter")
+    ('0.4% longer', '')
+    """
+    change = abs(ratio - 1)
+    if change < 0.0005:
+        return ""
+    return f"{change:.{0 if change >= 0.00995 else 1}%} {above if ratio > 1 else below}"
 
 
 def _alone(only: Summary) -> str:
@@ -56,13 +69,13 @@ def _alone(only: Summary) -> str:
     if only.ranks == 1 or math.isnan(only.skew):
         where = "one rank" if only.ranks == 1 else f"{only.ranks} ranks"
         error = _percent(only.step_error)
-        foreseen = (
+        predicted = (
             f"; half of its steps took what was predicted to within {error}"
             if not math.isnan(only.step_error)
             else ""
         )
         rate = format_count(only.tokens_per_s)
-        return f"{only.label} trains {rate} tokens a second on {where}{foreseen}."
+        return f"{only.label} trains {rate} tokens a second on {where}{predicted}."
     is_in_order = only.policy == IN_ORDER
     otherwise = "" if is_in_order else _predicted("; in order it would be {}", only.in_order_skew)
     return (
@@ -124,7 +137,7 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
         else ""
     )
     total = f"After {format_count(only.tokens)} tokens the loss" if one_total else "Loss"
-    told = {
+    sentences = {
         "work": (
             "On an average step the fullest rank works {}" + by_turn + in_order + ".",
             clauses(lambda one: one.skew, lambda one: f"{one.skew:.2f}×", " the mean"),
@@ -140,7 +153,7 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
             clauses(lambda one: one.step_error, lambda one: _percent(one.step_error)),
         ),
         "errors": (
-            "On half of all steps even the worst rank's compute is foreseen to within {}.",
+            "On half of all steps even the worst rank's compute was predicted to within {}.",
             clauses(busy_error, lambda one: _percent(busy_error(one))),
         ),
         "wait": (
@@ -167,7 +180,7 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
             clauses(lambda one: one.peak_memory_bytes, _memory_clause),
         ),
     }
-    answer = {name: sentence.format(text) for name, (sentence, text) in told.items() if text}
+    answer = {name: sentence.format(text) for name, (sentence, text) in sentences.items() if text}
     if lengths := _lengths_finding(records[0].start.corpus):
         answer["lengths"] = lengths
     if max(one.ranks for one in summaries) > 1:

@@ -1,17 +1,19 @@
 """Packs as a picture: the load of each bin in one step, policy beside policy."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from equipoise.balance.packing.evaluate import PackedRecord, Setting
+from equipoise.spec.catalog import POLICIES
 
 _LINEAR, _ATTENTION, _INK, _PALE = "#9db8d6", "#c8553d", "#1d2733", "#e7ebef"
 
 
 def plot_packs(
     file: Path,
-    packs: list[list[PackedRecord]],
+    packs: Sequence[Sequence[PackedRecord]],
     setting: Setting,
     origin: str,
 ) -> None:
@@ -44,7 +46,7 @@ def plot_packs(
     for axis, (policy, parts) in zip(axes.flat, loads, strict=False):
         total = parts.sum(0)
         mean = total.mean()
-        order = np.arange(len(total)) if policy == "divided-in-time" else np.argsort(-total)
+        order = np.arange(len(total)) if POLICIES[policy].needs_pipeline else np.argsort(-total)
         linear, attention = parts[:, order] / mean
         places = np.arange(len(total))
         width = 0.82 if len(total) <= 32 else 1.0
@@ -88,7 +90,7 @@ def _parts(record: PackedRecord, setting: Setting) -> np.ndarray:
     return np.stack((linear, np.maximum(0.0, total - linear)))
 
 
-def _typical_step(records: list[PackedRecord], setting: Setting) -> int:
+def _typical_step(records: Sequence[PackedRecord], setting: Setting) -> int:
     scored = [record for record in records if not record.is_flush]
     skews = []
     for record in scored:

@@ -22,11 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import PlanError
 from equipoise.base.units import GIB, format_bytes, format_seconds
 from equipoise.cost.compare import optimizer_s
 from equipoise.dash.summary import plain, steady_steps
-from equipoise.observe.run_record import Floats, RunRecord
+from equipoise.observe.run_record import RunRecord
 from equipoise.spec.plan import LOCK, Plan, read_plan
 
 COMPUTING = (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.observe.run_record import Floats
+from equipoise.base.arrays import Floats
 
 WHOLE_STEPS = 60
 """Steps that a figure holds one by one."""

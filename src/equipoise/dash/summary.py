@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.observe.run_record import Floats, RunRecord
+from equipoise.base.arrays import Floats
+from equipoise.observe.run_record import RunRecord
 
 IN_ORDER = "in-order"
 

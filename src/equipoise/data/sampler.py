@@ -41,6 +41,7 @@ from equipoise.data.batch import count_labels
 from equipoise.data.sampler_arguments import require_runnable, whole_tokens
 from equipoise.data.stream import DocumentStream
 from equipoise.data.turn import PieceIndex, Turn
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.spec import PackSpec
 
@@ -220,7 +221,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         few = pieces
         if len(few) < self._ranks and self._pack.cut == "windows":
             few = cut_at_windows(pieces, self._pack.context_tokens)
-        if len(few) < self._ranks and self._pack.policy != "delayed":
+        if len(few) < self._ranks and not POLICIES[self._pack.policy].lets_wait:
             # Whole pieces cannot reach every rank; those left over get empty micro-batches.
             return pack_step(pieces, self._pack, len(few), self._curve, meets_each_turn=self._meets)
         return packer.step(pieces)

@@ -8,19 +8,14 @@ Kept true (tests/unit/data/test_sampler.py)
     The whole text of each message.
 """
 
-import typing
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipoise.balance.packing.pack import DIVIDES
 from equipoise.base.errors import DataError, LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import LoadCurve
-from equipoise.spec.run.spec import PackSpec, Policy
-
-_UNPRICED = ("in-order", "by-tokens")
-"""Policies that look only at tokens."""
+from equipoise.spec.catalog import POLICIES
+from equipoise.spec.run.spec import PackSpec
 
 
 def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
@@ -68,18 +63,18 @@ def require_runnable(
         LayoutError: the rank is not one of the ranks, a step has no token, or a piece cannot
             fit a micro-batch.
     """
-    policies = typing.get_args(Policy)
-    if pack.policy not in policies:
+    if pack.policy not in POLICIES:
         raise SpecError(
             f'No such packing policy: "{pack.policy}". Nearest: '
-            f"{nearest(pack.policy, policies)}. All: {', '.join(policies)}."
+            f"{nearest(pack.policy, POLICIES)}. All: {', '.join(POLICIES)}."
         )
-    if pack.policy in DIVIDES:
+    traits = POLICIES[pack.policy]
+    if traits.divides:
         raise SpecError(
             f'Under policy "{pack.policy}" pieces read keys of other micro-batches, which a '
             f'DataLoader does not send them. Use policy="by-work".'
         )
-    if curve is None and pack.policy not in _UNPRICED:
+    if curve is None and traits.reads_prices:
         raise SpecError(
             f'Policy "{pack.policy}" balances work, so it needs the model\'s cost of a document. '
             f'Pass curve=counted_curve(preset("llama3-8b")), or the curve of your own model.'

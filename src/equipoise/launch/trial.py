@@ -28,9 +28,6 @@ from equipoise.base.errors import EquipoiseError, FitError, SpecError
 from equipoise.launch.local import end_with_parent
 from equipoise.observe.reader import read_run
 
-STEPS = 6
-"""Optimizer steps of a trial; the first warms up."""
-
 _ASK_S = 1.0
 """Between asking a trial to end and asking again, which ends it at once."""
 

@@ -88,15 +88,6 @@ class Alone:
         return x_Tv
 
 
-def rows_of(tokens: int, *, ranks: int, rank: int) -> range:
-    """The tokens that one of the ranks keeps between blocks.
-
-    >>> [list(rows_of(5, ranks=3, rank=rank)) for rank in range(3)]
-    [[0], [1, 2], [3, 4]]
-    """
-    return range(tokens * rank // ranks, tokens * (rank + 1) // ranks)
-
-
 def part_of(size: int, *, ranks: int, rank: int) -> range:
     """The run of a split dim that one of the ranks holds.
 

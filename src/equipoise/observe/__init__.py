@@ -1,1 +1,1 @@
-"""Floor 3: facts. Events, the journal they are written to, and what is read off them."""
+"""Floor 3: facts. Events, the journal that holds them, and what is read from it."""

@@ -1,4 +1,4 @@
-"""The line and the bar that rank 0 shows while a run goes on. Nothing off a terminal."""
+"""The progress bar and lines that rank 0 shows during a run; no bar off a terminal."""
 
 import sys
 from types import TracebackType
@@ -8,13 +8,13 @@ from equipoise.base.units import format_count, format_seconds
 
 
 class StepView(Protocol):
-    """Shows steps as they end."""
+    """Shows steps as they finish."""
 
     def show(self, step: int, loss: float, tokens_per_s: float, mfu: float, skew: float) -> None:
-        """One finished step."""
+        """Show a finished step."""
 
     def say(self, line: str) -> None:
-        """One sentence for the reader."""
+        """Show a sentence."""
 
     def __enter__(self) -> Self: ...
 
@@ -27,13 +27,13 @@ class StepView(Protocol):
 
 
 class QuietView:
-    """Off a terminal, on other ranks and under --quiet: sentences at most."""
+    """Shows at most sentences: off a terminal, on other ranks and under --quiet."""
 
     def __init__(self, *, talks: bool) -> None:
         self._talks = talks
 
     def show(self, step: int, loss: float, tokens_per_s: float, mfu: float, skew: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def say(self, line: str) -> None:
         """Print the line, on the rank that talks."""
@@ -41,7 +41,7 @@ class QuietView:
             try:
                 sys.stdout.write(line + "\n")
                 sys.stdout.flush()
-            except BrokenPipeError:  # the reader left (``| head``); the run is worth more
+            except BrokenPipeError:  # the reader left (``| head``); the run continues
                 self._talks = False
 
     def __enter__(self) -> Self:
@@ -95,7 +95,7 @@ class BarView:
 
 
 def make_view(label: str, *, rank: int, steps: int, done: int, quiet: bool) -> StepView:
-    """The view of a rank: a bar on rank 0 of a terminal, else silence or sentences."""
+    """The view of a rank: a bar on rank 0 at a terminal, else sentences or silence."""
     if rank == 0 and not quiet and sys.stdout.isatty():
         return BarView(label, steps=steps, done=done)
     return QuietView(talks=rank == 0 and not quiet)

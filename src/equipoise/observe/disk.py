@@ -1,4 +1,4 @@
-"""How fast a folder's disk takes and gives bytes, past the system's cache."""
+"""Measure how fast a folder's disk writes and reads, past the system's cache."""
 
 import os
 import time
@@ -8,16 +8,16 @@ from pathlib import Path
 def disk_rates(
     folder: Path, *, size_bytes: int = 64 << 20, samples: int = 6
 ) -> tuple[list[float], list[float]]:
-    """Bytes a second of reading and of writing one file, several times each.
+    """Read and write one file several times, and return the rates [bytes/s].
 
-    A write counts until the disk has it (``fsync``); before a read the system is asked to
-    forget the file. Where the system keeps it nevertheless, as in memory file systems, the rate
-    is the system's.
+    A write counts until the disk has it (``fsync``); before a read the system is asked to drop
+    the file from its cache. If it keeps the file, as memory file systems do, the rate is the
+    system's.
 
     Args:
-        folder: On the disk to measure; a file is made there and removed.
-        size_bytes: Of the file.
-        samples: Of each rate.
+        folder: A folder on the disk to measure; a file is made there and removed.
+        size_bytes: Size of the file.
+        samples: Number of samples of each rate.
 
     Returns:
         Rates of reads, and of writes.

@@ -1,9 +1,9 @@
-"""Events: facts of a run, versioned, as they stand in the journal.
+"""Events: versioned facts of a run, as the journal holds them.
 
-A journal is one file a rank, ``journal/rank-00000.jsonl``, one JSON object a line, appended
+A journal is one file per rank, ``journal/rank-00000.jsonl``, one JSON object per line, appended
 and never rewritten. Each event has ``v`` (schema version), ``kind``, ``name``, ``t`` (unix
-seconds; a span's start) and ``rank``, and last ``crc``, a checksum of the line before it. A
-number that is not finite is written as null. A run that resumes appends; a step that was computed
+seconds; a span's start) and ``rank``, and last ``crc``, a checksum of the preceding part of the
+line. A number that is not finite is written as null. A run that resumes appends; a step computed
 twice appears twice, and the later one counts.
 """
 
@@ -16,7 +16,7 @@ Kind = Literal["span", "scalar", "instant", "decision", "fault"]
 
 
 def seal(line: str) -> str:
-    """A line with its checksum, so that a byte that changes later is noticed.
+    """Add a line's checksum, so that later changes are noticed.
 
     Args:
         line: A JSON object.
@@ -28,7 +28,7 @@ def seal(line: str) -> str:
 
 
 def is_whole(line: str) -> bool:
-    """Whether a line is as it was sealed; one without a checksum, of an older writer, is.
+    """Whether a line matches its checksum; lines of older writers without one pass.
 
     >>> is_whole(seal('{"v":1}')), is_whole(seal('{"v":1}').replace("1", "0", 1))
     (True, False)

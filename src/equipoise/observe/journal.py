@@ -1,19 +1,18 @@
 """The journal's writer: append-only JSON lines, written out at every step.
 
 Why
-    A journal stands beside the run, and the run is worth more: a disk that others filled, or
-    a file that somebody moved, must not end a training that needs no disk for its next step.
+    The run is worth more than its journal: a full disk, or a file that somebody moved, must not
+    end a training that needs no disk for its next step.
 
 What it decides
-    Writing never raises. What the disk refuses waits in memory and is offered again at every
-    flush; beyond ``_MOST_WAITING_BYTES`` new lines are dropped and counted, and a ``journal``
-    fault stands where they are missing. A file that is no longer the one at its path is begun
-    anew there, unless its run's folder went with it. Each such turn is one sentence for
-    the reader (``take_notices``).
+    Writing never raises. What the disk refuses waits in memory and is retried at every flush;
+    beyond ``_MOST_WAITING_BYTES`` new lines are dropped and counted, and a ``journal`` fault
+    marks the gap. If the file at its path was replaced, a new one is started there, unless the
+    run's folder is gone too. Each such event is one sentence for the user (``take_notices``).
 
 Kept true (tests/unit/observe/test_journal.py, tests/unit/observe/test_journal_disk.py)
-    A killed writer leaves whole lines and at most one torn last line; an appended journal
-    never joins a new event to a torn one; lines that waited come whole and in order.
+    A killed writer leaves whole lines and at most one torn last line; an appended journal never
+    joins a new event to a torn one; delayed lines arrive whole and in order.
 """
 
 import errno
@@ -34,10 +33,10 @@ from equipoise.base.errors import FaultError
 from equipoise.observe.event import SCHEMA_VERSION, Kind, journal_name, seal
 
 _CHUNK_BYTES = 1 << 13
-"""Written out without waiting for a flush."""
+"""Bytes that are written out without waiting for a flush."""
 
 _MOST_WAITING_BYTES = 16 << 20
-"""Most bytes of lines that the disk refuses: thousands of steps."""
+"""Most bytes of lines kept while the disk refuses them: thousands of steps."""
 
 
 def _finite(value: Any) -> Any:
@@ -66,7 +65,7 @@ class Span:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """What a folder is known by wherever it goes; None where there is none."""
+    """A folder's identity, which survives a move; None if there is no folder."""
     try:
         facts = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -74,14 +73,31 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-class Journal:
-    """One rank's facts, in the order in which they happened."""
+class EventSink:
+    """Where a rank's events go; this one measures spans and keeps nothing."""
+
+    def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
+        """Take one event; ``t`` is now unless given."""
+
+    @contextmanager
+    def span(self, name: str, **fields: Any) -> Iterator[Span]:
+        """Append how long the block took, even if it fails; ``Span`` has it afterwards."""
+        span, wall, start = Span(), time.time(), time.perf_counter()
+        try:
+            yield span
+        finally:
+            span.duration_s = time.perf_counter() - start
+            self.write("span", name, t=wall, duration_s=span.duration_s, **fields)
+
+
+class Journal(EventSink):
+    """Writes one rank's facts, in the order in which they happen."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.path = folder / journal_name(rank)
         self.rank = rank
         self.begun_anew = 0
-        """How often the file had to be begun anew."""
+        """How often a new file had to be started."""
         self._waiting = bytearray()
         self._is_mid_line = False
         self._lost_lines = 0
@@ -119,18 +135,8 @@ class Journal:
         if self._refusal is None and len(self._waiting) >= _CHUNK_BYTES:
             self._write_out()
 
-    @contextmanager
-    def span(self, name: str, **fields: Any) -> Iterator[Span]:
-        """Append how long the block took, also when it fails; known when it has ended."""
-        span, wall, start = Span(), time.time(), time.perf_counter()
-        try:
-            yield span
-        finally:
-            span.duration_s = time.perf_counter() - start
-            self.write("span", name, t=wall, duration_s=span.duration_s, **fields)
-
     def flush(self) -> None:
-        """Hand everything written so far to the operating system; what it refuses waits."""
+        """Pass everything written so far to the operating system; what it refuses waits."""
         if self._file < 0:
             return
         try:
@@ -142,24 +148,24 @@ class Journal:
             self._write_out()
 
     def take_notices(self) -> list[str]:
-        """What the reader should know of this journal, since the last call; a sentence each."""
+        """Sentences about this journal for the user, since the last call."""
         notices, self._notices = self._notices, []
         return notices
 
     @property
     def has_notices(self) -> bool:
-        """Whether there is anything that the reader should know."""
+        """Whether there is anything for the user to know."""
         return bool(self._notices)
 
     def follow(self, folder: Path) -> None:
-        """Go on in another folder: where this one was moved, or what is made in its stead."""
+        """Continue in another folder: where this one was moved, or what replaces it."""
         self.path = folder / self.path.name
         self._home = None
         self.flush()
 
     @property
     def unwritten_lines(self) -> int:
-        """Lines that no disk has taken: those that wait, and those that were dropped."""
+        """Lines not on disk: waiting or dropped."""
         return self._waiting.count(b"\n") + self._lost_lines
 
     def close(self) -> None:
@@ -171,7 +177,7 @@ class Journal:
             self._file = -1
 
     def _open(self) -> bool:
-        """Open the file at the path; whether its last line is torn."""
+        """Open the file at the path; return whether its last line is torn."""
         if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
             raise OSError(errno.EINVAL, "It is not a regular file")
         is_torn = _ends_torn(self.path)
@@ -181,7 +187,7 @@ class Journal:
         return is_torn
 
     def _change(self) -> str:
-        """What became of the file since it was opened; empty if nothing."""
+        """What happened to the file since it was opened; empty if nothing."""
         own = os.fstat(self._file)
         try:
             there = self.path.stat()
@@ -203,7 +209,7 @@ class Journal:
         is_torn = self._open()
         with suppress(OSError):
             os.close(before)
-        if self._is_mid_line:  # its beginning is in the other file
+        if self._is_mid_line:  # its beginning is in the old file
             del self._waiting[: self._waiting.index(b"\n") + 1]
             self._lost_lines += 1
             self._is_mid_line = False

@@ -1,13 +1,13 @@
-"""Read the lines of a run's journals: one JSON object each, told apart by what they are.
+"""Read the lines of a run's journals, one JSON object each, and sort them by kind.
 
 Why
-    Journals are appended by processes that may be killed between two bytes, and a run that
-    resumed says some steps twice.
+    Processes that append to journals may be killed between two bytes, and a resumed run reports
+    some steps twice.
 
 What it decides
-    A line that is no JSON object was torn by a kill, and one that its checksum does not fit was
-    changed after it was written: each is skipped and counted. Of a step that appears twice the
-    later line is kept. What is later is said by the order of lines alone: a clock can be set back.
+    A line that is not a JSON object was torn by a kill, and one that fails its checksum was
+    changed later; both are skipped and counted. If a step appears twice, the later line counts.
+    The order of lines decides which is later, since a clock can be set back.
 
 Kept true (tests/unit/observe/test_reader.py)
     Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
@@ -23,21 +23,21 @@ from equipoise.observe.event import is_whole
 
 NEWEST_SCHEMA = 1
 MOST_RANKS = 1 << 20
-"""A journal that speaks of more is damaged."""
+"""A journal that names more is damaged."""
 
 Event = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Journal:
-    """One rank's lines, sorted by what they are; a step's later line replaces its earlier."""
+    """One rank's lines by kind; a step's later line replaces an earlier one."""
 
     starts: list[Event] = field(default_factory=list)
     steps: dict[int, Event] = field(default_factory=dict)
     packs: dict[int, Event] = field(default_factory=dict)
     spans: list[Event] = field(default_factory=list)
     sessions: list[int] = field(default_factory=list)
-    """How often the rank had started again before each span."""
+    """How often the rank had restarted before each span."""
     faults: list[Event] = field(default_factory=list)
     memory: Event | None = None
     stop: Event | None = None
@@ -46,10 +46,10 @@ class Journal:
     _span_step: int = 0
 
     def add(self, event: Event) -> None:
-        """Keep an event; one of a kind or a name that this version does not know is dropped."""
+        """Keep an event; kinds and names unknown to this version are dropped."""
         match event.get("kind"), event.get("name"), event.get("step"):
             case "span", _, step:
-                # A session begins by measuring, outside any step; in it steps only rise.
+                # A session begins by measuring, outside any step; within it, steps only rise.
                 if not isinstance(step, int) or step < self._span_step:
                     self._session += 1
                 self._span_step = step if isinstance(step, int) else 0
@@ -63,7 +63,7 @@ class Journal:
                 self.memory = event
             case "instant", "start", _:
                 self.starts.append(event)
-                self.stop = None  # undone by going on
+                self.stop = None  # undone by resuming
             case "instant", "stop", _:
                 self.stop = event
             case "fault", _, _:
@@ -75,7 +75,7 @@ def read_journals(folder: Path) -> dict[int, Journal]:
 
     Raises:
         SpecError: no such folder.
-        DataError: the folder is no run, or a newer equipoise wrote it.
+        DataError: the folder does not hold a run, or a newer equipoise wrote it.
     """
     return {rank: _read_journal(path) for rank, path in _journal_files(folder).items()}
 
@@ -83,8 +83,8 @@ def read_journals(folder: Path) -> dict[int, Journal]:
 def _journal_files(folder: Path) -> dict[int, Path]:
     if not folder.exists():
         raise SpecError(
-            f"There is no {folder}. Give the folder of a run: the one that `equipoise train` "
-            "wrote, with journal/ inside it."
+            f"No such folder: {folder}. Give the folder of a run, which `equipoise train` wrote, "
+            "with journal/ inside it."
         )
     files: dict[int, Path] = {}
     for path in sorted((folder / "journal").glob("rank-*.jsonl")):
@@ -97,7 +97,7 @@ def _journal_files(folder: Path) -> dict[int, Path]:
         fix = (
             f"Runs inside it: {near}." if near else "Give the folder that `equipoise train` wrote."
         )
-        raise DataError(f"{folder} is no run: it has no journal/rank-00000.jsonl. {fix}")
+        raise DataError(f"{folder} has no journal/rank-00000.jsonl: not a run. {fix}")
     return files
 
 
@@ -122,15 +122,15 @@ def _read_journal(path: Path) -> Journal:
 
 
 def _event(line: bytes) -> tuple[Event | None, bool]:
-    """The event of a line, and whether something of it was lost.
+    """The event of a line, and whether part of the line was lost.
 
-    Of a torn line with another appended to it the event is the other's.
+    If another line was appended to a torn one, the event is the appended one.
     """
     for data in (line, line[line.rfind(b'{"v"') :]):
         try:
             text = data.decode()
             event = parse_json(text)
-        except ValueError:  # of bad JSON and of bad UTF-8
+        except ValueError:  # bad JSON or bad UTF-8
             continue
         if isinstance(event, dict) and isinstance(event.get("v"), int) and is_whole(text):
             return event, data is not line

@@ -20,7 +20,7 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """Most memory that this process has held at once [bytes]."""
+    """Peak memory of this process [bytes]."""
     return _status_bytes("VmHWM")
 
 
@@ -30,12 +30,12 @@ def usable_cores() -> list[int]:
 
 
 def busy_core_s() -> float:
-    """Seconds that all cores of this machine have been busy since it started, together."""
+    """Busy seconds of this machine since boot, summed over its cores."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
     ticks = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:]]
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # minus idle and iowait
 
 
 def cpu_name() -> str:
@@ -58,7 +58,7 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def forget_peak() -> None:
-    """Start the peak of ``peak_resident_bytes`` anew from what is held now, where allowed."""
+    """Reset ``peak_resident_bytes`` to what is held now, if the system allows it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,16 +1,15 @@
-"""Read a run's journals into arrays: what the report, and whoever comes after it, looks at.
+"""Read a run's journals into arrays, for the report and everything else that looks at a run.
 
 Why
-    A journal is events. Everything that looks at a run wants columns instead: this step's loss,
-    that rank's busy seconds. Only this module knows how ``observe.journal_lines`` become columns.
+    A journal is events. Readers want columns instead: this step's loss, that rank's busy seconds.
+    Only this module knows how ``observe.journal_lines`` become columns.
 
 How lines become columns
     - A step that appears twice was trained twice (the run resumed): the later line wins.
-      Spans have no such key, so they are told apart by the session that wrote them.
-    - Order is the order of lines, never of times: a clock may be set back while a run goes on,
-      or between two of its sessions.
-    - NaN marks what the journal does not hold: a null, a rank that is behind, a field of
-      a newer writer's.
+      Spans have no such key, so the session that wrote them distinguishes them.
+    - The order is that of lines, never of times: a clock may be set back during a run or between
+      two of its sessions.
+    - NaN marks what the journal lacks: a null, a rank that is behind, a newer writer's field.
 
 Kept true (tests/unit/observe/test_reader.py)
     Any prefix of a journal's bytes reads as well as the whole; a newer schema is refused.
@@ -22,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
 from equipoise.observe.journal_lines import MOST_RANKS, Event, Journal, read_journals
-from equipoise.observe.run_record import Fault, Floats, Memory, RunRecord, Spans, Start, Stop
+from equipoise.observe.run_record import Fault, Memory, RunRecord, Spans, Start, Stop
 from equipoise.spec.run.keys import RENAMED
 
 
@@ -32,14 +32,15 @@ def read_run(folder: Path) -> RunRecord:
     """Read every journal of a run folder.
 
     Args:
-        folder: What ``equipoise train`` wrote: it holds ``journal/rank-00000.jsonl``.
+        folder: What ``equipoise train`` wrote; it holds ``journal/rank-00000.jsonl``.
 
     Returns:
-        The run as arrays; no steps at all when none has finished.
+        The run as arrays, without steps if none has finished.
 
     Raises:
         SpecError: no such folder.
-        DataError: the folder is no run, its run never started, or a newer equipoise wrote it.
+        DataError: the folder does not hold a run, its run never started, or a newer equipoise
+            wrote it.
 
     Cost: O(bytes); about 10 s for a million lines.
     """
@@ -88,8 +89,8 @@ def read_run(folder: Path) -> RunRecord:
         return table
 
     def of_longest(key: str, of_each: Floats) -> Floats:
-        told = of_pack(key)  # older journals are of runs without a pipeline
-        return np.where(np.isnan(told), of_each.max(axis=1), told)
+        longest = of_pack(key)  # older journals lack it; their runs have no pipeline
+        return np.where(np.isnan(longest), of_each.max(axis=1), longest)
 
     predicted_s = of_pack_ranks("predicted_s")
     predicted_s = np.where(np.isnan(predicted_s), of_ranks("predicted_s"), predicted_s)
@@ -164,11 +165,12 @@ def _start(event: Event) -> Start:
         environment=table("environment"),
         corpus=table("corpus"),
         curve=table("curve"),
+        stages=table("stages"),
     )
 
 
 def _of_today(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a run under their names of today, whichever version wrote the journal."""
+    """A run's keys under their present names, whichever version wrote the journal."""
     tables = {name: dict(table) for name, table in spec.items() if isinstance(table, Mapping)}
     for old, new in RENAMED.items():
         section, _, field = old.partition(".")
@@ -178,8 +180,8 @@ def _of_today(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spans(journal: Journal) -> Spans:
-    """Columns of one rank's spans, without those that a later session did again."""
-    # By name as well: resuming at step 20 loads *at* step 20, and does not do it again.
+    """Columns of one rank's spans, without those that a later session repeated."""
+    # By name as well: resuming at step 20 loads *at* step 20, but does not repeat it.
     last_session: dict[tuple[object, object], int] = {}
     for event, session in zip(journal.spans, journal.sessions, strict=True):
         last_session[event.get("name"), event.get("step")] = session
@@ -217,7 +219,7 @@ def _memory(event: Event | None) -> Memory | None:
 
 
 def _stop(event: Event | None) -> Stop | None:
-    """The stop of the last session; an earlier session's was undone by resuming."""
+    """The last session's stop; resuming undid those of earlier sessions."""
     if event is None:
         return None
     return Stop(

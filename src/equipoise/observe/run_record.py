@@ -1,23 +1,23 @@
-"""A run as arrays, as its journals tell it.
+"""A run as arrays, read from its journals.
 
 Kept true (tests/unit/observe/test_reader.py)
     Every column has a row for each finished step.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from equipoise.base.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run says of itself when it starts: the wish, the machine, the corpus."""
+    """What a run reports when it starts: the wish, the machine, the corpus."""
 
     t: float
     version: str
@@ -29,16 +29,18 @@ class Start:
     environment: Mapping[str, Any]
     corpus: Mapping[str, Any]
     curve: Mapping[str, Any]
+    stages: Mapping[str, Any] = field(default_factory=dict)
+    """``edges`` and ``ranks`` of a pipeline's stages; empty where there is none."""
 
     @property
     def policy(self) -> str:
-        """The packing policy that was asked for."""
+        """The requested packing policy."""
         return str(self.spec.get("pack", {}).get("policy", "unknown"))
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What one rank did, in order of start: element i of every array is one span."""
+    """One rank's spans in order of start: element i of every array is one span."""
 
     names: tuple[str, ...]
     """Legend of ``name``."""
@@ -47,20 +49,20 @@ class Spans:
     """Start [unix seconds]."""
     duration_s: Floats
     step: Floats
-    """NaN where the span belongs to no step."""
+    """NaN if the span belongs to no step."""
     micro_batch: Floats
-    """NaN where the span belongs to a whole step."""
+    """NaN if the span belongs to a whole step."""
     stage: Floats
     """NaN outside pipelines."""
     predicted_begin_s: Floats
-    """When it was to start, from the start of its step's pipeline [s]; NaN outside pipelines."""
+    """Predicted start, from the start of its step's pipeline [s]; NaN outside pipelines."""
     predicted_s: Floats
-    """How long it was to take [s]; NaN outside pipelines."""
+    """Predicted duration [s]; NaN outside pipelines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The forecast of the fullest rank's memory, and what it is made of."""
+    """The predicted memory of the fullest rank, by part."""
 
     forecast_bytes: float
     terms: Mapping[str, float]
@@ -93,7 +95,7 @@ class RunRecord:
     folder: Path
     start: Start
     resumed_steps: tuple[int, ...]
-    """The step after which each session began: one more for each time the run resumed."""
+    """The step after which each session began, one per resume."""
     ranks: int
 
     step: NDArray[np.int64]
@@ -109,18 +111,18 @@ class RunRecord:
     mfu: Floats
 
     busy_s: Floats
-    """[step, rank], measured, as are the next three."""
+    """Measured compute time, [step, rank]; the next three are measured too [s]."""
     wait_s: Floats
     memory_bytes: Floats
     peak_memory_bytes: Floats
     predicted_s: Floats
-    """[step, rank], compute seconds that the packer foresaw."""
+    """Compute time that the packer predicted, [step, rank] [s]."""
     in_order_predicted_s: Floats
-    """[step, rank], had the same documents been packed in order."""
+    """Predicted compute time of the same documents packed in order, [step, rank] [s]."""
     longest_s: Floats
-    """Until the last rank was to have computed: the fullest, or a pipeline with its bubble."""
+    """Predicted time until the last rank has computed, pipeline bubble included [s]."""
     in_order_longest_s: Floats
-    """Likewise, had the same documents been packed in order."""
+    """The same for documents packed in order [s]."""
     rank_tokens: Floats
     rank_documents: Floats
     rank_flop: Floats
@@ -128,13 +130,13 @@ class RunRecord:
     plan_s: Floats
     skew: Floats
     turn_skew: Floats
-    """The slowest rank of each turn, added up, over the mean rank."""
+    """Sum of each turn's slowest rank, over the mean rank."""
     in_order_skew: Floats
 
     spans: tuple[Spans, ...]
-    """One for each rank."""
+    """One per rank."""
     memory: Memory | None
     stop: Stop | None
-    """None while the run goes on, or when it was killed."""
+    """None while the run continues, or if it was killed."""
     faults: tuple[Fault, ...]
     torn_lines: int

@@ -1,36 +1,34 @@
-"""Experts on ranks, and the rows that travel to them: as data, counted and priced without torch.
+"""Which experts lie on which rank, and the rows that travel to them, as data without torch.
 
 Why
-    How many tokens choose an expert is known only when they have chosen. What moves then follows
+    How many rows an expert gets is known only once tokens have chosen. What moves then follows
     from the counts alone: every rank's rows for every expert.
 
 What it decides
-    Expert ``x`` of X lives on rank ``x // ceil(X / ranks)``: runs of equal length, the last one
-    shorter where it must be, as torch splits a tensor's first dim.
+    Expert ``x`` of X is on rank ``x // ceil(X / ranks)``: runs of equal length, the last perhaps
+    shorter, as torch splits a tensor's first dim.
 
     ::
 
         7 experts on 4 ranks     0 1 | 2 3 | 4 5 | 6
 
-    A row goes to the rank of its expert and comes back, in the forward and, as a gradient, in the
-    backward pass: four times in all. A row of an expert that lives where the row is stays there.
+    A row goes to its expert's rank and comes back, in the forward and, as a gradient, in the
+    backward pass: four trips in all. A row whose expert is on its own rank stays.
 
 Kept true (tests/unit/schedule/test_expert.py, tests/multi/parallel/test_expert.py)
-    Each row is computed once; the bytes that ranks send are those counted here, link by link.
+    Each row is computed once; ranks send exactly the bytes counted here, link by link.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.spec.model.experts import split_experts as split_experts
 
-Ints = npt.NDArray[np.int64]
-
 _COUNT_BYTES = 8
-"""Of one entry of the counts that ranks tell each other, int64."""
+"""Bytes of one entry of the counts that ranks exchange, int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,9 +36,9 @@ class ExpertSchedule:
     """The rows of one sparse layer and micro-batch."""
 
     rows: Ints
-    """That each rank has for each expert, int64 [ranks, X]."""
+    """Rows that each rank has for each expert, int64 [ranks, X]."""
     sent: Ints
-    """That each rank sends to each, int64 [ranks, ranks]; its own in the diagonal."""
+    """Rows that each rank sends to each rank, int64 [ranks, ranks]; its own on the diagonal."""
 
     @property
     def computed(self) -> Ints:
@@ -50,29 +48,31 @@ class ExpertSchedule:
 
     @property
     def skew(self) -> float:
-        """Rows of the rank that computes most, over the mean; 1 where there are none."""
+        """Rows of the rank that computes the most, over the mean; 1 if there are none."""
         return load_skew(self.computed)
 
     def bytes(self, width: int, *, element_bytes: int, forwards: int = 1) -> Ints:
-        """Bytes that each rank sends to each in a forward and backward, int64 [ranks, ranks].
+        """Bytes that each rank sends to each rank in forward and backward, int64 [ranks, ranks].
 
         Args:
-            width: Of a row, D [elements].
-            element_bytes: Of an activation.
+            width: Elements of a row, D.
+            element_bytes: Bytes of an activation's element.
             forwards: Forward passes, 2 with full recomputation.
         """
         ranks, experts = self.rows.shape
-        told = _COUNT_BYTES * np.array(split_experts(experts, ranks=ranks), dtype=np.int64)
+        count_bytes = _COUNT_BYTES * np.array(split_experts(experts, ranks=ranks), dtype=np.int64)
         rows = (forwards + 1) * (self.sent + self.sent.T) * width * element_bytes
-        sent_bytes: Ints = (rows + forwards * told[np.newaxis, :]) * ~np.eye(ranks, dtype=bool)
+        sent_bytes: Ints = (rows + forwards * count_bytes[np.newaxis, :]) * ~np.eye(
+            ranks, dtype=bool
+        )
         return sent_bytes
 
 
 def schedule_experts(rows: Sequence[Sequence[int]] | Ints) -> ExpertSchedule:
-    """What moves, when ranks have so many rows for each expert.
+    """The rows that move, given each rank's rows for each expert.
 
     Args:
-        rows: Of each rank for each expert, int64 [ranks, X].
+        rows: Rows of each rank for each expert, int64 [ranks, X].
 
     Raises:
         LayoutError: a rank would have no expert.
@@ -89,7 +89,7 @@ def schedule_experts(rows: Sequence[Sequence[int]] | Ints) -> ExpertSchedule:
 
 
 def load_skew(loads: Sequence[int] | Ints) -> float:
-    """The largest load over the mean; 1 where there is none.
+    """The largest load over the mean; 1 if all are 0.
 
     >>> load_skew([6, 2, 4, 0]), load_skew([0, 0])
     (2.0, 1.0)

@@ -20,9 +20,9 @@ import numpy as np
 from equipoise.balance.context.price import ContextPrice
 from equipoise.balance.context.sharding import split_context
 from equipoise.balance.context.split import ContextSplit
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.step.layer import Rates
-from equipoise.cost.step.request import Floats, StepOptions, element_bytes
-from equipoise.cost.work import Ints
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import (
     BACKWARD_OVER_FORWARD,
@@ -40,8 +40,8 @@ _MOST_REPLAYED = 8
 """Distinct micro-batches of a step whose messages are replayed."""
 
 _SCORE_BYTES = (9.0, 11.0)
-"""Of a pair and head, forward and backward, in 16 bits with a mask of dropout: read and written by
-softmax and by dropout; and likewise back. What products read and write is in their own time."""
+"""Bytes a pair and head that softmax and dropout read and write, forward and backward, in 16
+bits with a dropout mask. What products read and write is in their own time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CoreTimes:
     """The attention core of one micro-batch in one layer, of the context rank that ends last."""
 
     tokens: float
-    """Of the context rank that has most [tokens]."""
+    """Tokens of the context rank that has most."""
     forward_s: float
     """Computing."""
     backward_s: float
@@ -67,7 +67,7 @@ class ContextLinks:
     far: LinkPrice | None = None
     """Between ranks of different nodes, where some share one."""
     ranks_per_node: int | None = None
-    """Of the group; with ``far``."""
+    """Ranks of the group that share a node; with ``far``."""
 
 
 Splits = dict[tuple[bytes, ContextPrice | None], ContextSplit]
@@ -245,9 +245,9 @@ class AttentionCore:
         counted = float(self._documents_s(lengths.astype(np.float64)).sum())
         counted *= split.pair_skew / self._layout.cp
         if len(self._replayed) < _MOST_REPLAYED:
-            found = self._replay(lengths, split)
-            self._replayed.append((counted, found))
-            return found
+            times = self._replay(lengths, split)
+            self._replayed.append((counted, times))
+            return times
         whole = sum(each for each, _ in self._replayed) or 1.0
         forward, backward, forward_waits, backward_waits = (
             counted / whole * sum(getattr(each, name) for _, each in self._replayed)

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.packing.divided import macro_units
-from equipoise.balance.packing.turns import TOGETHER, align_turns, place_turn, require_policy
+from equipoise.balance.packing.turns import align_turns, place_turn, require_policy
 from equipoise.balance.stage import StageSplit
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.step.request import Floats, StepOptions, element_bytes
-from equipoise.cost.work import Ints
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.sim.gangs import Gang
 from equipoise.sim.parts import BatchParts, PipelineRun, StepParts, run_pipeline, split_layers
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, lengths_of
@@ -86,7 +87,7 @@ class DividedStep:
         Raises:
             LayoutError: ranks would wait for each other in a circle.
         """
-        if packed.policy in TOGETHER:
+        if POLICIES[packed.policy].runs_together:
             aligned = align_turns(packed)
             turns = tuple(gangs_of(aligned, turn) for turn in range(aligned.micro_batches))
             each = [gang.doc_tokens for gangs in turns for gang in gangs]
@@ -107,14 +108,14 @@ class DividedStep:
         """Micro-batches of each rank, every piece by itself and what it reads in others."""
         if not self.turns:
             return [list(row) for row in self.rows]
-        found: dict[int, list[Slices]] = defaultdict(list)
+        slices: dict[int, list[Slices]] = defaultdict(list)
         for gangs in self.turns:
             for gang in gangs:
                 for rank, pieces, pairs in zip(gang.ranks, gang.home, gang.pairs, strict=True):
                     size = lengths_of(pieces)
                     others = pairs - size * (size + 1) // 2
-                    found[rank].append(Slices(size, others[others > 0]))
-        return [found[rank] for rank in sorted(found)]
+                    slices[rank].append(Slices(size, others[others > 0]))
+        return [slices[rank] for rank in sorted(slices)]
 
 
 def require_whole(documents: Documents | DividedStep) -> Documents:
@@ -159,13 +160,13 @@ def keys_bytes(
     for row, units in zip(step.rows, step.units, strict=True):
         sizes = [batch.tokens for batch in row]
         later = max(later, *(sum(sizes[first : stop - 1]) for first, stop in units))
-    found = np.zeros(len(held))
+    kept = np.zeros(len(held))
     for rank, mine in enumerate(held):
         again = [layer_recompute(options.recompute, layer) for layer in mine]
         receives = sum(how not in ("full", "attention") for how in again)
         alone = later * values * (_SUM_BYTES * len(mine) + width * again.count("full"))
-        found[rank] = most * values * width * max(1, receives) + alone
-    return found
+        kept[rank] = most * values * width * max(1, receives) + alone
+    return kept
 
 
 def gangs_of(packed: PackedStep, turn: int) -> tuple[Gang, ...]:
@@ -284,8 +285,8 @@ def batch_s(batch: BatchParts) -> float:
     """Seconds of all layers and both ends [s]."""
     layers = {id(layer): layer for layer in batch.layers}
     counts = {key: sum(id(layer) == key for layer in batch.layers) for key in layers}
-    found = sum(counts[key] * float(layer.sum()) for key, layer in layers.items())
-    return found + float(batch.first.sum()) + float(batch.last.sum())
+    in_layers = sum(counts[key] * float(layer.sum()) for key, layer in layers.items())
+    return in_layers + float(batch.first.sum()) + float(batch.last.sum())
 
 
 def run_divided(

@@ -40,7 +40,7 @@ class FaultOptions:
     """Steps between checkpoints; Young's interval unless given."""
 
     def require(self) -> None:
-        """Refuse what is no time.
+        """Refuse times that cannot be.
 
         Raises:
             SpecError: names the number.
@@ -53,9 +53,7 @@ class FaultOptions:
                 f"0 or more, all of them finite."
             )
         if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
-            raise SpecError(
-                f"{self.checkpoint_steps} steps between checkpoints are none. Give 1 or more."
-            )
+            raise SpecError(f"{self.checkpoint_steps} steps between checkpoints. Give 1 or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def best_interval(step_s: float, devices: int, options: FaultOptions) -> int:
 def run_with_faults(
     step_s: float, devices: int, options: FaultOptions, *, steps: int, seed: int = 0
 ) -> FaultRun:
-    """Let a run of so many steps live through its failures.
+    """Run ``steps`` steps through their failures.
 
     Args:
         step_s: One step.
@@ -97,7 +95,7 @@ def run_with_faults(
         seed: Of the moments of failure.
 
     Raises:
-        SpecError: an option is no time, or no run of this interval would end.
+        SpecError: an option is not a time, or no run with this interval would end.
 
     Cost: O(checkpoints + failures).
     """

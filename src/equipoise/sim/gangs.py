@@ -21,8 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from equipoise.cost.step.request import Floats
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Floats, Ints
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import LinkPrice, Links, replay_pass, tiles_by_round
 from equipoise.schedule.attention.schedule import AttentionSchedule
@@ -60,12 +59,12 @@ class Gang:
     @cached_property
     def received_tokens(self) -> Ints:
         """Tokens of others whose keys each rank reads, int64 [ranks]."""
-        found = np.zeros(len(self.home), dtype=np.int64)
+        received = np.zeros(len(self.home), dtype=np.int64)
         for rank, pieces in enumerate(self.home):
             last = np.zeros(len(self.doc_tokens), dtype=np.int64)
             np.maximum.at(last, pieces[:, 0], pieces[:, 2])
-            found[rank] = last.sum() - self.tokens[rank]
-        return found
+            received[rank] = last.sum() - self.tokens[rank]
+        return received
 
     @cached_property
     def sent_tokens(self) -> Ints:
@@ -73,11 +72,11 @@ class Gang:
         last = np.zeros((len(self.home), len(self.doc_tokens)), dtype=np.int64)
         for rank, pieces in enumerate(self.home):
             np.maximum.at(last[rank], pieces[:, 0], pieces[:, 2])
-        found = np.zeros(len(self.home), dtype=np.int64)
+        sent = np.zeros(len(self.home), dtype=np.int64)
         for rank, pieces in enumerate(self.home):
             read = np.minimum(last[:, pieces[:, 0]], pieces[:, 2]) - pieces[:, 1]
-            found[rank] = np.maximum(read, 0).sum() - lengths_of(pieces).sum()
-        return found
+            sent[rank] = np.maximum(read, 0).sum() - lengths_of(pieces).sum()
+        return sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

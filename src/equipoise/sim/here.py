@@ -19,12 +19,12 @@ Kept true (tests/unit/sim/test_here.py)
 
 import numpy as np
 
-from equipoise.balance.context.sharding import split_context
+from equipoise.balance.context.plan import plan_context
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.curves.parts import Once, PartCurves, part_curves
 from equipoise.cost.step.layer import add
-from equipoise.cost.step.request import TERMS, Floats, StepOptions, element_bytes
-from equipoise.cost.work import Ints
+from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import (
     BACKWARD_OVER_FORWARD,
@@ -32,17 +32,15 @@ from equipoise.schedule.attention.price import (
     price_attention,
 )
 from equipoise.schedule.attention.schedule import AttentionSchedule
-from equipoise.schedule.attention.strategies import write_attention
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import BatchParts
 from equipoise.sim.sharding import auto_price
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.device.parts import ContextPoint
 from equipoise.spec.device.spec import Dtype
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
-
-_WHOLE_BACKWARDS = ("gpipe", "1f1b", "interleaved")
 
 
 def measured_parts(
@@ -76,7 +74,7 @@ class MeasuredParts:
         self._model, self._machine = model, machine
         self._layout, self._options = layout, options
         self._curves, self._context = curves, context
-        self._halves = layout.pp > 1 and options.schedule not in _WHOLE_BACKWARDS
+        self._halves = layout.pp > 1 and SCHEDULES[options.schedule].splits_backward
         self._known: dict[bytes, BatchParts] = {}
 
     def price(self, doc_tokens: Floats) -> BatchParts:
@@ -149,36 +147,32 @@ class MeasuredParts:
 
     @property
     def _output_share(self) -> float:
-        """Of a layer's products, the one that follows the core."""
+        """The share of a layer's products that follows the core."""
         model = self._model
         return model.heads * model.head_width * model.hidden / model.layer_matmul_params
 
     def _share(self, lengths: Ints) -> tuple[float, Floats]:
         """Tokens of the rank that has most; seconds of computing and of the rest, two passes."""
         model, options = self._model, self._options
-        split = split_context(
-            lengths,
+        plan = plan_context(
+            lengths.tolist(),
             self._layout.cp,
-            options.sharding,
+            options.context_strategy,
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            sharding=options.sharding,
             ranks_per_node=self._layout.cp,
             price=auto_price(model, self._machine, self._layout, options),
         )
-        schedule = write_attention(
-            options.context_strategy,
-            split.pieces,
-            lengths,
-            heads=model.heads,
-            kv_heads=model.kv_heads,
-        )
         link = self._machine.context_links(self._layout).near
         wire = Wire(model.head_width, element_bytes(options.precision))
-        core = replay_core(schedule, self._curves.forward, self._curves.backward, link, wire)
-        tiles = count_tiles(schedule)
+        core = replay_core(plan.schedule, self._curves.forward, self._curves.backward, link, wire)
+        tiles = count_tiles(plan.schedule)
         extra = self._context
         if extra is not None:
             core[0, 1] += extra.forward_call_s + extra.forward_tile_s * tiles
             core[1, 1] += extra.backward_call_s + extra.backward_tile_s * tiles
-        return float(split.tokens.max()), core
+        return float(max(map(len, plan.shares.rows))), core
 
 
 def _documents_ns(curve: LoadCurve, lengths: Ints) -> Floats:

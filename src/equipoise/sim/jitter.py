@@ -42,12 +42,12 @@ def run_with_jitter(run: PipelineRun, ranks: int, share: float, *, seed: int = 0
         seed: Of the draws.
 
     Raises:
-        SpecError: the share is none.
+        SpecError: the share is not between 0 and 1.
 
     Cost: some 50 replays.
     """
     if not 0 <= share <= 1:
-        raise SpecError(f"A jitter of {share:g} is no share of a pass's time. Give 0 to 1.")
+        raise SpecError(f"--jitter is {share:g}. Give a share of a pass's time, 0 to 1.")
     if share == 0:
         return JitterRun(1.0, 1.0)
     draws = np.random.Generator(np.random.PCG64(seed))

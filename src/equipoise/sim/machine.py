@@ -11,10 +11,11 @@ Kept true (tests/unit/sim/test_parts.py)
 
 from collections.abc import Sequence
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.kernel import attention_s, gemm_s, stream_s
 from equipoise.cost.link import Op, collective_s, group_of
 from equipoise.cost.step.layer import Collective
-from equipoise.cost.step.request import Floats, Precision
+from equipoise.cost.step.request import Precision
 from equipoise.schedule.attention.price import LinkPrice, Links
 from equipoise.sim.attention import ContextLinks
 from equipoise.spec.cluster.spec import ClusterSpec
@@ -149,7 +150,7 @@ class Machine:
         return ContextLinks(near, self._link(ranks[0], ranks[inside]), inside)
 
     def data_links(self, layout: Layout) -> Links:
-        """What connects data-parallel ranks, of each of which rank 0's place stands for all."""
+        """What connects data-parallel ranks; rank 0 of each stands for the others."""
         ranks = layout.group_of(0, "dp")
         nodes = self.cluster.node_of(self.stand(ranks)).tolist()
         near = far = LinkPrice(0.0, float("inf"))

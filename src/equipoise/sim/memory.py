@@ -1,9 +1,10 @@
 """Peak memory of every pipeline stage under the schedule that would run.
 
 What it decides
-    How much is in flight on each rank is counted from the schedule's own order of instructions,
-    in tokens times layers, never taken to be the number of stages. What a layer keeps of a
-    token, and what stays, is ``cost.memory.device``'s.
+    What each rank holds (``StageShare``): its layers, its tables, and how much is in flight,
+    counted from the schedule's own order of instructions in tokens times layers, never taken to be
+    the number of stages. What that takes is counted by ``cost.memory.device`` for a described
+    program and by ``cost.memory.forecast`` for this package's own.
 
 Kept true (tests/unit/sim/test_memory.py)
     Schedules that hold more need more; stages of a pipeline differ.
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.memory.device import RankShare, host_memory, rank_memory
-from equipoise.cost.step.request import Floats, StepOptions
-from equipoise.schedule.pipeline.instruction import Ints
-from equipoise.schedule.pipeline.replay import count_in_flight
+from equipoise.base.arrays import Floats, Ints
+from equipoise.cost.memory.device import host_memory, rank_memory
+from equipoise.cost.memory.share import StageShare
+from equipoise.cost.step.request import StepOptions
 from equipoise.sim.parts import PipelineRun, layers_of_ranks
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -30,17 +31,19 @@ class StageMemory:
     """Peaks of the data-parallel rank that holds most."""
 
     stage_bytes: Floats
-    """Of each pipeline rank, float64 [pp] [bytes]."""
+    """Peak of each pipeline rank, float64 [pp] [bytes]."""
     terms: dict[str, float]
-    """Of the fullest one [bytes]."""
+    """The fullest rank's peak by term [bytes]."""
     host_bytes: Floats
-    """Of host memory, by each pipeline rank, float64 [pp] [bytes]."""
+    """Host memory of each pipeline rank, float64 [pp] [bytes]."""
     flight_bytes: Floats
-    """Of ``stage_bytes`` what comes and goes with micro-batches in flight, float64 [pp] [bytes]."""
+    """The part of ``stage_bytes`` that comes and goes with micro-batches, float64 [pp] [bytes]."""
     in_flight: Floats
-    """At that moment, in units of ``left`` times tokens, float64 [pp]."""
+    """What is in flight at that moment, in units of ``left`` times tokens, float64 [pp]."""
     left: Floats
     """What a forward of each stage leaves behind of a token, in any unit, float64 [stages]."""
+    shares: tuple[StageShare, ...]
+    """What each pipeline rank holds."""
 
 
 def stage_memory(
@@ -53,16 +56,15 @@ def stage_memory(
     """Forecast every stage."""
     held = layers_of_ranks(split, layout, options)
     most = max(max(run.tokens) for run in runs)
-    in_flight = np.max([_in_flight(run, split) for run in runs], axis=0)
-    kept = [float(in_flight[rank]) / max(1, len(mine) * most) for rank, mine in enumerate(held)]
-    shares = share_of_ranks(model, layout, options, held, most, kept)
-    terms = [rank_memory(model, layout, options, share) for share in shares]
-    peaks = np.array([sum(found.values()) for found in terms])
-    host = host_of_ranks(model, layout, options, shares)
-    flight = np.array([found["activations"] for found in terms]) * (1 + options.stack.slack_share)
-    left = split.layers.astype(np.float64)
-    fullest = terms[int(peaks.argmax())]
-    return StageMemory(peaks, fullest, host, flight, in_flight.astype(np.float64), left)
+    peaks = [run.in_flight(split.layers[:, None] * np.array(run.tokens)) for run in runs]
+    in_flight = np.max(peaks, axis=0)
+    shares = stage_shares(held, [most * max(1, len(mine)) for mine in held], in_flight)
+    each = [rank_memory(model, layout, options, share, most / layout.cp) for share in shares]
+    total = np.array([sum(terms.values()) for terms in each])
+    host = host_of_ranks(model, layout, options, shares, most)
+    flight = np.array([terms["activations"] for terms in each]) * (1 + options.stack.slack_share)
+    left, fullest = split.layers.astype(np.float64), each[int(total.argmax())]
+    return StageMemory(total, fullest, host, flight, in_flight.astype(np.float64), left, shares)
 
 
 def with_keys(memory: StageMemory, keys_bytes: Floats) -> StageMemory:
@@ -80,48 +82,35 @@ def with_keys(memory: StageMemory, keys_bytes: Floats) -> StageMemory:
     return dataclasses.replace(memory, stage_bytes=peaks, terms=terms, flight_bytes=flight)
 
 
-def share_of_ranks(
-    model: ModelSpec,
-    layout: Layout,
-    options: StepOptions,
-    held: Sequence[Sequence[int]],
-    most: int,
-    kept: Sequence[float],
-) -> list[RankShare]:
-    """What each pipeline rank of the fullest data-parallel rank holds.
+def stage_shares(
+    held: Sequence[Sequence[int]], batch: Sequence[float], in_flight: Ints
+) -> tuple[StageShare, ...]:
+    """What each pipeline rank holds.
+
+    Args:
+        held: Numbers of the layers of each rank.
+        batch: What the largest micro-batch leaves behind on each rank, in any unit.
+        in_flight: What each rank keeps at its fullest moment, in the same unit, [ranks].
+    """
+    last = max(max(mine, default=0) for mine in held)
+    return tuple(
+        StageShare(tuple(mine), rank == 0, last in mine, float(kept) / whole)
+        for rank, (mine, whole, kept) in enumerate(zip(held, batch, in_flight, strict=True))
+    )
+
+
+def host_of_ranks(
+    model: ModelSpec, layout: Layout, options: StepOptions, shares: Sequence[StageShare], most: int
+) -> Floats:
+    """Host memory of each pipeline rank, float64 [pp] [bytes].
 
     Args:
         model: Sizes.
         layout: Degrees.
-        options: Of the step.
-        held: Numbers of the layers of each rank.
+        options: What is offloaded.
+        shares: What each rank holds.
         most: Tokens of the largest micro-batch.
-        kept: Micro-batches in flight of each rank, of that size.
     """
-    return [
-        RankShare(
-            tuple(mine),
-            embeds=rank == 0,
-            has_head=model.layers - 1 in mine,
-            kept_micro_batches=kept[rank],
-            tokens=most / layout.cp,
-            doc_tokens=float(options.context_tokens),
-            received_rows=options.expert_skew,
-        )
-        for rank, mine in enumerate(held)
-    ]
-
-
-def host_of_ranks(
-    model: ModelSpec, layout: Layout, options: StepOptions, shares: Sequence[RankShare]
-) -> Floats:
-    """What each pipeline rank has in host memory, float64 [pp] [bytes]."""
-    if options.offload == "none":
-        return np.zeros(layout.pp)
-    return np.array([sum(host_memory(model, layout, options, one).values(), 0.0) for one in shares])
-
-
-def _in_flight(run: PipelineRun, split: StageSplit) -> Ints:
-    """The most that each rank has in flight, in layers times tokens."""
-    activation = split.layers[:, None] * np.array(run.tokens)[None, :]
-    return count_in_flight(run.schedule, activation).peak
+    tokens = most / layout.cp
+    terms = [host_memory(model, layout, options, share, tokens) for share in shares]
+    return np.array([sum(each.values(), 0.0) for each in terms])

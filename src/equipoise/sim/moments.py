@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.step.request import Floats
-from equipoise.schedule.pipeline.instruction import Ints, Op
+from equipoise.base.arrays import Floats, Ints
+from equipoise.schedule.pipeline.instruction import Op
 from equipoise.sim.memory import StageMemory
 from equipoise.sim.parts import PipelineRun
 

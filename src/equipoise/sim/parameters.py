@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.link import Op
 from equipoise.cost.memory.weights import held_groups, is_kept_whole
 from equipoise.cost.offload import ADAM_BYTES, host_update_s
 from equipoise.cost.step.layer import add
-from equipoise.cost.step.request import Floats, StepOptions, element_bytes
-from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.sim.machine import Machine
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -103,7 +103,7 @@ def held_by_ends(model: ModelSpec, layout: Layout) -> float:
 
 
 def gather_s(machine: Machine, layout: Layout, held: Held, element_bytes: float) -> float:
-    """Gather parameters, or scatter gradients, of so many weights from their shards [s]."""
+    """Gather parameters, or scatter gradients, of ``weights`` weights from their shards [s]."""
     return _over(machine, layout, held, element_bytes, "all_gather")
 
 
@@ -201,7 +201,7 @@ def travel_of(
     each = [held_by_layer(model, layout, sparse=sparse) for sparse in (False, True)]
     once = [moved_by_layer(model, layout, options, sparse=sparse).once for sparse in (False, True)]
     rows: dict[tuple[int, int, int], tuple[float, float, float]] = {}
-    found = []
+    by_rank = []
     for rank, mine in enumerate(layers):
         sparse = sum(map(model.is_sparse, mine)) if model.experts else 0
         tables = (rank == 0) + (rank == layout.pp - 1) - (model.tied and layout.pp == 1)
@@ -215,8 +215,8 @@ def travel_of(
                 reduce_s(machine, layout, moved, stack.grad_bytes) * slow,
                 optimizer_s(machine, layout, held, options),
             )
-        found.append(rows[key])
-    gather, reduce, optimizer = np.array(found).T
+        by_rank.append(rows[key])
+    gather, reduce, optimizer = np.array(by_rank).T
     return Travel(gather, reduce, optimizer, np.array([len(mine) for mine in layers]))
 
 

@@ -17,23 +17,23 @@ from typing import Protocol
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
+from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.offload import COPIES, add_copies, loads_without_copies
 from equipoise.cost.step.layer import LayerTraffic, add, price_layer, product_passes
-from equipoise.cost.step.request import TERMS, Floats, StepOptions, element_bytes
+from equipoise.cost.step.request import TERMS, StepOptions, element_bytes
 from equipoise.cost.step.work import head_work, layer_work
 from equipoise.schedule.attention.price import Links
-from equipoise.schedule.pipeline.instruction import Ints
-from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
-from equipoise.schedule.pipeline.replay import PipelineTimeline, replay_pipeline
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
+from equipoise.schedule.pipeline.prices import make_prices
+from equipoise.schedule.pipeline.strategies import place_stages, write_pipeline
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.gangs import Gang, GangCore
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
+from equipoise.sim.planned import PlannedPipeline
 from equipoise.sim.sharding import auto_price
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.offload import offloads_activations
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
 
 _MOST_SIZES = 8
@@ -48,7 +48,7 @@ class BatchParts:
     """One micro-batch's seconds by pass and term, float64 [PASSES, TERMS], on one rank."""
 
     layers: tuple[Floats, ...]
-    """Of every layer of the model."""
+    """Every layer of the model."""
     first: Floats
     """Embedding."""
     last: Floats
@@ -65,7 +65,8 @@ class Core(Protocol):
 
 
 LayerKinds = dict[tuple[float, bool], Floats]
-"""Of tokens, and of experts or none: a layer without its core and repeats, [PASSES, TERMS] [s]."""
+"""A layer without its core and repeats, by its tokens and whether it has experts, [PASSES, TERMS]
+[s]."""
 
 
 class StepParts:
@@ -277,13 +278,10 @@ def split_layers(parts: BatchParts, options: StepOptions, stages: int) -> StageS
     return split_stages(loads, stages, first_load=first, last_load=last, empty_ends=empty)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PipelineRun:
-    """One data-parallel rank's pipeline, replayed."""
+@dataclass(frozen=True, eq=False)
+class PipelineRun(PlannedPipeline):
+    """One data-parallel rank's pipeline with what a described machine takes for it."""
 
-    timeline: PipelineTimeline
-    schedule: PipelineSchedule
-    prices: PipelinePrices
     parts: Floats
     """Seconds by stage's rank and term, over all its instructions, float64 [pp, TERMS]."""
     last_backward_s: Floats
@@ -291,7 +289,7 @@ class PipelineRun:
     first_forward_s: Floats
     """Forward of the first micro-batch, likewise."""
     tokens: tuple[int, ...]
-    """Of each micro-batch."""
+    """Tokens of each micro-batch."""
 
 
 def run_pipeline(
@@ -323,14 +321,13 @@ def run_pipeline(
     if copies.any():  # in the order that it has without offloading, no wait makes a step faster
         known = make_prices(*np.moveaxis(by_pass - copies, 2, 0), hop_ns=hop_ns, **sizes)
     schedule = write_pipeline(options.schedule, known, ranks=layout.pp, units=units)
-    timeline = replay_pipeline(schedule, prices)
-    place = _place(stages, layout, options)
+    place = place_stages(options.schedule, layout.pp, stages)
     parts = np.zeros((layout.pp, len(TERMS)))
     np.add.at(parts, place, table.sum(axis=(1, 2)))
     last, first = np.zeros(layout.pp), np.zeros(layout.pp)
     np.add.at(last, place, 1e-9 * by_pass[:, -1, 1:].sum(axis=1))
     np.add.at(first, place, 1e-9 * by_pass[:, 0, 0])
-    return PipelineRun(timeline, schedule, prices, parts, last, first, tuple(tokens))
+    return PipelineRun(schedule, prices, parts, last, first, tuple(tokens))
 
 
 def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
@@ -356,14 +353,17 @@ def _by_stage(batches: Sequence[BatchParts], split: StageSplit) -> Floats:
 
 def layers_of_ranks(split: StageSplit, layout: Layout, options: StepOptions) -> list[list[int]]:
     """Numbers of the layers that each pipeline rank holds, over all its stages."""
-    place = _place(split.stages, layout, options)
-    edges = split.edges.tolist()
-    held: list[list[int]] = [[] for _ in range(layout.pp)]
-    for stage, rank in enumerate(place.tolist()):
-        held[rank] += range(edges[stage], edges[stage + 1])
-    return held
+    return split.layers_of(place_stages(options.schedule, layout.pp, split.stages))
 
 
-def _place(stages: int, layout: Layout, options: StepOptions) -> Ints:
-    in_v = options.schedule in IN_V
-    return place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
+def kernel_key(layout: Layout, options: StepOptions) -> tuple[object, ...]:
+    """What the parts of a step depend on: choices with one key share them."""
+    is_whole = layout.zero == 3
+    return (
+        *(layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, options.recompute),
+        (layout.order, layout.dp) if layout.pp > 1 else (),
+        options.context_strategy if layout.cp > 1 else "",
+        (layout.pp, layout.dp, layout.replicas) if is_whole or layout.ep > 1 else (),
+        is_whole,
+        offloads_activations(options.offload),
+    )

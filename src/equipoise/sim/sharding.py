@@ -118,9 +118,9 @@ def settle_machine(
         context_strategy=layout.strategy,
     )
     machine = Machine(find_cluster(f"{THIS_CPU}:{ranks}"), train.precision)
-    found = context_price(model, machine, layout.of_ranks(ranks), options).machine
-    link = found.link
-    return ContextMachine(found.flop_per_s, found.tile_s, link.latency_s, link.bytes_per_s)
+    assumed = context_price(model, machine, layout.of_ranks(ranks), options).machine
+    link = assumed.link
+    return ContextMachine(assumed.flop_per_s, assumed.tile_s, link.latency_s, link.bytes_per_s)
 
 
 def run_price(

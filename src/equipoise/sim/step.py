@@ -25,9 +25,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
-from equipoise.cost.step.request import TERMS, Floats, StepOptions, StepPrice
+from equipoise.cost.step.request import TERMS, StepOptions, StepPrice
 from equipoise.cost.step.work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.sim.divided import DividedStep, keys_bytes, run_divided
@@ -37,6 +38,7 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.memory import StageMemory, stage_memory, with_keys
 from equipoise.sim.parameters import between_s, travel_of
 from equipoise.sim.parts import PipelineRun, StepParts, layers_of_ranks, run_pipeline, split_layers
+from equipoise.sim.planned import end_of_step_s
 from equipoise.sim.turns import fullest_turns, slowest_turns
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -59,9 +61,9 @@ class StepRun:
     slowest: PipelineRun
     """The data-parallel rank that ends last."""
     layers: tuple[int, ...]
-    """Of each stage."""
+    """Layers of each stage."""
     memory: StageMemory
-    """Of each pipeline rank, and what of it comes and goes."""
+    """Peaks of the pipeline ranks, and how much of them comes and goes."""
     sites: tuple[str, ...] = ()
     """Classes of nodes that each pipeline rank stands in; empty where there is one class."""
 
@@ -74,9 +76,9 @@ class Ends:
     after: Floats
     optimizer: Floats
     host_s: float = 0.0
-    """Of a step, where it was timed."""
+    """What the host takes in a step, where it was timed."""
     copies: float = 0.0
-    """Of the optimizer, the share that goes into copies to the host and back."""
+    """The share of the optimizer that goes into copies to the host and back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +91,7 @@ class Replayed:
     memory: StageMemory
     ends: Ends
     layers: tuple[int, ...]
-    """Of each stage."""
+    """Layers of each stage."""
 
 
 def uniform_documents(layout: Layout, options: StepOptions) -> Documents:
@@ -137,7 +139,7 @@ def run_step(
     documents: Documents | DividedStep | None = None,
     parts: StepParts | None = None,
 ) -> StepRun:
-    """Likewise, with the replayed pipeline of the rank that ends last."""
+    """``price_step``, with the replayed pipeline of the rank that ends last."""
     options.require()
     require_host(machine.device, options.offload)
     layout.require_model(model)
@@ -294,7 +296,8 @@ def _sum_times(run: PipelineRun, ends: Ends, options: StepOptions, layout: Layou
     after = float((stops + ends.after + ends.optimizer).max()) - makespan
     optimizer = min(after, float(ends.optimizer.max()))
     pipeline = before + makespan + after
-    step_s = pipeline / (1.0 - options.residuals.step_share) + ends.host_s
+    residual_share = options.residuals.step_share
+    step_s = end_of_step_s(pipeline, host_s=ends.host_s, residual_share=residual_share)
     busy = run.parts.sum(axis=1)
     top = int(busy.argmax())
     exposed = run.parts[:, [TERMS.index(name) for name in _TRAFFIC]].sum(axis=1)

@@ -15,7 +15,8 @@ Kept true (tests/unit/sim/test_turns.py)
     No rank's own sum is more; where ranks do not meet, nothing changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,8 +24,23 @@ from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
+Batch = TypeVar("Batch")
+
 Rows = Sequence[Sequence[Sequence[int]]]
 """Lengths of the documents of each data-parallel rank's micro-batches."""
+
+
+def heaviest_turns(rows: Sequence[Sequence[Batch]], work: Callable[[Batch], int]) -> list[Batch]:
+    """The heaviest micro-batch of each turn, the lowest rank's of equal ones.
+
+    Args:
+        rows: Micro-batches of each data-parallel rank, as many of each.
+        work: Useful FLOP of a micro-batch.
+
+    >>> heaviest_turns([[4, 2], [2, 5]], lambda batch: batch)
+    [4, 5]
+    """
+    return [max(turn, key=work) for turn in zip(*rows, strict=True)]
 
 
 def slowest_turns(model: ModelSpec, layout: Layout, rows: Rows) -> Rows:
@@ -47,7 +63,7 @@ def slowest_turns(model: ModelSpec, layout: Layout, rows: Rows) -> Rows:
         lengths = np.asarray(batch, dtype=np.int64)
         return useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum()))
 
-    return [[max(turn, key=work) for turn in zip(*rows, strict=True)]]
+    return [heaviest_turns(rows, work)]
 
 
 def fullest_turns(layout: Layout, rows: Rows) -> list[int] | None:

@@ -36,16 +36,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.spec.model.experts import require_units, split_experts
 from equipoise.spec.model.presets import ModelSpec
 
-Ints = npt.NDArray[np.int64]
-
 ATTENTION_AXES = ("dp", "pp", "cp", "tp")
 EXPERT_AXES = ("edp", "ep", "etp")
+
+ORDERS = {"dp-pp": ATTENTION_AXES, "pp-dp": ("pp", "dp", "cp", "tp")}
+"""Orders of attention's axes by name: which of two is outermost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +311,15 @@ class Layout:
             raise LayoutError(
                 f"There is no rank {rank} among {self.world}. Give 0 to {self.world - 1}."
             )
+
+
+def rows_of(tokens: int, *, ranks: int, rank: int) -> range:
+    """The tokens of a pack that one of the ranks that share weights keeps between blocks.
+
+    >>> [list(rows_of(5, ranks=3, rank=rank)) for rank in range(3)]
+    [[0], [1, 2], [3, 4]]
+    """
+    return range(tokens * rank // ranks, tokens * (rank + 1) // ranks)
 
 
 _FOLDED = (ATTENTION_AXES, ("pp", *EXPERT_AXES))

@@ -19,6 +19,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,29 @@ MEASURED_S = "measured_s"
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """Which layers each stage of a pipeline has, and which rank has the stage."""
+
+    edges: tuple[int, ...]
+    """Stage s has layers ``edges[s]`` to ``edges[s + 1]``; one number more than stages."""
+    ranks: tuple[int, ...]
+    """Pipeline rank of each stage."""
+
+    def __str__(self) -> str:
+        """A stage after the other.
+
+        >>> str(Stages((0, 3, 4), (0, 1)))
+        'layers 0-2 on rank 0, 3 on rank 1'
+        """
+        runs = (
+            f"{first}-{stop - 1}" if stop - first > 1 else f"{first}"
+            for first, stop in pairwise(self.edges)
+        )
+        said = (f"{run} on rank {rank}" for run, rank in zip(runs, self.ranks, strict=True))
+        return f"layers {', '.join(said)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One choice and its price."""
 
@@ -49,6 +73,9 @@ class Candidate:
     """Seconds of each term beyond those of the best; empty of the best."""
     keys: dict[str, int | str] = field(default_factory=dict)
     """Dotted keys of run.toml that lay it out; empty unless a run.toml was planned."""
+    stages: Stages | None = None
+    """Stages of a run.toml's pipeline; None without a pipeline, and where the run is to split its
+    layers when it starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +125,7 @@ class Plan:
     sources: dict[str, str]
     """Where each number of the cluster comes from, by its name."""
     without_offload: dict[str, float] | None = None
-    """Of a best that offloads, ``step_s`` and ``memory_gib_max`` without; else None."""
+    """``step_s`` and ``memory_gib_max`` of a best that offloads, had it not; else None."""
     version: int = VERSION
 
     @property
@@ -113,7 +140,11 @@ class Plan:
 
     def as_row(self) -> dict[str, Any]:
         """Plain data: the file's content."""
-        return dataclasses.asdict(self)
+        row = dataclasses.asdict(self)
+        for each in (row["best"], *row["runners_up"]):
+            if each["stages"] is None:
+                del each["stages"]
+        return row
 
     def write(self, file: Path) -> None:
         """Write the lock, whole or not at all."""
@@ -126,7 +157,7 @@ def read_plan(file: Path) -> Plan:
     """Read a lock.
 
     Raises:
-        PlanError: there is none, it is none, or of another version.
+        PlanError: the file cannot be read, is not a plan.lock, or is of another version.
     """
     try:
         row = read_json(file)
@@ -138,7 +169,7 @@ def read_plan(file: Path) -> Plan:
     version = row.get("version") if isinstance(row, dict) else None
     if version is None:
         raise PlanError(
-            f"{file} says no version of plan.lock, so it is none. Write one: "
+            f"{file} has no version field: not a plan.lock. Write one: "
             f'"equipoise plan --out {file.parent}".'
         )
     if version != VERSION:
@@ -150,18 +181,26 @@ def read_plan(file: Path) -> Plan:
         return Plan(
             **row
             | {
-                "best": Candidate(**row["best"]),
-                "runners_up": tuple(Candidate(**each) for each in row["runners_up"]),
+                "best": _candidate(row["best"]),
+                "runners_up": tuple(map(_candidate, row["runners_up"])),
                 "wall": tuple(Wall(**each) for each in row["wall"]),
                 "nodes": tuple(row["nodes"]),
                 "flip": Flip(**row["flip"]) if row["flip"] else None,
             }
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(
-            f"{file} is no whole plan.lock ({error}). Plan again: "
+            f"{file} is not a whole plan.lock ({error}). Plan again: "
             f'"equipoise plan --out {file.parent}".'
         ) from None
+
+
+def _candidate(row: dict[str, Any]) -> Candidate:
+    stages = row.get("stages")
+    if stages is None:
+        return Candidate(**row)
+    placed = Stages(**{name: tuple(map(int, numbers)) for name, numbers in stages.items()})
+    return Candidate(**row | {"stages": placed})
 
 
 def require_fresh(plan: Plan, now: Mapping[str, str], file: Path) -> None:

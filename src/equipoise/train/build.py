@@ -6,23 +6,26 @@ Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
 
 from pathlib import Path
 
-from equipoise.balance.packing.turns import TOGETHER
+from equipoise.balance.packing.pack import StepPacker, make_packer
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
+from equipoise.cost.memory.weights import SMALL_BYTES
 from equipoise.data.cache.store import TokenStore
 from equipoise.data.stream import DocumentStream
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.read import load_hf
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import make_adamw
-from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.parallel.apply import apply_axes
+from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.sim.sharding import run_price
+from equipoise.sim.stages import StagePlanner
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import RunSpec
 from equipoise.train.context import ContextGroup
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
-from equipoise.train.shares import ContextPlanner
-from equipoise.train.stages import StagePlanner
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
 
@@ -44,20 +47,31 @@ def join_sharing(
     spec = resolved.spec
     price = run_price(resolved.context_machine, spec, resolved.model)
     planner, stages = ContextPlanner(resolved.model, spec.layout, price), None
-    if spec.pack.policy in TOGETHER:
+    if POLICIES[spec.pack.policy].runs_together:
         return Partners.join(ranks, planner)
     if spec.layout.pp > 1:
         first = stream.step(0, spec.pack.step_tokens)
-        stages = StagePlanner.make(planner, curve, spec.train.recompute, first)
+        stages = StagePlanner.make(
+            planner, curve, spec.train.recompute, first, resolved.stage_edges
+        )
     return ContextGroup.join(ranks, planner, stages)
+
+
+def build_packer(spec: RunSpec, ranks: int, curve: LoadCurve) -> StepPacker:
+    """What packs the steps of a run on this number of ranks; every rank calls it."""
+    meets = spec.layout.of_ranks(ranks).meets_each_turn
+    return make_packer(spec.pack, ranks // spec.layout.sharing, curve, meets_each_turn=meets)
 
 
 def build_runner(
     resolved: ResolvedFile,
     ranks: Ranks,
     store: TokenStore,
-    journal: Journal,
+    journal: EventSink,
     sharing: ContextGroup | Partners,
+    *,
+    whole: Decoder | None = None,
+    small_bytes: int = SMALL_BYTES,
 ) -> StepRunner:
     """This rank's layers with their first weights, an optimizer, and what runs steps of them.
 
@@ -67,17 +81,19 @@ def build_runner(
         store: Tokens of the corpus.
         journal: Of this rank.
         sharing: Those that it shares with.
+        whole: The whole decoder with its weights, in any dtype; the run's own unless given.
+        small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
     """
     train, layout = resolved.spec.train, resolved.spec.layout
     stages = _stages(sharing)
-    decoder = _first_decoder(resolved, stages)
-    set_recompute(decoder, train.recompute)
-    sharded = ShardedDecoder(
-        decoder.to(ranks.device),
+    sharded = apply_axes(
+        _first_decoder(resolved, stages, whole).to(ranks.device),
         ranks,
         zero=layout.zero,
         precision=train.precision,
         mesh=_mesh(resolved, ranks, sharing),
+        recompute=train.recompute,
+        small_bytes=small_bytes,
     )
     pipeline = None
     if stages is not None:
@@ -96,18 +112,21 @@ def _stages(sharing: ContextGroup | Partners) -> tuple[ContextGroup, StagePlanne
 
 
 def _first_decoder(
-    resolved: ResolvedFile, stages: tuple[ContextGroup, StagePlanner] | None
+    resolved: ResolvedFile,
+    stages: tuple[ContextGroup, StagePlanner] | None,
+    whole: Decoder | None,
 ) -> Decoder:
     """The layers of this rank, with their weights."""
     seed, folder = resolved.spec.train.seed, resolved.init_folder
-    if not folder and stages is not None:
-        return initial_part(*stages, seed)
-    decoder = Decoder(resolved.model)
-    if folder:
-        load_hf(decoder, Path(folder))
-    else:
-        initialize(decoder, seed)
-    return decoder if stages is None else cut_part(decoder, *stages)
+    if whole is None:
+        if not folder and stages is not None:
+            return initial_part(*stages, seed)
+        whole = Decoder(resolved.model)
+        if folder:
+            load_hf(whole, Path(folder))
+        else:
+            initialize(whole, seed)
+    return whole if stages is None else cut_part(whole, *stages)
 
 
 def _mesh(resolved: ResolvedFile, ranks: Ranks, sharing: ContextGroup | Partners) -> Mesh | None:

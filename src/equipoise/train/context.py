@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.balance.context.plan import ContextPlan
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
@@ -25,12 +27,11 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend, PackAttention
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
-from equipoise.parallel.context.plan import ContextPlan
-from equipoise.schedule.attention.count import Ints, Wire, count_attention
+from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.sim.rank_loads import ContextPlanner, RankLoads
+from equipoise.sim.stages import StagePlanner
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.train.shares import ContextPlanner, RankLoads
-from equipoise.train.stages import StagePlanner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +71,7 @@ class ContextGroup:
     ledger: Ledger
     """What it has sent to them and received."""
     stages: StagePlanner | None = None
-    """Of a pipeline."""
+    """Stages of the pipeline, if there is one."""
 
     @classmethod
     def join(
@@ -123,7 +124,7 @@ class ContextGroup:
         )
 
     def _plan(self, doc_tokens: Sequence[int]) -> ContextPlan:
-        """Of this rank's heads."""
+        """Attention of this rank's heads over a micro-batch."""
         return self.planner.plan(doc_tokens, tensor_rank=self.mesh.coordinates["tp"])
 
 
@@ -151,29 +152,12 @@ def require_context(context: int, ranks: Ranks) -> None:
         )
 
 
-def play_share(batch: Batch, plan: ContextPlan, sent_bytes: Ints) -> Share:
-    """All ranks' shares, one after another, with attention played in this process.
-
-    Args:
-        batch: A micro-batch.
-        plan: Of its documents, for as many ranks as are played.
-        sent_bytes: Bytes from each rank to each, int64 [ranks, ranks]; added to in both passes.
-    """
-    rows, positions = (np.concatenate(x) for x in (plan.shares.rows, plan.shares.positions))
-    return take(batch, rows, positions, attend_alone(plan, sent_bytes))
-
-
-def attend_alone(plan: ContextPlan, sent_bytes: Ints | None = None) -> Attend:
-    """Attention of all ranks of a plan in this process, rows in the order in which they hold them.
-
-    Args:
-        plan: Of any number of ranks.
-        sent_bytes: As of ``play_share``.
-    """
+def attend_alone(plan: ContextPlan) -> Attend:
+    """Attention of all ranks of a plan in this process; rows are in the order of their ranks."""
     order = torch.from_numpy(np.concatenate(plan.shares.rows))
     back = torch.argsort(order)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_in_one_process(q[back], k[back], v[back], plan, sent_bytes)[order]
+        return attend_in_one_process(q[back], k[back], v[back], plan)[order]
 
     return attend

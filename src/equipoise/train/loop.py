@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import equipoise
-from equipoise.balance.packing.pack import make_packer, skew
-from equipoise.balance.packing.turns import DIVIDES, TOGETHER, align_turns
+from equipoise.balance.packing.pack import skew
+from equipoise.balance.packing.turns import align_turns
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
@@ -35,10 +35,12 @@ from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
+from equipoise.sim.rank_loads import RankLoads
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.resume import describe_changes, resume_facts
-from equipoise.train.build import build_runner, join_sharing
+from equipoise.train.build import build_packer, build_runner, join_sharing
 from equipoise.train.curves import (
     DOUBT_STEPS,
     activation_dtype,
@@ -50,7 +52,6 @@ from equipoise.train.curves import (
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecord
-from equipoise.train.shares import RankLoads
 from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
 
@@ -86,9 +87,7 @@ class Trainer:
                 self.spec, self.model, ranks, self.store.folder.parent, folder
             )
         self.sharing = join_sharing(resolved, ranks, self.curve, self.stream)
-        data_ranks = ranks.world // self.spec.layout.sharing
-        meets = self.spec.layout.of_ranks(ranks.world).meets_each_turn
-        self.packer = make_packer(self.spec.pack, data_ranks, self.curve, meets_each_turn=meets)
+        self.packer = build_packer(self.spec, ranks.world, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
         spare_small_chunks()
         return_freed_memory()
@@ -112,28 +111,27 @@ class Trainer:
         Raises:
             CheckpointError: none is whole, or it is of another model, corpus or version.
         """
-        found = None
-        fault = ""
+        newest, fault = None, ""
         if self.ranks.rank == 0:
             try:
-                found = newest_good(self.checkpoints)
-                if found is not None:
-                    is_first = found[1].format == FIRST_FORMAT
+                newest = newest_good(self.checkpoints)
+                if newest is not None:
+                    is_first = newest[1].format == FIRST_FORMAT
                     require_same(
-                        found[1],
-                        found[0],
+                        newest[1],
+                        newest[0],
                         model=self.model,
                         corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
                     )
             except CheckpointError as error:
                 fault = str(error)
-        fault, found = self.ranks.gather_objects((fault, found))[0]
+        fault, newest = self.ranks.gather_objects((fault, newest))[0]
         if fault:
             raise CheckpointError(fault)
-        if found is None:
+        if newest is None:
             return
-        path, manifest, torn = found
+        path, manifest, torn = newest
         for sentence in torn:
             view.say(f"{sentence} Passed over.")
             self.journal.write("fault", "torn-checkpoint", message=sentence)
@@ -164,9 +162,10 @@ class Trainer:
             waiting = state["waiting"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{checkpoint} is torn: its {_PACKER} cannot be read.") from error
-        if not waiting and self.spec.pack.policy != "delayed":
+        lets_wait = POLICIES[self.spec.pack.policy].lets_wait
+        if not waiting and not lets_wait:
             return
-        if self.spec.pack.policy != "delayed":
+        if not lets_wait:
             raise CheckpointError(
                 f'{checkpoint} was packed by "delayed" and {waiting} documents still '
                 f'wait in its queues; "{self.spec.pack.policy}" would lose them. Set pack.policy '
@@ -323,19 +322,19 @@ class Trainer:
 
     def _last_good(self) -> Path | None:
         try:
-            found = newest_good(self.checkpoints)
-        except CheckpointError:  # what is being told is worse
+            newest = newest_good(self.checkpoints)
+        except CheckpointError:  # what is being reported is worse
             return None
-        return None if found is None else found[0]
+        return None if newest is None else newest[0]
 
     def _pack(self, step: int) -> tuple[PackedStep, RankLoads]:
         """Decide the step, on every rank alike, and journal the decision on rank 0."""
         began = time.perf_counter()
         pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
-        if self.spec.pack.policy in DIVIDES:
+        if POLICIES[self.spec.pack.policy].divides:
             pieces = tell_apart(pieces, self.store.documents)
         packed = self.packer.step(pieces)
-        if packed.policy in TOGETHER:
+        if POLICIES[packed.policy].runs_together:
             packed = align_turns(packed)
         loads = self.sharing.loads(packed, self.curve)
         plan_s = time.perf_counter() - began
@@ -389,7 +388,7 @@ class Trainer:
             self._save_was_refused = False
             self.ground.keep(path)
         finally:
-            # A save copies shards; the peak that is held against the forecast is of steps.
+            # A save copies shards; the peak that is compared with the forecast is that of steps.
             return_freed_memory()
             forget_peak()
         return self.position.step

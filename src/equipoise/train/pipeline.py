@@ -1,7 +1,7 @@
 """This rank's stages in a run: a packed step through its pipeline, and in its journal.
 
 What it decides
-    Nothing: ``train.stages`` has the schedule. Each instruction is journaled with when it was
+    Nothing: ``sim.stages`` has the schedule. Each instruction is journaled with when it was
     to begin and how long it was to take, so that the report lays the two beside each other.
 
 Kept true (tests/multi/train/test_pipeline.py)
@@ -20,16 +20,16 @@ from equipoise.data.batch import make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import EventSink
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.slices import Slices
 from equipoise.parallel.pipeline.timeline import write_spans
 from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.sim.stages import StagePlanner
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import ContextGroup
-from equipoise.train.stages import StagePlanner
 
 
 def held_stages(sharing: ContextGroup, stages: StagePlanner) -> list[int]:
@@ -58,7 +58,7 @@ class PipelineRunner:
     sharing: ContextGroup
     store: TokenStore
     ranks: Ranks
-    journal: Journal
+    journal: EventSink
 
     @classmethod
     def join(
@@ -68,7 +68,7 @@ class PipelineRunner:
         stages: StagePlanner,
         store: TokenStore,
         ranks: Ranks,
-        journal: Journal,
+        journal: EventSink,
         *,
         precision: str,
     ) -> "PipelineRunner":
@@ -92,7 +92,7 @@ class PipelineRunner:
         run = self.pipeline.run(planned.schedule, batches, divisor=labels, allow_lossy=is_lossy)
         busy_s, passed_s = clock() - begun, time.perf_counter() - began
         ran_s = float((run.timeline.end_ns - run.timeline.begin_ns).sum()) * 1e-9
-        write_spans(self.journal, run.timeline, step=step, predicted=planned.predicted)
+        write_spans(self.journal, run.timeline, step=step, predicted=planned.timeline)
         losses = [float(run.losses.get(at, 0.0)) for at in range(len(turns))]
         return losses, busy_s, passed_s - ran_s
 

@@ -20,15 +20,15 @@ from equipoise.observe.journal import Journal
 from equipoise.observe.machine import describe_machine, peak_resident_bytes, resident_bytes
 from equipoise.optim.rate import learning_rate
 from equipoise.schedule.expert import layer_skews, split_experts
+from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
-from equipoise.train.shares import RankLoads
 from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
 
 _CURVE_MATTERS_S = 0.1
-"""Steps that compute for less are mostly overhead, of which a price curve knows nothing."""
+"""Shorter steps are mostly overhead, which no price curve knows."""
 
 
 class RunRecord:
@@ -61,6 +61,7 @@ class RunRecord:
         """What this process is about to run, on rank 0."""
         if self.ranks.rank != 0:
             return
+        stages = self.sharing.stages if isinstance(self.sharing, ContextGroup) else None
         edges = [0, *(2**power for power in range(4, 41))]
         lengths = self.store.doc_tokens
         edges = edges[: int(np.searchsorted(edges, lengths.max(), side="right")) + 1]
@@ -88,6 +89,7 @@ class RunRecord:
                 },
             },
             curve=dataclasses.asdict(self.curve),
+            stages={} if stages is None else dataclasses.asdict(stages.placed),
         )
         self.journal.flush()
 
@@ -202,9 +204,7 @@ class RunRecord:
 
     def _predict_step(self, loads: RankLoads) -> float | None:
         """When the last has computed, plus the overhead that the first step here measured."""
-        if self._overhead_s is None:
-            return None
-        return loads.longest_s + self._overhead_s
+        return None if self._overhead_s is None else loads.step_s(self._overhead_s)
 
     def write_memory(self) -> None:
         """Forecast and measured peak of this rank's fullest micro-batch."""
@@ -212,9 +212,9 @@ class RunRecord:
             return
         stage = None
         if isinstance(self.sharing, ContextGroup) and self.sharing.stages is not None:
-            share = self.sharing.stages.share_of(self.sharing.mesh.coordinates["pp"])
-            kept = self._kept_layer_tokens / (len(share.layers) * self._largest_tokens)
-            stage = dataclasses.replace(share, kept_micro_batches=kept)
+            stage = self.sharing.stages.share_of(
+                self.sharing.mesh.coordinates["pp"], self._kept_layer_tokens, self._largest_tokens
+            )
         forecast = forecast_memory(
             self.model,
             self.spec.layout.of_ranks(self.ranks.world),

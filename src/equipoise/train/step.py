@@ -34,7 +34,7 @@ from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.moe.balance import set_loss_scale
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.expert.loads import settle_experts
 from equipoise.parallel.zero.shard import ShardedDecoder
@@ -58,6 +58,24 @@ class ExpertLoads:
 
 
 @dataclass(frozen=True, slots=True)
+class Gradients:
+    """A step up to its gradients, which are in the decoder: summed, and split as ZeRO says."""
+
+    labels: int
+    """What the loss was divided by; 1 where there is none."""
+    loss: float
+    """Mean over all labels of all ranks."""
+    norm: torch.Tensor
+    """Norm of the gradients of all ranks, each weight counted once; a scalar."""
+    losses: list[float]
+    """Summed loss of each of this rank's micro-batches."""
+    rows: torch.Tensor
+    """What ranks exchanged, float64 [ranks, 6]; columns as ``StepRunner`` lists them."""
+    wait_s: float
+    """What this rank waited."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step measured. Per-rank arrays are indexed by rank."""
 
@@ -66,7 +84,7 @@ class StepResult:
     step_s: float
     rank_busy_s: list[float]
     wait_s: float
-    """Of this rank."""
+    """What this rank waited."""
     computed_s: float
     """Until the last rank had computed: what it was busy, or its pipeline from end to end."""
     stop: bool
@@ -83,7 +101,7 @@ class StepRunner:
     optimizer: torch.optim.Optimizer
     store: TokenStore
     ranks: Ranks
-    journal: Journal
+    journal: EventSink
     sharing: ContextGroup | Partners | None = None
     """The ranks that share this one's micro-batches or documents, if it is not alone."""
     pipeline: PipelineRunner | None = None
@@ -100,7 +118,7 @@ class StepRunner:
         stop_asked: bool,
         word: int = 0,
     ) -> StepResult:
-        """Compute, meet, reduce, clip, update.
+        """``gradients``, then clip and update.
 
         Args:
             packed: The decision, equal on all ranks.
@@ -116,37 +134,62 @@ class StepRunner:
             LayoutError: ranks packed differently.
         """
         started = time.perf_counter()
-        labels = sum(count_labels(batch.pieces, self.store.doc_tokens) for batch in packed)
-        set_loss_scale(self.model.decoder, 1 / max(1, labels))
-        losses, busy_s, idle_s = self._compute(packed, step, max(1, labels))
-        computed = time.perf_counter()
-        rows, met_s = self._meet(packed, step, losses, busy_s, computed - started, stop_asked, word)
-        loss = float(rows[:, 1].sum()) / max(1, labels)
-        if not np.isfinite(loss):
-            raise self._not_finite("loss", step, packed, losses, last_good())
-        with self.journal.span("reduce", step=step):
-            self._sum_gradients()
-            norm = self._norm()
-        if not torch.isfinite(norm):
-            raise self._not_finite("gradient norm", step, packed, losses, last_good())
+        made = self.gradients(packed, step=step, stop_asked=stop_asked, word=word)
+        for what, is_finite in (
+            ("loss", bool(np.isfinite(made.loss))),
+            ("gradient norm", bool(torch.isfinite(made.norm))),
+        ):
+            if not is_finite:
+                raise self._not_finite(what, step, packed, made.losses, last_good())
         with self.journal.span("optimizer", step=step):
-            clip(self.model.decoder, norm, clip_norm)
+            clip(self.model.decoder, made.norm, clip_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            experts = self._settle_experts(max(1, labels))
+            experts = self._settle_experts(made.labels)
+        rows = made.rows
         return StepResult(
-            loss=loss,
-            grad_norm=float(norm),
+            loss=made.loss,
+            grad_norm=float(made.norm),
             step_s=time.perf_counter() - started,
             rank_busy_s=rows[:, 2].tolist(),
-            wait_s=idle_s + met_s,
+            wait_s=made.wait_s,
             computed_s=float(rows[:, 2 if self.pipeline is None else 4].max()),
             stop=bool(rows[:, 3].any()),
             words=rows[:, 5].to(torch.int64).tolist(),
             experts=experts,
         )
+
+    def gradients(
+        self, packed: PackedStep, *, step: int, stop_asked: bool = False, word: int = 0
+    ) -> Gradients:
+        """Compute, meet, reduce: everything before the optimizer, which is left untouched.
+
+        Gradients are added to those that the decoder has. ``check`` calls this, so what it proves
+        is what trains.
+
+        Args:
+            packed: The decision, equal on all ranks.
+            step: Number of the step, from 1.
+            stop_asked: As for ``run``.
+            word: Likewise.
+
+        Raises:
+            LayoutError: ranks packed differently.
+        """
+        started = time.perf_counter()
+        labels = sum(count_labels(batch.pieces, self.store.doc_tokens) for batch in packed)
+        labels = max(1, labels)
+        set_loss_scale(self.model.decoder, 1 / labels)
+        losses, busy_s, idle_s = self._compute(packed, step, labels)
+        computed_s = time.perf_counter() - started
+        rows, met_s = self._meet(packed, step, losses, busy_s, computed_s, stop_asked, word)
+        with self.journal.span("reduce", step=step):
+            self._sum_gradients()
+            norm = self._norm()
+        loss = float(rows[:, 1].sum()) / labels
+        return Gradients(labels, loss, norm, losses, rows, idle_s + met_s)
 
     def _compute(
         self, packed: PackedStep, step: int, labels: int
@@ -179,7 +222,7 @@ class StepRunner:
             self.model.sum_gradients()
 
     def _norm(self) -> torch.Tensor:
-        """Of the gradients of all ranks, each weight counted once."""
+        """Norm of the gradients of all ranks, each weight counted once."""
         if self.pipeline is None:
             return global_norm(self.model.decoder)
         counted, group = self.pipeline.counted, self.pipeline.group
@@ -223,14 +266,14 @@ class StepRunner:
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
         counts = self.sharing is None or self.sharing.counts_loss
-        told = float(stop_asked), computed_s, float(word)
-        row = [name, sum(losses) if counts else 0.0, busy_s, *told]
+        others = [float(stop_asked), computed_s, float(word)]
+        row = [name, sum(losses) if counts else 0.0, busy_s, *others]
         with self.journal.span("wait", step=step) as span:
             rows = self.ranks.gather_floats(row)
         if bool((rows[:, 0] != name).any()):
-            others = torch.nonzero(rows[:, 0] != name).flatten().tolist()
+            differing = torch.nonzero(rows[:, 0] != name).flatten().tolist()
             raise LayoutError(
-                f"Ranks {others} packed step {step} otherwise than rank {self.ranks.rank}. Give "
+                f"Ranks {differing} packed step {step} otherwise than rank {self.ranks.rank}. Give "
                 f"every machine the same version of equipoise and of NumPy."
             )
         return rows, span.duration_s
@@ -256,12 +299,12 @@ class StepRunner:
             more = len(documents) - len(named)
             where = f"; documents of the micro-batches where it is: {', '.join(named)}"
             where += f" and {more} more" if more else ""
-            mend = "Lower train.lr, or look at those documents."
+            fix = "Lower train.lr, or look at those documents."
         else:
-            where, mend = ", though the loss of every micro-batch is", "Lower train.lr."
+            where, fix = ", though the loss of every micro-batch is", "Lower train.lr."
         kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint yet"
         self.journal.write("fault", "nan-loss", step=step, documents=documents, what=what)
         return FaultError(
             f"The {what} of step {step} is not a number{where}. No weight was changed; {kept}. "
-            f"{mend}"
+            f"{fix}"
         )

@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from equipoise.balance.context.plan import ContextPlan, plan_pieces
 from equipoise.balance.packing.turns import place_turn
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
@@ -27,12 +28,11 @@ from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import ContextPlan, plan_pieces
+from equipoise.sim.rank_loads import ContextPlanner, RankLoads
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.train.context import Share, attend_alone, received_bytes, take
-from equipoise.train.shares import ContextPlanner, RankLoads
 
 
 def plan_turn(

@@ -12,9 +12,10 @@ from equipoise.train.check.case import (
     all_cases,
     context_cases,
     divided_cases,
+    make_case,
     played_cases,
 )
-from equipoise.train.check.prove import check_cases, play_cases, run_cases
+from equipoise.train.check.prove import check_cases, run_cases
 from support.progresses import RecordedProgress
 from support.ranks import on_ranks
 
@@ -27,9 +28,9 @@ ODD = dataclasses.replace(UNTIED, heads=3)
 
 
 def test_every_layout_of_a_tied_model_equals_one_rank() -> None:
-    cases = [case for world in (1, 2, 3) for case in all_cases(world)]
+    cases = [case for world in (1, 2, 3) for case in all_cases(world, TIED)]
     progress = RecordedProgress()
-    verdicts = run_cases(cases, TIED, progress)
+    verdicts = run_cases(cases, progress)
     assert [verdict.case for verdict in verdicts] == cases
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     assert max(verdict.gradient_error for verdict in verdicts) <= TOLERANCE
@@ -41,24 +42,26 @@ def test_every_layout_of_a_tied_model_equals_one_rank() -> None:
 
 def test_an_untied_model_with_biases_and_head_norms_equals_one_rank() -> None:
     cases = [
-        case for case in all_cases(2) if case.context_tokens == 256 or case.recompute == "full"
+        case
+        for case in all_cases(2, UNTIED)
+        if case.pack.context_tokens == 256 or case.train.recompute == "full"
     ]
-    wrong = [v for v in run_ranks(2, check_cases, cases, UNTIED)[0] if not v.is_exact]
+    wrong = [v for v in run_ranks(2, check_cases, cases)[0] if not v.is_exact]
     assert wrong == []
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_that_divide_documents_equal_one_rank(ranks: int) -> None:
-    verdicts = run_cases(divided_cases(ranks), ODD)
+    verdicts = run_cases(divided_cases(ranks, ODD))
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     for verdict in verdicts:  # some document is longer than a window of 128 tokens
-        assert verdict.bytes > 0 or verdict.case.context_tokens > 128
-        assert verdict.micro_batches > 1 or verdict.case.context_tokens > 128
+        assert verdict.bytes > 0 or verdict.case.pack.context_tokens > 128
+        assert verdict.micro_batches > 1 or verdict.case.pack.context_tokens > 128
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_that_share_micro_batches_equal_one_rank(ranks: int) -> None:
-    verdicts = run_cases(context_cases(ranks), ODD)
+    verdicts = run_cases(context_cases(ranks, ODD))
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     assert min(verdict.bytes for verdict in verdicts) > 0
     assert min(verdict.messages for verdict in verdicts) > 0
@@ -67,31 +70,35 @@ def test_ranks_that_share_micro_batches_equal_one_rank(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_strategy_and_sharding_played_equals_one_rank(ranks: int) -> None:
     progress = RecordedProgress()
-    verdicts = play_cases(played_cases(ranks), ODD, progress)
+    verdicts = run_cases(played_cases(ranks, ODD), progress, over_gloo=False)
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
-    assert progress.stages == [("ranks played in one process", len(verdicts))]
+    assert progress.stages == [(f"{ranks} played ranks", len(verdicts))]
     assert progress.done == len(verdicts)
 
 
 def test_played_ranks_send_what_real_ranks_send() -> None:
-    real = [case for case in context_cases(2) if case.sharding == "head-tail-document"]
+    real = [c for c in context_cases(2, UNTIED) if c.layout.sharding == "head-tail-document"]
     played = [dataclasses.replace(case, played=True) for case in real]
-    for one, two in zip(run_cases(real, UNTIED), play_cases(played, UNTIED), strict=True):
+    for one, two in zip(run_cases(real), run_cases(played, over_gloo=False), strict=True):
         assert (one.bytes, one.messages) == (two.bytes, two.messages)
         assert one.gradient_error == pytest.approx(two.gradient_error, abs=TOLERANCE)
 
 
 CASES = {
-    "zero 0": Case(2, 0, "by-work", 512, "none"),
-    "zero 1": Case(2, 1, "by-work", 512, "none"),
-    "context": Case(2, 0, "by-work", 512, "none", cp=2),
+    "zero 0": make_case(TIED, 2, context_tokens=512, zero=0),
+    "zero 1": make_case(TIED, 2, context_tokens=512, zero=1),
+    "zero 3": make_case(TIED, 2, context_tokens=512, zero=3),
+    "context": make_case(TIED, 2, context_tokens=512, zero=0, cp=2),
+    "pipeline": make_case(TIED, 2, context_tokens=64, pp=2),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("parameter", ["layers.0.attention.query.weight", "embed.weight"])
 def test_a_gradient_that_is_wrong_on_one_rank_is_caught_by_name(case: Case, parameter: str) -> None:
-    (verdict,) = run_ranks(2, on_ranks.check_with_wrong_gradient, TIED, case, parameter, 1)[0]
+    if case.layout.pp > 1:  # whose second rank has the second layer
+        parameter = parameter.replace("layers.0", "layers.1")
+    (verdict,) = run_ranks(2, on_ranks.check_with_wrong_gradient, case, parameter, 1)[0]
     assert not verdict.is_exact
     assert verdict.worst_parameter == parameter
     assert verdict.gradient_error > 0.01
@@ -99,15 +106,22 @@ def test_a_gradient_that_is_wrong_on_one_rank_is_caught_by_name(case: Case, para
 
 
 def test_the_same_gradient_left_alone_is_exact() -> None:
-    arguments = (TIED, CASES["zero 0"], "embed.weight", -1)
+    arguments = (CASES["zero 0"], "embed.weight", -1)
     verdicts = run_ranks(2, on_ranks.check_with_wrong_gradient, *arguments)[0]
     assert [verdict.is_exact for verdict in verdicts] == [True]
 
 
+def test_a_part_of_the_trainers_step_that_is_left_out_is_caught() -> None:
+    (verdict,) = run_ranks(2, on_ranks.check_without_sum, CASES["zero 1"])[0]
+    assert not verdict.is_exact
+    assert verdict.gradient_error == 1.0
+    assert max(verdict.loss_error, verdict.forward_error) <= TOLERANCE
+
+
 @pytest.mark.parametrize("what", ["positions", "labels"])
 def test_positions_and_labels_that_stay_behind_are_caught(what: str) -> None:
-    case = dataclasses.replace(CASES["context"], sharding="head-tail")
-    (verdict,) = run_ranks(2, on_ranks.check_with_wrong_shares, TIED, case, what)[0]
+    case = make_case(TIED, 2, context_tokens=512, zero=0, cp=2, sharding="head-tail")
+    (verdict,) = run_ranks(2, on_ranks.check_with_wrong_shares, case, what)[0]
     assert not verdict.is_exact
     assert verdict.gradient_error > 100 * TOLERANCE
     assert (verdict.forward_error > TOLERANCE) == (what == "positions")
@@ -116,7 +130,7 @@ def test_positions_and_labels_that_stay_behind_are_caught(what: str) -> None:
 
 def test_a_byte_that_no_schedule_speaks_of_is_caught() -> None:
     case = CASES["context"]
-    (verdict,) = run_ranks(2, on_ranks.check_with_a_byte_too_many, TIED, case)[0]
+    (verdict,) = run_ranks(2, on_ranks.check_with_a_byte_too_many, case)[0]
     assert verdict.error <= TOLERANCE
     assert verdict.bytes == verdict.scheduled_bytes + 1
     assert not verdict.is_exact

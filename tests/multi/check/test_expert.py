@@ -1,15 +1,19 @@
 """``equipoise check`` of a model with experts: every way to share them, and what it notices."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
+from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.nn.moe import balance as moe_balance
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check.case import Case, expert_cases
+from equipoise.train.build import build_runner
+from equipoise.train.check.case import Case, Verdict, expert_cases, make_case
 from equipoise.train.check.prove import check_cases, run_cases
 from equipoise.train.check.sample import make_decoder
+from equipoise.train.step import StepRunner
 
 SPARSE = ModelSpec(
     layers=2,
@@ -30,48 +34,44 @@ FP64 = 1e-10
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_share_experts_equal_one_rank(ranks: int) -> None:
-    cases = expert_cases(ranks, SPARSE.experts, SPARSE.heads)
-    assert {(case.ep, case.etp) for case in cases} == {(ranks, 1), (1, ranks)}
-    for verdict in run_cases(cases, SPARSE):
+    cases = expert_cases(ranks, SPARSE)
+    assert {(case.layout.ep, case.layout.etp) for case in cases} == {(ranks, 1), (1, ranks)}
+    for verdict in run_cases(cases):
         assert verdict.is_exact
         assert verdict.error <= FP64, verdict.case
 
 
 def test_a_model_with_experts_equals_one_rank_where_they_are_not_shared() -> None:
-    cases = [
-        Case(2, 1, "by-work", 256, "none"),
-        Case(2, 3, "in-order", 512, "full"),
-        Case(2, 2, "by-work", 256, "none", cp=2),
-    ]
     biased = dataclasses.replace(SPARSE, balance="bias", shared_gate=True)
     for model in (SPARSE, biased):
-        assert max(verdict.error for verdict in run_cases(cases, model)) <= FP64
+        cases = [
+            make_case(model, 2),
+            make_case(model, 2, policy="in-order", context_tokens=512, recompute="full", zero=3),
+            make_case(model, 2, cp=2, zero=2),
+        ]
+        assert max(verdict.error for verdict in run_cases(cases)) <= FP64
 
 
-def _without_balance(ranks: object, cases: list[Case], model: ModelSpec) -> list:
-    """With a balance that pulls at the reference, and no more at the case."""
-    plain = moe_balance.LoadBalance.pull_X
-    calls = []
+def _without_balance(ranks: Ranks, case: Case) -> list[Verdict]:
+    """A case whose balance pulls at the reference, and not at what is compared with it."""
 
-    def pull_X(self: moe_balance.LoadBalance, dtype: object) -> object:
-        calls.append(1)
-        return plain(self, dtype) * (1.0 if len(calls) <= 12 else 0.0)  # 12 pieces, one layer
+    def build(*arguments: Any, **named: Any) -> StepRunner:
+        runner = build_runner(*arguments, **named)
+        for balance in moe_balance.balances(runner.model.decoder):
+            balance.rate = 0.0
+        return runner
 
-    moe_balance.LoadBalance.pull_X = pull_X
-    try:
-        return check_cases(ranks, cases, model)
-    finally:
-        moe_balance.LoadBalance.pull_X = plain
+    return check_cases(ranks, [case], build=build)
 
 
 def test_a_balance_that_does_nothing_is_noticed() -> None:
-    case = Case(1, 1, "by-work", 512, "none")
-    (verdict,) = run_ranks(1, _without_balance, [case], SPARSE)[0]
+    case = make_case(SPARSE, 1, context_tokens=512)
+    (verdict,) = run_ranks(1, _without_balance, case)[0]
     assert not verdict.is_exact
     assert verdict.loss_error <= FP64 < verdict.gradient_error
 
 
 def test_routers_begin_out_of_balance_and_the_loss_is_divided_by_labels() -> None:
-    (balance,) = moe_balance.balances(make_decoder(SPARSE, 50))
+    (balance,) = moe_balance.balances(make_decoder(SPARSE, 50, "fp64"))
     assert balance.state_X.tolist() == [0, 1, 2, 3, 4]
     assert balance.loss_scale == 1 / 50

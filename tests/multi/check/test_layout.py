@@ -7,8 +7,9 @@ import pytest
 from equipoise.comm.local import run_ranks
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check.all_legal import prove_layouts
-from equipoise.train.check.all_legal_case import LayoutCase, Precision, deepen, layout_cases
+from equipoise.train.check.case import Case, Precision
+from equipoise.train.check.legal import layout_cases, legal_case
+from equipoise.train.check.prove import run_cases
 from support.progresses import RecordedProgress
 from support.ranks import layout_ranks
 
@@ -21,8 +22,8 @@ def case(
     schedule: str = "1f1b",
     model: ModelSpec = SPARSE,
     precision: Precision = "fp64",
-) -> LayoutCase:
-    return LayoutCase(layout, deepen(model, layout.pp), precision, schedule)
+) -> Case:
+    return legal_case(layout, model, precision, schedule)
 
 
 DEMO = [
@@ -34,32 +35,33 @@ DEMO = [
     case(Layout(dp=2, tp=2, pp=2, ep=4, zero=3), "zb-h2"),
     case(Layout(dp=2, cp=2, tp=2, ep=8, zero=1), precision="fp32"),
     case(Layout(dp=2, cp=2, tp=2, pp=2, ep=4, etp=2, zero=3), "zb-h1"),
-    # Of 8 stages of 4 layers two are on one rank and have no layer: it has no weight.
+    # Of 8 stages, two of each rank.
     case(Layout(pp=4), "interleaved"),
 ]
 
 
 def test_layouts_of_the_demo_and_of_five_dimensions() -> None:
     progress = RecordedProgress()
-    verdicts = prove_layouts(DEMO, progress)
-    assert [each.case for each in verdicts] == sorted(DEMO, key=lambda one: one.layout.world)
+    verdicts = run_cases(DEMO, progress, over_gloo=False)
+    assert [each.case for each in verdicts] == sorted(DEMO, key=lambda one: one.ranks)
     for each in verdicts:
         assert each.is_exact, each
     assert progress.stages == [
-        (f"layouts of {n} ranks", count) for n, count in ((4, 4), (8, 4), (16, 1))
+        (f"{n} played ranks", count) for n, count in ((4, 4), (8, 4), (16, 1))
     ]
     assert progress.done == len(DEMO)
 
 
 def test_a_sample_of_all_legal_layouts() -> None:
     cases = [each for world in (2, 3, 4) for each in layout_cases(world, [DENSE, SPARSE])]
-    for each in prove_layouts(cases[::37]):  # coprime to every degree: all of them in turn
+    some = cases[::37]  # coprime to every degree: all of them in turn
+    for each in run_cases(some, over_gloo=False):
         assert each.is_exact, each
 
 
 def test_ranks_over_gloo_find_what_ranks_that_take_turns_find() -> None:
     cases = [case(Layout(dp=2, zero=3)), case(Layout(tp=2), precision="fp32")]
-    real, played = prove_layouts(cases, over_gloo=True), prove_layouts(cases)
+    real, played = run_cases(cases), run_cases(cases, over_gloo=False)
     for one, other in zip(real, played, strict=True):
         assert one.is_exact and other.is_exact
         # Gloo adds in another order.
@@ -84,6 +86,6 @@ def test_a_gradient_that_is_wrong_on_one_rank_is_named(layout: Layout, parameter
 
 def test_a_second_run_that_is_another_is_noticed() -> None:
     parameter = "layers.0.feed_forward.up.weight"
-    (found,) = run_ranks(1, layout_ranks.spoil_second, case(Layout(dp=2)), parameter)
-    assert found.error <= 1e-10
-    assert not found.is_repeated and not found.is_exact
+    (verdict,) = run_ranks(1, layout_ranks.spoil_second, case(Layout(dp=2)), parameter)
+    assert verdict.error <= 1e-10
+    assert not verdict.is_repeated and not verdict.is_exact

@@ -5,24 +5,25 @@ import dataclasses
 import pytest
 
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check import prove as check
-from equipoise.train.check.pipeline import pipeline_cases
+from equipoise.train.check.case import Case, Verdict, make_case, pipeline_cases
+from equipoise.train.check.prove import check_cases
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=101, head_width=8)
 
 
-def verdicts_of(ranks: int, model: ModelSpec, cases):
-    return run_ranks(ranks, check.check_cases, cases, model)[0]
+def verdicts_of(ranks: int, cases: list[Case]) -> list[Verdict]:
+    return run_ranks(ranks, check_cases, cases)[0]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_case_is_exact(ranks: int) -> None:
-    cases = pipeline_cases(ranks, MODEL.heads)
+    cases = pipeline_cases(ranks, MODEL)
     if ranks == 4:  # of two stages, those with other axes: two ranks have had the strategies
-        cases = [c for c in cases if c.pp == 4 or max(c.cp, c.tp) > 1 or not c.zero]
-    for verdict in verdicts_of(ranks, MODEL, cases):
+        layouts = [(case, case.layout) for case in cases]
+        cases = [c for c, at in layouts if at.pp == 4 or max(at.cp, at.tp) > 1 or not at.zero]
+    for verdict in verdicts_of(ranks, cases):
         assert verdict.is_exact, verdict
         assert verdict.bytes > 0
 
@@ -30,29 +31,27 @@ def test_every_case_is_exact(ranks: int) -> None:
 def test_tied_tables_are_summed_and_counted() -> None:
     tied = dataclasses.replace(MODEL, tied=True)
     cases = [
-        dataclasses.replace(case, zero=zero)
-        for case in pipeline_cases(4, MODEL.heads)[:1]
-        for zero in (0, 1)
+        make_case(tied, 4, pp=2, schedule="gpipe", context_tokens=64, zero=zero) for zero in (0, 1)
     ]
-    cases[1:1] = [c for c in pipeline_cases(4, MODEL.heads) if c.schedule == "zb-v"][:1]
-    for verdict in verdicts_of(4, tied, cases):
+    cases[1:1] = [c for c in pipeline_cases(4, tied) if c.layout.schedule == "zb-v"][:1]
+    for verdict in verdicts_of(4, cases):
         assert verdict.is_exact, verdict
 
 
 def test_experts_are_computed_where_their_stage_is() -> None:
     """In fp64, and not shared: each stage has those of its layers whole."""
     sparse = dataclasses.replace(MODEL, experts=5, top_k=2, expert_ffn=24, dense_layers=1)
-    cases = [c for c in pipeline_cases(2, 4) if c.schedule in ("1f1b", "zb-h1", "zb-v")]
-    for verdict in verdicts_of(2, sparse, cases):
+    cases = [c for c in pipeline_cases(2, sparse) if c.layout.schedule in ("1f1b", "zb-h1", "zb-v")]
+    for verdict in verdicts_of(2, cases):
         assert verdict.is_exact, verdict
         assert verdict.error <= 1e-10, verdict
 
 
 def test_every_strategy_that_is_not_lossy_is_checked() -> None:
-    names = {case.schedule for case in pipeline_cases(2, 1)}
-    assert names == set(STRATEGIES) - set(LOSSY)
-    assert {case.pp for case in pipeline_cases(8, 1)} == {2, 4, 8}
-    assert not pipeline_cases(1, 1)
-    assert str(pipeline_cases(2, 1)[0]) == (
+    names = {case.layout.schedule for case in pipeline_cases(2, MODEL)}
+    assert names == set(SCHEDULES) - set(LOSSY)
+    assert {case.layout.pp for case in pipeline_cases(8, MODEL)} == {2, 4, 8}
+    assert not pipeline_cases(1, MODEL)
+    assert str(pipeline_cases(2, MODEL)[0]) == (
         '2 ranks (zero = 1, policy = "in-order", pp = 2, gpipe)'
     )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.comm.local import run_ranks
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check.case import TOLERANCE, Case, tensor_cases
+from equipoise.train.check.case import TOLERANCE, make_case, tensor_cases
 from equipoise.train.check.prove import run_cases
 from support.ranks import on_ranks
 
@@ -24,20 +24,20 @@ MODEL = ModelSpec(
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_that_share_weights_equal_one_rank(ranks: int) -> None:
-    cases = tensor_cases(ranks, MODEL.heads)
-    verdicts = run_cases(cases, MODEL)
+    cases = tensor_cases(ranks, MODEL)
+    verdicts = run_cases(cases)
     assert [verdict.case for verdict in verdicts] == cases
     assert [verdict for verdict in verdicts if not verdict.is_exact] == []
     for verdict in verdicts:  # of attention: other ranks' keys, of each rank's own heads
         case = verdict.case
-        is_divided = case.policy in TOGETHER and case.tp < case.ranks
-        assert (verdict.bytes > 0) == (case.cp > 1 or is_divided)
+        is_divided = POLICIES[case.pack.policy].runs_together and case.layout.tp < case.ranks
+        assert (verdict.bytes > 0) == (case.layout.cp > 1 or is_divided)
 
 
 def test_a_gradient_that_is_wrong_on_one_rank_is_caught_by_name() -> None:
-    case = Case(2, 1, "by-work", 512, "none", tp=2)
+    case = make_case(MODEL, 2, context_tokens=512, tp=2)
     parameter = "layers.0.attention.key.weight"
-    (verdict,) = run_ranks(2, on_ranks.check_with_wrong_gradient, MODEL, case, parameter, 1)[0]
+    (verdict,) = run_ranks(2, on_ranks.check_with_wrong_gradient, case, parameter, 1)[0]
     assert not verdict.is_exact
     assert verdict.worst_parameter == parameter
     assert verdict.gradient_error > 0.01

@@ -17,6 +17,6 @@ def test_collectives_and_messages_are_those_of_gloo() -> None:
 def test_who_fails_or_waits_for_ever_ends_all() -> None:
     assert run_ranks(1, turns_ranks.play, "fail", timeout_s=60) == ["ValueError: no more of it"]
     assert run_ranks(1, turns_ranks.play, "miss", timeout_s=60) == [
-        "FaultError: Every rank that is left waits for another: rank 0 in a receive, rank 1 in "
+        "FaultError: All unfinished ranks wait for each other: rank 0 in a receive, rank 1 in "
         "barrier of 3 ranks, rank 2 in barrier of 3 ranks."
     ]

@@ -17,7 +17,7 @@ from support.ranks import watchdog_ranks
 
 DEADLINE_S = 1.0
 FIX = (
-    "Run the same command again to resume from the last checkpoint; where a rank was only slow, "
+    "Run the same command again to resume from the last checkpoint; if a rank was only slow, "
     "raise layout.deadline_s = 1."
 )
 
@@ -150,7 +150,7 @@ def test_a_run_whose_rank_stops_ends_with_its_sentence(
         "Rank 0 has waited 6 s in all_to_all of ranks 0, 1 \\(forward of step \\d\\), to which "
         "rank 1 has not come: it gives no sign of life \\(process \\d+ on "
         f"{re.escape(HOST)}; last in [^)]*\\)\\). Run the same command again to resume from the "
-        "last checkpoint; where a rank was only slow, raise layout.deadline_s = 6.",
+        "last checkpoint; if a rank was only slow, raise layout.deadline_s = 6.",
         str(caught.value),
     )
     (line,) = [

@@ -20,7 +20,6 @@ from equipoise.schedule.boxing.placement import (
 from equipoise.schedule.boxing.ways import other_ways
 from support.ranks.boxing_ranks import (
     ONE_AXIS,
-    SCANS,
     gradients,
     halves_of_a_loss,
     joined,
@@ -28,7 +27,6 @@ from support.ranks.boxing_ranks import (
     redistribute_all,
     redistribute_wrongly,
     request,
-    scan,
     sum_floats,
     whole_of,
 )
@@ -150,18 +148,3 @@ def test_other_parts_and_ranks_than_the_schedules_are_refused() -> None:
         "The gradient goes from P to S(0), and the schedule for it from B to S(0). Plan it of "
         "transposed(request)."
     )
-
-
-def test_scans_that_torch_gets_wrong_are_refused_and_no_others() -> None:
-    bare, guarded = (run_ranks(2, scan, is_guarded)[0] for is_guarded in (False, True))
-    wrong = {(name, split, split - 2) for name in SCANS for split in (0, 1)}
-    assert {key for key, outcome in bare.items() if outcome != "right"} == wrong
-    assert all(bare[key] == "wrong" for key in wrong)
-    assert {key for key, outcome in guarded.items() if outcome != "right"} == wrong
-    version = torch.__version__.partition("+")[0]
-    for name, split, dim in sorted(wrong):
-        assert guarded[name, split, dim] == (
-            f"{name}(dim={dim}) of a DTensor of [3, 4] whose dim {split} is split over mesh axis "
-            f"0: torch {version} would scan each rank's part alone. Write dim={split}, which "
-            f"gathers it first."
-        )

@@ -4,7 +4,7 @@ import pytest
 
 from equipoise.base.errors import CheckError
 from equipoise.comm.local import run_ranks
-from equipoise.schedule.pipeline.strategies import STRATEGIES
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.run.spec import Recompute
 from support.decoders import LENGTHS
 from support.ranks import pipeline_ranks
@@ -28,7 +28,7 @@ def test_every_strategy_equals_one_rank_on_two_ranks() -> None:
         2,
         [
             Case(strategy, LENGTHS, pp=2, is_tied=bool(at % 2), recompute=SETTINGS[at % 5])
-            for at, strategy in enumerate(STRATEGIES)
+            for at, strategy in enumerate(SCHEDULES)
         ],
     )
 

@@ -95,6 +95,29 @@ def test_ranks_that_share_layers_train_as_one(runs, name: str) -> None:
         assert max(pack["predicted_s"]) < sum(one["predicted_s"])
 
 
+def test_stages_of_a_plan_train_as_one(runs, tmp_path: Path, store: TokenStore) -> None:
+    make = MakeRun(store)
+    planned = {
+        "one and three": ({"pp": 2}, (0, 1, 4), (0, 1)),
+        "three and one": ({"pp": 2, "zero": 3}, (0, 3, 4), (0, 1)),
+        "in a v": ({"pp": 2, "stages": "zb-v"}, (0, 1, 2, 3, 4), (0, 1, 1, 0)),
+    }
+    each = {
+        name: dataclasses.replace(make(**(SAME | keys)), stage_edges=edges)
+        for name, (keys, edges, _) in planned.items()
+    }
+    ended = run_ranks(2, on_ranks.train_each, tmp_path, each)
+    for name, (_, edges, ranks) in planned.items():
+        assert_close(joined([rank[name] for rank in ended]), runs["alone"][0])
+        (start,) = events(tmp_path / name, "start")
+        assert start["stages"] == {"edges": list(edges), "ranks": list(ranks)}
+    held = [
+        {int(key.split(".")[1]) for key in rank["one and three"].weights if "layers." in key}
+        for rank in ended
+    ]
+    assert held == [{0}, {1, 2, 3}]
+
+
 def test_ranks_that_share_experts_too_train_as_one(tmp_path: Path, store: TokenStore) -> None:
     make = MakeRun(store)
     same = SAME | {"model": SPARSE, "steps": 2}

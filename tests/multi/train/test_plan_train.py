@@ -84,11 +84,59 @@ def test_init_calibrate_plan_train_report(
 
     # The lock of a run is a record: it is shown beside the run, whatever changed since.
     device_file().unlink()
-    told = verb(capsys, "explain", "--plan", folder / "plan.lock")
+    told = verb(capsys, "explain", "plan", folder / "plan.lock")
     assert "A step was planned to take" in told and "messages and waiting" in told
-    beside = json.loads(verb(capsys, "explain", "--plan", folder / "plan.lock", "--json"))
+    beside = json.loads(verb(capsys, "explain", "plan", folder / "plan.lock", "--json"))
     assert beside["measured"] == found
 
     # The lock beside run.toml is stale without the curves that it was made from.
     assert main([str(each) for each in train]) == 4
     assert capsys.readouterr().err.startswith(f"{lock} is stale: curves changed since it was ")
+
+
+@pytest.mark.skipif(RANKS < 2, reason="a pipeline has two ranks")
+def test_a_run_obeys_the_stages_of_its_lock_and_keeps_them(
+    texts: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Trains twice, in ranks that the command starts: 15 s, most of it imports."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    verb(capsys, "init", tmp_path, "--from", "text", "--path", texts)
+    run_toml, lock, folder = tmp_path / "run.toml", tmp_path / "plan.lock", tmp_path / "run"
+    keys = flags(SIZES | {"data.cache": cache, "model.layers": 4})
+    asked = [
+        "plan",
+        run_toml,
+        "--ranks",
+        2,
+        *keys,
+        *flags({"layout.pp": 2, "layout.schedule": "1f1b"}),
+    ]
+    assert "Its stages: layers 0" in verb(capsys, *asked)
+    row = json.loads(lock.read_text())
+    assert row["best"]["stages"]["ranks"] == [0, 1]
+
+    def train(edges: list[int], steps: int) -> int:
+        row["best"]["stages"] = {"edges": edges, "ranks": [0, 1]}
+        lock.write_text(json.dumps(row))
+        few = flags(TRAIN | {"train.steps": steps})
+        words = ["train", run_toml, *keys, *few, "--plan", lock, "--out", folder, "--quiet"]
+        return main([str(each) for each in words])
+
+    assert train([0, 1, 3], 2) == 4
+    assert capsys.readouterr().err == (
+        f"{lock} splits layers at 0 1 3, and the model has 4. Edges ascend from 0 to 4. Correct "
+        f"the file, or plan again: equipoise plan run.toml.\n"
+    )
+    assert train([0, 1, 4], 3) == 0
+    assert train([0, 1, 4], 4) == 0
+    capsys.readouterr()
+    starts = events(folder, "start")
+    assert [each["resumed_step"] for each in starts] == [0, 3]
+    assert [each["stages"]["edges"] for each in starts] == [[0, 1, 4], [0, 1, 4]]
+    assert "layers 0 on rank 0, 1-3 on rank 1" in verb(capsys, "inspect", folder)
+    said = verb(capsys, "explain", "--plan", folder / "plan.lock")
+    assert "Its stages: layers 0 on rank 0, 1-3 on rank 1." in said

@@ -6,12 +6,9 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Mail
-from equipoise.parallel.boxing.dtensor import refuse_wrong_scans
 from equipoise.parallel.boxing.redistribute import redistribute
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.schedule.boxing.path import BoxingRequest, BoxingSchedule
@@ -154,30 +151,6 @@ def redistribute_wrongly(
     backward: BoxingSchedule | None = None,
 ) -> None:
     redistribute(torch.zeros(shape, dtype=dtype), schedule, Mail(), backward=backward)
-
-
-SCANS = ("cumsum", "cumprod", "logcumsumexp")
-
-
-def scan(ranks: Ranks, guarded: bool) -> dict[tuple[str, int, int], str]:
-    """Scans of a DTensor along every dim, split along every dim: right, wrong, or refused."""
-    mesh = init_device_mesh("cpu", (ranks.world,))
-    whole = torch.arange(1.0, 13.0).view(3, 4) / 4
-    found = {}
-    for name, split, dim in itertools.product(SCANS, (0, 1), (-2, -1, 0, 1)):
-        tensor = distribute_tensor(whole, mesh, [Shard(split)])
-        try:
-            if guarded:
-                with refuse_wrong_scans():
-                    done = getattr(tensor, name)(dim=dim)
-            else:
-                done = getattr(torch, name)(tensor, dim)
-        except Exception as error:
-            found[name, split, dim] = str(error)
-        else:
-            same = torch.allclose(done.full_tensor(), getattr(whole, name)(dim))
-            found[name, split, dim] = "right" if same else "wrong"
-    return found
 
 
 ONE_AXIS: list[Placement] = [

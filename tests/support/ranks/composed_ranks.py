@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 from equipoise.base.errors import CheckError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe.balance import balances, set_loss_scale
+from equipoise.parallel.apply import apply_axes
 from equipoise.parallel.expert.exchange import ExpertExchange
 from equipoise.parallel.expert.loads import settle_experts
 from equipoise.parallel.pipeline.executor import Executor, StageBatch
@@ -109,9 +110,18 @@ def schedule_of(case: Case, every: list[list[StageBatch]]) -> PipelineSchedule:
 def cut(case: Case, schedule: PipelineSchedule, rank: int) -> DecoderPart:
     held = np.flatnonzero(schedule.rank_of == rank).tolist()
     edges = [stage * case.model.layers // schedule.stages for stage in range(schedule.stages + 1)]
-    part = DecoderPart(make(case.model), edges, held)
-    set_recompute(part, case.recompute)
-    return part
+    return DecoderPart(make(case.model), edges, held)
+
+
+def spread(case: Case, part: DecoderPart, mesh: Mesh) -> ShardedDecoder:
+    return apply_axes(
+        part,
+        mesh.ranks,
+        zero=case.layout.zero,
+        precision=case.precision,
+        mesh=mesh,
+        recompute=case.recompute,
+    )
 
 
 def one_rank(case: Case, every: list[list[StageBatch]], labels: int) -> tuple[float, Decoder]:
@@ -132,7 +142,7 @@ def run_case(ranks: Ranks, case: Case) -> tuple[Found, list[Tensor]]:
     schedule = schedule_of(case, every)
     part = cut(case, schedule, mesh.coordinates["pp"])
     set_loss_scale(part, 1 / labels)
-    sharded = ShardedDecoder(part, ranks, zero=layout.zero, precision=case.precision, mesh=mesh)
+    sharded = spread(case, part, mesh)
     pipeline = Pipeline(sharded, mesh.peers("pp"))
     with CountExchanges() as met:
         run = pipeline.run(schedule, every[mesh.coordinates["dp"]], divisor=labels)
@@ -216,7 +226,7 @@ def miss(ranks: Ranks, case: Case, ends_early: bool) -> str:
         mine = dataclasses.replace(case, strategy="gpipe")
     schedule = schedule_of(mine, [turns])
     part = cut(mine, schedule, mesh.coordinates["pp"])
-    sharded = ShardedDecoder(part, ranks, zero=case.layout.zero, precision="fp32", mesh=mesh)
+    sharded = spread(case, part, mesh)
     try:
         Pipeline(sharded, mesh.peers("pp")).run(schedule, turns, divisor=1.0)
     except CheckError as error:
@@ -233,7 +243,7 @@ def hold(ranks: Ranks, cases: list[Case]) -> list[dict[str, list[int]]]:
         schedule = schedule_of(case, every)
         part = cut(case, schedule, mesh.coordinates["pp"])
         weights = sum(p.nbytes for p in part.parameters())
-        sharded = ShardedDecoder(part, ranks, zero=case.layout.zero, precision="fp32", mesh=mesh)
+        sharded = spread(case, part, mesh)
         pipeline = Pipeline(sharded, mesh.peers("pp"))
         seen: list[tuple[int, int, int]] = []
         plain = Executor._run

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
+from equipoise.balance.context.plan import plan_context, plan_pieces
 from equipoise.comm.drive import drive
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger, Mail
@@ -25,7 +26,7 @@ from equipoise.parallel.context.attention import (
     token_positions,
 )
 from equipoise.parallel.context.forward import Forward
-from equipoise.parallel.context.plan import plan_context, plan_pieces
+from equipoise.parallel.context.program import compile_rank
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.schedule.attention.mask import masks_of
 from equipoise.spec.mask import CAUSAL, Mask
@@ -255,14 +256,14 @@ def wait_with_delay(ranks: Ranks, tokens: int, delay_s: float) -> list[float]:
     plan = plan_context([tokens], ranks.world, "ring", heads=2, kv_heads=2, sharding="head-tail")
     x = torch.randn(len(plan.shares.rows[ranks.rank]), 2, 64)
     mail = SlowMail(delay_s)
-    drive(Forward(plan.program(ranks.rank), x, x, x).steps(), mail)
+    drive(Forward(compile_rank(plan.schedule, ranks.rank), x, x, x).steps(), mail)
     return mail.waited_s
 
 
 def digests_of_fresh_interpreters(seeds: list[int]) -> set[str]:
     """Digests of all strategies' schedules, from interpreters with other hash seeds."""
     code = (
-        "from equipoise.parallel.context.plan import plan_context\n"
+        "from equipoise.balance.context.plan import plan_context\n"
         "from equipoise.schedule.attention.strategies import STRATEGIES\n"
         "from equipoise.spec.mask import Mask\n"
         "masks = [Mask('window', 70), Mask('full'), Mask('prefix', 0, 10, (100, 200))]\n"

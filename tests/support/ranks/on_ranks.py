@@ -26,7 +26,6 @@ from equipoise.checkpoint.manifest import (
     write_manifest,
 )
 from equipoise.comm.group import Ranks
-from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import counted_curve
 from equipoise.data.batch import Batch
@@ -35,17 +34,18 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.observe.journal import Journal
 from equipoise.optim.adamw import clip, global_norm, make_adamw
 from equipoise.parallel.zero.shard import ShardedDecoder
+from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import LayoutSpec, TrainSpec
 from equipoise.train import loop
-from equipoise.train.check import prove as check
+from equipoise.train.build import build_runner
 from equipoise.train.check.case import Case, Verdict
+from equipoise.train.check.prove import check_cases
 from equipoise.train.context import ContextGroup, Share
-from equipoise.train.shares import ContextPlanner
-from equipoise.train.step import StepRunner
+from equipoise.train.step import Gradients, StepRunner
 from equipoise.train.together import Partners
 
 Arrays = dict[str, np.ndarray]
@@ -441,56 +441,79 @@ def save_limited(
 # A check that must fail. ------------------------------------------------------------------------
 
 
+def build_with_wrong_gradient(
+    parameter: str, bad_rank: int, *, factor: float, step: int = 1
+) -> Callable[..., StepRunner]:
+    """Builds what has one rank's part of one gradient wrong in one step, after the sum."""
+
+    class Wrong(StepRunner):
+        def gradients(self, packed: PackedStep, **named: Any) -> Gradients:
+            made = super().gradients(packed, **named)
+            gradient = dict(self.model.decoder.named_parameters()).get(parameter)
+            if self.ranks.rank == bad_rank and gradient is not None and named["step"] == step:
+                grad = gradient.grad
+                (grad.to_local() if isinstance(grad, DTensor) else grad).mul_(factor)
+            return made
+
+    def build(*arguments: Any, **named: Any) -> StepRunner:
+        runner = build_runner(*arguments, **named)
+        return Wrong(*(getattr(runner, field.name) for field in dataclasses.fields(runner)))
+
+    return build
+
+
 def check_with_wrong_gradient(
-    ranks: Ranks, model: ModelSpec, case: Case, parameter: str, bad_rank: int
+    ranks: Ranks, case: Case, parameter: str, bad_rank: int
 ) -> list[Verdict]:
     """A case in which one rank's part of one gradient is doubled after the sum."""
-
-    class Wrong(ShardedDecoder):
-        def _spoil(self) -> None:
-            gradient = dict(self.decoder.named_parameters())[parameter].grad
-            if ranks.rank == bad_rank:
-                gradient.to_local().mul_(2)
-
-        def sum_gradients(self) -> None:
-            super().sum_gradients()
-            self._spoil()
-
-        @property
-        def sums_at_end(self) -> bool:
-            return True  # so that there is a moment after the sum
-
-    check.ShardedDecoder = Wrong
-    return check.check_cases(ranks, [case], model)
+    build = build_with_wrong_gradient(parameter, bad_rank, factor=2.0)
+    return check_cases(ranks, [case], build=build)
 
 
-def check_with_wrong_shares(ranks: Ranks, model: ModelSpec, case: Case, what: str) -> list[Verdict]:
+def check_without_sum(ranks: Ranks, case: Case) -> list[Verdict]:
+    """A case whose step leaves out the sum over ranks."""
+
+    class Wrong(StepRunner):
+        def _sum_gradients(self) -> None:
+            for weight in self.model.decoder.parameters():
+                weight.grad = torch.zeros_like(weight)
+
+    def build(*arguments: Any, **named: Any) -> StepRunner:
+        runner = build_runner(*arguments, **named)
+        return Wrong(*(getattr(runner, field.name) for field in dataclasses.fields(runner)))
+
+    return check_cases(ranks, [case], build=build)
+
+
+def check_with_wrong_shares(ranks: Ranks, case: Case, what: str) -> list[Verdict]:
     """A case in which the last rank's share has positions or labels of other tokens."""
-    share = ContextGroup.share
 
-    def wrong(self: ContextGroup, packed: PackedStep, turn: int, batch: Batch) -> Share:
-        right = share(self, packed, turn, batch)
-        if ranks.rank < ranks.world - 1:
-            return right
-        if what == "labels":
-            return dataclasses.replace(right, labels_t=right.labels_t.roll(1))
-        pack = dataclasses.replace(right.pack, positions_T=torch.arange(len(right.tokens_t)))
-        return dataclasses.replace(right, pack=pack)
+    class Wrong(ContextGroup):
+        def share(self, packed: PackedStep, turn: int, batch: Batch) -> Share:
+            right = super().share(packed, turn, batch)
+            if ranks.rank < ranks.world - 1:
+                return right
+            if what == "labels":
+                return dataclasses.replace(right, labels_t=right.labels_t.roll(1))
+            pack = dataclasses.replace(right.pack, positions_T=torch.arange(len(right.tokens_t)))
+            return dataclasses.replace(right, pack=pack)
 
-    ContextGroup.share = wrong
-    return check.check_cases(ranks, [case], model)
+    def build(*arguments: Any, **named: Any) -> StepRunner:
+        *others, sharing = arguments
+        fields = [getattr(sharing, field.name) for field in dataclasses.fields(sharing)]
+        return build_runner(*others, Wrong(*fields), **named)
+
+    return check_cases(ranks, [case], build=build)
 
 
-def check_with_a_byte_too_many(ranks: Ranks, model: ModelSpec, case: Case) -> list[Verdict]:
+def check_with_a_byte_too_many(ranks: Ranks, case: Case) -> list[Verdict]:
     """A case in which the last rank counts more than it should."""
 
-    class Wrong(Ledger):
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            self.sent_bytes[0] = ranks.rank == ranks.world - 1
+    def build(*arguments: Any, **named: Any) -> StepRunner:
+        arguments[-1].ledger.sent_bytes[0] += ranks.rank == ranks.world - 1
+        return build_runner(*arguments, **named)
 
-    check.Ledger = Wrong
-    return check.check_cases(ranks, [case], model)
+    return check_cases(ranks, [case], build=build)
 
 
 # Ranks that fail. -------------------------------------------------------------------------------

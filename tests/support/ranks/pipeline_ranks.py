@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.attention import PackAttention
 from equipoise.nn.decoder import set_recompute
+from equipoise.parallel.apply import apply_axes
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import plan_context
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
 from equipoise.parallel.pipeline.pipeline import Pipeline
 from equipoise.parallel.pipeline.timeline import gather_timeline
-from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.messages import list_messages
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import needed_places
@@ -90,12 +90,21 @@ def share(batch: StageBatch, mesh: Mesh) -> StageBatch:
     return StageBatch(batch.tokens_t[rows], batch.labels_t[rows], pack)
 
 
-def join(part: DecoderPart, ranks: Ranks, mesh: Mesh, precision: str = "fp32") -> Pipeline:
+def join(
+    part: DecoderPart,
+    ranks: Ranks,
+    mesh: Mesh,
+    precision: str = "fp32",
+    recompute: Recompute = "none",
+) -> Pipeline:
     """Alone where nobody else holds these stages."""
-    peers = mesh.peers("pp")
+    peers, zero = mesh.peers("pp"), mesh.layout.zero
     if mesh.layout.stage_ranks == 1:
+        set_recompute(part, recompute)
         return Pipeline(part, peers)
-    sharded = ShardedDecoder(part, ranks, zero=mesh.layout.zero, precision=precision, mesh=mesh)
+    sharded = apply_axes(
+        part, ranks, zero=zero, precision=precision, mesh=mesh, recompute=recompute
+    )
     return Pipeline(sharded, peers, dtype=torch.bfloat16 if precision == "bf16" else None)
 
 
@@ -115,8 +124,7 @@ def run_case(ranks: Ranks, case: Case) -> Told:
                 rank = mesh.coordinates["pp"]
                 held = np.flatnonzero(schedule.rank_of == rank)
                 part = make_part(model, edges, held, dtype=torch.float64)
-                set_recompute(part, case.recompute)
-                pipeline = join(part, ranks, mesh)
+                pipeline = join(part, ranks, mesh, recompute=case.recompute)
             runs.append(
                 pipeline.run(
                     schedule, batches, divisor=labels_in(every), allow_lossy=schedule.is_lossy

@@ -8,18 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.attention import PackAttention
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
-from equipoise.nn.tensor import rows_of
 from equipoise.optim.adamw import global_norm
+from equipoise.parallel.apply import apply_axes
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import plan_context
 from equipoise.parallel.tensor.rows import enter, leave
-from equipoise.parallel.zero.shard import ShardedDecoder
-from equipoise.spec.layout import Layout
+from equipoise.spec.layout import Layout, rows_of
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
@@ -162,8 +161,14 @@ def _step(ranks: Ranks, model: ModelSpec, batches: Batches, setting: Setting) ->
     layout = setting.layout
     mesh = Mesh.join(ranks, layout)
     decoder = make_decoder(model)
-    set_recompute(decoder, setting.recompute)
-    sharded = ShardedDecoder(decoder, ranks, zero=layout.zero, precision="fp32", mesh=mesh)
+    sharded = apply_axes(
+        decoder,
+        ranks,
+        zero=layout.zero,
+        precision="fp32",
+        mesh=mesh,
+        recompute=setting.recompute,
+    )
     labels, total, logits = count_labels(model, batches), 0.0, {}
     data_rank = mesh.coordinates["dp"]
     turns = range(data_rank, len(batches), layout.dp)

@@ -66,8 +66,8 @@ def test_what_is_sane_is_read(tmp_path: Path) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reasons = {
-        tmp_path / "pipe": "It is a pipe, a socket or a device, and no file",
-        Path("/dev/zero"): "It is a pipe, a socket or a device, and no file",
+        tmp_path / "pipe": "It is a pipe, a socket or a device, not a file",
+        Path("/dev/zero"): "It is a pipe, a socket or a device, not a file",
         tmp_path / "a\0b": "The name has a character that no file name can have",
         tmp_path / "\ud800": "The name has a character that no file name can have",
         tmp_path: "Is a directory",

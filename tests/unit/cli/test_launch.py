@@ -116,12 +116,12 @@ def test_refusals(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         return err
 
     assert refused(prepared, "--sbatch=-p gpu") == (
-        "--sbatch is for --form slurm, and the form is torchrun. Give --form slurm, or leave "
-        "--sbatch away.\n"
+        "--sbatch needs --form slurm; the form is torchrun. Give --form slurm, or leave --sbatch "
+        "out.\n"
     )
     assert refused(prepared, "--train.steps", "5", "--out", "x") == (
         f"{prepared} is prepared, and --train.steps, --out would change it. Give its run.toml "
-        "instead of the folder, or leave --train.steps away.\n"
+        "instead of the folder, or leave --train.steps out.\n"
     )
     assert refused(prepared, "--cluster", "h100-sxm:8") == (
         "The run has 4 ranks and h100-sxm:8 has 8 devices. Give a cluster of 4 devices, or set "

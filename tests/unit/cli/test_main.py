@@ -17,10 +17,14 @@ from equipoise.cli.main import VERBS, main
 SLOW = ("torch", "pydantic", "numpy", "rich")
 
 
-@pytest.mark.parametrize("verb", VERBS)
+NESTED = {f"explain {verb}": line for verb, line in frame.load("explain").VERBS.items()}
+LINES = {verb: line for verb, line in VERBS.items() if verb != "explain"} | NESTED
+
+
+@pytest.mark.parametrize("verb", LINES)
 def test_every_verb_has_its_four_members(verb: str) -> None:
     module = frame.load(verb)
-    assert VERBS[verb] == module.HELP
+    assert LINES[verb] == module.HELP
     assert module.EXAMPLES.startswith("examples:\n")
     assert f"equipoise {verb}" in module.EXAMPLES
     assert callable(module.add_arguments)
@@ -44,7 +48,11 @@ def loaded(argv: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["--help"], ["--version"], ["systems"], *([verb, "--help"] for verb in VERBS)]
+    "argv",
+    [
+        *([], ["--help"], ["--version"], ["systems"], ["explain", "--help"]),
+        *([*verb.split(), "--help"] for verb in LINES),
+    ],
 )
 def test_help_loads_nothing_slow(argv: list[str]) -> None:
     assert loaded(argv) == set()

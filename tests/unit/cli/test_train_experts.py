@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.base.errors import LayoutError
-from equipoise.cli.train import prepare_run
 from equipoise.spec.run.load import read_run
+from equipoise.train.request import prepare
 
 
 def test_ranks_that_would_share_no_experts(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_ranks_that_would_share_no_experts(tmp_path: Path) -> None:
     missing = dataclasses.replace(dense.spec.data, source="text", path="missing")
     run = dataclasses.replace(dense, spec=dataclasses.replace(dense.spec, data=missing))
     with pytest.raises(LayoutError) as caught:
-        prepare_run(run, tmp_path, quiet=True)
+        prepare(run, out=tmp_path)
     assert str(caught.value) == (
         "The model has no experts that 2 ranks could share. Set ep (layout.ep) = 1 and "
         "etp (layout.etp) = 1, or give the model experts."

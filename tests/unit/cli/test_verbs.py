@@ -108,7 +108,7 @@ def test_init_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     file = tmp_path / "run.toml"
     file.write_text("kept")
     assert refused(capsys, "init", str(tmp_path)) == (
-        f"{file} is there already and stays as it is. "
+        f"{file} already exists and was not changed. "
         "Give another folder (equipoise init DIR), or remove the file first.\n"
     )
     assert file.read_text() == "kept"
@@ -120,11 +120,11 @@ def test_init_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "--from text needs --path, the file or folder to train on.\n"
     )
     assert refused(capsys, "init", str(tmp_path / "a"), "--path", str(file)) == (
-        "--path needs --from, which says what is there: text, jsonl, parquet or datasets.\n"
+        "--path needs --from, the kind of data: text, jsonl, parquet or datasets.\n"
     )
     missing = tmp_path / "missing"
     assert refused(capsys, "init", "--from", "text", "--path", str(missing)) == (
-        f"There is no file or folder {missing}. Give --path one that exists.\n"
+        f"No such file or folder: {missing}. Give --path one that exists.\n"
     )
     assert refused(capsys, "init", str(tmp_path / "a"), "--from", "txt", "--path", str(file)) == (
         '--data.source: "txt" is not one of "python-stdlib", "text", "jsonl", "parquet", '
@@ -198,7 +198,7 @@ def test_train_refuses_what_only_pack_can_do(
 def test_train_refuses_a_context_that_does_not_divide_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("equipoise.cli.train.usable_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr("equipoise.train.request.usable_cores", lambda: [0, 1, 2, 3])
     argv = ("train", "--out", str(tmp_path / "run"), "--quiet", "--layout.cp", "3")
     assert refused(capsys, *argv) == (
         'layout.cp = 3 does not divide the 4 ranks of layout.dp = "cores", one for each core '
@@ -212,9 +212,7 @@ def test_train_refuses_a_context_of_accelerators(
 ) -> None:
     import torch
 
-    from equipoise.comm import group
-
-    monkeypatch.setattr(group, "choose_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr("equipoise.train.request.choose_device", lambda _: torch.device("cuda", 0))
     argv = ("train", "--out", str(tmp_path / "run"), "--layout.dp=1")
     assert refused(capsys, *argv, "--layout.cp=2") == (
         "layout.cp = 2 shares a micro-batch between CPU ranks, and this machine's ranks run "

@@ -8,7 +8,7 @@ from equipoise.comm.standstill import Beat, Standstill, judge, judge_alone
 
 GATHER = Wait("all_gather of ranks 0, 1, 2", (0, 1, 2), "0", 5)
 FIX = (
-    "Run the same command again to resume from the last checkpoint; where a rank was only slow, "
+    "Run the same command again to resume from the last checkpoint; if a rank was only slow, "
     "raise layout.deadline_s = 30."
 )
 
@@ -112,7 +112,7 @@ def test_nobody_can_be_asked() -> None:
     assert (found.missing, found.culprits) == ((), ())
     assert found.text == (
         "Rank 3 has waited 31 s in all_gather of ranks 0, 1, 2 (save of step 2), and the ranks' "
-        "store, which would tell who has not come, does not answer. Look at the host that "
+        "store, which would say who is missing, does not answer. Look at the host that "
         "MASTER_ADDR names and at rank 0, and run the same command again to resume from the last "
         "checkpoint."
     )

@@ -143,24 +143,24 @@ def test_runs_that_cannot_be_compared(device) -> None:
     shared = _record([[[64]]] * 4, cp=2, tp=2)
     message = (
         "runs/x has layout.cp = 2, layout.tp = 2: its ranks wait for each other inside a "
-        "micro-batch, which curves of one core say nothing of. Compare a run of data-parallel "
-        "ranks alone."
+        "micro-batch, which curves of one core do not cover. Compare a run with only "
+        "data-parallel ranks."
     )
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
         compare_run(shared, MODEL, device)
     short = _record([[[64]]] * 3)
     short.busy_s[:] = 1.0
     message = (
-        "runs/x has 2 whole steps after its first; a comparison needs 3 or more. Train it further."
+        "runs/x has 2 complete steps after its first; a comparison needs 3 or more. Train it "
+        "further."
     )
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
         compare_run(short, MODEL, device)
     long = _record([[[16_384]]] * 5)
     message = (
         "runs/x has micro-batches of 16,384 to 16,384 tokens over documents of about 16,384 to "
-        "16,384, which with its widths is more or less than was measured, and curves are not "
-        'read beyond their ends. Measure its sizes: "equipoise calibrate RUN.toml" with the '
-        "run.toml of that run."
+        "16,384 tokens; with its widths that is outside the measured sizes. Measure them: "
+        '"equipoise calibrate RUN.toml" with the run.toml of that run.'
     )
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
         compare_run(long, MODEL, device)

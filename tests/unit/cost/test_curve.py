@@ -126,8 +126,8 @@ def test_a_break_even_length_must_be_above_0(length: float) -> None:
     with pytest.raises(
         SpecError,
         match=re.escape(
-            f"A break-even length of {length:g} tokens is not above 0. Published ones lie near "
-            f"30,000 to 200,000; inf counts tokens alone."
+            f"The break-even length is {length:g} tokens. Give one above 0: published ones lie "
+            f"near 30,000 to 200,000, and inf counts only tokens."
         ),
     ):
         break_even_curve(length)

@@ -145,8 +145,8 @@ def test_a_measured_matrix_slows_the_ring_that_crosses_its_slow_pair() -> None:
     fast = collective_s("all_gather", 1e9, group_of(cluster, [0, 8, 16, 24]))
     assert float(slow.s) > 5 * float(fast.s)
     message = (
-        "matrix has nodes of 1 classes or measured links, so where a group stands matters. Name "
-        "its ranks."
+        "matrix has 1 classes of nodes or measured links, so the price depends on where a group "
+        "is. Name its ranks."
     )
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
         strided_group(cluster, 4, 8)

@@ -5,8 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import SpecError
-from equipoise.cost.memory.device import RankShare, host_memory, kept_bytes, rank_memory
+from equipoise.cost.memory.device import host_memory, kept_bytes, rank_memory
+from equipoise.cost.memory.share import StageShare
 from equipoise.cost.offload import (
     COPIES,
     add_copies,
@@ -16,7 +18,7 @@ from equipoise.cost.offload import (
     loads_without_copies,
     require_host,
 )
-from equipoise.cost.step.request import TERMS, Floats, Stack, StepOptions
+from equipoise.cost.step.request import TERMS, Stack, StepOptions
 from equipoise.spec.device.by_name import DEVICES, find_device
 from equipoise.spec.device.here import this_cpu
 from equipoise.spec.layout import Layout
@@ -38,8 +40,11 @@ def asked(offload: Offload, **changes: object) -> StepOptions:
     return dataclasses.replace(StepOptions(4096, 8, offload=offload, stack=PLAIN), **changes)  # type: ignore[arg-type]
 
 
-def share(batches: float = 1.0, layers: int = 8) -> RankShare:
-    return RankShare(tuple(range(layers)), True, True, batches, 4096.0, 4096.0)
+TOKENS = 4096.0
+
+
+def share(batches: float = 1.0, layers: int = 8) -> StageShare:
+    return StageShare(tuple(range(layers)), kept_micro_batches=batches)
 
 
 def test_the_settings_are_all_combinations() -> None:
@@ -51,9 +56,9 @@ def test_the_settings_are_all_combinations() -> None:
 @pytest.mark.parametrize("offload", OFFLOADS)
 def test_what_leaves_the_device_is_in_the_host(layout: Layout, offload: Offload) -> None:
     mine = share(batches=layout.pp, layers=8 // layout.pp)
-    whole = rank_memory(MODEL, layout, asked("none"), mine)
-    here = rank_memory(MODEL, layout, asked(offload), mine)
-    there = host_memory(MODEL, layout, asked(offload), mine)
+    whole = rank_memory(MODEL, layout, asked("none"), mine, TOKENS)
+    here = rank_memory(MODEL, layout, asked(offload), mine, TOKENS)
+    there = host_memory(MODEL, layout, asked(offload), mine, TOKENS)
     changed = {name for name in whole if here[name] != whole[name]}
     assert changed == {name for name, value in there.items() if value}
     assert ("optimizer" in changed) == offloads_optimizer(offload)
@@ -70,22 +75,24 @@ def test_what_leaves_the_device_is_in_the_host(layout: Layout, offload: Offload)
 
 def test_master_weights_that_stay() -> None:
     layout, mine = Layout(dp=8, zero=1), share()
-    whole = rank_memory(MODEL, layout, asked("none"), mine)["optimizer"]
+    whole = rank_memory(MODEL, layout, asked("none"), mine, TOKENS)["optimizer"]
     stack = dataclasses.replace(PLAIN, offloads_master=False)
     left = asked("optimizer", stack=stack)
-    assert rank_memory(MODEL, layout, left, mine)["optimizer"] == pytest.approx(whole * 4 / 12)
-    there = host_memory(MODEL, layout, left, mine)["optimizer"]
+    assert rank_memory(MODEL, layout, left, mine, TOKENS)["optimizer"] == pytest.approx(
+        whole * 4 / 12
+    )
+    there = host_memory(MODEL, layout, left, mine, TOKENS)["optimizer"]
     assert there == pytest.approx(whole * (8 + 4 + 2) / 12)
     wide = asked("optimizer", stack=stack, precision="fp32")  # whose weights are their masters
-    assert rank_memory(MODEL, layout, wide, mine)["optimizer"] == 0
+    assert rank_memory(MODEL, layout, wide, mine, TOKENS)["optimizer"] == 0
 
 
 def test_few_layers_stay_whole() -> None:
     mine = share(layers=KEPT_LAYERS)
     options = asked("activations")
-    assert host_memory(MODEL, Layout(), options, mine) == {"activations": 0.0}
-    assert rank_memory(MODEL, Layout(), options, mine) == rank_memory(
-        MODEL, Layout(), asked("none"), mine
+    assert host_memory(MODEL, Layout(), options, mine, TOKENS) == {"activations": 0.0}
+    assert rank_memory(MODEL, Layout(), options, mine, TOKENS) == rank_memory(
+        MODEL, Layout(), asked("none"), mine, TOKENS
     )
 
 
@@ -132,5 +139,5 @@ def test_nowhere_to_offload_to() -> None:
     with pytest.raises(SpecError) as caught:
         require_host(this_cpu(), "both")
     assert str(caught.value) == (
-        "this-cpu computes in host memory, so there is nowhere to offload to. Leave --offload out."
+        "this-cpu computes in host memory, so there is nowhere to offload to. Omit --offload."
     )

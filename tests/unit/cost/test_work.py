@@ -103,8 +103,8 @@ def test_a_document_that_is_not_its_prefix_and_branches_is_refused() -> None:
     with pytest.raises(
         SpecError,
         match=re.escape(
-            "A document of 1,018 tokens is not a prefix of 10 and branches of 7. Give every "
-            "document 17 tokens, or each its own mask."
+            "A document has 1,018 tokens, but its mask has a prefix of 10 and branches of 7. Give "
+            "every document 17 tokens, or each its own mask."
         ),
     ):
         pairs_before(np.array([17, 9]), np.array([17, 1018]), mask)

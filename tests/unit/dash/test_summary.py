@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from equipoise.dash.compare import compare_all
+from equipoise.dash.compare import Comparison, compare_all
 from equipoise.dash.findings import findings, headline
 from equipoise.dash.summary import labels, skew_of, steady_steps, summarize, wait_share_of
 from equipoise.observe.reader import read_run
@@ -89,8 +89,8 @@ def test_two_runs_on_the_same_documents(records: list[RunRecord]) -> None:
     assert comparison.measured == pytest.approx(measured)
     assert comparison.predicted == pytest.approx(predicted)
     assert headline(summaries_of(records), [comparison]) == (
-        f"by-work is {measured:.2f}× faster per step than in-order on the same documents; "
-        f"predicted {predicted:.2f}×."
+        f"by-work took {1 - 1 / measured:.0%} less time per step than in-order (predicted: "
+        f"{1 - 1 / predicted:.0%} shorter)."
     )
     # The baseline is the in-order run wherever it stands.
     assert compare_all(records[::-1], labels(records[::-1])) == [comparison]
@@ -124,19 +124,25 @@ def test_runs_on_other_documents_are_compared_by_tokens(
     )
     told = headline(summaries, [comparison])
     assert told == (
-        f"by-work trains {comparison.measured:.2f}× the tokens a second of in-order; predicted "
-        f"{comparison.predicted:.2f}×. The runs differ in pack.policy."
+        f"by-work trained {comparison.measured - 1:.0%} more tokens a second than in-order "
+        f"(predicted: {comparison.predicted - 1:.0%} more). The runs differ in pack.policy."
     )
     # One on the same documents is told first, were it the slower one.
     same = dataclasses.replace(comparison, is_same_documents=True, measured=1.01, label="mine")
-    assert headline(summaries, [comparison, same]).startswith("mine is 1.01× faster per step")
+    assert headline(summaries, [comparison, same]).startswith("mine took 1.0% less time per step")
 
 
 def test_a_slower_run_is_called_slower(records: list[RunRecord]) -> None:
     slow = dataclasses.replace(records[1], step_s=records[0].step_s * 2)
     both = [records[0], slow]
     told = headline(summaries_of(both), compare_all(both, labels(both)))
-    assert told.startswith("by-work is 2.00× slower per step than in-order")
+    assert told.startswith("by-work took 100% longer per step than in-order (predicted: ")
+    longer = Comparison("in-order", "by-work", 1 / 1.01, 1 / 0.95, 9, True, ())
+    assert headline([], [longer]) == (
+        "by-work took 1% longer per step than in-order (predicted: 5% shorter)."
+    )
+    alike = dataclasses.replace(longer, measured=1.0, predicted=math.nan)
+    assert headline([], [alike]) == "by-work took as long per step as in-order."
 
 
 def test_headline_of_one_run(

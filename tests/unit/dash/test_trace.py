@@ -92,8 +92,8 @@ def test_what_is_not_there(
     run = journals.write_run(tmp_path / "run", steps=3)
     for steps, message in {
         "7": f"{run} has no span of step 7. Its steps are 1 to 3.\n",
-        "5-3": '--steps "5-3" names no steps. Give one, as 12, or several, as 3-5.\n',
-        "two": '--steps "two" names no steps. Give one, as 12, or several, as 3-5.\n',
+        "5-3": '--steps "5-3" is not a step, as in 12, or a range, as in 3-5.\n',
+        "two": '--steps "two" is not a step, as in 12, or a range, as in 3-5.\n',
     }.items():
         assert main(["trace", str(run), "--steps", steps]) == 2
         assert capsys.readouterr().err == message

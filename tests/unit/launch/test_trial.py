@@ -17,7 +17,7 @@ ALLOCATES = (
 )
 HANGS = (
     "Rank 0 has waited 30 s in all-reduce 4 (step 2), to which rank 1 has not come: it is silent. "
-    "Run the same command again to resume from the last checkpoint; where a rank was only slow, "
+    "Run the same command again to resume from the last checkpoint; if a rank was only slow, "
     "raise layout.deadline_s = 30."
 )
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.tile import attend_tile, attend_tile_backward
 from equipoise.parallel.context.attention import attend_in_one_process, context_attention
-from equipoise.parallel.context.plan import plan_context
 
 LENGTHS = [17, 0, 13, 1]
 HEADS = (4, 2, 2, 4)  # queries, keys, values, gradient of the output

@@ -235,20 +235,20 @@ def test_a_torn_line_with_another_appended_loses_only_itself(tmp_path: Path) -> 
 
 def test_no_such_folder(tmp_path: Path) -> None:
     assert message(SpecError, tmp_path / "gone") == (
-        f"There is no {tmp_path}/gone. Give the folder of a run: the one that `equipoise train` "
+        f"No such folder: {tmp_path}/gone. Give the folder of a run, which `equipoise train` "
         "wrote, with journal/ inside it."
     )
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert message(DataError, tmp_path) == (
-        f"{tmp_path} is no run: it has no journal/rank-00000.jsonl. Give the folder that "
+        f"{tmp_path} has no journal/rank-00000.jsonl: not a run. Give the folder that "
         "`equipoise train` wrote."
     )
     write(tmp_path / "a", [start()])
     write(tmp_path / "b", [start()])
     assert message(DataError, tmp_path) == (
-        f"{tmp_path} is no run: it has no journal/rank-00000.jsonl. Runs inside it: "
+        f"{tmp_path} has no journal/rank-00000.jsonl: not a run. Runs inside it: "
         f"{tmp_path}/a, {tmp_path}/b."
     )
 

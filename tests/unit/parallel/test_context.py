@@ -1,7 +1,7 @@
 """The executor, all ranks in one process: any schedule and mask equals a dense softmax."""
 
-import doctest
 import importlib
+import sys
 
 import numpy as np
 import pytest
@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.balance.context.plan import plan_context, plan_pieces
 from equipoise.base.errors import FaultError, LayoutError
 from equipoise.comm.drive import drive_together
 from equipoise.comm.mail import Parcel
 from equipoise.comm.steps import Await, Post
 from equipoise.parallel.context.attention import attend_in_one_process
-from equipoise.parallel.context.plan import plan_context, plan_pieces, share_tokens
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.spec.mask import Mask
-from support.dense import SHARDINGS, WIDTH, errors, one_rank, plans, run, tensors
+from support.dense import WIDTH, errors, one_rank, plans, run, tensors
 
 
 @given(plans())
@@ -52,22 +52,6 @@ def test_a_rerun_is_equal_bit_for_bit(plan) -> None:
     given_tensors = tensors(plan, torch.float32)
     first, second = run(plan, given_tensors), run(plan, given_tensors)
     assert all(map(torch.equal, first, second))
-
-
-@given(st.lists(st.integers(0, 90), max_size=6), st.integers(1, 6), st.sampled_from(SHARDINGS))
-def test_shares_are_a_permutation_and_positions_restart(lengths, ranks: int, sharding) -> None:
-    shares = share_tokens(lengths, ranks, sharding, tile=16)
-    rows = np.concatenate(shares.rows)
-    assert sorted(rows.tolist()) == list(range(sum(lengths)))
-    wanted = np.concatenate([np.zeros(0, dtype=int), *map(np.arange, lengths)])
-    assert np.array_equal(np.concatenate(shares.positions), wanted[rows])
-
-
-def test_equal_arguments_give_the_same_plan() -> None:
-    plan, again = (plan_context([9, 3], 2, "ring", heads=2, kv_heads=1) for _ in range(2))
-    assert plan is again
-    other = plan_context([9, 3], 2, "pass-q", heads=2, kv_heads=1)
-    assert plan.schedule.digest != other.schedule.digest
 
 
 def test_a_mask_for_all_or_one_for_each() -> None:
@@ -137,6 +121,11 @@ def test_ranks_that_wait_for_what_nobody_sends() -> None:
     )
 
 
-def test_examples() -> None:
-    module = importlib.import_module("equipoise.parallel.context.plan")
-    assert doctest.testmod(module).failed == 0
+def test_the_former_name_of_plans_names_the_new_one() -> None:
+    sys.modules.pop("equipoise.parallel.context.plan", None)
+    with pytest.warns(DeprecationWarning) as caught:
+        former = importlib.import_module("equipoise.parallel.context.plan")
+    assert former.plan_context is plan_context
+    assert [str(each.message) for each in caught] == [
+        "equipoise.parallel.context.plan has moved. Import from equipoise.balance.context.plan."
+    ]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from equipoise.balance.context.plan import ContextPlan, plan_context
 from equipoise.parallel.context.attention import attend_in_one_process
-from equipoise.parallel.context.plan import ContextPlan, plan_context
 from equipoise.schedule.attention.strategies import STRATEGIES
 from equipoise.spec.mask import Mask
 from support.dense import SHARDINGS, attend_densely, errors, one_rank, run, tensors

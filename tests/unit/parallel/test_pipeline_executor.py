@@ -16,7 +16,8 @@ from equipoise.parallel.pipeline.program import compile_rank
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.messages import list_messages
 from equipoise.schedule.pipeline.prices import make_prices
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.run.spec import Recompute
 from support.decoders import (
     LENGTHS,
@@ -57,7 +58,7 @@ def play(model, schedule, batches, *, edges=None, recompute="none", **more):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SCHEDULES)
 def test_every_strategy_equals_one_rank(strategy: str, ranks: int) -> None:
     model = TIED if ranks % 2 else MODEL
     batches = batches_of(LENGTHS)

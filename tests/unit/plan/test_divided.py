@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.packing.pack import DIVIDES, require_policy
+from equipoise.balance.packing.turns import require_policy
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import price_finalists
@@ -17,10 +17,12 @@ from equipoise.plan.search.estimate import Estimates
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.columns import SCHEDULES, Space, list_space
 from equipoise.sim.machine import Machine
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.cluster.spec import find_cluster
-from equipoise.spec.run.spec import Policy
 from support.bounded_spaces import MODELS
 from support.drawn_batches import packer_of
+
+DIVIDES = [name for name, traits in POLICIES.items() if traits.divides]
 
 
 @functools.cache
@@ -34,7 +36,7 @@ def space_of(model: str, devices: int, micro: int, policies: tuple[Policy, ...])
     st.sampled_from(sorted(MODELS)),
     st.sampled_from([2, 4, 8]),
     st.sampled_from([1, 2]),
-    st.sampled_from([each for each in DIVIDES if each != "flexsp"]),  # packs for seconds
+    st.sampled_from([name for name in DIVIDES if not POLICIES[name].is_slow]),  # packs for seconds
     st.integers(0, 2**31),
     st.integers(0, 2**31),
 )
@@ -66,7 +68,9 @@ def test_the_space_has_the_layouts_that_train_runs(devices: int) -> None:
         choice = space.choice(row)
         layout, options = choice.layout, choice.options
         require_policy(options.policy, context=layout.cp, pipeline=layout.pp)
-        listed.add(dataclasses.replace(options, policy="") if options.policy in DIVIDES else None)
+        listed.add(
+            dataclasses.replace(options, policy="") if POLICIES[options.policy].divides else None
+        )
     assert len(listed) > 1
     plain = space["policy"] == space["policy"][0]
     over_time = plain & (space["pp"] > 1) & (space["cp"] == 1)

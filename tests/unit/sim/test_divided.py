@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.packing.pack import ALL_POLICIES, DIVIDES, make_packer, require_policy
-from equipoise.balance.packing.turns import align_turns, place_turn
+from equipoise.balance.packing.pack import make_packer
+from equipoise.balance.packing.turns import align_turns, place_turn, require_policy
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step.request import StepOptions
@@ -22,6 +22,7 @@ from equipoise.sim.gangs import Gang, GangCore
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import run_step
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.layout import Layout
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run.spec import PackSpec
@@ -45,7 +46,7 @@ def pack(policy: str, lengths: list[int], dp: int, context: int) -> PackedStep:
 
 
 def priced_as(packed: PackedStep) -> "DividedStep | list[list[list[int]]]":
-    if packed.policy in DIVIDES:
+    if POLICIES[packed.policy].divides:
         return DividedStep.of(packed)
     return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
 
@@ -83,7 +84,7 @@ class _Nothing:
 
 @settings(deadline=None, max_examples=80)
 @given(
-    st.sampled_from(ALL_POLICIES),
+    st.sampled_from(list(POLICIES)),
     LENGTHS,
     st.sampled_from(
         [(1, 4, 1, 1), (1, 16, 1, 1), (2, 4, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2), (2, 2, 1, 4)]

@@ -174,7 +174,7 @@ def test_fp8_is_faster_and_the_head_stays() -> None:
         (
             {"step_sequences": 12},
             LayoutError,
-            "12 sequences of a step are no whole number of micro-batches of 1 on 8 data-parallel "
+            "A step of 12 sequences does not divide into micro-batches of 1 on 8 data-parallel "
             "ranks. Nearest: 16.",
         ),
         (
@@ -185,8 +185,8 @@ def test_fp8_is_faster_and_the_head_stays() -> None:
         (
             {"expert_skew": 0.5},
             SpecError,
-            "expert_skew is 0.5. Give the rows of the expert rank that has most over the mean: 1 "
-            "is balanced.",
+            "expert_skew is 0.5. Give the rows of the fullest expert rank over the mean: 1 is "
+            "balanced.",
         ),
         (
             {"virtual": 9},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.base.errors import PlanError
-from equipoise.spec.plan import Candidate, Flip, Plan, Wall, read_plan, require_fresh
+from equipoise.spec.plan import Candidate, Flip, Plan, Stages, Wall, read_plan, require_fresh
 
 BEST = Candidate({"layout": "dp=8", "micro-batch": "1"}, {"step_s": 1.5, "terms": {"a": 1.5}}, {})
 PLAN = Plan(
@@ -35,6 +35,22 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     require_fresh(PLAN, {"model": "1", "cluster": "2"}, file)
 
 
+def test_stages_are_read_back_and_an_old_lock_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "plan.lock"
+    best = dataclasses.replace(BEST, stages=Stages((0, 3, 4), (0, 1)))
+    plan = dataclasses.replace(PLAN, best=best)
+    plan.write(file)
+    assert read_plan(file) == plan
+    row = json.loads(file.read_text())
+    assert row["best"].pop("stages") == {"edges": [0, 3, 4], "ranks": [0, 1]}
+    assert "stages" not in row["runners_up"][0]
+    file.write_text(json.dumps(row))
+    assert read_plan(file) == PLAN
+    file.write_text(json.dumps(row | {"best": row["best"] | {"stages": {"edges": ["all"]}}}))
+    with pytest.raises(PlanError, match=r"is not a whole plan\.lock"):
+        read_plan(file)
+
+
 def test_a_stale_lock_is_refused() -> None:
     with pytest.raises(PlanError) as caught:
         require_fresh(PLAN, {"model": "1", "cluster": "3", "curves": "4"}, Path("a/plan.lock"))
@@ -58,7 +74,7 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value) == (
-        f'{file} says no version of plan.lock, so it is none. Write one: "equipoise plan --out '
+        f'{file} has no version field: not a plan.lock. Write one: "equipoise plan --out '
         f'{tmp_path}".'
     )
     row = PLAN.as_row()
@@ -67,7 +83,8 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value) == (
-        f"{file} is no whole plan.lock ('best'). Plan again: \"equipoise plan --out {tmp_path}\"."
+        f"{file} is not a whole plan.lock ('best'). Plan again: "
+        f'"equipoise plan --out {tmp_path}".'
     )
     file.write_text("{")
     with pytest.raises(PlanError) as caught:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balance.packing.pack import DIVIDES, POLICIES
-from equipoise.balance.packing.turns import TOGETHER, align_turns
+from equipoise.balance.packing.pack import pack_step
+from equipoise.balance.packing.turns import align_turns
 from equipoise.base.errors import EquipoiseError, LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.attention.count import Wire, count_attention
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.run.spec import PackSpec
@@ -27,13 +28,9 @@ def rows_of(batch: MicroBatch) -> set[tuple[int, ...]]:
     }
 
 
-def test_all_policies_that_divide_over_ranks_are_run() -> None:
-    assert {*TOGETHER, "divided-in-time"} == set(DIVIDES)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
-    policy=st.sampled_from(TOGETHER),
+    policy=st.sampled_from([name for name, each in POLICIES.items() if each.runs_together]),
     lengths=st.lists(st.integers(1, 300), min_size=6, max_size=30),
     ranks=st.integers(1, 5),
     window=st.sampled_from([64, 128, 256]),
@@ -43,7 +40,7 @@ def test_turns_of_every_policy(policy, lengths, ranks: int, window: int) -> None
     pieces = np.stack((index, np.zeros_like(index), np.array(lengths)), axis=1)
     pack = PackSpec(policy=policy, context_tokens=window)
     try:
-        packed = POLICIES[policy](pieces, pack, ranks, counted_curve(MODEL))
+        packed = pack_step(pieces, pack, ranks, counted_curve(MODEL))
     except EquipoiseError:  # over the cap of a micro-batch
         return
     aligned = align_turns(packed)

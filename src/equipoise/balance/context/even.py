@@ -1,9 +1,9 @@
-"""Even out a context split that was dealt in whole tiles: tokens to the token, tiles by exchange.
+"""Even out a context split dealt in whole tiles: equal tokens by cuts, equal tiles by exchange.
 
 Why
-    Over many ranks a rank holds few tiles. Dealt in whole tiles, tokens come out uneven by up to a
-    tile; dealt in parts of tiles, every cut wastes the rest of one. And few tiles come out uneven
-    in work, whatever the order in which they are dealt.
+    With many ranks each holds few tiles. Whole tiles leave tokens uneven by up to a tile; parts
+    of tiles waste the rest of a tile at every cut; and few tiles leave work uneven in whatever
+    order they are dealt.
 
 What it decides
     ``deal_spare``  Some blocks of least work were kept back, and ranks give up their lightest
@@ -27,16 +27,16 @@ import numpy as np
 
 from equipoise.balance.context.split import ContextRequest, Rows, join_rows
 from equipoise.balance.tiles import count_tile_pairs
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _EVEN = 128
-"""Blocks are exchanged once a rank has 1/N more than the mean, N being this."""
+"""Blocks are exchanged while some rank has more than ``1 / _EVEN`` above the mean."""
 
 _PARTNERS = 8
-"""Lightest ranks that are asked first; all of them where these have nothing that helps."""
+"""Lightest ranks tried first; all ranks if these offer no useful exchange."""
 
 _EXCHANGES = 4
-"""Exchanges that are tried at most, a rank."""
+"""Most exchanges per rank."""
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -49,7 +49,7 @@ def tile_pairs_of(rows: Rows, request: ContextRequest) -> Ints:
 
 
 def rank_tile_pairs(rows: Rows, request: ContextRequest) -> Ints:
-    """Pairs of the tiles of each rank, its neighbouring rows joined [pairs]."""
+    """Tile pairs of each rank, with adjacent rows joined [pairs]."""
     rows = join_rows(rows)
     return _sums(rows[:, 0], tile_pairs_of(rows, request), request.ranks)
 
@@ -64,11 +64,11 @@ def deal_spare(rows: Rows, spare: Rows, request: ContextRequest) -> Rows:
 
     Args:
         rows: Blocks that have an owner.
-        spare: Blocks that have none; their first column is ignored.
-        request: What is shared out.
+        spare: Blocks without an owner; their first column is ignored.
+        request: What is split.
 
     Returns:
-        Rows of all blocks, those that were cut in several.
+        Rows of all blocks; a block that was cut has several.
     """
     ranks = request.ranks
     quota = np.full(ranks, request.tokens // ranks)
@@ -94,11 +94,11 @@ def deal_spare(rows: Rows, spare: Rows, request: ContextRequest) -> Rows:
 
 
 def even_out(rows: Rows, request: ContextRequest) -> Rows:
-    """Exchange whole blocks between ranks until none has many more tiles than the mean.
+    """Exchange whole blocks between ranks until no rank has many more tiles than the mean.
 
     Args:
-        rows: Blocks of all ranks; those of a whole tile, at a multiple of it, are exchanged.
-        request: What is shared out.
+        rows: Blocks of all ranks; only whole tiles at a multiple of the tile are exchanged.
+        request: What is split.
 
     Cost: O(blocks of a rank, squared) an exchange.
     """
@@ -111,7 +111,7 @@ def even_out(rows: Rows, request: ContextRequest) -> Rows:
     blocks = ((rows[:, 3] - rows[:, 2] == tile) & (rows[:, 2] % tile == 0)).nonzero()[0]
     work = tile_pairs_of(rows[blocks], request)
     owner, document, ends = rows[blocks, 0], rows[blocks, 1], rows[blocks, 3]
-    # How far each rank reads each document anyway.
+    # How far each rank already reads into each document.
     reach = np.zeros((ranks, len(request.doc_tokens)), dtype=np.int64)
     np.maximum.at(reach, (rows[:, 0], rows[:, 1]), rows[:, 3])
     for _ in range(_EXCHANGES * ranks):

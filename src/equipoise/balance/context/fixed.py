@@ -1,4 +1,4 @@
-"""Context sharding by a fixed rule: runs, head and tail chunks, blocks dealt by work.
+"""Context sharding by a fixed rule: contiguous runs, head-tail chunks, tiles dealt by work.
 
 What it decides
     ``contiguous``          one run of the pack each. The plain baseline: equal tokens, and
@@ -15,12 +15,12 @@ What it decides
         2 ranks        contiguous     head-tail      head-tail-document
         aaaaaaaabbbb   000000111111   000111111000   001111000110
 
-    Lengths need not divide: what is left over goes to chunks one token each, in turn, from
-    chunk to chunk and on from document to document, so ranks differ by one token at most and
-    nothing is padded. A document shorter than the chunks leaves some empty.
+    Lengths need not divide: leftover tokens go to the chunks one by one, and the turn carries
+    over from document to document, so ranks differ by at most one token and nothing is padded.
+    A document with fewer tokens than chunks leaves some empty.
 
 Kept true (tests/unit/balance/context/test_sharding.py, by Hypothesis)
-    Each token once; token counts of the first three differ by at most one between ranks.
+    Each token has one owner; under the first three, ranks' token counts differ by at most one.
 
 Sources
     Head-tail: Llama 3 report, arXiv:2407.21783, section 3.3.2. Per document, with the
@@ -32,11 +32,11 @@ import numpy as np
 
 from equipoise.balance.context.split import ContextRequest, Rows
 from equipoise.balance.tiles import count_tile_pairs
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 def _even_bounds(tokens: int, parts: int) -> Ints:
-    """Bounds of ``parts`` runs, the first ones a token longer than the others.
+    """Bounds of ``parts`` runs; the first ones are a token longer.
 
     >>> _even_bounds(7, 3).tolist()
     [0, 3, 5, 7]
@@ -63,7 +63,7 @@ def _fold(chunks: int) -> Ints:
 
 
 def contiguous(request: ContextRequest) -> Rows:
-    """One run of the pack to each rank, of equal tokens.
+    """Give each rank one run of the pack, all of equal tokens.
 
     >>> contiguous(ContextRequest(np.array([8, 4]), 2)).tolist()
     [[0, 0, 0, 6], [1, 0, 6, 8], [1, 1, 0, 4]]
@@ -73,7 +73,7 @@ def contiguous(request: ContextRequest) -> Rows:
 
 
 def head_tail(request: ContextRequest) -> Rows:
-    """Two chunks of the pack to each rank, as far from its front as from its back.
+    """Give each rank two chunks of the pack, equally far from the front and the back.
 
     >>> head_tail(ContextRequest(np.array([8, 4]), 2)).tolist()
     [[0, 0, 0, 3], [1, 0, 3, 6], [1, 0, 6, 8], [1, 1, 0, 1], [0, 1, 1, 4]]
@@ -84,7 +84,7 @@ def head_tail(request: ContextRequest) -> Rows:
 
 
 def head_tail_document(request: ContextRequest) -> Rows:
-    """Two chunks of every document to each rank.
+    """Give each rank two chunks of every document.
 
     >>> head_tail_document(ContextRequest(np.array([8, 3]), 2))[4:].tolist()
     [[0, 1, 0, 1], [1, 1, 1, 2], [1, 1, 2, 3], [0, 1, 3, 3]]
@@ -93,15 +93,15 @@ def head_tail_document(request: ContextRequest) -> Rows:
 
 
 def fold_documents(documents: Ints, doc_tokens: Ints, ranks: int) -> Rows:
-    """Rows of documents in 2 x ranks chunks each, to ranks 0 and up.
+    """Deal documents, in 2 x ranks chunks each, to ranks 0 to ``ranks - 1``.
 
     Args:
         documents: Their indices.
-        doc_tokens: Length of each of them [tokens].
+        doc_tokens: Length of each [tokens].
         ranks: How many ranks share them.
 
     Returns:
-        Rows, some of them empty; the ranks' tokens differ by at most one.
+        Rows, some empty; the ranks' token counts differ by at most one.
     """
     chunks = 2 * ranks
     rest = doc_tokens % chunks
@@ -118,7 +118,7 @@ def fold_documents(documents: Ints, doc_tokens: Ints, ranks: int) -> Rows:
 
 
 def by_work(request: ContextRequest) -> Rows:
-    """Tiles of queries to ranks back and forth, most keys first.
+    """Deal query tiles to ranks back and forth, most keys first.
 
     >>> by_work(ContextRequest(np.array([8]), 2, tile=2)).tolist()
     [[0, 0, 6, 8], [1, 0, 4, 6], [1, 0, 2, 4], [0, 0, 0, 2]]

@@ -1,8 +1,8 @@
-"""Hierarchical context sharding: in one rank, in one node, or over all nodes, by length.
+"""Hierarchical context sharding: by length, a document stays on a rank, on a node, or spans nodes.
 
 Why
-    Links inside a node are an order of magnitude faster than those between nodes. A document
-    that fits a rank should travel nowhere, and one that fits a node should not leave it.
+    Links inside a node are an order of magnitude faster than links between nodes. A document
+    that fits on a rank should not travel, and one that fits in a node should not leave it.
 
 What it decides
     The zone of each document, twice by the same rule: between nodes, whose capacity is their
@@ -14,17 +14,16 @@ What it decides
         in between    within a node  the ranks of one node, in such chunks
         short         local          one rank, whole
 
-    A place takes whole documents, longest first, each to the place of least work that has
-    room for it. The first that finds no room lowers the length from which documents are
-    divided to its own, and the placing begins anew.
+    Whole documents, longest first, go to the place with the least work that has room. If one
+    finds no room, documents of its length and above are divided, and placement starts again.
 
 Kept true (tests/unit/balance/context/test_sharding.py, by Hypothesis)
-    Each token once; a document that is not over nodes is on ranks of one node; tokens of a
-    rank exceed the mean by at most the slack and a few.
+    Each token has one owner; a document that does not span nodes is on ranks of one node; a
+    rank's tokens exceed the mean by at most the slack and a few.
 
 Sources
-    Three zones and lowering the threshold: Zeppelin, EuroSys 2026, algorithms 1 and 2, as far
-    as its abstract and notes tell; the least work (not tokens) among places is ours.
+    Three zones and lowering the threshold: Zeppelin, EuroSys 2026, algorithms 1 and 2, as far as
+    its abstract and notes describe them; choosing places by work, not tokens, is ours.
 """
 
 import heapq
@@ -33,12 +32,13 @@ import numpy as np
 
 from equipoise.balance.context.fixed import fold_documents
 from equipoise.balance.context.split import ContextRequest, Rows
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.work import Ints, pairs_before
+from equipoise.cost.work import pairs_before
 
 
 def hierarchical(request: ContextRequest) -> Rows:
-    """Share out first between nodes, then between the ranks of each.
+    """Split first between nodes, then between the ranks of each node.
 
     Raises:
         LayoutError: ``ranks_per_node`` is not given, or does not divide the ranks.
@@ -86,14 +86,14 @@ def hierarchical(request: ContextRequest) -> Rows:
 def _place(
     documents: Ints, lengths: Ints, pairs: Ints, places: int, capacity: int
 ) -> tuple[Ints, Ints]:
-    """Documents that all places share, and for every document its place or -1.
+    """The documents that all places share, and each document's place or -1.
 
     Args:
-        documents: Indices of those to place.
+        documents: Indices of the documents to place.
         lengths: Length of every document [tokens].
         pairs: Work of every document [pairs].
         places: Nodes, or ranks of a node.
-        capacity: Tokens that one of them holds, at most, besides what is shared already.
+        capacity: Most tokens that one place holds beside what is already shared.
     """
     order = documents[np.lexsort((documents, -lengths[documents]))]
     tokens, work = lengths[order].tolist(), pairs[order].tolist()
@@ -108,7 +108,7 @@ def _place(
         if len(placed) == len(tokens) - divided:
             place_of[order[divided:]] = placed
             return order[:divided], place_of
-        # The next shorter length is divided, too, and all of that length.
+        # Divide the next shorter length as well, and all documents of that length.
         at = divided + len(placed)
         divided = at + 1
         while divided < len(tokens) and tokens[divided] == tokens[at]:
@@ -116,7 +116,7 @@ def _place(
 
 
 def _fill(tokens: list[int], work: list[int], places: int, room: int) -> list[int]:
-    """Each document to the place of least work that has room, until one finds none."""
+    """Put documents on the place of least work that has room, until one finds none."""
     heap = [(0, 0, place) for place in range(places)]
     placed = []
     for length, pairs in zip(tokens, work, strict=True):

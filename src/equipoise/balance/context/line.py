@@ -1,10 +1,10 @@
-"""The line in which mixed context sharding lays a micro-batch's blocks, and takes them from.
+"""The line in which mixed context sharding lays out a micro-batch's blocks.
 
 What it decides
     The order: light documents first, in an even mixture of lengths, then heavy ones, heaviest
-    last. A document is heavy when its tokens have more pairs than the mean token. Light ones
-    are mixed because short documents waste a larger part of their tiles, and because a kernel
-    spends more on many than on few: a rank takes some of each.
+    last. A document is heavy if its tokens have more pairs than the mean token. Light ones are
+    mixed so that every rank gets some of each length: short documents waste more of their
+    tiles, and many cost a kernel more than few.
 
 Kept true (tests/unit/balance/context/test_mixed.py)
     Sums before each place are those of the blocks that are left.
@@ -16,22 +16,23 @@ import numpy as np
 
 from equipoise.balance.context.split import ContextRequest, Rows
 from equipoise.balance.tiles import count_tile_pairs
-from equipoise.cost.work import Ints, pairs_before, slice_pairs
+from equipoise.base.arrays import Ints
+from equipoise.cost.work import pairs_before, slice_pairs
 
 _GOLDEN = 2_654_435_769
 """2**32 over the golden ratio: multiples of it, modulo 2**32, are spread evenly."""
 
 _FEW_RANKS = 4
-"""Up to so many ranks tiles alone are made even, beyond it the mean of tiles and exact pairs.
+"""Up to this many ranks only tiles are balanced; beyond it, the mean of tiles and exact pairs.
 
-A rank without the last tile of any document has less waste than others, so even tiles leave it
-more pairs: by 0.5% over 4 ranks and 1.3% over 8, on packs of 128K tokens of the embedded
+A rank that holds no document's last tile wastes less than others, so equal tiles give it more
+pairs: 0.5% over 4 ranks and 1.3% over 8, on packs of 128K tokens of the embedded
 distributions."""
 
 
 @dataclass(slots=True)
 class Line:
-    """Blocks in a line, of which some in ``first:stop`` are still to be taken."""
+    """Blocks in a line; those not yet taken lie in ``first:stop``."""
 
     document: Ints
     row: Ints
@@ -41,22 +42,21 @@ class Line:
     owner: Ints
     """Rank that took the block, or -1."""
     tokens_before: Ints
-    """Sum of ``tokens`` before each place in the line; blocks that were taken from the middle
-    count nothing."""
+    """Sum of ``tokens`` before each place in the line; blocks taken from the middle count 0."""
     work_before: Ints
     first: int
     stop: int
     taken: dict[int, int]
-    """Rank of blocks in ``first:stop`` that were taken from the middle, by place."""
+    """Rank of each block taken from the middle of ``first:stop``, by place."""
 
 
 def holds_tiles(request: ContextRequest) -> bool:
-    """Whether ranks hold two tiles each, or more."""
+    """Whether each rank holds at least two tiles."""
     return request.tokens >= 2 * request.tile * request.ranks
 
 
 def grain_of(request: ContextRequest) -> int:
-    """Tokens of a block: a tile, or what of it is no more than the slack of a rank."""
+    """Tokens of a block: a tile, or less where a tile exceeds a rank's slack."""
     most = request.token_slack * request.tokens / request.ranks
     grain = request.tile
     while grain > most and grain > 1:
@@ -65,7 +65,7 @@ def grain_of(request: ContextRequest) -> int:
 
 
 def spare_blocks(request: ContextRequest) -> int:
-    """How many blocks to keep back: what ranks may lack after they took runs of whole ones."""
+    """How many blocks to hold back: what ranks may lack after taking runs of whole blocks."""
     lacks = request.tile - 1 - request.token_slack * request.tokens / request.ranks
     return max(0, int(np.ceil(request.ranks * lacks / request.tile)))
 
@@ -74,12 +74,12 @@ def lay_out(request: ContextRequest, grain: int, spare: int = 0) -> tuple[Line, 
     """The line: light documents in an even mixture, then heavy ones, heaviest last.
 
     Args:
-        request: What is shared out.
+        request: What is split.
         grain: Tokens of a block.
-        spare: Blocks of least work that are kept back.
+        spare: Blocks of least work to hold back.
 
     Returns:
-        The line, and rows of the blocks that were kept back, without a rank.
+        The line, and rows of the blocks held back, without a rank.
     """
     documents = np.flatnonzero(request.doc_tokens)
     lengths = request.doc_tokens[documents]
@@ -113,7 +113,7 @@ def lay_out(request: ContextRequest, grain: int, spare: int = 0) -> tuple[Line, 
 
 
 def lay_out_again(line: Line) -> None:
-    """Order what is left by the work that a token of what is left of its document has."""
+    """Order the remaining blocks by work per token of what remains of their document."""
     first, stop = line.first, line.stop
     part = slice(first, stop)
     is_free = line.owner[part] < 0
@@ -124,7 +124,7 @@ def lay_out_again(line: Line) -> None:
     stood[document[::-1]] = np.arange(len(document))[::-1]  # the last written is the first place
     weight = work / np.maximum(tokens, 1)
     place = np.where(weight * tokens.sum() > work.sum(), weight, 0.0)
-    # Those that were taken first, where they are in nobody's way; light ones, as they stood.
+    # Taken blocks first, out of the way; light ones in their old order.
     order = first + np.lexsort((line.row[part], stood[document], place[document], is_free))
     for values in (line.document, line.row, line.tokens, line.work, line.owner):
         values[part] = values[order]
@@ -136,6 +136,6 @@ def lay_out_again(line: Line) -> None:
 
 
 def blocks_of(line: Line, grain: int) -> Rows:
-    """Its blocks with their ranks, one row each."""
+    """The line's blocks with their ranks, one row each."""
     starts = line.row * grain
     return np.stack((line.owner, line.document, starts, starts + line.tokens), axis=1)

@@ -1,9 +1,9 @@
 """Mixed context sharding: light documents whole, heavy ones cut where no tile is lost.
 
 Why
-    To cut every document is to send every document's keys to every rank, and to waste a part
-    of a tile at every cut. Few cuts are enough: a rank that takes some documents whole needs
-    one part of one long document to come out even in tokens and in pairs, both.
+    Cutting every document sends its keys to every rank and wastes part of a tile at every cut.
+    Few cuts suffice: a rank that takes some documents whole needs only one part of one long
+    document to come out even in both tokens and pairs.
 
 What it decides
     Documents are laid out in a line, the light ones first and the heaviest last, in blocks of
@@ -15,32 +15,31 @@ What it decides
         / / / / / / 1 1 1 1 1 . . . . . . . . 1 1 1 / /     rank 1: 5 blocks and 3
         / / / / / / / / / / / 2 2 2 2 2 2 2 2 / / / / /     the last rank: what is left
 
-    Blocks on the left have few keys and on the right many: one block more from the left and
-    one less from the right is as many tokens, and less work. So among the pairs of runs that
-    have the wanted tokens, one has the wanted work, but for a step between two blocks. Where
-    that step is too coarse, the last block of the right run is changed for one further down
-    its document. Where the ends of the line no longer bracket the wanted work, what is left
-    of it is laid out again.
+    Blocks on the left have few keys and blocks on the right many, so one block more from the
+    left and one less from the right keeps the tokens and lowers the work. Among the pairs of
+    runs with the wanted tokens, one has the wanted work to within one block. If that is too
+    coarse, the last block of the right run is swapped for one further down its document. If
+    the ends of the line no longer bracket the wanted work, the rest is laid out again.
 
-    Most documents stay whole, since a run covers many; a document is cut only where a run
-    ends: two cuts a rank, or four where a block is changed. A cut lies on a multiple of the
-    tile, counted from the document's own start, so the parts have the tiles of the whole.
+    Most documents stay whole, since a run covers many. A document is cut only where a run ends:
+    two cuts a rank, or four after a swap. Cuts lie on multiples of the tile, counted from the
+    document's start, so the parts together have the tiles of the whole.
 
-    Work is tile pairs, which is what a kernel computes, and over many ranks the mean of tile
-    pairs and exact pairs. Where whole tiles leave ranks further from equal tokens than the
-    slack, the lightest blocks are kept back and dealt out to the token; where ranks are then still
-    uneven, they exchange blocks; and where that is not enough, blocks dealt by work, evened out
-    likewise, are compared (``context_even``). Where no document is longer than a rank's share,
-    blocks of a half tile or less are compared, too; ranks of less than two tiles have only these.
+    Work is tile pairs, which is what a kernel computes; with many ranks it is the mean of tile
+    pairs and exact pairs. If whole tiles leave ranks further from equal tokens than the slack,
+    the lightest blocks are held back and dealt out token by token. If ranks are still uneven,
+    they exchange blocks, and blocks dealt by work and evened out alike are compared (``even``).
+    If no document is longer than a rank's share, blocks of half a tile or less are compared
+    too; ranks with less than two tiles have only these.
 
 Kept true (tests/unit/balance/context/test_sharding.py, tests/unit/balance/context/test_mixed.py)
-    Each token once; tokens of a rank differ from the mean by at most the slack and one token;
-    where a tile is within the slack, ranks together touch the tiles of whole documents and no
-    more; the answer does not depend on the order in which documents stand.
+    Each token has one owner; a rank's tokens differ from the mean by at most the slack and one
+    token; where a tile is within the slack, ranks together touch only the tiles of the whole
+    documents; the answer does not depend on the order of documents.
 
 Sources
-    Long documents cut and short ones whole, as a thing to do: WLB-LLM, arXiv:2503.17924,
-    section 8. The line and its two ends are this package's own.
+    Cutting long documents and keeping short ones whole: WLB-LLM, arXiv:2503.17924, section 8.
+    The line and its two ends are this package's own.
 """
 
 from dataclasses import dataclass, replace
@@ -59,24 +58,24 @@ from equipoise.balance.context.line import (
     spare_blocks,
 )
 from equipoise.balance.context.split import ContextRequest, Rows, join_rows
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _EXACT = 512
-"""A rank may miss its work by one part in so many before a block is changed for another."""
+"""A rank may miss its work by ``1 / _EXACT`` before one of its blocks is swapped."""
 
 _EVEN_ENOUGH = 32
-"""A line is not kept as it is once a rank has 1/N more tiles than the mean, N being this."""
+"""A line is kept while no rank has more than ``1 / _EVEN_ENOUGH`` tiles above the mean."""
 
 _OPTIONS = 6
-"""Pairs of runs that are tried for a rank, the nearest to its work first."""
+"""Pairs of runs tried for a rank, nearest to its work first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Runs ``first:end`` and ``start:stop``, less block ``given``, plus block ``gained``."""
+    """Runs ``first:end`` and ``start:stop``, minus block ``given``, plus block ``gained``."""
 
     miss: int
-    """By how much their work is off."""
+    """By how much their work misses the target."""
     end: int
     start: int
     given: int = -1
@@ -84,7 +83,7 @@ class _Choice:
 
 
 def mixed(request: ContextRequest) -> Rows:
-    """Share out by tokens and by pairs at once, with few cuts.
+    """Balance tokens and pairs at once, with few cuts.
 
     Cost: O(blocks + ranks x blocks of a rank).
 
@@ -104,7 +103,7 @@ def mixed(request: ContextRequest) -> Rows:
 
 
 def _in_tiles(request: ContextRequest) -> Rows:
-    """Blocks of a tile, and where these leave ranks uneven, what evens them out."""
+    """Deal blocks of a tile, then even out what they leave uneven."""
     rows, _ = _deal(request, request.tile, 0)
     spare = spare_blocks(request)
     if not spare:
@@ -125,12 +124,12 @@ def _in_tiles(request: ContextRequest) -> Rows:
 
 
 def _judge(rows: Rows, request: ContextRequest) -> tuple[int, int]:
-    """Most tiles of a rank, and pieces."""
+    """The most tiles of any rank, and the number of pieces."""
     return int(rank_tile_pairs(rows, request).max()), len(join_rows(rows))
 
 
 def _deal(request: ContextRequest, grain: int, spare: int) -> tuple[Rows, Rows]:
-    """Blocks with their ranks, and those that were kept back."""
+    """Blocks with their ranks, and the blocks held back."""
     line, kept_back = lay_out(request, grain, spare)
     total = int(line.tokens_before[-1])
     for rank in range(request.ranks - 1):
@@ -142,11 +141,11 @@ def _deal(request: ContextRequest, grain: int, spare: int) -> tuple[Rows, Rows]:
 
 
 def _options(line: Line, tokens: int, work: int, grain: int) -> tuple[Ints, Ints]:
-    """Pairs of runs with the wanted tokens, to half a grain.
+    """Pairs of runs with the wanted tokens, to within half a grain.
 
     Returns:
-        Of each: where the right run starts, the left one being as many blocks as its index;
-        and by how much their work exceeds ``work``.
+        Where the right run starts if the left one has as many blocks as the index; and by how
+        much the pair's work exceeds ``work``.
     """
     first, stop = line.first, line.stop
     half = grain // 2
@@ -161,7 +160,7 @@ def _options(line: Line, tokens: int, work: int, grain: int) -> tuple[Ints, Ints
 
 
 def _take(line: Line, rank: int, ranks_left: int, rest: int, grain: int) -> None:
-    """Give ``rank`` a run from either end, leaving about ``rest`` tokens and equal work."""
+    """Give ``rank`` a run from each end, leaving about ``rest`` tokens and equal work."""
     tokens = int(line.tokens_before[line.stop]) - int(line.tokens_before[line.first]) - rest
     if tokens <= 0:
         return
@@ -183,10 +182,10 @@ def _take(line: Line, rank: int, ranks_left: int, rest: int, grain: int) -> None
 
 
 def _choose(line: Line, blocks: int, start: int, excess: int, allowed: int) -> _Choice:
-    """The option itself, or with one block of its right run changed for one of less work.
+    """The option as it is, or with one block of its right run swapped for one of less work.
 
-    First the innermost block for one further down its document; where there is none, the
-    block of most work for any.
+    Tries the innermost block against one further down its document, else the block of most
+    work against any.
     """
     end, stop = line.first + blocks, line.stop
     while start < stop and start in line.taken:
@@ -196,7 +195,7 @@ def _choose(line: Line, blocks: int, start: int, excess: int, allowed: int) -> _
         return choice
     given, gained, miss = _step_down(line, end, start, excess)
     if miss > allowed:
-        # Blocks further down its document are at most as many as its number, and next to it.
+        # At most as many blocks lie further down the document as its number, right next to it.
         low = max(end, start - int(line.row[start]))
         given, gained, miss = _exchange(line, low, start, start, excess)
     if miss > allowed:
@@ -207,7 +206,7 @@ def _choose(line: Line, blocks: int, start: int, excess: int, allowed: int) -> _
 
 
 def _step_down(line: Line, end: int, start: int, excess: int) -> tuple[int, int, int]:
-    """As ``_exchange``, where blocks of one document stand side by side and none was taken."""
+    """``_exchange`` for adjacent blocks of one document, none of them taken."""
     step = int(line.work[start]) - int(line.work[start - 1]) if start > end else 0
     place = start - (2 * excess + step) // (2 * step) if step > 0 else -1
     if (
@@ -221,7 +220,7 @@ def _step_down(line: Line, end: int, start: int, excess: int) -> tuple[int, int,
 
 
 def _exchange(line: Line, low: int, start: int, given: int, excess: int) -> tuple[int, int, int]:
-    """Block ``given``, the one among ``low:start`` nearest to ``excess`` less, and the miss."""
+    """Block ``given``, the block of ``low:start`` nearest to ``excess`` below it, and the miss."""
     is_fit = (line.owner[low:start] < 0) & (line.tokens[low:start] == line.tokens[given])
     if given == start:
         is_fit &= line.document[low:start] == line.document[given]
@@ -234,7 +233,7 @@ def _exchange(line: Line, low: int, start: int, given: int, excess: int) -> tupl
 
 
 def _give(line: Line, rank: int, choice: _Choice) -> None:
-    """Write the rank's name on its blocks, and shorten the line."""
+    """Assign the chosen blocks to the rank, and shorten the line."""
     start, given, gained = choice.start, choice.given, choice.gained
     line.owner[line.first : choice.end] = rank
     line.owner[start : line.stop] = rank

@@ -1,19 +1,19 @@
-"""What a context split takes: the price by which ``auto`` decides and ``explain`` shows.
+"""The price of a context split: what ``auto`` compares and ``explain`` shows.
 
 Why
-    The evenest split may send the most keys, and the one that sends none may leave ranks waiting.
+    The most even split may send the most keys, and one that sends none may leave ranks waiting.
     Which is faster depends on the links, and on what they carry while ranks compute.
 
 What it decides
     A split's price is the predicted time of its attention schedule on a machine: rounds of tiles
-    and messages, replayed forward and backward as the executor runs them (``price_on``). Messages
-    of a round travel while its tiles are computed; tiles are computed in a kernel's whole blocks,
-    and each takes a call. ``auto`` takes the least, in whole nanoseconds; ties go to the earlier
-    strategy of the registry. A split whose tiles alone take longer than the best is not replayed.
+    and messages, replayed forward and backward as the executor runs them (``price_on``). A
+    round's messages travel while its tiles are computed; a tile is one kernel call over whole
+    blocks. ``auto`` takes the lowest price in whole nanoseconds; ties go to the earlier strategy
+    of the registry. A split whose tiles alone take longer than the best price is not replayed.
 
 Kept true (tests/unit/balance/context/test_auto.py)
-    The choice is that of the least price that ``equipoise explain`` shows, whatever the lengths,
-    ranks, links, nodes and masks; it depends on the arguments alone.
+    The choice has the lowest price that ``equipoise explain`` shows, whatever the lengths, ranks,
+    links, nodes and masks; it depends on the arguments alone.
 """
 
 import math
@@ -35,21 +35,21 @@ from equipoise.schedule.attention.strategies import write_attention
 from equipoise.spec.model.presets import ModelSpec
 
 TILE_S = 5e-6
-"""What starting a kernel takes on a GPU: a guess, as long as a launch that nothing hides [s]."""
+"""Time to start a GPU kernel: a guess, the length of a launch that nothing hides [s]."""
 
 ASSUMED = AssumedMachine(4e14, LinkPrice(1e-5, 5e10), block=TILE, tile_s=TILE_S)
-"""What is assumed of a machine where nothing is said: H100s, and a network port for each."""
+"""The machine assumed by default: H100s with a network port each."""
 
 _BF16 = Wire(128)
 """Heads of Llama 3 8B."""
 
 _HOME_QUERIES = ("all-gather", "needed-kv", "ring", "double-ring")
-"""Strategies under which a rank computes all pairs of its own queries."""
+"""Strategies in which a rank computes all pairs of its own queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextPrice:
-    """What a split's price depends on, besides the split."""
+    """What a split's price depends on beside the split."""
 
     machine: AssumedMachine = ASSUMED
     strategy: str = "needed-kv"
@@ -67,10 +67,10 @@ class ContextPrice:
 
         Args:
             machine: Speeds.
-            model: Whose heads.
+            model: The model whose heads attend.
             strategy: What moves between ranks.
-            tensor: Ranks that share the heads; all choose by the rank that has most.
-            bits: Of an element that travels.
+            tensor: Ranks that share the heads; all choose by the rank with the most heads.
+            bits: Bits of an element that travels.
         """
         kv_heads = max(1, model.kv_heads // tensor)
         heads = -(-model.heads // (tensor * kv_heads)) * kv_heads
@@ -78,7 +78,7 @@ class ContextPrice:
         return cls(machine, strategy, heads, kv_heads, Wire(width, bits // 8))
 
     def write(self, split: ContextSplit, request: ContextRequest) -> AttentionSchedule:
-        """The schedule that runs over a split."""
+        """The attention schedule of a split."""
         return write_attention(
             self.strategy,
             split.pieces,
@@ -90,18 +90,18 @@ class ContextPrice:
         )
 
     def total_ns(self, split: ContextSplit, request: ContextRequest) -> int:
-        """Predicted time of one layer, forward and backward, of the rank that ends last [ns]."""
+        """Predicted forward and backward of one layer on the slowest rank [ns]."""
         return round(price_on(self.write(split, request), self.wire, self.machine).total_ns)
 
     def score(
         self, split: ContextSplit, request: ContextRequest, *, name: str | None = None
     ) -> AttentionScore:
-        """The same time, with all that ``explain`` shows of it.
+        """The same time with everything that ``explain`` shows about it.
 
         Args:
             split: What is priced.
-            request: What was shared out.
-            name: What the strategy is called, if not by its own name.
+            request: What was split.
+            name: Name to show instead of the strategy's own.
         """
         schedule = self.write(split, request)
         return score_attention(
@@ -109,7 +109,7 @@ class ContextPrice:
         )
 
     def fastest(self, splits: Sequence[ContextSplit], request: ContextRequest) -> ContextSplit:
-        """The split of least price; of equal ones the first."""
+        """The split with the lowest price; the first of equals."""
         least_ns = [self._least_ns(split, request) for split in splits]
         best_ns, best = math.inf, 0
         for place in sorted(range(len(splits)), key=lambda place: (least_ns[place], place)):
@@ -119,12 +119,12 @@ class ContextPrice:
         return splits[best]
 
     def _least_ns(self, split: ContextSplit, request: ContextRequest) -> int:
-        """No more than ``total_ns``: the pairs of the rank that has most."""
+        """A lower bound on ``total_ns``: the pairs of the rank with the most."""
         if self.strategy not in _HOME_QUERIES:
             return 0
         is_whole = request.mask.kind == "causal" and self.machine.block == request.tile
         pairs = int((split.tile_pairs if is_whole else split.pairs).max(initial=0))
         flop = 4 * self.wire.head_width * self.heads * pairs
         forward_ns = 1e9 * flop / self.machine.flop_per_s
-        # Less what the replay's own sums may round off.
+        # Minus what the replay's sums may lose to rounding.
         return math.floor((1 + BACKWARD_OVER_FORWARD) * forward_ns * (1 - 1e-9))

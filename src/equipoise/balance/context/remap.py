@@ -1,13 +1,13 @@
-"""From the layout that attention wants to one of equal tokens, and back, moving the least.
+"""Move the fewest tokens from attention's layout to one of equal tokens, and back.
 
 Why
     Attention wants equal pairs and linear layers want equal tokens. Where one layout cannot
-    give both, tokens change ranks in between. Whatever moves is waited for, so as few as
-    possible move: those that a rank has beyond its quota, and no other.
+    give both, tokens change ranks in between. Ranks wait for what moves, so only tokens beyond
+    a rank's quota do.
 
 What it decides
-    The quota of each rank (the mean, rounded up for the ranks that have most), which tokens
-    leave (the last ones of their rank), and where each token then stands::
+    The quota of each rank (the mean, rounded up for the ranks with the most tokens), which
+    tokens leave (the last of their rank), and where each token ends up::
 
         attention layout     rank 0: a b c d e f    rank 1: g h
         quota 4 and 4        rank 0: a b c d        rank 1: g h | e f
@@ -15,8 +15,8 @@ What it decides
         back                 the same ranges, the other way
 
 Kept true (tests/unit/balance/context/test_remap.py, by Hypothesis)
-    The order is a permutation; tokens differ by at most one between ranks; counted bytes are
-    moved tokens times their size; nothing fewer would do; there and back is the identity.
+    The order is a permutation; ranks' tokens differ by at most one; counted bytes are moved
+    tokens times their size; no fewer moves suffice; there and back is the identity.
 
 Sources
     A remapping layer between attention and linear modules: Zeppelin, EuroSys 2026.
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.context.split import ContextSplit
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.work import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Remap:
     """A permutation of a micro-batch's tokens over ranks, as ranges that move."""
 
     tokens_before: Ints
-    """Tokens of each rank before it [tokens]."""
+    """Tokens of each rank before the moves [tokens]."""
     tokens_after: Ints
-    """Tokens of each rank after it [tokens]."""
+    """Tokens of each rank after the moves [tokens]."""
     moves: Ints
     """Ranges that change ranks: int64 [n, 5], each (source, destination, start, stop, at).
     ``start:stop`` count in the source's tokens before, ``at`` in the destination's after.
@@ -60,7 +60,7 @@ class Remap:
 
     @property
     def order(self) -> Ints:
-        """Where each token of the new layout was: int64 [tokens], ranks one after the other.
+        """Where each token of the new layout was: int64 [tokens], rank after rank.
 
         ``after = before[order]``, both laid end to end over ranks.
         """
@@ -74,13 +74,13 @@ class Remap:
             is_kept[moved] = False
             place = int(begin_after[destination]) + at
             order[place : place + len(moved)] = moved
-        # Kept tokens, rank by rank, fill the places of their rank that are left.
+        # Kept tokens fill the remaining places of their rank, in order.
         order[order < 0] = np.flatnonzero(is_kept)
         return order
 
     @property
     def inverse(self) -> "Remap":
-        """The way back.
+        """The remap that undoes this one.
 
         >>> there = remap_counts(np.array([6, 2]), bytes_per_token=1)
         >>> there.order[there.inverse.order].tolist()
@@ -94,11 +94,11 @@ class Remap:
 
 
 def remap_tokens(split: ContextSplit, *, bytes_per_token: int) -> Remap:
-    """Move the fewest tokens so that every rank of a split has as many, to within one.
+    """Move the fewest tokens so that all ranks of a split have equally many, to within one.
 
     Args:
-        split: The layout of attention; a rank's tokens stand in the order of its pieces.
-        bytes_per_token: What moves with a token, such as ``hidden x element size``.
+        split: Attention's layout; a rank's tokens are in the order of its pieces.
+        bytes_per_token: What moves with a token, such as ``hidden x element size`` [bytes].
 
     Raises:
         LayoutError: ``bytes_per_token`` is below 0.
@@ -107,7 +107,7 @@ def remap_tokens(split: ContextSplit, *, bytes_per_token: int) -> Remap:
 
 
 def remap_counts(tokens: Ints, *, bytes_per_token: int) -> Remap:
-    """``remap_tokens`` by the tokens of each rank alone.
+    """``remap_tokens`` from the token count of each rank.
 
     Cost: O(ranks).
 
@@ -121,7 +121,7 @@ def remap_counts(tokens: Ints, *, bytes_per_token: int) -> Remap:
     share, more = divmod(int(tokens.sum()), ranks)
     quota = np.full(ranks, share, dtype=np.int64)
     quota[np.lexsort((np.arange(ranks), -tokens))[:more]] += 1
-    # The surplus of all ranks, laid end to end, meets what others lack, laid end to end.
+    # All surpluses laid end to end are matched with all deficits laid end to end.
     surplus, lack = np.maximum(tokens - quota, 0), np.maximum(quota - tokens, 0)
     given, wanted = np.cumsum(surplus), np.cumsum(lack)
     cuts = np.union1d(given, wanted)

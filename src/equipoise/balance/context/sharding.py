@@ -1,4 +1,4 @@
-"""Context sharding: the documents of a micro-batch over the ranks that share its context.
+"""Context sharding: divide a micro-batch's documents between the ranks that share its context.
 
 Why
     A causal query at offset ``i`` of its document reads ``i + 1`` keys, so equal tokens are
@@ -6,14 +6,12 @@ Why
     one's attention. Cut all documents so that work is even, and all their keys travel.
 
 What it decides
-    Which strategy shares out under which name, and under ``auto`` which of them is the
-    fastest for this micro-batch. It moves no data and imports no torch.
+    Which function splits under which name, and which strategy ``auto`` takes for this
+    micro-batch: the one with the least predicted time (``balance.context.price``).
 
-    ``auto`` takes the strategy of least predicted time; ``context_price`` says what that is.
-
-Kept true (tests/unit/balance/context/test_sharding.py, test_context_auto.py, by Hypothesis)
-    Each token has exactly one owner; ``auto`` is never slower, as predicted, than any strategy
-    it looked at; the answer depends on the arguments alone, so ranks need not ask each other.
+Kept true (tests/unit/balance/context/test_sharding.py, test_auto.py, by Hypothesis)
+    Each token has exactly one owner; ``auto`` is predicted to be no slower than any strategy it
+    compared; the answer depends on the arguments alone, so ranks need not ask each other.
 
 Sources
     A choice for each micro-batch, by tiles and by measured kernels: WLB-LLM,
@@ -41,10 +39,11 @@ from equipoise.balance.context.split import (
     count_split,
 )
 from equipoise.balance.tiles import TILE
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cost.curve import LoadCurve, counted_curve
-from equipoise.cost.work import CAUSAL, Ints, Mask
+from equipoise.cost.work import CAUSAL, Mask
 from equipoise.spec.model.presets import preset
 
 __all__ = ["AUTO", "STRATEGIES", "ContextRequest", "ContextSplit", "split_context"]
@@ -57,7 +56,7 @@ STRATEGIES: dict[str, Strategy] = {
     "mixed": mixed,
     "hierarchical": hierarchical,
 }
-"""Every strategy by name, in the order in which ties are settled."""
+"""Every strategy by name; ties go to the earlier one."""
 
 AUTO = "auto"
 
@@ -74,27 +73,28 @@ def split_context(
     mask: Mask = CAUSAL,
     price: ContextPrice | None = None,
 ) -> ContextSplit:
-    """Share the documents of one micro-batch out over context-parallel ranks.
+    """Divide the documents of one micro-batch between context-parallel ranks.
 
     Args:
-        doc_tokens: Length of each document, in order [tokens]; 0 is legal, and so is none.
+        doc_tokens: Length of each document, in order [tokens]; may be 0, and the list empty.
         ranks: Context-parallel degree, >= 1.
         strategy: A name in ``STRATEGIES``, or ``auto``.
         curve: Price of a piece; counted FLOP of Llama 3 8B unless given.
-        tile: Queries, and keys, of one attention tile [tokens].
-        token_slack: How far above the mean ``mixed`` and ``hierarchical`` may go in tokens.
+        tile: Queries and keys of one attention tile [tokens].
+        token_slack: How far a rank's tokens may exceed the mean under ``mixed`` and
+            ``hierarchical`` [share of the mean].
         ranks_per_node: Ranks that share a node; ``hierarchical`` needs it.
         mask: Which keys a query reads: causal, full or a window.
-        price: For ``auto``, what its decision rests on: links, speed, heads, and what moves. What
-            ``equipoise explain`` assumes unless given.
+        price: Links, speed, heads and what moves, for ``auto``; the assumptions of
+            ``equipoise explain`` unless given.
 
     Raises:
-        LayoutError: lengths are no whole numbers or below 0, fewer than one rank, a slack or
-            a tile that is none, a mask that is not supported, heads that do not divide.
+        LayoutError: lengths that are not whole numbers >= 0, fewer than one rank, a slack or
+            tile out of range, an unsupported mask, or heads that do not divide.
         SpecError: no strategy has that name.
 
-    Cost: 1 ms for 128K tokens over 16 ranks, and 3 ms over 32; of ``auto`` some 40 ms over 8 and
-        150 ms over 32, which replays schedules.
+    Cost: 1 ms for 128K tokens over 16 ranks, and 3 ms over 32. ``auto`` replays schedules: some
+        40 ms over 8 ranks and 150 ms over 32.
 
     >>> split = split_context([1000, 200, 48], ranks=2, strategy="mixed", tile=16)
     >>> split.tokens.tolist(), split.pairs.tolist(), split.travel_tokens.tolist()
@@ -128,15 +128,15 @@ def _strategy(name: str) -> Strategy:
 
 
 def _lengths(doc_tokens: Sequence[int] | Ints) -> Ints:
-    found = np.asarray(doc_tokens)
-    if not found.size:
+    given = np.asarray(doc_tokens)
+    if not given.size:
         return np.zeros(0, dtype=np.int64)
-    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+    if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
         raise LayoutError(
-            f"Document lengths are an array of shape {found.shape} of {found.dtype}. Give a flat "
+            f"Document lengths are an array of shape {given.shape} of {given.dtype}. Give a flat "
             f"list of whole numbers of tokens."
         )
-    lengths = found.astype(np.int64)
+    lengths = given.astype(np.int64)
     if lengths.min() < 0:
         worst = int(lengths.argmin())
         raise LayoutError(
@@ -149,15 +149,15 @@ def _lengths(doc_tokens: Sequence[int] | Ints) -> Ints:
 def _check(request: ContextRequest) -> None:
     if request.ranks < 1:
         raise LayoutError(
-            f"A context cannot be shared out over {request.ranks} ranks. Give 1 or more."
+            f"A context cannot be divided between {request.ranks} ranks. Give 1 or more."
         )
     if request.tile < 1 or not 0 <= request.token_slack < np.inf:
         raise LayoutError(
-            f"A tile of {request.tile} tokens and a token slack of {request.token_slack:g} are no "
-            f"sizes. Give a tile of 1 or more and a slack of 0 or more."
+            f"The tile is {request.tile} tokens and the token slack {request.token_slack:g}. "
+            f"Give a tile of 1 or more and a slack of 0 or more."
         )
     if request.mask.kind == "prefix":
         raise LayoutError(
-            "Shared-prefix masks are not shared out over context-parallel ranks. Use a causal, "
-            "full or window mask, or give the branches as documents."
+            "Context-parallel ranks cannot divide a shared-prefix mask. Use a causal, full or "
+            "window mask, or give the branches as documents."
         )

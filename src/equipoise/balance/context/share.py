@@ -1,4 +1,4 @@
-"""What each context rank holds of a finished micro-batch."""
+"""Each context rank's part of a packed micro-batch."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ from equipoise.spec.pack import MicroBatch
 
 
 def share_micro_batch(batch: MicroBatch, ranks: int, curve: LoadCurve) -> tuple[MicroBatch, ...]:
-    """Share a micro-batch out over context-parallel ranks.
+    """Divide a micro-batch between context-parallel ranks.
 
-    Documents that begin here go by ``mixed``. A later slice of a document that was
-    divided over time reads what came before it as well, so it is cut into a head and a tail
-    for every rank: equal tokens, and equal pairs whatever lies before.
+    Documents that begin here are split by ``mixed``. A later slice of a document divided over
+    time also reads the slices before it, so every rank gets a head and a tail of it: equal
+    tokens, and equal pairs however long the history.
 
     Args:
         batch: The micro-batch; may be empty.

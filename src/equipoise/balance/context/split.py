@@ -6,8 +6,7 @@ Why
 
 What it decides
     How a split is written and counted. Every strategy returns rows of (rank, document, start,
-    stop); here they are put in order, joined where one rank holds what lies side by side, and
-    counted.
+    stop); here they are sorted, joined where a rank's rows are adjacent, and counted.
 
 Kept true (tests/unit/balance/context/test_sharding.py, by Hypothesis)
     Each token has exactly one owner; pairs over ranks add up to the documents' pairs; tiles
@@ -24,9 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.tiles import TILE, count_tile_pairs
+from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest_bytes
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import CAUSAL, Ints, Mask, slice_pairs
+from equipoise.cost.work import CAUSAL, Mask, slice_pairs
 from equipoise.spec.pack import Pieces
 
 Rows = Ints
@@ -35,7 +35,7 @@ Rows = Ints
 
 @dataclass(frozen=True, slots=True)
 class ContextRequest:
-    """What a strategy is asked to share out."""
+    """What a strategy is asked to split."""
 
     doc_tokens: Ints
     """Length of each document, int64 [documents], each >= 0 [tokens]."""
@@ -57,12 +57,12 @@ Strategy = Callable[[ContextRequest], Rows]
 
 @dataclass(frozen=True, slots=True)
 class ContextSplit:
-    """A micro-batch shared out over context-parallel ranks."""
+    """A micro-batch divided between context-parallel ranks."""
 
     strategy: str
     pieces: tuple[Pieces, ...]
-    """Of each rank int64 [n, 3]: index of the document in the micro-batch, start, stop;
-    sorted. A rank without a piece is legal."""
+    """Per rank, int64 [n, 3]: index of the document in the micro-batch, start, stop; sorted.
+    A rank may have none."""
     tokens: Ints
     """Tokens of each rank [tokens]."""
     pairs: Ints
@@ -70,7 +70,7 @@ class ContextSplit:
     tile_pairs: Ints
     """Pairs of the attention tiles that each rank's kernels touch [pairs]."""
     load_ns: Ints
-    """Predicted forward and backward of each rank's pieces [ns]."""
+    """Predicted forward and backward time of each rank's pieces [ns]."""
     travel_tokens: Ints
     """Tokens of other ranks whose keys and values each rank must receive [tokens]."""
 
@@ -96,25 +96,25 @@ class ContextSplit:
 
     @property
     def tile_ratio(self) -> float:
-        """Tiles of the rank that has most, over equal shares of all exact pairs."""
+        """Tile pairs of the rank with the most, over the mean of exact pairs."""
         ideal = int(self.pairs.sum())
         return int(self.tile_pairs.max()) * self.ranks / ideal if ideal else 1.0
 
     @property
     def travel_share(self) -> float:
-        """Keys that travel, over those of an all-gather (every rank gets all others')."""
+        """Keys that travel, as a share of an all-gather's (every rank receives all others')."""
         gathered = (self.ranks - 1) * int(self.tokens.sum())
         return int(self.travel_tokens.sum()) / gathered if gathered else 0.0
 
     @property
     def fragments(self) -> int:
-        """Pieces beyond one a document."""
+        """Pieces beyond one per document."""
         documents = np.concatenate([piece[:, 0] for piece in self.pieces])
         return len(documents) - len(np.unique(documents))
 
     @property
     def digest(self) -> str:
-        """Name of the whole decision, equal on two ranks that decided the same."""
+        """Digest of the whole decision; equal on ranks that decided alike."""
         parts = [self.strategy.encode()]
         for piece in self.pieces:
             parts += (b"rank", np.ascontiguousarray(piece).tobytes())
@@ -122,7 +122,7 @@ class ContextSplit:
 
 
 def skew_of(values: Ints) -> float:
-    """Most over mean; 1 where there is nothing.
+    """Maximum over mean; 1 if all are 0.
 
     >>> skew_of(np.array([3, 1])), skew_of(np.array([0, 0]))
     (1.5, 1.0)
@@ -132,7 +132,7 @@ def skew_of(values: Ints) -> float:
 
 
 def join_rows(rows: Rows) -> Rows:
-    """Sort rows by (rank, document, start), and make one of two that lie side by side.
+    """Sort rows by (rank, document, start), and join adjacent ones.
 
     >>> join_rows(np.array([[1, 0, 4, 9], [0, 2, 0, 3], [1, 0, 0, 4], [0, 1, 5, 5]])).tolist()
     [[0, 2, 0, 3], [1, 0, 0, 9]]
@@ -157,9 +157,9 @@ def count_split(
     """Count what a strategy's rows cost each rank.
 
     Args:
-        strategy: Its name.
+        strategy: The strategy's name.
         rows: int64 [n, 4], as the strategy returned them.
-        request: What it was asked.
+        request: The request it answered.
         curve: Price of a piece.
 
     Cost: O(n log n) in rows.
@@ -186,10 +186,10 @@ def count_split(
 
 
 def _missing_keys(rows: Rows, doc_tokens: Ints, mask: Mask) -> Ints:
-    """Tokens that each piece's queries read and its rank holds nowhere, each counted once.
+    """Tokens that each piece's queries read but its rank does not hold, each counted once.
 
-    A piece adds the gap between it and its rank's piece before it in the document: what lies
-    further back is read by that piece, too. Under a full mask, also what lies behind the last.
+    A piece adds the gap back to its rank's previous piece of the document, since that piece
+    already reads what lies before. Under a full mask the last piece also adds what follows it.
     """
     rank, document, starts, stops = rows.T
     is_same = (rank[1:] == rank[:-1]) & (document[1:] == document[:-1])

@@ -1,9 +1,9 @@
 """One micro-batch on groups of powers of two: a quick answer, and a better one by search.
 
 Why
-    The exact search needs a known answer to bound it, and may find nothing better in the nodes
-    that it is given. Groups all of one size are the best that there is where travel is free;
-    groups of several sizes where it is not.
+    The exact search needs a known answer to bound it, and may find nothing better within its
+    nodes. Groups of one size are best where travel is free; groups of several sizes where it is
+    not.
 
 What it decides
     The groups of one micro-batch and the documents of each, so that the slowest is fast.
@@ -17,10 +17,10 @@ import numpy as np
 from equipoise.balance.groups.cost import GroupCosts
 from equipoise.balance.groups.exact import GroupProblem, make_buckets, solve_groups
 from equipoise.balance.partition import partition
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 Groups = list[tuple[int, list[int]]]
-"""Of each group of a micro-batch its ranks and its documents."""
+"""The ranks and documents of each group of a micro-batch."""
 
 
 class Batch:
@@ -48,7 +48,7 @@ class Batch:
 
     @property
     def bound_ns(self) -> int:
-        """No choice of groups has a faster slowest one [ns]."""
+        """Lower bound on the time of the slowest group [ns]."""
         holds = self.held <= self.cap
         never = np.iinfo(np.int64).max // len(self.tokens)
         work = np.where(holds, self.times * np.array(self.sizes), never).min(1).sum()
@@ -56,7 +56,7 @@ class Batch:
         return max(-(-int(work) // self.ranks), int(slowest) + self.fixed_ns)
 
     def improve(self, known: Groups, buckets: int, nodes: int) -> Groups:
-        """The faster of the known groups and the exact search's."""
+        """The faster of the known groups and those of the exact search."""
         limit = self.slowest(known)
         if limit <= self.bound_ns * 1.001:
             return known
@@ -75,7 +75,7 @@ class Batch:
             self.cap,
             self.fixed_ns,
         )
-        # Buckets overstate, so the known answer may be over its own limit there.
+        # Buckets overstate lengths, so the known answer may exceed its own time there.
         solved = solve_groups(problem, limit + limit // 16, nodes)
         if solved is None:
             return None
@@ -86,28 +86,28 @@ class Batch:
         ]
 
     def greedy(self) -> Groups | None:
-        """The best of groups all of one size, and of sizes as the documents ask for them.
+        """The better of groups of one size and groups sized by their documents.
 
-        For the latter: longest first into the narrowest group that ends by a limit, which is
-        bisected.
+        The latter put each document, longest first, into the narrowest group that ends by a
+        limit, and bisect the limit.
         """
         best = self._one_size()
         fastest = np.where(self.held <= self.cap, self.times, np.iinfo(np.int64).max).min(1)
         low, high = int(fastest.max()) + self.fixed_ns, int(self.times[:, 0].sum()) + self.fixed_ns
-        found = self._fill(high)
-        if found is None:
+        groups = self._fill(high)
+        if groups is None:
             return best
         while high - low > low // 64:
-            if found is not None and (best is None or self.slowest(found) < self.slowest(best)):
-                best = found
-                high = min(high, self.slowest(found))
+            if groups is not None and (best is None or self.slowest(groups) < self.slowest(best)):
+                best = groups
+                high = min(high, self.slowest(groups))
             middle = (low + high) // 2
-            found = self._fill(middle)
-            low, high = (middle + 1, high) if found is None else (low, middle)
+            groups = self._fill(middle)
+            low, high = (middle + 1, high) if groups is None else (low, middle)
         return best
 
     def _one_size(self) -> Groups | None:
-        """As many groups of one size as there is room for; the size that is fastest."""
+        """The fastest division into groups of one size."""
         best: Groups | None = None
         for which, size in enumerate(self.sizes):
             groups = self.ranks // size
@@ -116,9 +116,9 @@ class Batch:
             if group_of is None:
                 continue
             members = [self.documents[group_of == group].tolist() for group in range(groups)]
-            found = [(size, documents) for documents in members if documents]
-            if best is None or self.slowest(found) < self.slowest(best):
-                best = found
+            candidate = [(size, documents) for documents in members if documents]
+            if best is None or self.slowest(candidate) < self.slowest(best):
+                best = candidate
         return best
 
     def _fill(self, limit: int) -> Groups | None:
@@ -130,7 +130,7 @@ class Batch:
             for index, (time_ns, tokens, which, _) in enumerate(groups):
                 if time_ns + times[which] > limit or tokens + held[which] > self.cap:
                     continue
-                # The narrowest group that ends in time; of equals the fullest.
+                # The narrowest group that ends in time; the fullest of equals.
                 if chosen < 0 or (which, -time_ns) < (groups[chosen][2], -groups[chosen][0]):
                     chosen = index
             if chosen >= 0:
@@ -153,7 +153,7 @@ class Batch:
         ]
 
     def _widen(self, groups: list[tuple[int, int, int, list[int]]], free: int) -> None:
-        """Give ranks left over to the slowest group, twice its own, while that helps it."""
+        """Double the slowest group from the leftover ranks while that makes it faster."""
         while True:
             at = max(range(len(groups)), key=lambda index: (groups[index][0], -index))
             time_ns, _, which, rows = groups[at]

@@ -1,29 +1,29 @@
 """ByteScale: hybrid data parallelism, each document on as many ranks as its memory needs.
 
 Why
-    Data and context parallelism are one axis of ``dp x cp`` ranks. A document takes any number
-    of them, whole ranks each full to the same tokens, and short ones share a rank: nothing is
-    sent for a document that one rank holds. Ranks run different numbers of micro-batches.
+    Data and context parallelism are one axis of ``dp x cp`` ranks. A long document takes any
+    number of them, with equal tokens on each; short ones share a rank, and a document that one
+    rank holds sends nothing. Ranks run different numbers of micro-batches.
 
 What it decides
     ``naive``  in order of arrival: each long document its ranks, short ones packed best fit,
                all laid end to end over the ranks. Algorithm 1.
-    ``dp``     heaviest first, to the ranks that lag: without a pipeline only the ranks' times
-               have to meet. Algorithm 2 with data-parallel balance.
-    ``pp``     the same from buckets in turn, a rank keeping to one bucket while that has
+    ``dp``     heaviest first, to the ranks that lag: without a pipeline only the ranks' total
+               times have to match. Algorithm 2 with data-parallel balance.
+    ``pp``     the same from buckets in turn, a rank staying with one bucket while it has
                documents: micro-batches of one pipeline are then alike, and those of long
                documents are fewer. Algorithm 2 with pipeline balance.
     Activations of a long document may be offloaded to host memory as far as its own compute
     hides the copy; it then needs fewer ranks.
 
-    How many buckets there are and how large a lag is the paper leaves open; here they are 8
+    The paper does not say how many buckets there are or what counts as lagging; here they are 8
     and 2% of a rank's mean work. A micro-batch of short documents ends when it is full or the
-    rank has caught up. Under ``pp`` documents of several ranks come before the turns: between
+    rank has caught up. Under ``pp`` documents on several ranks run before the turns: among
     short ones, each would wait for the last of its ranks.
 
 Kept true (tests/unit/balance/groups/test_bytescale.py, by Hypothesis)
-    What every group plan keeps (balance.groups_plan); the offloaded bytes take no longer than
-    the compute that hides them; a document has the fewest ranks that hold it.
+    What every group plan keeps (``balance.groups.plan``); the offloaded bytes take no longer
+    than the compute that hides them; a document has the fewest ranks that hold it.
 
 Sources
     ByteScale, arXiv:2502.21231: equation 3 for the ratio, Algorithms 1 and 2.
@@ -45,38 +45,36 @@ from equipoise.balance.groups.plan import (
     make_gang,
 )
 from equipoise.balance.groups.require import require_fit, require_lengths
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import SpecError
-from equipoise.cost.work import Ints
 
 _BUCKETS = 8
 _LAG = 0.02
 
-Floats = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Host memory for activations of all layers but two, which stay on the device."""
+    """Host memory for the activations of all layers but two, which stay on the device."""
 
     layers: int
     """Layers of the model, >= 3."""
     bytes_per_token: float
     """Activations of one token in one layer [bytes]."""
     bytes_per_s: float
-    """The slower of device to host and host to device, of one rank [bytes/s]."""
+    """Rate of one rank, the slower of device to host and host to device [bytes/s]."""
 
     def __post_init__(self) -> None:
         if self.layers < 3:
             raise SpecError(
-                f"Of {self.layers} layers none is offloaded: two stay on the device. Give 3 or "
-                f"more, or no offload."
+                f"A model of {self.layers} layers has none to offload: two stay on the device. "
+                f"Give 3 or more, or no offload."
             )
 
     def ratio(self, doc_tokens: Ints, costs: GroupCosts) -> Floats:
         """Largest share of those layers' activations whose copy the compute hides.
 
-        One layer's forward must last as long as the copy of what it leaves behind; both
-        are shared by a document's ranks alike. A third of a forward and backward is forward.
+        One layer's forward must last as long as the copy of its activations; a document's ranks
+        share both equally. The forward is a third of forward and backward.
         """
         layer_s = costs.document_ns(doc_tokens) * 1e-9 / (3 * self.layers)
         left = np.asarray(doc_tokens, dtype=np.float64) * self.bytes_per_token
@@ -94,7 +92,7 @@ class Offload:
         return held
 
     def offloaded_bytes(self, doc_tokens: Ints, ratio: Floats) -> Floats:
-        """Bytes of each document copied to the host in a forward, and back after it [bytes]."""
+        """Bytes of each document copied to the host in the forward, and back later [bytes]."""
         moved: Floats = ratio * (self.layers - 2) * np.asarray(doc_tokens) * self.bytes_per_token
         return moved
 
@@ -108,7 +106,7 @@ def plan_bytescale(
     schedule: Literal["naive", "dp", "pp"] = "dp",
     offload: Offload | None = None,
 ) -> GroupPlan:
-    """Each document on as few ranks as hold it, by ByteScale.
+    """Put each document on as few ranks as hold it, by ByteScale.
 
     Args:
         doc_tokens: Length of each document, >= 1 [tokens].
@@ -119,9 +117,9 @@ def plan_bytescale(
         offload: Host memory for documents longer than the cap; none unless given.
 
     Raises:
-        DataError: a length is no whole number of 1 or more.
+        DataError: a length is not a whole number >= 1.
         LayoutError: ranks or cap below 1.
-        FitError: a document does not fit all ranks together.
+        FitError: a document does not fit on all ranks together.
 
     Cost: O(documents x ranks).
 
@@ -157,7 +155,7 @@ def plan_bytescale(
 
 
 class _Desk:
-    """Gangs given out so far, and when each rank is free."""
+    """Gangs assigned so far, and when each rank is free."""
 
     def __init__(
         self, lengths: Ints, held: Ints, ratio: Floats, ranks: int, costs: GroupCosts, cap: int
@@ -170,7 +168,7 @@ class _Desk:
         self.gangs: list[Gang] = []
 
     def give(self, chosen: list[int], documents: list[int]) -> None:
-        """Have these ranks run these documents next."""
+        """Assign these documents to these ranks, to run next."""
         gang = make_gang(chosen, documents, self.lengths, self.costs)
         ratio = float(self.ratio[documents[0]])
         if ratio:
@@ -180,7 +178,7 @@ class _Desk:
         self.free[chosen] = int(self.free[chosen].max()) + gang.load_ns
 
     def run_in_order(self) -> None:
-        """Algorithm 1: units of whole ranks, end to end over the ranks and round again."""
+        """Algorithm 1: units of whole ranks, laid end to end and around over the ranks."""
         units: list[list[int]] = []
         room: dict[int, int] = {}  # tokens left in each unit of short documents
         for document, tokens in enumerate(self.lengths.tolist()):
@@ -216,7 +214,7 @@ class _Desk:
             width = int(self.width[bucket[0]])
             if len(lagging) < width:
                 lagging = np.arange(self.ranks)
-            # A rank stays with its bucket while that lets it end no later than the last.
+            # A rank stays with its bucket as long as it ends no later than the last rank.
             late = self.free[lagging] + self.alone_ns[bucket[0]] > last
             strange = (late | (bucket_of_rank[lagging] != at)) & in_turn & (width == 1)
             first = np.lexsort((lagging, self.free[lagging], strange))[:width]
@@ -232,7 +230,7 @@ class _Desk:
         return [deque(order[of_item == bucket].tolist()) for bucket in range(_BUCKETS)]
 
     def _take(self, bucket: deque[int], lag: int, width: int) -> list[int]:
-        """The bucket's next document; of short ones as many as fit and let the rank catch up."""
+        """The bucket's next document, or as many short ones as fit and let the rank catch up."""
         taken = [bucket.popleft()]
         if width > 1 or self.ratio[taken[0]]:
             return taken

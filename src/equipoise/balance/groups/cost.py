@@ -1,17 +1,17 @@
-"""What a document costs when several ranks hold it together: its share of work, plus travel.
+"""The cost of a document that several ranks hold together: its share of work, plus travel.
 
 Why
-    Twice the ranks halve a document's attention and its linear layers, not what travels
-    between the ranks. Where the exchange outlasts the attention that hides it, more ranks
-    make a document slower in rank-seconds, and a plan should give it fewer.
+    Twice the ranks halve a document's attention and linear layers, but not what travels
+    between them. Where the exchange outlasts the attention that hides it, more ranks cost
+    more rank-seconds, and a plan should use fewer.
 
 What it decides
-    The nanoseconds that each of ``c`` ranks spends on a document of ``d`` tokens: attention of
-    ``1 / c`` of its pairs at the kernel efficiency of that many pairs, the linear layers of
-    ``ceil(d / c)`` tokens, and the exchange. Whole numbers, so that every rank plans alike.
+    The time that each of ``c`` ranks spends on a document of ``d`` tokens: attention of
+    ``1 / c`` of its pairs at that size's kernel efficiency, linear layers of ``ceil(d / c)``
+    tokens, and the exchange. Whole nanoseconds, so that every rank plans alike.
 
 Kept true (tests/unit/balance/groups/test_cost.py)
-    One rank pays the curve's price exactly; the published form of FlexSP is met to the
+    One rank pays exactly the curve's price; FlexSP's published formula is matched to the
     nanosecond; a hidden exchange costs only what outlasts the attention.
 
 Sources
@@ -25,17 +25,18 @@ from typing import Literal
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints, causal_pairs, kv_bytes_per_token
+from equipoise.cost.work import causal_pairs, kv_bytes_per_token
 from equipoise.spec.model.presets import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What ranks that share a document send each other, over one forward and backward.
+    """What ranks that share a document send each other in one forward and backward.
 
-    A rank of ``c`` moves, for a document of ``d`` tokens::
+    For a document of ``d`` tokens each of ``c`` ranks moves::
 
         ring          d x (c - 1) / c  x bytes_per_token   in c - 1 rounds
         all-to-all    d / c            x bytes_per_token   in one round
@@ -43,14 +44,14 @@ class Exchange:
 
     kind: Literal["ring", "all-to-all"]
     bytes_per_token: float
-    """Of all layers, forward and backward [bytes]."""
+    """Bytes per token over all layers, forward and backward [bytes]."""
     bytes_per_s: tuple[tuple[int, float], ...]
-    """(ranks, bandwidth of a rank in a group of at most so many) in ascending order [bytes/s];
-    larger groups have the last."""
+    """Pairs (ranks, bandwidth of a rank in a group of up to that size [bytes/s]), ascending;
+    larger groups use the last."""
     latency_s: float = 0.0
-    """Of one round [s]."""
+    """Latency of one round [s]."""
     is_hidden: bool = False
-    """Whether it runs while attention computes, so that only what outlasts it is paid."""
+    """Whether attention hides the exchange, so that only the excess is paid."""
 
     def __post_init__(self) -> None:
         sizes = [ranks for ranks, _ in self.bytes_per_s]
@@ -81,13 +82,13 @@ class GroupCosts:
     """Price of documents on groups of ranks."""
 
     curve: LoadCurve
-    """Price on one rank, and of a micro-batch whatever it holds."""
+    """Price on one rank, with the fixed price of a micro-batch."""
     exchange: Exchange | None = None
-    """None where nothing is paid for travel."""
+    """None if travel is free."""
 
     @property
     def fixed_ns(self) -> int:
-        """Paid by each rank for each micro-batch [ns]."""
+        """What each rank pays for each micro-batch [ns]."""
         return round(self.curve.fixed_ns)
 
     def document_ns(self, doc_tokens: Ints) -> Ints:
@@ -95,7 +96,7 @@ class GroupCosts:
         return self.curve.document_ns(doc_tokens)
 
     def share_ns(self, doc_tokens: Ints, ranks: Ints) -> Ints:
-        """Price of each document to each of the ranks that share it [ns], at least 1.
+        """Price that each of the ranks sharing a document pays [ns], at least 1.
 
         Args:
             doc_tokens: Length of each document, >= 1 [tokens].
@@ -127,12 +128,12 @@ def kv_ring(
 ) -> Exchange:
     """The exchange of ring attention: keys and values go round, hidden behind attention.
 
-    Forward they go round once; backward once more, and their gradients in fp32 with them.
+    The forward passes them round once; the backward again, with their gradients in fp32.
 
     Args:
-        model: Whose layers and key/value heads count.
+        model: The model whose layers and key/value heads count.
         bytes_per_s: Bandwidth of a rank by size of its group [bytes/s].
-        latency_s: Of one round; all layers' rounds are counted [s].
+        latency_s: Latency of one round; the rounds of all layers are counted [s].
         element_bytes: Bytes of one activation.
     """
     once = kv_bytes_per_token(model, element_bytes)
@@ -164,14 +165,14 @@ FLEXSP_7B_A100 = GroupCosts(
         ),
     ),
 )
-"""FlexSP's published costs of GPT-7B (32 layers, width 4,096) on A100-40G, 8 to a node."""
+"""FlexSP's published costs of GPT-7B (32 layers, width 4,096) on A100-40G, 8 per node."""
 
 
 def flexsp_cap_tokens(ranks: int, *, device_gb: float = 40.0) -> int:
     """Tokens that one A100 holds in FlexSP's GPT-7B setting [tokens].
 
-    The device's memory less 16 bytes for each of 7e9 parameters spread over all ranks (ZeRO 3),
-    at 4.71 MB of activations a token.
+    The device's memory minus 16 bytes for each of 7e9 parameters spread over all ranks (ZeRO 3),
+    at 4.71 MB of activations per token.
 
     >>> flexsp_cap_tokens(64)
     8315

@@ -1,4 +1,4 @@
-"""Choose groups and share documents out among them exactly, by mixed-integer programming.
+"""Choose groups and assign documents to them exactly, by mixed-integer programming.
 
 Why
     A greedy choice of group sizes cannot know that two groups of 8 leave no room for the one
@@ -6,11 +6,11 @@ Why
 
 What it decides
     For one micro-batch: how many groups of each size there are, and how many documents of each
-    bucket each one runs, so that the slowest group is as fast as any choice allows.
+    bucket each one runs, so that the slowest group is as fast as possible.
 
 Kept true (tests/unit/balance/groups/test_flexsp.py)
-    Caps hold; every document is counted once; within 2% of brute force on small cases; the same
-    answer each time, for the search ends by nodes and not by the clock.
+    Caps hold; every document is counted once; the answer is within 2% of brute force on small
+    cases, and repeatable, since a count of nodes ends the search and not the clock.
 
 Sources
     FlexSP, arXiv:2412.01523, section 4. HiGHS: Huangfu and Hall, "Parallelizing the dual
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Documents of one micro-batch, those of nearly one length together."""
+    """Documents of one micro-batch, grouped by similar length."""
 
     tokens: Ints
-    """Length that stands for each bucket, that of its longest document [tokens]."""
+    """Length of the longest document of each bucket, which stands for all [tokens]."""
     bucket_of: Ints
     """The bucket of each document."""
 
@@ -40,7 +40,7 @@ class Buckets:
 
 
 def make_buckets(doc_tokens: Ints, most: int) -> Buckets:
-    """Buckets whose longest documents overstate the others by the fewest tokens in all.
+    """Buckets whose longest documents overstate the others by the fewest tokens in total.
 
     Dynamic programming over ascending lengths ``s``: ``err[k][q]`` is the least over ``j`` of
     ``err[j][q - 1]`` plus the sum of ``s_k - s_i`` over documents ``j < i <= k``.
@@ -59,7 +59,7 @@ def make_buckets(doc_tokens: Ints, most: int) -> Buckets:
     count = len(lengths)
     before = np.concatenate(([0], np.cumsum(copies)))
     summed = np.concatenate(([0], np.cumsum(copies * lengths)))
-    # error[j, k]: lengths j .. k - 1 in one bucket, each as long as the last.
+    # error[j, k]: lengths j .. k - 1 in one bucket, each counted as long as the last.
     last = np.concatenate(([0], lengths))
     error = last[None, :] * (before[None, :] - before[:, None]) - (
         summed[None, :] - summed[:, None]
@@ -71,9 +71,9 @@ def make_buckets(doc_tokens: Ints, most: int) -> Buckets:
     for _ in range(1, min(most, count)):
         total = best[:, None] + error
         cut = total.argmin(0)
-        found = total[cut, np.arange(count + 1)]
-        cut[found >= best] = -1  # one bucket more does not help
-        best, cuts = np.minimum(found, best), [*cuts, cut]
+        errors = total[cut, np.arange(count + 1)]
+        cut[errors >= best] = -1  # one bucket more does not help
+        best, cuts = np.minimum(errors, best), [*cuts, cut]
     edges, at = [count], count
     for cut in reversed(cuts):
         if at and cut[at] >= 0:
@@ -95,7 +95,7 @@ class GroupProblem:
     held: Ints
     """int64[buckets, sizes]: tokens of one document on each rank [tokens]."""
     sizes: tuple[int, ...]
-    """Ranks of the groups that there may be."""
+    """Possible group sizes, in ranks."""
     ranks: int
     cap: int
     fixed_ns: int
@@ -107,13 +107,13 @@ def solve_groups(
     """Groups and their documents, the slowest group no slower than ``limit_ns``.
 
     Args:
-        problem: What there is to share out.
-        limit_ns: Time of a known answer; none slower is looked for [ns].
-        nodes: Nodes of the search tree at most; the answer is the best of them.
+        problem: What to assign.
+        limit_ns: Time of a known answer; slower ones are not searched [ns].
+        nodes: Most nodes of the search tree; the best answer among them is returned.
 
     Returns:
-        Of each group its ranks and its documents of each bucket; None where the search finds
-        none within the limit.
+        Each group's ranks and its documents of each bucket; None if the search finds no answer
+        within the limit.
 
     Raises:
         ModuleNotFoundError: SciPy is not installed.
@@ -145,11 +145,11 @@ def solve_groups(
         rows.append((columns, np.append(held, -1.0), -np.inf, 0.0))
         time = np.append(problem.times_ns[:, which], problem.fixed_ns) * scale
         rows.append((np.append(columns, slowest), np.append(time, -1.0), -np.inf, 0.0))
-        if group and groups[group - 1] == which:  # of equal groups the first exist
+        if group and groups[group - 1] == which:  # the first of equal groups are used
             rows.append((exists[group - 1 : group + 1], np.array([1.0, -1.0]), 0.0, np.inf))
     width = np.array([sizes[which] for which in groups], dtype=float)
     rows.append((exists, width, -np.inf, float(problem.ranks)))
-    # Follows from the others, and lifts the relaxation: all rank-seconds fit under the slowest.
+    # Implied by the others, but tightens the relaxation: all rank-seconds fit under the slowest.
     spent = problem.times_ns[:, groups] * width * scale
     columns = np.concatenate((of_count.ravel(), exists, [slowest]))
     values = np.concatenate((spent.ravel(), problem.fixed_ns * width * scale, [-problem.ranks]))
@@ -168,7 +168,7 @@ def solve_groups(
     objective[slowest] = 1.0
     whole = np.ones(slowest + 1)
     whole[slowest] = 0
-    found = milp(
+    solution = milp(
         objective,
         integrality=whole,
         bounds=Bounds(np.zeros(slowest + 1), upper),
@@ -177,9 +177,9 @@ def solve_groups(
         ),
         options={"node_limit": nodes, "mip_rel_gap": 1e-3},
     )
-    if found.x is None:
+    if solution.x is None:
         return None
-    chosen = np.rint(found.x[: buckets * many]).astype(np.int64).reshape(buckets, many)
+    chosen = np.rint(solution.x[: buckets * many]).astype(np.int64).reshape(buckets, many)
     return [
         (sizes[which], chosen[:, group].tolist())
         for group, which in enumerate(groups)

@@ -1,22 +1,22 @@
 """FlexSP: in each micro-batch, groups of different sizes, chosen by mixed-integer programming.
 
 Why
-    One sequence-parallel degree for all makes short documents pay the all-to-all of the group
-    that the longest one needs. Groups of 1, 2, 4, ... ranks side by side let the long ones
-    have their wide group, and the short ones stay where links are fast.
+    With one sequence-parallel degree, short documents pay the all-to-all of the group that the
+    longest one needs. Groups of 1, 2, 4, ... ranks side by side give long documents a wide
+    group and keep short ones where links are fast.
 
 What it decides
     1. *Micro-batches*: documents sorted by length, cut into M runs of nearly equal tokens, for
        M from the fewest that memory allows to four more (the Blaster).
     2. *Buckets*: in each micro-batch at most 16 lengths, by dynamic programming.
     3. *Groups*: powers of two, and which documents each one runs, so that the slowest group is
-       fast. A heuristic bounds the exact search, and stands where that finds nothing better.
-    The M of least total time wins. Micro-batches come one after the other: the published
+       fast. A heuristic bounds the exact search and is kept if that finds nothing better.
+    The M with the least total time wins. Micro-batches run one after the other: the published
     system gathers parameters over all ranks in every layer, so all ranks meet.
 
 Kept true (tests/unit/balance/groups/test_flexsp.py, by Hypothesis)
-    What every group plan keeps (balance.groups_plan); sizes are powers of two; never slower
-    than the heuristic alone; within 2% of brute force on small cases; the same answer each time.
+    What every group plan keeps (``balance.groups.plan``); sizes are powers of two; plans are
+    repeatable, never slower than the heuristic's, and within 2% of brute force on small cases.
 
 Sources
     FlexSP, arXiv:2412.01523, sections 4 and 5; the published costs are
@@ -38,7 +38,7 @@ from equipoise.balance.groups.plan import (
     make_gang,
 )
 from equipoise.balance.groups.require import require_fit, require_lengths
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _MORE_BATCHES = 4
 """Counts of micro-batches tried beyond the first that fits: section 5 of the paper."""
@@ -60,17 +60,17 @@ def plan_flexsp(
         ranks: Ranks in all, >= 1.
         costs: Price of a document on any number of ranks, the same on every rank.
         cap_tokens: Most tokens that one rank holds at once [tokens].
-        buckets: Different lengths that the exact search sees in a micro-batch.
-        nodes: Nodes of each exact search; 0 leaves it out and needs no SciPy. No clock is
-            asked, so that every rank ends with the same plan.
+        buckets: Most different lengths that the exact search sees in a micro-batch.
+        nodes: Nodes of each exact search; 0 skips it and needs no SciPy. A count, not a clock,
+            ends the search, so that every rank arrives at the same plan.
 
     Returns:
-        The plan, a barrier before each micro-batch but the first.
+        The plan, with a barrier before each micro-batch but the first.
 
     Raises:
-        DataError: a length is no whole number of 1 or more.
+        DataError: a length is not a whole number >= 1.
         LayoutError: ranks or cap below 1.
-        FitError: a document does not fit the widest group.
+        FitError: a document does not fit in the widest group.
         ModuleNotFoundError: SciPy is not installed, and ``nodes`` is above 0.
 
     Cost: ``5 x micro-batches`` exact searches of ``buckets x 2 x ranks`` integers each.
@@ -102,61 +102,61 @@ def plan_flexsp(
 def _best_batches(
     lengths: Ints, ranks: int, costs: GroupCosts, cap: int, buckets: int, nodes: int
 ) -> list[Groups]:
-    """The micro-batches of least total time over counts of them."""
+    """The division into micro-batches with the least total time."""
     order = np.lexsort((np.arange(len(lengths)), -lengths))
     count = max(1, -(-int(lengths.sum()) // (ranks * cap)))
     best: list[Groups] = []
     best_ns, left = 0, 1 + _MORE_BATCHES
-    solved: dict[tuple[int, int], Groups] = {}  # by the run of documents
+    solved: dict[tuple[int, int], Groups] = {}  # by run of documents
     # With one document a micro-batch every count fits, so the search ends.
     while count <= len(lengths) and left:
         runs = cut_evenly(lengths[order], count)
         batches = [Batch(lengths, order[a:b], ranks, costs, cap) for a, b in runs]
         known = [batch.greedy() for batch in batches]
-        found = [groups for groups in known if groups is not None]
+        chosen = [groups for groups in known if groups is not None]
         count += 1
-        if len(found) < len(batches):
+        if len(chosen) < len(batches):
             continue
         left -= 1
-        total = sum(batch.slowest(groups) for batch, groups in zip(batches, found, strict=True))
+        total = sum(batch.slowest(groups) for batch, groups in zip(batches, chosen, strict=True))
         hope = sum(batch.bound_ns for batch in batches)
         for at, (run, batch) in enumerate(zip(runs, batches, strict=True)):
             if nodes < 1 or (best and hope >= best_ns):
                 break
-            before = batch.slowest(found[at])
+            before = batch.slowest(chosen[at])
             if run not in solved:
-                solved[run] = batch.improve(found[at], buckets, nodes)
-            found[at] = solved[run]
-            total -= before - batch.slowest(found[at])
-            hope += batch.slowest(found[at]) - batch.bound_ns
+                solved[run] = batch.improve(chosen[at], buckets, nodes)
+            chosen[at] = solved[run]
+            total -= before - batch.slowest(chosen[at])
+            hope += batch.slowest(chosen[at]) - batch.bound_ns
         if not best or total < best_ns:
-            best, best_ns = found, total
+            best, best_ns = chosen, total
     return best
 
 
 def cut_evenly(lengths: Ints, runs: int) -> list[tuple[int, int]]:
     """Consecutive runs ``[first, stop)`` of nearly equal tokens, none empty.
 
-    Each run ends where it is nearest to an equal share of the tokens that are left.
+    Each run ends nearest to an equal share of the remaining tokens.
 
     >>> cut_evenly(np.array([9, 3, 3, 2]), 3)
     [(0, 1), (1, 2), (2, 4)]
     """
     ends = np.cumsum(lengths)
-    found, first, taken = [], 0, 0
+    bounds, first, taken = [], 0, 0
     for left in range(runs, 0, -1):
         wanted = taken + (int(ends[-1]) - taken) / left
         stop = int(np.searchsorted(ends, wanted, side="right"))
         if stop < len(ends) and ends[stop] - wanted < wanted - (ends[stop - 1] if stop else 0):
             stop += 1
         stop = len(ends) if left == 1 else min(max(stop, first + 1), len(ends) - left + 1)
-        found.append((first, stop))
+        bounds.append((first, stop))
         first, taken = stop, int(ends[stop - 1])
-    return found
+    return bounds
 
 
 def _place(groups: Sequence[tuple[int, list[int]]], lengths: Ints, costs: GroupCosts) -> list[Gang]:
-    """Widest groups on the first ranks: powers of two then stand on aligned neighbours."""
+    """Put the widest groups first, so that powers of two lie on aligned neighbours."""
     gangs, first = [], 0
     for size, documents in sorted(groups, key=lambda group: (-group[0], group[1])):
         gangs.append(make_gang(range(first, first + size), documents, lengths, costs))

@@ -1,24 +1,24 @@
-"""Gangs of any size: each document as few ranks as let all ranks end together.
+"""Gangs of any size: each document gets as few ranks as let all ranks end together.
 
 Why
-    The smallest group that holds a document is often too small: on just the ranks that its
-    memory needs, one document may outlast everything else of the step. The largest is too
-    large: what travels grows with it. And a document that 5 ranks hold need not be given 8.
+    The smallest group that holds a document is often too small: on the ranks that its memory
+    needs, one document may outlast the rest of the step. The largest is too large: what travels
+    grows with it. And a document that fits on 5 ranks need not take 8.
 
 What it decides
     1. A document is *long* if no rank holds it alone, or if alone it would outlast a limit. It
-       gets the fewest ranks for which neither is so.
-    2. Gangs are placed widest and longest first, each on the ranks that are free earliest, or
-       on the block of neighbours that is. Of blocks the widths divide the ranks, so that they
-       nest and no rank waits for a wider gang.
-    3. Short documents go into the holes before gangs, then to the ranks that end first.
-    4. While the last rank ends more than 1% above the bound, other limits are tried: shares of
-       it, and more than it, for where travel is dear a wide gang keeps many ranks busy with
-       little. Then the last ranks' own longest document gets more ranks or fewer, while that
-       helps.
+       gets the fewest ranks that hold it and meet the limit.
+    2. Gangs are placed widest and longest first, each on the ranks, or the block of neighbours,
+       that are free earliest. Block widths divide the ranks, so that blocks nest and no rank
+       waits for a wider gang.
+    3. Short documents fill the holes before gangs, then go to the ranks that end first.
+    4. While the last rank ends more than 1% above the bound, other limits are tried: fractions
+       of the bound, and multiples, since with costly travel a wide gang keeps many ranks busy
+       for little. Then the longest document of the last ranks gets more ranks or fewer while
+       that helps.
 
 Kept true (tests/unit/balance/groups/test_policies.py, by Hypothesis)
-    What every group plan keeps (balance.groups_plan); near brute force on small cases.
+    What every group plan keeps (``balance.groups.plan``); near brute force on small cases.
 
 Sources
     Ranks for a document by its work: ByteScale, arXiv:2502.21231, section 4. Longest first:
@@ -41,31 +41,31 @@ from equipoise.balance.groups.plan import (
     finish_plan,
 )
 from equipoise.balance.groups.require import require_fit, require_lengths
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 _EVEN = 1.01
-"""Last rank over bound at which nothing further is tried."""
+"""Ratio of the last rank's end to the bound at which the search stops."""
 
 _SHARES = (1.0, 0.5, 1.1, 1.25, 0.25, 1.5, 0.125, 2.0, 0.0625, 1 / 32, 1 / 64)
-"""Limits tried, in shares of the bound. Above 1: where travel is dear, a document that ends late
+"""Limits tried, as multiples of the bound. Above 1: with costly travel, a document that ends late
 on few ranks leaves the others free."""
 
 _PATIENCE = 8
-"""Attempts in a row without a gain after which no further limit is tried."""
+"""Consecutive attempts without a gain before the search over limits stops."""
 
 _MOVES = 6
-"""Times that the last ranks' longest document is given more ranks, or fewer."""
+"""Times that the longest document of the last ranks may get more ranks or fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Gangs laid out, and how they were asked for."""
+    """Gangs laid out, with the widths that led to them."""
 
     widths: Ints
     on_blocks: bool
     gangs: tuple[Gang, ...]
     score: tuple[int, int]
-    """When the last rank ends, and the rank-seconds of all [ns]."""
+    """When the last rank ends, and the rank-time of all gangs [ns]."""
 
 
 def plan_gangs(
@@ -83,16 +83,16 @@ def plan_gangs(
         ranks: Ranks in all, >= 1.
         costs: Price of a document on any number of ranks, the same on every rank.
         cap_tokens: Most tokens that one rank holds at once [tokens].
-        aligned: Only blocks of neighbours whose size divides ``ranks``, for links that are
-            fast between neighbours; else any ranks.
+        aligned: Use only blocks of neighbours whose size divides ``ranks``, for links that are
+            fast between neighbours.
 
     Returns:
         The plan, with its bound.
 
     Raises:
-        DataError: a length is no whole number of 1 or more.
+        DataError: a length is not a whole number >= 1.
         LayoutError: ranks or cap below 1.
-        FitError: a document does not fit all ranks together.
+        FitError: a document does not fit on all ranks together.
 
     Cost: O(n log n + gangs x ranks) for each of at most ``22 + 12`` attempts, most often one.
 
@@ -116,11 +116,11 @@ def plan_gangs(
 
 
 def _search(job: Job, aligned: bool, bound_ns: int) -> _Attempt:
-    """The attempt that ends first; of equals, the one of least rank-seconds."""
+    """The attempt that ends first; ties go to the least rank-time."""
     even = _EVEN * bound_ns
     best = _attempt(job, job.widths(even - job.costs.fixed_ns), aligned)
     tried, idle = {(aligned, best.widths.tobytes())}, 0
-    # Where travel is free more ranks cost nothing: a limit above 1 is no help, a finer one may be.
+    # With free travel more ranks cost nothing: limits above 1 never help, finer ones may.
     is_free = job.costs.exchange is None
     for share in _SHARES:
         if is_free and share > 1:
@@ -132,16 +132,16 @@ def _search(job: Job, aligned: bool, bound_ns: int) -> _Attempt:
             chosen = _divisors_up(widths, job.ranks) if on_blocks else widths
             if (on_blocks, chosen.tobytes()) not in tried:
                 tried.add((on_blocks, chosen.tobytes()))
-                found = _attempt(job, chosen, on_blocks)
-                best, idle = (found, 0) if found.score < best.score else (best, idle + 1)
+                candidate = _attempt(job, chosen, on_blocks)
+                best, idle = (candidate, 0) if candidate.score < best.score else (best, idle + 1)
     for _ in range(_MOVES):
         if best.score[0] <= even:
             break
         moved = [_attempt(job, widths, best.on_blocks) for widths in _moves(job, best)]
-        found = min([best, *moved], key=lambda attempt: attempt.score)
-        if found is best:
+        candidate = min([best, *moved], key=lambda attempt: attempt.score)
+        if candidate is best:
             break
-        best = found
+        best = candidate
     return best
 
 
@@ -160,14 +160,14 @@ def _divisors_up(widths: Ints, ranks: int) -> Ints:
     [1, 4, 8]
     """
     divisors = np.array([d for d in range(1, ranks + 1) if ranks % d == 0])
-    found: Ints = divisors[np.searchsorted(divisors, widths)]
-    return found
+    divisor: Ints = divisors[np.searchsorted(divisors, widths)]
+    return divisor
 
 
 def _moves(job: Job, attempt: _Attempt) -> list[Ints]:
-    """The widths with one step more, and one less, for a document of the ranks that end last.
+    """The widths with one document of the last ranks a step wider, and a step narrower.
 
-    It is the one that these ranks share with others for longest.
+    It is the document that these ranks share with others for the longest time.
     """
     last = max(attempt.gangs, key=lambda gang: gang.stop_ns)
     held: Sequence[int] = [
@@ -183,10 +183,10 @@ def _moves(job: Job, attempt: _Attempt) -> list[Ints]:
     now = int(attempt.widths[item])
     steps = [d for d in range(1, job.ranks + 1) if not attempt.on_blocks or job.ranks % d == 0]
     at = steps.index(now)
-    found = []
+    variants = []
     for width in steps[max(0, at - 1) : at] + steps[at + 1 : at + 2]:
         if width >= job.least[item]:
             changed = attempt.widths.copy()
             changed[item] = width
-            found.append(changed)
-    return found
+            variants.append(changed)
+    return variants

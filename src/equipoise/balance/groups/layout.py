@@ -1,15 +1,15 @@
 """Lay gangs of given widths out over ranks and time, and short documents around them.
 
 Why
-    A gang begins when its last rank is free, so its other ranks may wait. Two ways keep that
-    small: wide before narrow on blocks that nest, where nobody waits at all, and short
-    documents in the holes where somebody does.
+    A gang begins when its last rank is free, so its other ranks may wait. Two things keep that
+    small: wide before narrow on nested blocks, where nobody waits, and short documents in the
+    holes where somebody does.
 
 What it decides
-    The ranks and the place in time of each gang, and the micro-batches of the rest.
+    The ranks and start of each gang, and the micro-batches of the other documents.
 
 Kept true (tests/unit/balance/groups/test_policies.py, by Hypothesis)
-    Each document once; no micro-batch over the cap; nothing overlaps on a rank.
+    Each document runs once; no micro-batch is over the cap; nothing overlaps on a rank.
 """
 
 import bisect
@@ -22,30 +22,30 @@ from equipoise.balance.groups.cost import GroupCosts
 from equipoise.balance.groups.plan import Gang, replay
 from equipoise.balance.packing.whole import best_fit_decreasing
 from equipoise.balance.partition import repair
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is planned, and the prices looked up once."""
+    """What to plan, with prices looked up once."""
 
     doc_tokens: Ints
     ranks: int
     costs: GroupCosts
     cap: int
     alone_ns: Ints
-    """Each document on one rank [ns]."""
+    """Time of each document on one rank [ns]."""
     candidates: Ints
     """Documents that may be given several ranks."""
     times: Ints
-    """int64[candidates, ranks]: share of each on 1, 2, ... ranks [ns]."""
+    """int64[candidates, ranks]: time of each on 1, 2, ... ranks [ns]."""
     least: Ints
     """Fewest ranks that hold each candidate."""
 
     def widths(self, limit_ns: float) -> Ints:
-        """Fewest ranks that hold each candidate and end it by the limit.
+        """Fewest ranks that hold each candidate and finish it by the limit.
 
-        Where none do, the fewest that are as fast as any, or nearly.
+        If none do, the fewest that are nearly as fast as any.
         """
         holds = np.arange(1, self.ranks + 1)[None, :] >= self.least[:, None]
         fastest = np.where(holds, self.times, np.iinfo(np.int64).max).min(1)
@@ -55,7 +55,7 @@ class Job:
 
 
 def make_job(doc_tokens: Ints, ranks: int, costs: GroupCosts, cap: int, least_ns: float) -> Job:
-    """Look up what documents of more than ``least_ns``, or over the cap, cost on any ranks."""
+    """Price documents longer than ``least_ns``, or over the cap, on every number of ranks."""
     alone = costs.document_ns(doc_tokens)
     candidates = np.flatnonzero((alone > least_ns) | (doc_tokens > cap))
     times = costs.share_ns(doc_tokens[candidates][:, None], np.arange(1, ranks + 1)[None, :])
@@ -85,13 +85,13 @@ class _Board:
     job: Job
     free: Ints
     last: list[_Placed | None]
-    """Gang that each rank ran last."""
+    """The last gang of each rank."""
     gangs: list[_Placed]
     holes: list[tuple[int, int, int]]
     """(length, rank, start)."""
 
     def place(self, document: int, width: int, load: int, *, on_blocks: bool) -> None:
-        """Put a document on the ``width`` ranks that are free first."""
+        """Put a document on the ``width`` ranks that are free earliest."""
         free = self.free
         if on_blocks:
             block = int(free.reshape(-1, width).max(1).argmin())
@@ -100,7 +100,7 @@ class _Board:
             chosen = sorted(np.argsort(free, kind="stable")[:width].tolist())
         tokens = -(-int(self.job.doc_tokens[document]) // width)
         last = self.last[chosen[0]]
-        # The very ranks of the gang before: one micro-batch for both, where it holds both.
+        # The same ranks as the previous gang: one micro-batch for both, if it holds both.
         if (
             last is not None
             and last.ranks == chosen
@@ -126,12 +126,12 @@ class _Board:
 
 
 def lay_out(job: Job, widths: Ints, *, on_blocks: bool) -> tuple[Gang, ...]:
-    """Gangs widest first, then short documents into the holes and onto the ends.
+    """Place gangs widest first, then short documents in the holes and at the ends.
 
     Args:
-        job: What is planned.
+        job: What to plan.
         widths: Ranks of each candidate; on blocks they divide the ranks.
-        on_blocks: Only blocks of neighbours; else any ranks.
+        on_blocks: Use only blocks of neighbours.
     """
     board = _Board(job, np.zeros(job.ranks, dtype=np.int64), [None] * job.ranks, [], [])
     loads = job.times[np.arange(len(widths)), widths - 1]
@@ -144,13 +144,13 @@ def lay_out(job: Job, widths: Ints, *, on_blocks: bool) -> tuple[Gang, ...]:
     short = short[np.lexsort((short, -job.doc_tokens[short], -job.alone_ns[short]))]
     rest = _fill_holes(board, short.tolist())
     gangs = [gang.done() for gang in board.gangs] + _fill_ends(job, board.free, rest)
-    # Nothing overlaps within a rank, so the order of starts is one that every rank keeps.
+    # Nothing overlaps on a rank, so every rank keeps the order of starts.
     gangs.sort(key=lambda gang: (gang.start_ns, gang.ranks))
     return replay(gangs, job.ranks)
 
 
 def _fill_holes(board: _Board, short: list[int]) -> list[int]:
-    """Heaviest documents first, each into the tightest hole that has the time; the others."""
+    """Put documents, heaviest first, into the tightest holes; return those that fit none."""
     job, fixed = board.job, board.job.costs.fixed_ns
     if not board.holes:
         return short
@@ -185,20 +185,20 @@ def _fill_holes(board: _Board, short: list[int]) -> list[int]:
 
 
 def _fill_ends(job: Job, free: Ints, rest: list[int]) -> list[Gang]:
-    """The other documents in micro-batches on the ranks that end first."""
+    """Put the remaining documents in micro-batches on the ranks that end first."""
     if not rest:
         return []
     documents = np.array(rest, dtype=np.int64)
-    found = [_documents_first(job, free, documents)]
+    options = [_documents_first(job, free, documents)]
     if job.costs.fixed_ns:
-        found.append(_micro_batches_first(job, free, documents))
-    return min(found, key=lambda gangs: max(gang.stop_ns for gang in gangs))
+        options.append(_micro_batches_first(job, free, documents))
+    return min(options, key=lambda gangs: max(gang.stop_ns for gang in gangs))
 
 
 def _documents_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
-    """Each document, heaviest first, to the rank that ends first; then micro-batches of each."""
+    """Assign documents, heaviest first, to the rank that ends first; then form micro-batches."""
     tokens = job.doc_tokens[documents]
-    # A micro-batch's own price is paid by each token's part of a full one.
+    # Each token pays its part of a full micro-batch's fixed price.
     weights = job.alone_ns[documents] + job.costs.fixed_ns * tokens // job.cap
     rank_of = _longest_first(weights, free)
     everything = int(tokens.sum())
@@ -212,7 +212,7 @@ def _documents_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
 
 
 def _micro_batches_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
-    """As few micro-batches as there can be, heaviest first to the rank that ends first."""
+    """Form as few micro-batches as possible; assign them, heaviest first, to the earliest rank."""
     batches = [documents[members] for members in _micro_batches(job.doc_tokens[documents], job.cap)]
     loads = np.array([int(job.alone_ns[batch].sum()) for batch in batches]) + job.costs.fixed_ns
     order = np.lexsort((np.arange(len(loads)), -loads))
@@ -225,7 +225,7 @@ def _micro_batches_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
 
 
 def _longest_first(weights: Ints, free: Ints) -> Ints:
-    """The rank of each item, in the order given, that is free first."""
+    """The rank of each item: in the given order, the one that is free first."""
     heap = [(end, rank) for rank, end in enumerate(free.tolist())]
     heapq.heapify(heap)
     rank_of = np.empty(len(weights), dtype=np.int64)
@@ -248,7 +248,7 @@ def _one_after_another(job: Job, rank: int, start: int, batches: list[Ints]) -> 
 
 
 def _micro_batches(tokens: Ints, cap: int) -> list[Ints]:
-    """As few micro-batches under the cap as best fit finds."""
+    """The fewest micro-batches under the cap that best fit finds."""
     if not len(tokens):
         return []
     count = -(-int(tokens.sum()) // cap)
@@ -257,6 +257,6 @@ def _micro_batches(tokens: Ints, cap: int) -> list[Ints]:
     while True:
         batch_of = best_fit_decreasing(tokens, count, cap)
         if batch_of is not None:
-            found = [np.flatnonzero(batch_of == batch) for batch in range(count)]
-            return [members for members in found if len(members)]
+            groups = [np.flatnonzero(batch_of == batch) for batch in range(count)]
+            return [members for members in groups if len(members)]
         count += 1

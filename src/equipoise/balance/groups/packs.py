@@ -1,13 +1,13 @@
-"""Dynamic groups as packs: a step's group plan, as the micro-batches that each rank runs.
+"""Dynamic groups as packs: turn a step's group plan into each rank's micro-batches.
 
 What it decides
-    ``balance.groups.policies`` decides which ranks share which document; of ``gangs`` only where no
-    wrap of documents over neighbours is cheaper (``balance.packing.divided_choice``). Here each
-    rank of a gang gets a run from the document's front and one from its back, as under ``divided``,
+    ``balance.groups.policies`` decides which ranks share which document, except that ``gangs``
+    yields to a cheaper wrap over neighbours (``balance.packing.divided_choice``). Here each rank
+    of a gang gets a run from the document's front and one from its back, as under ``divided``,
     and every gang is one micro-batch of its ranks. Ranks run different numbers of them.
 
 Kept true (tests/unit/balance/packing/test_pack.py, by Hypothesis)
-    Each token once; no micro-batch over the cap; one document's parts in gangs of one plan.
+    Each token appears once; no micro-batch is over the cap; a document's parts belong to one gang.
 """
 
 import numpy as np
@@ -34,16 +34,16 @@ def pack_gangs(
     travel_ns: float | None = None,
     meets_each_turn: bool = False,
 ) -> PackedStep:
-    """Gangs of any size, so that all ranks end together; or what is cheaper with what travels.
+    """Gangs of any size, so that all ranks end together; or a cheaper wrap, travel included.
 
     Args:
-        pieces: As of any policy, with ``pack``, ``ranks`` and ``curve``.
+        pieces: The step's pieces.
         pack: Windows and caps.
         ranks: Data-parallel ranks.
         curve: Price of a document.
-        travel_ns: To bring one token's keys and values to a rank; ``TRAVEL_SHARE`` of its linear
-            layers unless given [ns].
-        meets_each_turn: Ranks wait for each other in every micro-batch.
+        travel_ns: Time to bring one token's keys and values to a rank; ``TRAVEL_SHARE`` of its
+            linear layers unless given [ns].
+        meets_each_turn: Whether ranks wait for each other in every micro-batch.
     """
 
     def plan(most_ns: int | None) -> tuple[PackedStep, int]:
@@ -70,7 +70,7 @@ def pack_flexsp(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) ->
 
 
 def pack_bytescale(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """ByteScale: each document on as few ranks as hold it, balanced."""
+    """ByteScale: each document on as few ranks as hold it, with balanced ranks."""
     return _pack("bytescale", plan_bytescale, pieces, pack, ranks, GroupCosts(curve))
 
 
@@ -96,12 +96,12 @@ def _held(policy: str, plan: GroupPlan, pieces: Pieces) -> PackedStep:
 
 
 def _share(rows: Pieces, ranks: int) -> list[MicroBatch]:
-    """What each rank of a gang holds of its documents: no two differ by more than one token."""
+    """Each rank's part of a gang's documents; ranks differ by at most one token."""
     if ranks == 1:
         return [MicroBatch(rows)]
     document, start, stop = (column[:, None] for column in rows.T)
     least, over = divmod(stop - start, ranks)
-    # The tokens over of a document go to the ranks after those that had the ones before.
+    # A document's leftover tokens go to the ranks after those that got the previous ones.
     turn = (np.arange(ranks) - (np.cumsum(over) - over[:, 0])[:, None]) % ranks
     tokens = least + (turn < over)
     front = (tokens + 1) // 2

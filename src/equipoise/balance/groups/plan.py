@@ -2,26 +2,26 @@
 
 Why
     A grid of dp x cp ranks gives every document the same number of ranks: too many for a
-    short one, too few for a long one. Here each document has its own *gang*, and the next
-    document of a rank may have other partners::
+    short one, too few for a long one. Here each document has its own *gang*, and a rank's next
+    document may have other partners::
 
         rank 0  [ doc 7            ][ docs 1 4 ][ doc 2 ]
         rank 1  [ doc 7            ][ doc 9        ]
         rank 2  [ doc 3 ][ doc 5   ][ doc 9        ]
 
-    A gang begins when all its ranks are free. There is no barrier, and no communicator is
-    made: all ranks are in one group, and a gang is a list of addresses in it. Ranks may run
+    A gang begins when all its ranks are free. There is no barrier and no new communicator: all
+    ranks are in one process group, and a gang is a list of addresses in it. Ranks may run
     different numbers of micro-batches.
 
 What it decides
-    Nothing: it holds what a policy decided, replays it, and sets it beside what no plan could
-    beat. A gang's place in ``gangs`` is the one global order: each rank runs its gangs in it,
-    and so no two ranks can wait for each other in a ring.
+    Nothing: it holds what a policy decided, replays it, and adds the bound that no plan beats.
+    The order of ``gangs`` is global: each rank runs its gangs in it, so ranks never wait for
+    each other in a circle.
 
 Kept true (tests/unit/balance/groups/test_policies.py, by Hypothesis)
-    Each document once; no rank over its cap; gangs never overlap on a rank; ranks that follow
-    their own lists, in whatever order they are served, all finish, at the times in the plan; no
-    plan is below the bound; the answer depends on the arguments alone.
+    Each document runs once; no rank is over its cap; gangs never overlap on a rank; ranks that
+    follow their own lists, served in any order, all finish at the planned times; no plan is
+    below the bound; the answer depends on the arguments alone.
 
 Sources
     One process group for groups of every size: ByteScale, arXiv:2502.21231, section 4.
@@ -33,24 +33,24 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from equipoise.balance.groups.cost import GroupCosts
+from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest_bytes
-from equipoise.cost.work import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """One micro-batch of the ranks that run it together, each its share of every document."""
+    """One micro-batch that its ranks run together, each with a share of every document."""
 
     ranks: tuple[int, ...]
     documents: tuple[int, ...]
-    """Indices into the lengths that were planned."""
+    """Indices into the planned lengths."""
     load_ns: int
-    """Time of each of its ranks, the price of a micro-batch included [ns]."""
+    """Time on each of its ranks, with the fixed price of a micro-batch [ns]."""
     tokens_per_rank: int
-    """Tokens whose activations each rank holds at once: what the cap is about [tokens]."""
+    """Tokens whose activations each rank holds at once, which the cap limits [tokens]."""
     start_ns: int = 0
     offload: float = 0.0
-    """Share of the activations of layers that may be kept in host memory which is."""
+    """Share of the activations that may be offloaded to host memory that is."""
 
     @property
     def stop_ns(self) -> int:
@@ -59,30 +59,30 @@ class Gang:
 
     @property
     def seconds(self) -> float:
-        """Time of each of its ranks [s]."""
+        """Time on each of its ranks [s]."""
         return self.load_ns * 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Gangs in their one global order, with what they cost and what they could."""
+    """Gangs in their global order, with their cost and its lower bound."""
 
     policy: str
     ranks: int
     cap_tokens: int
     gangs: tuple[Gang, ...]
     work_ns: int
-    """All documents, each on one rank, nothing paid for travel [ns]."""
+    """Time of all documents, each on one rank, without travel [ns]."""
     bound_ns: int
     """No plan under this cap ends sooner [ns]."""
     barriers: tuple[int, ...] = ()
-    """Gangs before which all ranks meet, where a policy's published form has them do so."""
+    """Gangs before which all ranks meet, if the published policy has barriers."""
     plan_s: float = field(default=0.0, compare=False)
     """Time to make the plan [s]."""
 
     @property
     def rank_gangs(self) -> list[list[int]]:
-        """Of each rank, its gangs in the order in which it runs them."""
+        """Each rank's gangs, in the order in which it runs them."""
         lists: list[list[int]] = [[] for _ in range(self.ranks)]
         for index, gang in enumerate(self.gangs):
             for rank in gang.ranks:
@@ -113,17 +113,17 @@ class GroupPlan:
 
     @property
     def ideal_ns(self) -> float:
-        """The documents' own work shared evenly by all ranks, no travel, no waiting [ns]."""
+        """Time if all ranks shared the work evenly, without travel or waiting [ns]."""
         return self.work_ns / self.ranks
 
     @property
     def critical_over_ideal(self) -> float:
-        """When the last rank ends over the ideal [ratio]; 1.0 of nothing."""
+        """``critical_ns`` over ``ideal_ns`` [ratio]; 1.0 without documents."""
         return self.critical_ns / self.ideal_ns if self.work_ns else 1.0
 
     @property
     def gap(self) -> float:
-        """When the last rank ends over the proven bound, minus 1 [ratio]."""
+        """``critical_ns`` over ``bound_ns``, minus 1 [ratio]."""
         return self.critical_ns / self.bound_ns - 1 if self.bound_ns else 0.0
 
     @property
@@ -133,7 +133,7 @@ class GroupPlan:
 
     @property
     def digest(self) -> str:
-        """Name of the whole decision, equal on two ranks that decided the same."""
+        """Digest of the whole decision; equal on ranks that decided alike."""
         rows = [
             (gang.ranks, gang.documents, gang.start_ns, gang.load_ns, gang.tokens_per_rank)
             for gang in self.gangs
@@ -142,7 +142,7 @@ class GroupPlan:
 
 
 def replay(gangs: Sequence[Gang], ranks: int, barriers: Sequence[int] = ()) -> tuple[Gang, ...]:
-    """Give each gang its start: when all its ranks are free, after the barriers before it.
+    """Set each gang's start: when all its ranks are free and earlier barriers have passed.
 
     >>> first, second = Gang((0,), (0,), 5, 1), Gang((0, 1), (1,), 3, 1)
     >>> [gang.start_ns for gang in replay([first, second], 2)]
@@ -183,19 +183,19 @@ def finish_plan(
     bound_ns: int | None = None,
     plan_s: float = 0.0,
 ) -> GroupPlan:
-    """Replay the gangs, and set the bound beside them.
+    """Replay the gangs, and add the bound.
 
     Args:
-        policy: Who made them.
-        gangs: In their one global order.
+        policy: Name of the policy that made them.
+        gangs: The gangs in their global order.
         doc_tokens: Length of each document [tokens].
         ranks: Ranks in all.
         costs: Price of a document on any number of ranks.
         cap_tokens: Most tokens that one rank holds at once.
         barriers: Gangs before which all ranks meet.
-        largest_share: Most tokens that one rank may compute in one micro-batch, where
-            offloading lifts it above the cap.
-        bound_ns: What ``critical_bound`` says, where it was asked before [ns].
+        largest_share: Most tokens that one rank may compute in one micro-batch, if offloading
+            lifts it above the cap.
+        bound_ns: ``critical_bound``, if already computed [ns].
         plan_s: Time that planning took [s].
     """
     if bound_ns is None:
@@ -214,10 +214,10 @@ def finish_plan(
 
 
 def critical_bound(doc_tokens: Ints, ranks: int, costs: GroupCosts, cap_tokens: int) -> int:
-    """Least time at which the last rank can end, whatever the gangs [ns].
+    """Earliest time at which the last rank can end, whatever the gangs [ns].
 
-    Every document at the number of ranks that wastes least, shared evenly, with as many
-    micro-batches as the tokens need; and the slowest document at the number that is fastest.
+    The larger of: all documents at their least wasteful width, shared evenly, with as many
+    micro-batches as the tokens need; and the slowest document at its fastest width.
 
     Args:
         doc_tokens: Length of each document, >= 1 [tokens].

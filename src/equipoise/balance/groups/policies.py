@@ -2,14 +2,14 @@
 
 Why
     A document that no rank holds alone, or that alone would outlast the step, needs several
-    ranks; how many, and beside what else, is what the policies differ in.
+    ranks. Policies differ in how many they give it, and what runs beside it.
 
 What it decides
     Which function plans under which name: ``gangs`` is ours, ``flexsp`` and ``bytescale`` are
-    the published systems.
+    published systems.
 
 Kept true (tests/unit/balance/groups/test_policies.py, by Hypothesis)
-    What every group plan keeps (balance.groups_plan), for every policy here.
+    What every group plan keeps (``balance.groups.plan``), for every policy here.
 """
 
 from functools import partial
@@ -32,7 +32,7 @@ class GroupPlanner(Protocol):
     def __call__(
         self, doc_tokens: npt.ArrayLike, ranks: int, costs: GroupCosts, cap_tokens: int
     ) -> GroupPlan:
-        """Give each document its ranks and its place in time."""
+        """Give each document its ranks and its start."""
 
 
 GROUP_POLICIES: dict[GroupPolicy, GroupPlanner] = {
@@ -42,4 +42,4 @@ GROUP_POLICIES: dict[GroupPolicy, GroupPlanner] = {
     "bytescale-dp": partial(plan_bytescale, schedule="dp"),
     "bytescale-pp": partial(plan_bytescale, schedule="pp"),
 }
-"""Every group policy, in the order in which they are shown."""
+"""Every group policy, in display order."""

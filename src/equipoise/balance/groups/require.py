@@ -1,14 +1,10 @@
-"""Refuse what no group plan can hold: in one sentence, with the smallest change that fits.
-
-Kept true (tests/unit/balance/groups/test_require.py)
-    Every message is read whole.
-"""
+"""Refuse what no group plan can hold, in one sentence with the smallest change that fits."""
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError, FitError, LayoutError
-from equipoise.cost.work import Ints
 
 _LONGEST = 2**31 - 1
 """Longest document [tokens]: its pairs are still an int64."""
@@ -23,14 +19,14 @@ def require_lengths(doc_tokens: npt.ArrayLike, ranks: int, cap_tokens: int) -> I
     """
     if ranks < 1 or cap_tokens < 1:
         raise LayoutError(
-            f"Groups over {ranks} ranks of {cap_tokens:,} tokens hold nothing. Give 1 or more of "
-            f"each."
+            f"Groups need at least 1 rank and 1 token per rank; got {ranks} ranks and "
+            f"{cap_tokens:,} tokens."
         )
     given = np.asarray(doc_tokens)
     if given.ndim != 1:
         raise DataError(
-            f"Document lengths of shape {given.shape} are not a list. Give one whole number of "
-            f"tokens for each document."
+            f"Document lengths have shape {given.shape}. Give a list: one whole number of tokens "
+            f"per document."
         )
     if not len(given):
         return np.zeros(0, dtype=np.int64)
@@ -38,8 +34,8 @@ def require_lengths(doc_tokens: npt.ArrayLike, ranks: int, cap_tokens: int) -> I
     if wrong.any():
         at = int(wrong.argmax())
         raise DataError(
-            f"Document {at} has a length of {given[at]} tokens. Give each document a whole number "
-            f"of tokens from 1 to {_LONGEST:,}."
+            f"Document {at} has a length of {given[at]} tokens. Lengths are whole numbers from 1 "
+            f"to {_LONGEST:,}."
         )
     lengths: Ints = given.astype(np.int64)
     return lengths
@@ -61,7 +57,7 @@ def require_fit(
         widest: Most ranks that the policy gives one document.
         ranks: Ranks in all.
         cap_tokens: Most tokens that one rank holds at once.
-        policy: Its name.
+        policy: Name of the policy.
         held: Tokens of each document that stay on the device; all unless given.
 
     Raises:

@@ -1,23 +1,22 @@
 """Outliers wait until there is one for every micro-batch, but never longer than promised.
 
 Why
-    A document much longer than the rest makes its micro-batch the heaviest, whatever is put
-    beside it. WLB-LLM lets such outliers wait until each micro-batch can have one. Its own
-    queues may hold a document for 57 steps, or for ever.
+    A document much longer than the rest makes its micro-batch the heaviest, whatever shares it.
+    WLB-LLM lets such outliers wait until each micro-batch can have one. Its own queues may hold
+    a document for 57 steps, or for ever.
 
 What it decides
     Algorithm 1 of WLB-LLM, made safe: a queue releases at N documents *or* when a document
-    has waited ``max_delay_steps``; one that is due is packed in that step, in a further
-    micro-batch if need be; a document of exactly the cap fits. So the longest delay is
+    has waited ``max_delay_steps``; a due document is packed in that step, in an extra
+    micro-batch if necessary; a document of exactly the cap fits. So no delay exceeds
     ``max_delay_steps``, whatever the lengths.
 
-    A step has a micro-batch for each window of each rank, so which step a document comes to
-    depends on the number of ranks; that it comes once does not.
+    A step has a micro-batch for each window of each rank, so the step in which a document is
+    packed depends on the number of ranks; that it is packed once does not.
 
 Kept true (tests/unit/balance/packing/test_delayed.py, by Hypothesis)
-    Each token given comes out once, through ``state_dict`` in the middle of a queue, on another
-    number of ranks, and ``flush`` at the end; no delay is over the promise; no micro-batch is
-    over its cap.
+    Each token comes out once, also across a ``state_dict`` with waiting documents, a change of
+    ranks, and the final ``flush``; no delay is over the promise; no micro-batch is over its cap.
 
 Sources
     WLB-LLM, arXiv:2503.17924, Algorithm 1 and Table 2.
@@ -39,13 +38,13 @@ from equipoise.spec.run.spec import PackSpec
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A document that has come and was not packed yet."""
+    """A document that has arrived but is not packed yet."""
 
     piece: tuple[int, int, int]
     arrived: int
-    """Step in which it came."""
+    """Step in which it arrived."""
     number: int
-    """How many came before it; breaks ties."""
+    """How many arrived before it; breaks ties."""
 
     @property
     def tokens(self) -> int:
@@ -53,9 +52,9 @@ class _Waiting:
 
 
 class _OpenBins:
-    """Micro-batches in the making; the lightest and the emptiest are found in O(log n).
+    """Micro-batches being filled; the lightest and the emptiest are found in O(log n).
 
-    Both heaps keep entries of earlier fillings, which are dropped when they come up.
+    Both heaps keep outdated entries, which are dropped when they reach the top.
     """
 
     def __init__(self, bins: int, cap: int) -> None:
@@ -68,7 +67,7 @@ class _OpenBins:
             self.open()
 
     def open(self) -> int:
-        """One bin more; its number."""
+        """Add a bin and return its index."""
         self.held.append([])
         self._filled.append((0, 0))
         self._push(len(self.held) - 1)
@@ -80,7 +79,7 @@ class _OpenBins:
         heapq.heappush(self._by_tokens, (tokens, index, load))
 
     def find(self, tokens: int) -> int | None:
-        """The lightest bin if it has room, else the emptiest if it has, else None."""
+        """The lightest bin if it has room, else the emptiest if that has, else None."""
         while self._filled[(top := self._by_load[0])[2]] != top[:2]:
             heapq.heappop(self._by_load)
         if top[1] + tokens <= self._cap:
@@ -98,14 +97,13 @@ class _OpenBins:
 
 
 class DelayedPacker:
-    """Packs step after step; keeps what waits.
+    """Packs step after step, and keeps the documents that wait.
 
     Args:
         pack: Windows, cap, queues and the longest delay.
         ranks: Data-parallel ranks.
         curve: Price of a document.
-        bins: Micro-batches of a step, a multiple of ``ranks``; as many as the step has
-            windows unless given.
+        bins: Micro-batches of a step, a multiple of ``ranks``; the step's windows unless given.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class DelayedPacker:
 
     @property
     def waiting(self) -> int:
-        """Documents that have come and were not packed yet."""
+        """Documents that have arrived but are not packed yet."""
         return len(self._remained) + sum(map(len, self._queues))
 
     def step(self, pieces: Pieces) -> PackedStep:
@@ -143,11 +141,11 @@ class DelayedPacker:
         return self._pack_ready(new)
 
     def _queue_of(self, document: _Waiting) -> int:
-        """The queue of the longest limit that the document reaches; -1 for none."""
+        """The last queue whose limit the document reaches; -1 if none."""
         return int(np.searchsorted(self._limits, document.tokens, side="right")) - 1
 
     def flush(self) -> list[PackedStep]:
-        """Pack all that waits; at the end of an epoch."""
+        """Pack everything that waits, at the end of an epoch."""
         steps = []
         while self.waiting:
             ready = [document for queue in self._queues for document in queue]
@@ -156,7 +154,7 @@ class DelayedPacker:
         return steps
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, as plain numbers."""
+        """Everything that the next step depends on, as plain numbers."""
 
         def rows(waiting: list[_Waiting]) -> list[list[int]]:
             return [[*each.piece, each.arrived, each.number] for each in waiting]
@@ -171,10 +169,10 @@ class DelayedPacker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, on any number of ranks.
+        """Continue from a ``state_dict``, on any number of ranks.
 
         Raises:
-            LayoutError: a document that waits is over this run's cap.
+            LayoutError: a waiting document is over this run's cap.
         """
 
         def waiting(rows: list[list[int]]) -> list[_Waiting]:
@@ -192,11 +190,11 @@ class DelayedPacker:
         self._remained = waiting(state["remained"])
         self._queues = [[] for _ in self._limits]
         for document in waiting([row for rows in state["queues"] for row in rows]):
-            # A run that goes on with other windows has other queues.
+            # A run that continues with other windows has other queues.
             self._queues[max(0, self._queue_of(document))].append(document)
 
     def _release(self) -> list[_Waiting]:
-        """What leaves the queues: all that is due, and one outlier a micro-batch."""
+        """What leaves the queues: everything due, and one outlier per micro-batch."""
         ready = []
         oldest = self._step - self._pack.max_delay_steps
         for index, queue in enumerate(self._queues):
@@ -212,7 +210,7 @@ class DelayedPacker:
     def _pack_ready(self, new: list[_Waiting]) -> PackedStep:
         oldest = self._step - self._pack.max_delay_steps
         new += self._release()
-        if not new and not self._remained:  # a step of outliers alone: none can wait
+        if not new and not self._remained:  # a step of nothing but outliers: none can wait
             new = [document for queue in self._queues for document in queue]
             self._queues = [[] for _ in self._limits]
         new.sort(key=lambda each: (-each.tokens, each.number))

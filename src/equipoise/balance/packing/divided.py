@@ -1,34 +1,33 @@
-"""Outliers are divided instead of delayed: nobody waits, and every micro-batch comes out even.
+"""Divide outliers instead of delaying them: nobody waits, and micro-batches come out even.
 
 Why
-    Whole documents cannot be packed more evenly than the longest one allows: over 64
-    micro-batches of a long-tailed corpus that is 2.7 times the mean. A document that several
-    micro-batches share has no such bound.
+    The longest document bounds how evenly whole documents can be packed: with 64 micro-batches
+    of a long-tailed corpus, to 2.7 times the mean. A document that several micro-batches share
+    sets no such bound.
 
 What it decides
     Which documents are divided, into how many parts, and where each part goes. Two forms:
 
-    ``divided``          over ranks. A document gets any number of ranks, which hold it
-                         together: rank j its j-th run from the front and from the back, so
-                         that all have equal tokens and equal pairs; or each the run after the
-                         one before, cut where a rank is full. Parts of one document
-                         have one turn, on ranks that run it at the same time; no rank waits
-                         for any but the partners of its documents.
+    ``divided``          over ranks. A document gets any number of ranks: rank j holds the j-th
+                         run from the front and the j-th from the back, so that all have equal
+                         tokens and equal pairs; or consecutive runs, cut where a rank is full.
+                         Its parts share one turn, which their ranks run at the same time; a
+                         rank waits only for the partners of its documents.
     ``divided-in-time``  over the micro-batches of one pipeline. A document is cut at equal
-                         work; its slices stand in consecutive micro-batches, and each reads
+                         work; its slices lie in consecutive micro-batches, and each reads
                          the keys of those before it, which stay resident. The backward of a
                          slice needs the gradients of later ones, so ``macro_units`` says
                          which micro-batches run forward in order and backward in reverse.
 
-    Both forms divide as few documents as make the step even: first only those heavier than
-    a whole micro-batch, then those of half its work, and so on. Over ranks that answer stands
-    beside documents whole and wraps of them over neighbours, and the cheapest is taken, with what
-    travels (``balance.packing.divided_price``).
+    Both forms divide as few documents as make the step even: first those heavier than a
+    micro-batch, then those of half its work, and so on. Over ranks that answer competes with
+    whole documents and with wraps over neighbours; the cheapest wins, travel included
+    (``balance.packing.divided_price``).
 
 Kept true (tests/unit/balance/packing/test_divided.py, by Hypothesis)
-    Each token once; parts of a document together have its pairs; parts of one document are on
-    different ranks of one turn, or in consecutive micro-batches of one rank; the token cap
-    holds; the answer depends on the arguments alone.
+    Each token appears once; a document's parts together have its pairs; they lie on different
+    ranks of one turn, or in consecutive micro-batches of one rank; the token cap holds; the
+    answer depends on the arguments alone.
 
 Sources
     Ranks for a document by its work: ByteScale, arXiv:2502.21231, section 4. Head and tail
@@ -49,24 +48,24 @@ from equipoise.balance.packing.parts import (
     wrapped_in_time,
 )
 from equipoise.balance.partition import partition
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
 from equipoise.spec.run.spec import PackSpec
 
 _EVEN = 1.01
-"""Heaviest over mean at which no further document is divided."""
+"""Skew at which no further document is divided."""
 
 _NO_ROOM = np.iinfo(np.int64).max
 
 _FINEST = 6
-"""Documents are divided down to ``2 ** -_FINEST`` of a micro-batch's work, and no further."""
+"""Documents are divided down to ``2 ** -_FINEST`` of a micro-batch's work."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Micro-batches in the making: ``turns`` of them on each of ``ranks`` ranks, rank-major."""
+    """Micro-batches being filled: ``turns`` on each of ``ranks`` ranks, rank-major."""
 
     ranks: int
     turns: int
@@ -74,7 +73,7 @@ class _Cells:
     load: Ints
     tokens: Ints
     rows: list[list[tuple[int, int, int, int]]]
-    """Of each cell (document, start, stop, attends_from)."""
+    """Each cell's rows of (document, start, stop, attends_from)."""
 
     @classmethod
     def empty(cls, ranks: int, turns: int, cap: int) -> "_Cells":
@@ -87,7 +86,7 @@ class _Cells:
         return float(self.load.max() / max(1.0, self.load.mean()))
 
     def lighter(self, other: "_Cells | None") -> "_Cells":
-        """The one whose heaviest micro-batch is lighter; the other if they are equal."""
+        """The one with the lighter heaviest micro-batch; the other on a tie."""
         if other is None or self.load.max() < other.load.max():
             return self
         return other
@@ -102,7 +101,7 @@ class _Cells:
 
 
 def _put_over_ranks(cells: _Cells, piece: list[int], share: Share) -> bool:
-    """Put a document on ranks of one turn, a part on each; False when no turn has the room."""
+    """Put a document's parts on ranks of one turn; False if no turn has room."""
     parts, largest = len(share.prices), int(share.tokens.max())
     by_turn = cells.load.reshape(cells.ranks, cells.turns)
     for turn in np.lexsort((np.arange(cells.turns), by_turn.sum(0))).tolist():
@@ -119,7 +118,7 @@ def _put_over_ranks(cells: _Cells, piece: list[int], share: Share) -> bool:
 
 
 def _put_in_time(cells: _Cells, piece: list[int], share: Share) -> bool:
-    """Put a document's slices into consecutive micro-batches of one rank; False for no room."""
+    """Put a document's slices in consecutive micro-batches of one rank; False if none has room."""
     parts = len(share.prices)
     load = sliding_window_view(cells.load.reshape(cells.ranks, cells.turns), parts, axis=1)
     tokens = sliding_window_view(cells.tokens.reshape(cells.ranks, cells.turns), parts, axis=1)
@@ -135,17 +134,17 @@ def _put_in_time(cells: _Cells, piece: list[int], share: Share) -> bool:
 
 
 def _parts(loads: Ints, sizes: Ints, cells: _Cells, width: int, share: float) -> Ints:
-    """Parts of each document, so that none is heavier than ``share`` of a micro-batch."""
+    """Parts of each document such that none is heavier than ``share`` of a micro-batch."""
     mean = loads.sum() / len(cells.load)
     parts = np.maximum(np.ceil(loads / (share * mean)), np.ceil(sizes / cells.cap))
-    found: Ints = np.minimum(np.minimum(parts.astype(np.int64), width), sizes)
-    return found
+    bounded: Ints = np.minimum(np.minimum(parts.astype(np.int64), width), sizes)
+    return bounded
 
 
 def _attempt(
     pieces: Pieces, loads: Ints, parts: Ints, cells: _Cells, curve: LoadCurve, *, in_time: bool
 ) -> bool:
-    """Divide documents into so many parts, then pack the others whole; False for no room."""
+    """Divide documents into ``parts`` parts, pack the rest whole; False if there is no room."""
     sizes = lengths_of(pieces)
     divided = np.flatnonzero(parts > 1)
     divided = divided[np.lexsort((divided, -loads[divided]))]
@@ -161,7 +160,7 @@ def _attempt(
 
 
 def _wrap(pieces: Pieces, loads: Ints, parts: Ints, cells: _Cells, curve: LoadCurve) -> bool:
-    """Lay the documents to be divided end to end on a rank, and cut wherever a turn is full."""
+    """Lay the documents to divide end to end on a rank, and cut where a turn is full."""
     sizes = lengths_of(pieces)
     divided = np.flatnonzero(parts > 1)
     rank_of = partition(loads[divided], cells.ranks)
@@ -182,7 +181,7 @@ def _wrap(pieces: Pieces, loads: Ints, parts: Ints, cells: _Cells, curve: LoadCu
 
 
 def _add_whole(pieces: Pieces, loads: Ints, whole: Ints, cells: _Cells) -> bool:
-    """Pack documents whole into what is left; False for no room."""
+    """Pack documents whole into the remaining room; False if they do not fit."""
     sizes = lengths_of(pieces)
     filled = (cells.load, cells.tokens)
     cell_of = partition(
@@ -206,11 +205,11 @@ def _divide(
     travel_ns: float = 0.0,
     most_ns: int | None = None,
 ) -> PackedStep | None:
-    """None where what travels alone makes every answer dearer than ``most_ns``."""
+    """The best division; None if travel alone makes every answer dearer than ``most_ns``."""
     sizes, cap = lengths_of(pieces), pack.most_tokens
     loads = curve.document_ns(sizes)
     turns = -(-int(sizes.sum()) // (ranks * pack.context_tokens))
-    # With a turn for each document and for each full micro-batch whatever can fit does.
+    # With a turn for each document and each full micro-batch, everything that can fit does.
     most_turns = 2 * (max(turns, -(-int(sizes.sum()) // cap)) + len(sizes))
     if not in_time and int(sizes.max()) > ranks * cap:
         most_turns = 0
@@ -226,7 +225,7 @@ def _divide(
                 continue
             sent = int((sizes * np.maximum(parts - 1, 0)).sum())
             if most_ns is not None and (loads.sum() + travel_ns * sent) / ranks > most_ns:
-                is_too_dear = True  # and so is any finer division
+                is_too_dear = True  # as is any finer division
                 break
             if _attempt(pieces, loads, parts, cells, curve, in_time=in_time):
                 best = cells.lighter(best)
@@ -266,16 +265,16 @@ def pack_divided(
     travel_ns: float | None = None,
     meets_each_turn: bool = False,
 ) -> PackedStep:
-    """Divide as little as pays: the cheapest of documents whole, wrapped, and outliers shared out.
+    """Divide only as far as it pays: the cheapest of whole, wrapped and divided documents.
 
     Args:
-        pieces: As of any policy, with ``pack``, ``ranks`` and ``curve``.
+        pieces: The step's pieces.
         pack: Windows and caps.
         ranks: Data-parallel ranks.
         curve: Price of a document.
-        travel_ns: To bring one token's keys and values to a rank; ``TRAVEL_SHARE`` of its linear
-            layers unless given [ns].
-        meets_each_turn: Ranks wait for each other in every micro-batch.
+        travel_ns: Time to bring one token's keys and values to a rank; ``TRAVEL_SHARE`` of its
+            linear layers unless given [ns].
+        meets_each_turn: Whether ranks wait for each other in every micro-batch.
     """
     each_ns = travel_ns_of(curve, travel_ns)
 
@@ -310,7 +309,7 @@ def pack_divided_in_time(
 def macro_units(micro_batches: tuple[MicroBatch, ...]) -> list[tuple[int, int]]:
     """Runs ``[first, stop)`` of one rank's micro-batches that share documents over time.
 
-    A pipeline runs the forwards of a unit in order and its backwards in reverse: a slice's
+    A pipeline runs a unit's forwards in order and its backwards in reverse, since a slice's
     keys get gradients from every later slice of its document.
 
     >>> whole = MicroBatch(np.array([[4, 0, 9]]))

@@ -1,21 +1,20 @@
-"""What a pack of divided documents costs: its slowest rank, with what travels to it.
+"""The cost of a pack of divided documents: its slowest rank, with what travels to it.
 
 Why
-    Cutting finer always looks more even, and every cut sends keys and values. A packer that
-    counts only evenness cuts a thousand times where sixty cuts would do.
+    Finer cuts always look more even, but every cut sends keys and values. A packer that counts
+    only evenness cuts a thousand times where sixty cuts suffice.
 
 What it decides
-    The price by which packers choose between answers: predicted compute of the slowest rank, and
-    of each token whose keys and values a rank reads and does not hold, the time to bring them.
+    The price by which packers choose: predicted compute of the slowest rank, plus the time to
+    bring the keys and values of each token that a rank reads but does not hold.
 
-    Where no link is known a token's keys and values take ``TRAVEL_SHARE`` of what its linear
-    layers compute, forward and backward. Llama 3 8B's are 131 kB a token in bf16, and four times
-    as many bytes move in all; over 40 GB/s beside 400 TFLOP/s that is 0.11. A part that reads
-    others pays for its messages as much as for ``MESSAGE_TOKENS`` tokens: some 10 us for each of
-    the 128 that it exchanges in 32 layers.
+    If no link is known, a token's keys and values take ``TRAVEL_SHARE`` of the time of its
+    linear layers, forward and backward. Llama 3 8B has 131 kB per token in bf16, and four times
+    that moves in total; at 40 GB/s and 400 TFLOP/s that is 0.11. A part that reads others pays
+    ``MESSAGE_TOKENS`` tokens for its messages: some 10 us for each of 128 in 32 layers.
 
 Kept true (tests/unit/balance/packing/test_divided_price.py)
-    What travels is what ``equipoise pack`` counts; nothing travels to whole documents.
+    What travels is what ``equipoise pack`` counts; whole documents receive nothing.
 
 Sources
     Rates: ``bench/local/groups.py``; bytes: ``balance.groups.cost.kv_ring``.
@@ -23,19 +22,19 @@ Sources
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import PackedStep
 
 TRAVEL_SHARE = 0.1
-"""Time to bring a token's keys and values, over the time of its linear layers."""
+"""Time to bring a token's keys and values, as a share of its linear layers' time."""
 
 MESSAGE_TOKENS = 100
-"""Tokens whose travel takes as long as the messages of one part of a document by themselves."""
+"""Tokens whose travel takes as long as the message overhead of one part of a document."""
 
 
 def travel_ns_of(curve: LoadCurve, travel_ns: float | None) -> float:
-    """Time to bring one token's keys and values, by default a share of its linear layers [ns]."""
+    """Time to bring one token's keys and values; by default a share of its linear layers [ns]."""
     return TRAVEL_SHARE * curve.ns_per_token if travel_ns is None else travel_ns
 
 
@@ -43,8 +42,8 @@ def cell_rows(packed: PackedStep) -> tuple[Ints, Ints]:
     """Every piece with its micro-batch.
 
     Returns:
-        int64 [pieces]: micro-batch of each piece, ``turn x ranks + rank``; and int64 [pieces, 4]:
-        document, start, stop, first token that it reads.
+        int64 [pieces], each piece's micro-batch, ``turn x ranks + rank``; and int64 [pieces, 4],
+        its document, start, stop and the first token that it reads.
     """
     cells, rows = [], [np.zeros((0, 4), dtype=np.int64)]
     for rank, batches in enumerate(packed.ranks):
@@ -55,15 +54,15 @@ def cell_rows(packed: PackedStep) -> tuple[Ints, Ints]:
 
 
 def missing_tokens(cell_of: Ints, rows: Ints, cells: int) -> tuple[Ints, Ints]:
-    """What the pieces of each micro-batch read and it does not hold.
+    """Count what each micro-batch's pieces read but it does not hold.
 
     Args:
-        cell_of: As ``cell_rows`` returns it.
-        rows: Likewise.
-        cells: Micro-batches.
+        cell_of: Micro-batch of each piece, from ``cell_rows``.
+        rows: The pieces, from ``cell_rows``.
+        cells: Number of micro-batches.
 
     Returns:
-        Of each micro-batch the tokens, and the documents that they belong to, int64 [cells].
+        Tokens, and documents that they belong to, of each micro-batch, int64 [cells].
 
     >>> cut = np.array([[7, 0, 600, 0], [7, 600, 1000, 0]])
     >>> [each.tolist() for each in missing_tokens(np.array([0, 1]), cut, 2)]
@@ -80,7 +79,7 @@ def missing_tokens(cell_of: Ints, rows: Ints, cells: int) -> tuple[Ints, Ints]:
     reach = np.zeros(len(unique), dtype=np.int64)
     np.maximum.at(reach, owner, rows[some, 2] - rows[some, 3])
     held = np.bincount(owner, rows[some, 2] - rows[some, 1], len(unique)).astype(np.int64)
-    # A corpus shorter than a step comes twice; the second copy misses nothing of the first.
+    # A corpus shorter than a step repeats; the second copy reads nothing of the first.
     np.add.at(missing, unique[:, 0], np.maximum(reach - held, 0))
     np.add.at(documents, unique[:, 0], reach > held)
     return missing, documents
@@ -89,13 +88,13 @@ def missing_tokens(cell_of: Ints, rows: Ints, cells: int) -> tuple[Ints, Ints]:
 def price_ns(
     packed: PackedStep, curve: LoadCurve, *, travel_ns: float, meets_each_turn: bool
 ) -> int:
-    """Time of the slowest rank with what travels to it, or of the slowest of each turn [ns].
+    """Time of the slowest rank, travel included; or the sum of each turn's slowest rank [ns].
 
     Args:
-        packed: Any step.
+        packed: Any packed step.
         curve: Price of a document.
-        travel_ns: To bring one token's keys and values.
-        meets_each_turn: Ranks wait for each other in every micro-batch.
+        travel_ns: Time to bring one token's keys and values.
+        meets_each_turn: Whether ranks wait for each other in every micro-batch.
     """
     ranks, turns = len(packed.ranks), packed.micro_batches
     cell_of, rows = cell_rows(packed)

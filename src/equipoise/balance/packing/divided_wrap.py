@@ -1,23 +1,23 @@
 """A wrap of documents over neighbours: at most one cut between two ranks.
 
 Why
-    Dividing every document of a kind among ever more ranks evens out, and sends each document to
-    all of them. Laid end to end and cut where a rank is full, the same documents have a cut a
-    rank at most::
+    Dividing every long document among ever more ranks evens them out, but sends each document to
+    all of them. Laid end to end and cut where a rank is full, the same documents need at most
+    one cut per rank::
 
         whole     | a          | b   c        | d  |
         wrapped   | a        | a   b    c | c   d  |
 
 What it decides
-    1. Documents are shared out whole first: to turns, then to ranks, as evenly as they come.
-    2. The ranks of a turn are laid side by side, those with too much beside those with too
-       little; each rank's shortest documents outermost, so that cuts go through these.
-    3. Where one rank ends and the next begins: between two documents, if there is such a place
-       at which neither has more than ``even`` times the mean; else within one.
+    1. Documents are assigned whole first, to turns and then to ranks, as evenly as possible.
+    2. The ranks of a turn are laid side by side, those with too much next to those with too
+       little; each rank's shortest documents lie outermost, so that cuts go through them.
+    3. One rank ends and the next begins between two documents, if some such place leaves neither
+       rank above ``even`` times the mean; otherwise within one.
 
 Kept true (tests/unit/balance/packing/test_divided_wrap.py, by Hypothesis)
-    Each token once; the cap holds; at most ``ranks - 1`` cuts a turn; no rank over ``even`` times
-    the mean, but for the rounding to tokens and what a measured curve adds to parts.
+    Each token appears once; the cap holds; a turn has at most ``ranks - 1`` cuts; no rank is over
+    ``even`` times the mean, except for rounding to tokens and what a measured curve adds to parts.
 
 Sources
     Wrap-around: McNaughton, "Scheduling with deadlines and loss functions", Management Science
@@ -30,17 +30,17 @@ import numpy as np
 
 from equipoise.balance.packing.parts import reach_tokens
 from equipoise.balance.partition import partition
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
 
 
 class Wrap:
-    """A step's documents shared out whole, to be wrapped over the ranks of each turn.
+    """A step's documents assigned whole, ready to be wrapped over the ranks of each turn.
 
     Args:
         pieces: Documents of the step.
-        ranks: Of each turn.
+        ranks: Ranks of each turn.
         turns: Micro-batches of each rank.
         cap: Most tokens of a micro-batch.
         curve: Price of a document.
@@ -55,11 +55,11 @@ class Wrap:
         self._lines = [self._line(np.flatnonzero(turn_of == turn)) for turn in range(turns)]
 
     def cut(self, policy: str, even: float) -> PackedStep | None:
-        """Cut where ranks are full; None where a micro-batch would be over the cap.
+        """Cut where ranks are full; None if a micro-batch would be over the cap.
 
         Args:
             policy: Name of the answer.
-            even: Heaviest rank over the mean up to which documents stay whole.
+            even: Skew up to which documents stay whole.
         """
         turns = []
         for line in self._lines:
@@ -111,7 +111,7 @@ class Wrap:
 
 
 def _side_by_side(work: Ints) -> list[int]:
-    """Bins in an order in which what those before have too much, or too little, stays small.
+    """Order bins so that the running excess over the mean stays small.
 
     >>> _side_by_side(np.array([9, 5, 1, 5]))
     [1, 3, 0, 2]
@@ -119,7 +119,7 @@ def _side_by_side(work: Ints) -> list[int]:
     left = sorted(range(len(work)), key=lambda rank: (int(work[rank]), rank))
     total, count = int(work.sum()), len(work)
     order: list[int] = []
-    over = 0  # of those placed, times the bins
+    over = 0  # excess of the bins placed so far, times the number of bins
     even = [rank for rank in left if int(work[rank]) * count == total]
     light = [rank for rank in left if int(work[rank]) * count < total]
     heavy = [rank for rank in left if int(work[rank]) * count > total]
@@ -132,7 +132,7 @@ def _side_by_side(work: Ints) -> list[int]:
 
 
 def _edges(ends: Ints, ranks: int, even: float) -> Ints:
-    """Where each rank but the last ends, on the line of work whose documents end at ``ends``."""
+    """Where each rank but the last ends on the line of work; documents end at ``ends``."""
     total = int(ends[-1]) if len(ends) else 0
     most = max(-(-total // ranks), int(total * even / ranks))
     edges, start = [], 0

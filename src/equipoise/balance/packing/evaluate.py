@@ -1,4 +1,4 @@
-"""Score a packing policy over many steps of real lengths, beside what no policy could beat."""
+"""Score a packing policy over many steps of real lengths, next to the bound no policy beats."""
 
 import dataclasses
 import time
@@ -11,14 +11,15 @@ import numpy as np
 from equipoise.balance.bound import divisible_bound, largest_bin_bound
 from equipoise.balance.context.share import share_micro_batch
 from equipoise.balance.packing.divided_price import MESSAGE_TOKENS, missing_tokens, travel_ns_of
-from equipoise.balance.packing.pack import DIVIDES, batch_ns, make_packer, skew
-from equipoise.balance.packing.turns import TOGETHER, align_turns
+from equipoise.balance.packing.pack import batch_ns, make_packer, skew
+from equipoise.balance.packing.turns import align_turns
 from equipoise.balance.packing.windows import cut_at_windows
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run.spec import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +27,16 @@ class Setting:
     """What a policy is scored on."""
 
     steps: Sequence[Pieces]
-    """Pieces of each step, as the stream cuts them."""
+    """Pieces of each step, cut by the stream."""
     pack: PackSpec
-    """Windows and caps; its policy is not looked at."""
+    """Windows and caps; its policy is ignored."""
     bins: int
-    """Whose loads are compared: data-parallel ranks, or micro-batches of one step."""
+    """Number of loads to compare: data-parallel ranks, or micro-batches of one step."""
     curve: LoadCurve
     """Price of a document."""
     is_pipeline: bool = False
-    """Whether the bins are the micro-batches of one pipeline, which can hold slices in time;
-    else each is a data-parallel rank."""
+    """Whether bins are the micro-batches of one pipeline, which can hold slices in time, and
+    not data-parallel ranks."""
     context_ranks: int = 1
     """Ranks that share each micro-batch."""
     kv_bytes_per_token: int = 0
@@ -50,64 +51,64 @@ class PackScore:
 
     policy: Policy
     skew: float
-    """Heaviest over mean, predicted load of each bin, or of each bin's context ranks."""
+    """Skew of the predicted loads of bins, or of their context ranks."""
     p95_skew: float
-    """95th percentile over steps of the same."""
+    """95th percentile of ``skew`` over steps."""
     turn_skew: float
-    """The heaviest bin of each turn, added up, over the mean: what counts where bins meet in every
-    micro-batch. Of bins of one micro-batch each it is ``skew``."""
+    """Sum of each turn's heaviest bin, over the mean: what counts where bins meet in every
+    micro-batch. Equal to ``skew`` if each bin has one micro-batch."""
     gap: float
-    """Heaviest bin over the least that any other deal of the same pieces could reach, minus 1;
-    for a policy that divides documents, over the mean."""
+    """Heaviest bin over its lower bound for the same pieces (over the mean for a policy that
+    divides documents), minus 1."""
     max_tokens_ratio: float
-    """Largest micro-batch over its cap, the most over all steps."""
+    """Largest micro-batch over its cap; the maximum over steps."""
     delay_mean: float
-    """Steps that a token waited."""
+    """Steps that a token waits."""
     delay_max: int
-    """Steps that any document waited at most."""
+    """Most steps that any document waits."""
     plan_s: float
     """Seconds to pack a step."""
     documents: int
     """Documents packed, over all steps."""
     fragments: int
-    """Pieces beyond one a document, made by this policy, over all steps."""
+    """Pieces beyond one per document that this policy made, over all steps."""
     travel_bytes: float
-    """Keys and values that go to other ranks in the forward of one step [bytes]."""
+    """Keys and values sent to other ranks in the forward of one step [bytes]."""
     step_s: float
-    """Until the slowest context rank of a bin has computed, or those of all turns where bins meet
-    in each, with what travels to it (``balance.packing.divided_price``), mean over steps [s]."""
+    """Compute of the slowest context rank, or the sum over turns where bins meet in each, with
+    what travels to it (``balance.packing.divided_price``); mean over steps [s]."""
     whole_step_s: float | None
-    """The same under ``by-work``, of a policy that divides documents; None of others, and where
+    """The same under ``by-work``, if this policy divides documents; None otherwise, and if
     documents cannot stay whole [s]."""
     bin_seconds: tuple[float, ...]
     """Predicted seconds of each bin, heaviest first."""
 
 
 Bins = tuple[tuple[tuple[MicroBatch, ...], ...], ...]
-"""Bins, their micro-batches, and what each context rank holds of one."""
+"""Bins, their micro-batches, and each context rank's part of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRecord:
-    """One step as it was packed."""
+    """One packed step."""
 
     step: int
     policy: Policy
     bins: Bins
-    """What every context rank holds of every micro-batch of every bin."""
+    """Every context rank's part of every micro-batch of every bin."""
     is_flush: bool
-    """Packed after the last step, from what was left waiting; not scored for skew."""
+    """Whether it was packed after the last step, from waiting documents; skips the skew."""
     turns: Bins | None = None
-    """The same with all parts of a document in one turn, where several bins have parts."""
+    """The same with all parts of a document in one turn, if several bins have parts."""
 
     @property
     def shares(self) -> list[MicroBatch]:
-        """What each context rank holds, of all micro-batches."""
+        """Each context rank's parts of all micro-batches."""
         return [share for micro_batches in self.bins for batch in micro_batches for share in batch]
 
     @property
     def micro_batches(self) -> list[tuple[MicroBatch, ...]]:
-        """Each micro-batch as its context ranks hold it, in order."""
+        """Each micro-batch as its context ranks' parts, in order."""
         return [batch for micro_batches in self.bins for batch in micro_batches]
 
     def bin_ns(self, curve: LoadCurve) -> list[int]:
@@ -123,7 +124,7 @@ class PackedRecord:
         return loads
 
     def turn_ns(self, curve: LoadCurve) -> Ints:
-        """Likewise of each turn, int64 [turns, cells] [ns]."""
+        """The same per turn, int64 [turns, cells] [ns]."""
         return _turn_ns(self.turns or self.bins, curve)
 
 
@@ -132,7 +133,7 @@ def _turn_ns(bins: Bins, curve: LoadCurve) -> Ints:
 
 
 def _of_cells(bins: Bins, measure: Callable[[MicroBatch], int]) -> Ints:
-    """A number of each context rank of each bin in each turn, int64 [turns, cells]."""
+    """Measure each context rank of each bin in each turn, int64 [turns, cells]."""
     width = max(len(batch) for micro_batches in bins for batch in micro_batches)
     table = np.zeros((max(map(len, bins)), len(bins), width), dtype=np.int64)
     for place, micro_batches in enumerate(bins):
@@ -142,13 +143,14 @@ def _of_cells(bins: Bins, measure: Callable[[MicroBatch], int]) -> Ints:
 
 
 def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], list[float]]:
-    """Pack every step, and at the end what was left waiting.
+    """Pack every step, and at the end what still waits.
 
     Returns:
-        The packed steps and the seconds that planning each took.
+        The packed steps, and the seconds to pack each.
     """
     pack = dataclasses.replace(setting.pack, policy=policy, cut="documents")
-    ranks = 1 if policy == "divided-in-time" and setting.is_pipeline else setting.bins
+    traits = POLICIES[policy]
+    ranks = 1 if traits.needs_pipeline and setting.is_pipeline else setting.bins
     meets = setting.meets_each_turn
     packer = make_packer(pack, ranks, setting.curve, meets_each_turn=meets)
     records, plan_s = [], []
@@ -157,7 +159,7 @@ def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], li
         packed = packer.step(pieces)
         bins = _bins(packed.ranks, setting)
         plan_s.append(time.perf_counter() - began)
-        turns = _aligned(packed, setting) if policy in TOGETHER else None
+        turns = _aligned(packed, setting) if traits.runs_together else None
         records.append(PackedRecord(step, policy, bins, is_flush=False, turns=turns))
     for packed in packer.flush():
         bins = _bins(packed.ranks, setting)
@@ -166,17 +168,17 @@ def run_policy(policy: Policy, setting: Setting) -> tuple[list[PackedRecord], li
 
 
 def given_pieces(setting: Setting) -> list[Pieces]:
-    """Pieces of each step as the packer gets them."""
+    """Pieces of each step as the packer receives them."""
     if setting.pack.cut == "documents":
         return list(setting.steps)
     return [cut_at_windows(pieces, setting.pack.context_tokens) for pieces in setting.steps]
 
 
 def _aligned(packed: PackedStep, setting: Setting) -> Bins | None:
-    """Bins as ranks run them; None of a corpus so short that a document comes twice in a step."""
+    """Bins as ranks run them; None if the corpus is so short that a step repeats a document."""
     try:
         return _bins(align_turns(packed).ranks, setting)
-    except LayoutError:  # parts of the two copies have one name
+    except LayoutError:  # the parts of the two copies share a name
         return None
 
 
@@ -190,20 +192,22 @@ def _bins(ranks: tuple[tuple[MicroBatch, ...], ...], setting: Setting) -> Bins:
 
 
 def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[PackedRecord]]:
-    """Pack every step by one policy and score it; the packs, too."""
+    """Pack every step by one policy; return its score and the packs."""
     records, plan_s = run_policy(policy, setting)
     cap = dataclasses.replace(setting.pack, policy=policy).most_tokens
     scored = [record for record in records if not record.is_flush]
     skews = [skew(record.cell_ns(setting.curve).astype(float).tolist()) for record in scored]
     turns = [record.turn_ns(setting.curve) for record in scored]
     loads = [record.bin_ns(setting.curve) for record in scored]
-    gaps = [max(ns) / _bound(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)]
+    gaps = [
+        max(ns) / bound_ns(record, setting) - 1 for ns, record in zip(loads, scored, strict=True)
+    ]
     fullest = max(
         sum(share.tokens for share in batch) for record in records for batch in record.micro_batches
     )
     waited, tokens = _delays(records, setting)
     travel = 0
-    if policy != "divided-in-time" or setting.context_ranks > 1:
+    if not POLICIES[policy].needs_pipeline or setting.context_ranks > 1:
         travel = sum(_missing(share)[0] for record in records for share in record.shares)
     score = PackScore(
         policy=policy,
@@ -227,8 +231,8 @@ def score_policy(policy: Policy, setting: Setting) -> tuple[PackScore, list[Pack
 
 
 def _step_seconds(records: list[PackedRecord], setting: Setting) -> float:
-    """Time of a step with what travels, mean over steps [s]."""
-    curve, travels = setting.curve, records[0].policy != "divided-in-time"
+    """Time of a step, travel included; mean over steps [s]."""
+    curve, travels = setting.curve, not POLICIES[records[0].policy].needs_pipeline
     each_ns = travel_ns_of(curve, None) * (travels or setting.context_ranks > 1)
 
     def priced(share: MicroBatch) -> int:
@@ -243,27 +247,27 @@ def _step_seconds(records: list[PackedRecord], setting: Setting) -> float:
 
 
 def _whole_seconds(policy: Policy, setting: Setting) -> float | None:
-    if policy not in DIVIDES:
+    if not POLICIES[policy].divides:
         return None
     try:
         records, _ = run_policy("by-work", setting)
-    except LayoutError:  # no rank holds the longest, or there are fewer documents than ranks
+    except LayoutError:  # the longest fits on no rank, or documents are fewer than ranks
         return None
     return _step_seconds(records, setting)
 
 
 def _mean_seconds(loads: list[list[int]]) -> tuple[float, ...]:
-    """Mean over steps of the heaviest bin, of the second, and so on [s]."""
+    """Mean over steps of the heaviest bin, the second heaviest, and so on [s]."""
     table = np.zeros((len(loads), max(map(len, loads))))
     for row, ns in zip(table, loads, strict=True):
         row[: len(ns)] = sorted(ns, reverse=True)
     return tuple((1e-9 * table.mean(0)).tolist())
 
 
-def _bound(record: PackedRecord, setting: Setting) -> int:
-    """Least load of the heaviest bin for these very pieces, dealt any other way."""
+def bound_ns(record: PackedRecord, setting: Setting) -> int:
+    """Lower bound on the heaviest bin for the same pieces."""
     bins = len(record.bins)
-    if record.policy in DIVIDES:
+    if POLICIES[record.policy].divides:
         return divisible_bound(np.array(record.bin_ns(setting.curve)), bins)
     if setting.context_ranks == 1:
         pieces = np.concatenate([share.doc_tokens for share in record.shares])
@@ -275,15 +279,15 @@ def _bound(record: PackedRecord, setting: Setting) -> int:
 
 
 def _missing(share: MicroBatch) -> tuple[int, int]:
-    """Tokens that a rank's pieces read and that it does not hold, and their documents."""
+    """Tokens that a rank's pieces read but it does not hold, and their documents."""
     rows = np.column_stack((share.pieces, share.begins))
     tokens, documents = missing_tokens(np.zeros(len(rows), dtype=np.int64), rows, 1)
     return int(tokens[0]), int(documents[0])
 
 
 def _delays(records: list[PackedRecord], setting: Setting) -> tuple[Ints, Ints]:
-    """Steps that each packed token waited: of each piece, and its tokens."""
-    if records[0].policy != "delayed":
+    """Steps that each packed piece waited, and its tokens."""
+    if not POLICIES[records[0].policy].lets_wait:
         return np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     arrived: dict[tuple[int, int], deque[int]] = defaultdict(deque)
     for step, pieces in enumerate(given_pieces(setting)):

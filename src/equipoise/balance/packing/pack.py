@@ -5,9 +5,9 @@ Why
     work: one document of 8,192 tokens has 32 times the attention of 32 documents of 256.
 
 What it decides
-    Which function packs under which name: ``windows`` fills fixed windows, ``whole`` keeps
-    documents whole under a token cap, ``delayed`` lets outliers wait, ``divided`` shares
-    them out.
+    How a run calls the function that ``spec.catalog`` names for its policy: ``windows`` fills
+    fixed windows, ``whole`` keeps documents whole under a token cap, ``delayed`` lets outliers
+    wait, ``divided`` and ``balance.groups`` share them out.
 
     With ``cut = "windows"`` every policy is given the very pieces that in-order makes, so
     that two policies differ in nothing but who computes what: same gradient, other times.
@@ -23,44 +23,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from equipoise.balance.groups.packs import pack_bytescale, pack_flexsp, pack_gangs
-from equipoise.balance.packing.delayed import DelayedPacker
-from equipoise.balance.packing.divided import pack_divided, pack_divided_in_time
-from equipoise.balance.packing.turns import DIVIDES as DIVIDES
-from equipoise.balance.packing.turns import require_policy as require_policy
-from equipoise.balance.packing.whole import pack_by_tokens, pack_by_work, pack_by_work_each_turn
-from equipoise.balance.packing.windows import (
-    cut_at_windows,
-    pack_fixed,
-    pack_fixed_exact,
-    pack_in_order,
-)
+from equipoise.balance.packing.windows import cut_at_windows
+from equipoise.base.load import load
 from equipoise.cost.curve import LoadCurve
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run.spec import PackSpec, Policy
+from equipoise.spec.run.spec import PackSpec
 
 Packer = Callable[[Pieces, PackSpec, int, LoadCurve], PackedStep]
-
-POLICIES: dict[Policy, Packer] = {
-    "in-order": pack_in_order,
-    "fixed": pack_fixed,
-    "fixed-exact": pack_fixed_exact,
-    "by-tokens": pack_by_tokens,
-    "by-work": pack_by_work,
-    "divided": pack_divided,
-    "divided-in-time": pack_divided_in_time,
-    "gangs": pack_gangs,
-    "flexsp": pack_flexsp,
-    "bytescale": pack_bytescale,
-}
-"""Policies that look at one step alone; ``delayed`` looks at those before it, too."""
-
-ALL_POLICIES: tuple[Policy, ...] = (*list(POLICIES)[:5], "delayed", *list(POLICIES)[5:])
-"""Every policy, in the order in which they are shown."""
-
-
-_PRICED = {"divided": pack_divided, "gangs": pack_gangs}
-"""Policies that price what travels."""
+"""A step's pieces, the wishes, data-parallel ranks and the price of a document in, a pack out."""
 
 
 class StepPacker(Protocol):
@@ -125,20 +96,19 @@ def make_packer(
         ranks: Data-parallel ranks.
         curve: Price of a document in seconds, the same on every rank.
         meets_each_turn: Ranks wait for each other in every micro-batch, as
-            ``Layout.meets_each_turn`` says of a layout; ``by-work`` then evens out each turn.
-        travel_ns: To bring one token's keys and values to another rank, for ``divided`` and
-            ``gangs``; ``divided_price.TRAVEL_SHARE`` of its linear layers unless given [ns].
+            ``Layout.meets_each_turn`` says of a layout; policies that can then even out each turn.
+        travel_ns: To bring one token's keys and values to another rank, for policies that price
+            it; ``divided_price.TRAVEL_SHARE`` of its linear layers unless given [ns].
     """
-    packer: StepPacker
-    if pack.policy == "delayed":
-        packer = DelayedPacker(pack, ranks, curve)
-    elif pack.policy == "by-work" and meets_each_turn:
-        packer = _OneByOne(pack_by_work_each_turn, pack, ranks, curve)
-    elif pack.policy in _PRICED:
-        priced = partial(_PRICED[pack.policy], travel_ns=travel_ns, meets_each_turn=meets_each_turn)
-        packer = _OneByOne(priced, pack, ranks, curve)
-    else:
-        packer = _OneByOne(POLICIES[pack.policy], pack, ranks, curve)
+    traits = POLICIES[pack.policy]
+    packs = load(traits.packer)
+    more: dict[str, Any] = {"meets_each_turn": meets_each_turn} if traits.evens_turns else {}
+    more |= {"travel_ns": travel_ns} if traits.prices_travel else {}
+    packer: StepPacker = (
+        packs(pack, ranks, curve)
+        if traits.lets_wait
+        else _OneByOne(partial(packs, **more), pack, ranks, curve)
+    )
     return _CutAtWindows(packer, pack.context_tokens) if pack.cut == "windows" else packer
 
 

@@ -1,10 +1,10 @@
 """Parts of divided documents: which tokens each part has, and what it costs.
 
 What it decides
-    Where a document is cut, given how many parts it has or how full each micro-batch is.
+    Where a document is cut, given its number of parts or how full each micro-batch is.
 
 Kept true (tests/unit/balance/packing/test_divided.py, by Hypothesis)
-    Parts of a document are the document, each token once, and have its pairs together.
+    The parts of a document hold each of its tokens once, and together have its pairs.
 
 Sources
     Head and tail runs: Llama 3, arXiv:2407.21783, section 3.3.2. Wrap-around: McNaughton,
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Share:
     """A document's parts: runs of tokens counted from its start, and what each part costs."""
 
     runs: tuple[tuple[tuple[int, int], ...], ...]
-    """Of each part."""
+    """The runs of each part."""
     prices: Ints
     tokens: Ints
 
 
 def shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
-    """Part j is the j-th run of 2 x parts nearly equal ones from the front, and from the back."""
+    """Cut into 2 x parts nearly equal runs; part j is the j-th from the front and from the back."""
     bounds = [np.arange(2 * n + 1) * d // (2 * n) for d, n in zip(sizes, parts, strict=True)]
     starts = np.concatenate([each[:-1] for each in bounds])
     stops = np.concatenate([each[1:] for each in bounds])
@@ -65,13 +65,13 @@ def shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]
 
 
 def shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
-    """Slices of nearly equal work, each of at least one token; all cuts are bisected at once."""
+    """Slices of nearly equal work with at least one token each; all cuts are bisected at once."""
     owner = np.repeat(np.arange(len(sizes)), parts - 1)
     ends = np.cumsum(parts - 1)[:-1]
     inner = np.concatenate([np.arange(1, n) for n in parts])
     of_whole = curve.slice_ns(np.zeros_like(sizes), sizes)
-    found = reach_tokens(sizes[owner], of_whole[owner] * (inner / parts[owner]), curve)
-    cuts = np.clip(found, inner, sizes[owner] - parts[owner] + inner)
+    reach = reach_tokens(sizes[owner], of_whole[owner] * (inner / parts[owner]), curve)
+    cuts = np.clip(reach, inner, sizes[owner] - parts[owner] + inner)
     return [
         _slices(np.concatenate(([0], np.maximum.accumulate(mine), [size])), curve)
         for size, mine in zip(sizes, np.split(cuts, ends), strict=True)
@@ -81,18 +81,18 @@ def shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
 def wrapped_in_time(
     sizes: Ints, loads: Ints, turns: int, curve: LoadCurve
 ) -> list[tuple[int, Share]]:
-    """Documents laid end to end and cut where equal work ends (McNaughton's wrap-around rule).
+    """Lay documents end to end and cut where equal work ends (McNaughton's wrap-around rule).
 
     Returns:
-        Of each document the micro-batch that its first slice is in, and its slices.
+        Each document's slices, with the micro-batch of the first.
     """
     ends = np.cumsum(loads)
     edges = ends[-1] * np.arange(1, turns) // turns
     owner = np.searchsorted(ends, edges, side="right")
-    found = reach_tokens(sizes[owner], (edges - (ends - loads)[owner]).astype(np.float64), curve)
+    reach = reach_tokens(sizes[owner], (edges - (ends - loads)[owner]).astype(np.float64), curve)
     wrapped = []
     for document, size in enumerate(sizes.tolist()):
-        mine = found[owner == document]
+        mine = reach[owner == document]
         turn = int((owner < document).sum())
         at_start = int((mine <= 0).sum())  # cuts before its first token and after its last
         cuts = mine[(mine > 0) & (mine < size)]
@@ -101,7 +101,7 @@ def wrapped_in_time(
 
 
 def reach_tokens(sizes: Ints, wanted_ns: npt.NDArray[np.float64], curve: LoadCurve) -> Ints:
-    """Tokens of each document from its start on that cost so much."""
+    """Tokens from each document's start that cost ``wanted_ns``."""
     low, high = np.zeros_like(sizes), sizes.copy()
     while (low < high).any():
         middle = (low + high) // 2

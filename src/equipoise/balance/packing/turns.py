@@ -21,16 +21,10 @@ Kept true (tests/unit/train/test_together.py, by Hypothesis)
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.cost.work import Ints
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-from equipoise.spec.run.spec import Policy
-
-TOGETHER: tuple[Policy, ...] = ("divided", "gangs", "flexsp", "bytescale")
-"""Policies whose documents lie on several ranks that run them at the same time."""
-
-DIVIDES: tuple[Policy, ...] = ("divided", "divided-in-time", "gangs", "flexsp", "bytescale")
-"""Policies whose pieces of one document attend to each other."""
 
 
 def require_policy(policy: str, *, context: int, pipeline: int) -> None:
@@ -44,20 +38,21 @@ def require_policy(policy: str, *, context: int, pipeline: int) -> None:
     Raises:
         LayoutError: names the keys that do not go together.
     """
-    if policy in DIVIDES and policy not in TOGETHER and (pipeline == 1 or context > 1):
+    traits = POLICIES[policy]
+    if traits.needs_pipeline and (pipeline == 1 or context > 1):
         raise LayoutError(
             f'pack.policy = "{policy}" lets parts of one document attend to each other from '
             f"different micro-batches, which only a pipeline of whole micro-batches runs; "
             f"layout.pp = {pipeline} and layout.cp = {context}. Set layout.pp = 2 "
             f'and layout.cp = 1, or pack.policy = "divided", "by-work" or "delayed".'
         )
-    if pipeline > 1 and policy in TOGETHER:
+    if pipeline > 1 and traits.runs_together:
         raise LayoutError(
             f'pack.policy = "{policy}" divides documents over all ranks at once, and '
             f"layout.pp = {pipeline} has ranks that compute one after another. Set "
             f'layout.pp = 1, or pack.policy = "divided-in-time" or "by-work".'
         )
-    if context > 1 and policy in TOGETHER:
+    if context > 1 and traits.runs_together:
         raise LayoutError(
             f'pack.policy = "{policy}" divides documents over ranks itself, and layout.cp = '
             f"{context} would divide them again. Set layout.cp = 1, or pack.policy = "

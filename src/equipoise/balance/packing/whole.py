@@ -1,7 +1,7 @@
 """Packs of whole documents under a token cap: micro-batches of different lengths.
 
 What it decides
-    ``by-tokens``  equal token counts: best-fit decreasing at the least cap that fits.
+    ``by-tokens``  equal token counts: best-fit decreasing at the smallest cap that fits.
     ``by-work``    equal predicted seconds, at most ``max_tokens`` a micro-batch.
 
 Sources
@@ -18,14 +18,14 @@ import numpy as np
 from equipoise.balance.bound import largest_bin_bound
 from equipoise.balance.packing.whole_turns import even_turns
 from equipoise.balance.partition import partition
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
 from equipoise.spec.run.spec import PackSpec
 
 Placer = Callable[[Ints, int, int], Ints | None]
-"""Items, bins and capacity in [tokens]; the bin of each item out."""
+"""From item sizes, bins and capacity [tokens] to the bin of each item."""
 
 
 def pack_by_tokens(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
@@ -35,18 +35,20 @@ def pack_by_tokens(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve)
     return _pack_whole("by-tokens", pieces, sizes, pack, ranks)
 
 
-def pack_by_work(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Whole pieces to ranks and micro-batches of nearly equal predicted seconds."""
-    loads = curve.document_ns(lengths_of(pieces))
-    return _pack_whole("by-work", pieces, loads, pack, ranks)
-
-
-def pack_by_work_each_turn(
-    pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve
+def pack_by_work(
+    pieces: Pieces,
+    pack: PackSpec,
+    ranks: int,
+    curve: LoadCurve,
+    *,
+    meets_each_turn: bool = False,
 ) -> PackedStep:
-    """Likewise, for ranks that meet in each micro-batch: even turn by turn as well."""
+    """Whole pieces to ranks and micro-batches of nearly equal predicted seconds.
+
+    Where ranks meet in each micro-batch, turns come out even as well.
+    """
     loads = curve.document_ns(lengths_of(pieces))
-    return _pack_whole("by-work", pieces, loads, pack, ranks, meets_each_turn=True)
+    return _pack_whole("by-work", pieces, loads, pack, ranks, meets_each_turn=meets_each_turn)
 
 
 def require_whole(pieces: Pieces, pack: PackSpec, ranks: int, policy: str) -> None:
@@ -100,7 +102,7 @@ def _pack_whole(
 
 
 def _even_ranks(loads: Ints, sizes: Ints, ranks: int, turns: int, cap: int) -> Ints | None:
-    """Ranks first, because they wait for each other; then each rank's micro-batches.
+    """Balance ranks first, because they wait for each other; then each rank's micro-batches.
 
     Returns:
         The micro-batch of each document, ``turn x ranks + rank``.
@@ -114,7 +116,7 @@ def _even_ranks(loads: Ints, sizes: Ints, ranks: int, turns: int, cap: int) -> I
         batch_of = place_under_cap(loads[mine], sizes[mine], turns, cap)
         if batch_of is None:
             return None
-        # Heaviest first on every rank, so that the micro-batches of one turn are alike.
+        # Heaviest first on every rank, so that micro-batches of one turn are alike.
         work = np.bincount(batch_of, loads[mine], turns)
         turn_of = np.empty(turns, dtype=np.int64)
         turn_of[np.lexsort((np.arange(turns), -work))] = np.arange(turns)
@@ -123,7 +125,7 @@ def _even_ranks(loads: Ints, sizes: Ints, ranks: int, turns: int, cap: int) -> I
 
 
 def place_under_cap(loads: Ints, sizes: Ints, bins: int, cap: int) -> Ints | None:
-    """Even loads under a token cap; where that finds no room, even tokens; where that, None."""
+    """Even loads under a token cap. Falls back to even tokens; None if that fails too."""
     if loads is not sizes:
         bin_of = partition(loads, bins, sizes=sizes, capacity=cap)
         if bin_of is not None:
@@ -132,7 +134,7 @@ def place_under_cap(loads: Ints, sizes: Ints, bins: int, cap: int) -> Ints | Non
 
 
 def even_tokens(sizes: Ints, bins: int, cap: int) -> Ints | None:
-    """Nearly equal token counts: the better of LPT and best fit at the least cap that fits."""
+    """Nearly equal token counts: the better of LPT and best fit at the smallest cap that fits."""
     longest_first = partition(sizes, bins, capacity=cap)
     bound = largest_bin_bound(sizes, bins)
     high = cap
@@ -143,16 +145,16 @@ def even_tokens(sizes: Ints, bins: int, cap: int) -> Ints | None:
     best, low = None, bound
     while low <= high:
         middle = (low + high) // 2
-        found = best_fit_decreasing(sizes, bins, middle)
-        if found is None:
+        bin_of = best_fit_decreasing(sizes, bins, middle)
+        if bin_of is None:
             low = middle + 1
         else:
-            best, high = found, middle - 1
+            best, high = bin_of, middle - 1
     return longest_first if best is None else best
 
 
 def best_fit_decreasing(sizes: Ints, bins: int, capacity: int) -> Ints | None:
-    """Longest first, each into the fullest bin that has room; None when one has none.
+    """Put items, longest first, into the fullest bin with room; None if one finds none.
 
     >>> best_fit_decreasing(np.array([5, 4, 3, 2]), 2, 7).tolist()
     [0, 1, 1, 0]

@@ -1,8 +1,8 @@
-"""Whole documents into micro-batches that are even turn by turn, for ranks that meet in each one.
+"""Whole documents in micro-batches that are even turn by turn, for ranks that meet in each one.
 
 Why
-    Where every micro-batch holds a collective over data-parallel ranks, a turn takes as long as
-    its heaviest micro-batch. Ranks of equal sums are then not enough::
+    If every micro-batch holds a collective over data-parallel ranks, a turn takes as long as its
+    heaviest micro-batch. Equal sums per rank are then not enough::
 
         rank 0   9 1         both sums are 10, and the turns take 9 + 9;
         rank 1   1 9         with rank 1's two swapped they take 9 + 1
@@ -10,18 +10,18 @@ Why
 What it decides
     The micro-batch of each document: turn and rank.
 
-    1. A document heavier than an even micro-batch sets its turn's height. The next heaviest
-       stand beside it, and every rank is filled up to that height, longest first, as far as
-       the token cap lets it.
-    2. When no document stands out any more, what is left is shared evenly.
-    3. Documents within a turn are exchanged between its heaviest rank and the others; then each
-       turn's micro-batches go to ranks so that sums over turns come out even, too.
+    1. A document heavier than an even micro-batch sets its turn's height. The next heaviest go
+       beside it, and every rank is filled up to that height, longest first, as far as the token
+       cap allows.
+    2. Once no document stands out, the rest is shared evenly.
+    3. Within a turn the heaviest rank exchanges documents with the others; then each turn's
+       micro-batches are assigned to ranks so that sums over turns come out even as well.
 
-    An even share over all micro-batches from the start is tried as well, and what the caller has.
+    An even share over all micro-batches and the caller's own answer compete with this.
 
 Kept true (tests/unit/balance/packing/test_whole_turns.py, by Hypothesis)
-    Each document once; the cap holds; turns never take longer, added up, than under the answer
-    that is given; the answer depends on the arguments alone.
+    Each document appears once; the cap holds; turns in sum never take longer than the caller's
+    answer; the answer depends on the arguments alone.
 
 Sources
     Shelves as high as their first item: Coffman, Garey, Johnson and Tarjan, "Performance bounds
@@ -31,17 +31,17 @@ Sources
 import numpy as np
 
 from equipoise.balance.partition import partition, repair
-from equipoise.cost.work import Ints
+from equipoise.base.arrays import Ints
 
 
 def turns_ns(cell_of: Ints, loads: Ints, ranks: int, turns: int) -> int:
-    """Heaviest micro-batch of each turn, added up.
+    """Sum of each turn's heaviest micro-batch.
 
     Args:
         cell_of: Micro-batch of each document, ``turn x ranks + rank``.
-        loads: Of each document.
-        ranks: Of each turn.
-        turns: How many.
+        loads: Load of each document.
+        ranks: Ranks of each turn.
+        turns: Number of turns.
 
     >>> turns_ns(np.array([0, 1, 2, 3]), np.array([9, 1, 1, 9]), ranks=2, turns=2)
     18
@@ -53,18 +53,18 @@ def turns_ns(cell_of: Ints, loads: Ints, ranks: int, turns: int) -> int:
 def even_turns(
     loads: Ints, sizes: Ints, ranks: int, turns: int, cap: int, known: Ints | None
 ) -> Ints | None:
-    """Give each document a turn and a rank so that turns are short, added up.
+    """Give each document a turn and a rank so that the sum of turns is small.
 
     Args:
-        loads: Of each document.
+        loads: Load of each document.
         sizes: Tokens of each document.
-        ranks: That meet in each turn.
+        ranks: Ranks that meet in each turn.
         turns: Micro-batches of each rank.
         cap: Most tokens of a micro-batch.
-        known: An answer to be no longer than, if there is one.
+        known: An answer to improve on, if there is one.
 
     Returns:
-        The micro-batch of each document, ``turn x ranks + rank``; None where none was found.
+        The micro-batch of each document, ``turn x ranks + rank``; None if none fits.
 
     Cost: O(documents x ranks), and two partitions over ``ranks x turns`` micro-batches.
 
@@ -85,7 +85,7 @@ def even_turns(
 def _on_shelves(
     loads: Ints, sizes: Ints, ranks: int, turns: int, cap: int, shelves: int
 ) -> Ints | None:
-    """Fill the first turns up to the height of their heaviest at most; share out the rest."""
+    """Fill the first turns up to the height of their heaviest document; share the rest evenly."""
     cell_of = np.zeros(len(loads), dtype=np.int64)
     left = np.lexsort((np.arange(len(loads)), -loads))
     turn = 0
@@ -105,7 +105,7 @@ def _on_shelves(
 
 
 def _fill(loads: Ints, sizes: Ints, ranks: int, cap: int, height: int) -> Ints:
-    """Heaviest first to the lightest rank where it fits under height and cap; -1 for none."""
+    """Assign documents, heaviest first, to the lightest rank under height and cap; -1 if none."""
     rank_of = np.full(len(loads), -1, dtype=np.int64)
     gap = np.full(ranks, height, dtype=np.int64)
     room = np.full(ranks, cap, dtype=np.int64)
@@ -127,7 +127,7 @@ def _fill(loads: Ints, sizes: Ints, ranks: int, cap: int, height: int) -> Ints:
 
 
 def _settle(cell_of: Ints, loads: Ints, sizes: Ints, ranks: int, turns: int, cap: int) -> Ints:
-    """Put alike micro-batches into one turn, repair each turn, and even out sums of ranks."""
+    """Put similar micro-batches in one turn, repair each turn, and even out the ranks' sums."""
     work = np.bincount(cell_of, loads, ranks * turns).astype(np.int64)
     order = np.lexsort((np.arange(len(work)), -work))
     place = np.empty_like(order)

@@ -1,11 +1,11 @@
 """Packs of fixed windows: every micro-batch holds at most ``context_tokens``, and is cut to it.
 
 What it decides
-    ``in-order``     fill windows in order and cut at their edges; what most trainers do.
-    ``fixed``        whole documents first, longest first, each into the window of least work
-                     that has room; what fits nowhere is cut into the holes that are left.
-    ``fixed-exact``  the least heavy window of all packs without a cut, by CP-SAT; where there
-                     is none, or none is found, ``fixed``.
+    ``in-order``     fill windows in order and cut at their edges, as most trainers do.
+    ``fixed``        whole documents, longest first, each in the window of least work that has
+                     room; what fits nowhere is cut to fill the remaining holes.
+    ``fixed-exact``  the pack without cuts whose heaviest window is lightest, by CP-SAT; falls
+                     back to ``fixed`` if there is none or none is found.
 
 Sources
     Fixed-length packing by work: WLB-LLM, arXiv:2503.17924, sections 3 and 4.1.
@@ -15,14 +15,14 @@ import numpy as np
 
 from equipoise.balance.exact import exact_partition
 from equipoise.balance.partition import partition
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import LoadCurve
-from equipoise.cost.work import Ints
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces, lengths_of
 from equipoise.spec.run.spec import PackSpec
 
 _EXACT_EFFORT = 0.5
-"""CP-SAT's deterministic time a step; about half a second of one core."""
+"""CP-SAT's deterministic time per step; about half a second of one core."""
 
 
 def cut_at_windows(pieces: Pieces, context_tokens: int) -> Pieces:
@@ -48,7 +48,7 @@ def windows_of(pieces: Pieces, context_tokens: int, ranks: int) -> int:
 
 def pack_in_order(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
     """Fill windows of ``context_tokens`` in order and cut at their edges; deal them to ranks."""
-    del curve  # a plain pack looks at tokens alone
+    del curve  # a plain pack counts only tokens
     cut = cut_at_windows(pieces, pack.context_tokens)
     lengths = lengths_of(cut)
     window_of = (np.cumsum(lengths) - lengths) // pack.context_tokens
@@ -84,7 +84,7 @@ def _by_window(pieces: Pieces, window_of: Ints, windows: int) -> list[Pieces]:
 
 
 def pack_fixed(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """Whole documents to the window of least work that has room; cut what fits nowhere."""
+    """Put whole documents in the window of least work with room; cut what fits nowhere."""
     windows = windows_of(pieces, pack.context_tokens, ranks)
     batches = fill_windows(pieces, pack.context_tokens, windows, curve)
     return deal_to_ranks("fixed", batches, ranks, curve, turns=windows // ranks)
@@ -93,12 +93,12 @@ def pack_fixed(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> 
 def fill_windows(
     pieces: Pieces, context_tokens: int, windows: int, curve: LoadCurve
 ) -> list[Pieces]:
-    """Fill ``windows`` windows greedily by work; the pieces of each.
+    """Fill windows greedily by work, and return the pieces of each.
 
     Args:
-        pieces: int64 [n, 3] whose tokens fit the windows together.
+        pieces: int64 [n, 3]; all their tokens fit in the windows.
         context_tokens: Most tokens of one window.
-        windows: How many.
+        windows: Number of windows.
         curve: Price of a document.
     """
     sizes = lengths_of(pieces)
@@ -128,18 +128,18 @@ def fill_windows(
 
 
 def pack_fixed_exact(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> PackedStep:
-    """The least heavy windows that cut nothing, where there are any; else ``fixed``."""
+    """Balance windows exactly without cutting a document; falls back to ``fixed``."""
     windows = windows_of(pieces, pack.context_tokens, ranks)
     sizes = lengths_of(pieces)
     try:
-        found = exact_partition(
+        exact = exact_partition(
             curve.document_ns(sizes),
             windows,
             sizes=sizes,
             capacity=pack.context_tokens,
             effort=_EXACT_EFFORT,
         )
-        batches = _by_window(pieces, found.bin_of, windows)
-    except LayoutError:  # full windows of whole documents are seldom possible
+        batches = _by_window(pieces, exact.bin_of, windows)
+    except LayoutError:  # whole documents seldom fill windows exactly
         batches = fill_windows(pieces, pack.context_tokens, windows, curve)
     return deal_to_ranks("fixed-exact", batches, ranks, curve, turns=windows // ranks)

@@ -136,34 +136,6 @@ def _bytes(each: Measured) -> tuple[str, str]:
     return f"{each.mid / 1e9:.2f} GB/s", f"{each.low / 1e9:.2f} to {each.high / 1e9:.2f}"
 
 
-def comparison_rows(found: Comparison) -> dict[str, Any]:
-    """A comparison as data."""
-    return {
-        "steps": found.steps,
-        "ranks": found.ranks,
-        "compute": {
-            "predicted_s": found.compute_predicted_s,
-            "measured_s": found.compute_measured_s,
-            "mape": found.mape,
-        },
-        "optimizer": {
-            "predicted_s": found.optimizer_predicted_s,
-            "measured_s": found.optimizer_measured_s,
-        },
-        "curves": {
-            each.name: {
-                "predicted_s": each.predicted_s,
-                "measured_over_predicted": each.factor,
-                "low": each.low,
-                "high": each.high,
-            }
-            for each in found.curves
-        },
-        "is_told_apart": found.is_told_apart,
-        "wrong": None if found.wrong is None else found.wrong.name,
-    }
-
-
 def print_comparison(found: Comparison, run: Path, file: Path, *, is_fitted: bool) -> None:
     """Predicted beside measured, and the curve to doubt."""
     console = make_console()

@@ -13,12 +13,8 @@ from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
-    from equipoise.cost.compare import Comparison
-    from equipoise.spec.device.file import DeviceFile
     from equipoise.spec.device.parts import ModelParts
     from equipoise.spec.run.resolve import ResolvedRun
-    from equipoise.train.calibrate.measure import CalibrationPlan
-    from equipoise.train.calibrate.parts_plan import PartsPlan
 
 HELP = "measure this machine, so that this-cpu is priced by what it does"
 
@@ -70,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.cli.calibrate.table import file_rows, print_file
     from equipoise.launch.agent import whole_environment
     from equipoise.spec.device.file import write_device_file
-    from equipoise.train.calibrate.measure import measure_machine
+    from equipoise.train.calibrate.measure import CalibrationPlan, measure_machine
 
     # What is timed here has the variables of ranks that train.
     os.environ.update(whole_environment())
@@ -78,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     folder = file.absolute().parent
     _make(folder)
     kept = _kept_parts(file)
-    found = measure_machine(plan_for(resolved), folder, make_progress(args.quiet or args.json))
+    found = measure_machine(
+        CalibrationPlan.for_run(resolved), folder, make_progress(args.quiet or args.json)
+    )
     found = dataclasses.replace(found, parts=kept)
     write_device_file(file, found)
     if (args.run_toml is not None or args.overrides) and not resolved.model.experts:
@@ -124,53 +122,12 @@ def _time_parts(args: argparse.Namespace, resolved: "ResolvedRun", file: Path) -
     from equipoise.spec.device.here import this_cpu
     from equipoise.spec.layout import Layout
     from equipoise.train.calibrate.model import measure_parts
+    from equipoise.train.calibrate.parts_plan import PartsPlan
 
     cores = len(usable_cores())
     machine = Machine(cores_cluster(this_cpu(file), max(2, cores)))
     link = machine.context_links(Layout(cp=max(2, cores))).near
-    return measure_parts(parts_plan_for(resolved), link, make_progress(args.quiet or args.json))
-
-
-def parts_plan_for(resolved: "ResolvedRun") -> "PartsPlan":
-    """What is timed of a run's steps: its model, at its precision, up to its largest pack.
-
-    >>> from equipoise.spec.run.load import read_run
-    >>> parts_plan_for(read_run(None, [("pack.context_tokens", "1024")])).sizes
-    (128, 1024, 1280)
-    """
-    from equipoise.train.calibrate.parts_plan import PartsPlan
-
-    spec = resolved.spec
-    return PartsPlan(
-        resolved.model, spec.train.precision, spec.pack.most_tokens, spec.pack.context_tokens
-    )
-
-
-def plan_for(resolved: "ResolvedRun") -> "CalibrationPlan":
-    """The usual sizes, and those of a run where they are larger.
-
-    >>> from equipoise.spec.run.load import read_run
-    >>> plan_for(read_run(None, [("pack.context_tokens", "16384")])).doc_tokens[-1]
-    16384
-    """
-    from equipoise.train.calibrate.measure import CalibrationPlan
-
-    plan, model, pack = CalibrationPlan(), resolved.model, resolved.spec.pack
-    query = model.heads * model.head_width
-    widest = max(model.hidden, 2 * model.ffn, query * 3, model.vocab, 2 * model.expert_ffn)
-    return dataclasses.replace(
-        plan,
-        rows=_reaching(plan.rows, pack.most_tokens),
-        widths=_reaching(plan.widths, widest),
-        doc_tokens=_reaching(plan.doc_tokens, pack.context_tokens),
-        head_widths=tuple(sorted({*plan.head_widths, model.head_width})),
-    )
-
-
-def _reaching(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The sizes, the last of them grown to a power of two that is enough."""
-    most = max(sizes[-1], 1 << (size - 1).bit_length())
-    return (*sizes[:-1], most)
+    return measure_parts(PartsPlan.for_run(resolved), link, make_progress(args.quiet or args.json))
 
 
 def _judge(args: argparse.Namespace) -> None:
@@ -197,8 +154,8 @@ def _make(folder: Path) -> None:
 
 
 def _compare(args: argparse.Namespace, file: Path) -> int:
-    from equipoise.cli.calibrate.table import comparison_rows, print_comparison
-    from equipoise.cost.compare import compare_run
+    from equipoise.cli.calibrate.table import print_comparison
+    from equipoise.cost.compare import compare_run, fitted
     from equipoise.observe.reader import read_run
     from equipoise.spec.device.file import read_device_file, write_device_file
     from equipoise.spec.device.here import this_cpu
@@ -213,14 +170,7 @@ def _compare(args: argparse.Namespace, file: Path) -> int:
     if args.json:
         import json
 
-        sys.stdout.write(json.dumps(comparison_rows(comparison), indent=1) + "\n")
+        sys.stdout.write(json.dumps(comparison.as_row(), indent=1) + "\n")
     elif not args.quiet:
         print_comparison(comparison, record.folder, file, is_fitted=args.fit is not None)
     return 0
-
-
-def fitted(found: "DeviceFile", comparison: "Comparison") -> "DeviceFile":
-    """A device file whose curves are corrected by a run: new factors on top of the old."""
-    old = dict(found.residuals)
-    new = {each.name: old.get(each.name, 1.0) * each.factor for each in comparison.curves}
-    return dataclasses.replace(found, residuals=tuple((old | new).items()))

@@ -14,18 +14,28 @@ from equipoise.cli.run_arguments import run_from
 
 if TYPE_CHECKING:
     from equipoise.spec.model.presets import ModelSpec
-    from equipoise.train.check.all_legal_case import LayoutCase, LayoutVerdict
+    from equipoise.train.check.case import Case, Verdict
 
 _RANKS = (2, 3, 4, 8)
 _AXES = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas")
+_FIGURES = (
+    "loss_error",
+    "forward_error",
+    "gradient_error",
+    "worst_parameter",
+    "bytes",
+    "messages",
+    "is_repeated",
+    "is_exact",
+)
 _EXPERTS = 15
-"""Of the model with experts, where the run has none: 2, 4 and 8 ranks get unequal numbers."""
+"""Experts of a model whose run has none: 2, 4 and 8 ranks get unequal numbers."""
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a layout fails."""
-    from equipoise.train.check.all_legal import prove_layouts
-    from equipoise.train.check.all_legal_case import layout_cases
+    from equipoise.train.check.legal import layout_cases
+    from equipoise.train.check.prove import run_cases
 
     if args.in_process:
         raise SpecError(
@@ -37,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     models = both_kinds(model if args.full_size else scaled_down(model))
     cases = [case for world in worlds for case in layout_cases(world, models)]
     progress = make_progress(args.quiet or args.json)
-    verdicts = prove_layouts(cases, progress, over_gloo=args.processes)
+    verdicts = run_cases(cases, progress, over_gloo=args.processes)
     failed = [verdict for verdict in verdicts if not verdict.is_exact]
     if args.json:
         rows = [_row(verdict) for verdict in verdicts]
@@ -68,7 +78,7 @@ def both_kinds(model: "ModelSpec") -> list["ModelSpec"]:
     return [dense, sparse]
 
 
-def _count(cases: "Sequence[LayoutCase]") -> str:
+def _count(cases: "Sequence[Case]") -> str:
     layouts = {(case.layout, bool(case.model.experts)) for case in cases}
     dense = sum(not experts for _, experts in layouts)
     return (
@@ -77,40 +87,65 @@ def _count(cases: "Sequence[LayoutCase]") -> str:
     )
 
 
-def _blame(failed: "Sequence[LayoutVerdict]", count: int) -> str:
-    report = "Please report it with the output of `equipoise check --layout all-legal --json`."
-    worst = max(failed, key=lambda verdict: verdict.strain)
-    if worst.strain <= 1.0:
-        return (
-            f"{len(failed)} of {count} layouts differ from themselves on a second run; the first "
-            f"is {failed[0].case}. {report}"
-        )
+def blame_bytes(verdict: "Verdict", what: str, where: str) -> str:
+    """The sentence for a case that is exact and sent something else than its schedules say.
+
+    Args:
+        verdict: Of that case.
+        what: How many failed, as in ``2 of 9 cases``.
+        where: The case in words.
+    """
     return (
-        f"{len(failed)} of {count} layouts differ from one rank; the worst is "
-        f"{worst.worst_parameter} on {worst.case}: gradient {worst.gradient_error:.1e}, loss "
-        f"{worst.loss_error:.1e}. {report}"
+        f"{what} equal one rank and sent other bytes than their schedules say: "
+        f"{verdict.bytes:,} in {verdict.messages} messages instead of "
+        f"{verdict.scheduled_bytes:,} in {verdict.scheduled_messages} on {where}."
     )
 
 
-def _row(verdict: "LayoutVerdict") -> dict[str, Any]:
+def _describe(case: "Case") -> str:
+    layout = case.layout
+    degrees = {axis: getattr(layout, axis) for axis in _AXES if axis != "zero"}
+    parts = [f"{axis} = {ranks}" for axis, ranks in degrees.items() if ranks > 1]
+    parts += [f"zero = {layout.zero}", case.precision]
+    parts += [layout.schedule] if layout.pp > 1 else []
+    kind = "experts" if case.model.experts else "dense"
+    return f"{case.ranks} ranks ({kind}, {', '.join(parts)})"
+
+
+def _blame(failed: "Sequence[Verdict]", count: int) -> str:
+    report = "Please report it with the output of `equipoise check --layout all-legal --json`."
+    what = f"{len(failed)} of {count} layouts"
+    worst = max(failed, key=lambda verdict: verdict.strain)
+    where = _describe(worst.case)
+    if worst.strain > 1.0:
+        return (
+            f"{what} differ from one rank; the worst is {worst.worst_parameter} on {where}: "
+            f"gradient {worst.gradient_error:.1e}, loss {worst.loss_error:.1e}. {report}"
+        )
+    changing = [verdict for verdict in failed if not verdict.is_repeated]
+    if not changing:
+        return f"{blame_bytes(worst, what, where)} {report}"
+    return (
+        f"{what} differ from themselves on a second run; the first is "
+        f"{_describe(changing[0].case)}. {report}"
+    )
+
+
+def _row(verdict: "Verdict") -> dict[str, Any]:
     case = verdict.case
     return (
-        {"ranks": case.layout.world}
+        {"ranks": case.ranks}
         | {axis: getattr(case.layout, axis) for axis in _AXES}
         | {
             "experts": case.model.experts,
             "precision": case.precision,
-            "schedule": case.schedule if case.layout.pp > 1 else None,
-            "loss_error": verdict.loss_error,
-            "gradient_error": verdict.gradient_error,
-            "worst_parameter": verdict.worst_parameter,
-            "is_repeated": verdict.is_repeated,
-            "is_exact": verdict.is_exact,
+            "schedule": case.layout.schedule if case.layout.pp > 1 else None,
         }
+        | {key: getattr(verdict, key) for key in _FIGURES}
     )
 
 
-def _print_table(verdicts: "Sequence[LayoutVerdict]") -> None:
+def _print_table(verdicts: "Sequence[Verdict]") -> None:
     """A row for each way to divide attention, and one for each layout that is wrong."""
     from rich.table import Table
 
@@ -121,11 +156,11 @@ def _print_table(verdicts: "Sequence[LayoutVerdict]") -> None:
         table.add_column(name, justify="right")
     for name in ("worst parameter", ""):
         table.add_column(name, no_wrap=True)
-    kinds: dict[tuple[int, str], list[LayoutVerdict]] = {}
+    kinds: dict[tuple[int, str], list[Verdict]] = {}
     for verdict in verdicts:
         layout = verdict.case.layout
         degrees = f"{layout.dp} x {layout.cp} x {layout.tp} x {layout.pp}"
-        kinds.setdefault((layout.world, degrees), []).append(verdict)
+        kinds.setdefault((verdict.case.ranks, degrees), []).append(verdict)
     for (world, degrees), alike in kinds.items():
         right = [verdict for verdict in alike if verdict.is_exact]
         folds = {(each.case.layout.ep, each.case.layout.etp) for each in right}
@@ -138,13 +173,13 @@ def _print_table(verdicts: "Sequence[LayoutVerdict]") -> None:
     make_console().print(table)
 
 
-def _add_row(table: Any, named: tuple[str, str, str], verdicts: "Sequence[LayoutVerdict]") -> None:
+def _add_row(table: Any, named: tuple[str, str, str], verdicts: "Sequence[Verdict]") -> None:
     if not verdicts:
         return
     worst = max(verdicts, key=lambda verdict: verdict.strain)
     errors = []
     for precision in ("fp32", "fp64"):
-        found = [each.error for each in verdicts if each.case.precision == precision]
-        errors.append(f"{max(found):.1e}" if found else "")
+        mine = [each.error for each in verdicts if each.case.precision == precision]
+        errors.append(f"{max(mine):.1e}" if mine else "")
     said = "exact" if all(each.is_exact for each in verdicts) else "WRONG"
     table.add_row(*named, str(len(verdicts)), *errors, worst.worst_parameter, said)

@@ -1,4 +1,4 @@
-"""What ``equipoise check`` proves things of: a model scaled down, and numbers of ranks."""
+"""What ``equipoise check`` proves: for which scaled-down model, on which numbers of ranks."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ def read_worlds(ranks: Sequence[int]) -> list[int]:
     """Numbers of ranks, each once, the fewest first.
 
     Raises:
-        SpecError: one of them is none.
+        SpecError: one of them is below 1.
     """
     if min(ranks) < 1:
-        raise SpecError(f"--ranks {min(ranks)} is no number of ranks. Give 1 or more.")
+        raise SpecError(f"--ranks {min(ranks)} is below 1. Give 1 or more ranks.")
     return sorted(set(ranks))
 
 

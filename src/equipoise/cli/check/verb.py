@@ -12,11 +12,13 @@ from equipoise.cli.check import all_legal as check_layouts
 from equipoise.cli.check.model import read_worlds, scaled_down
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.spec.catalog import POLICIES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from equipoise.spec.model.presets import ModelSpec
+    from equipoise.spec.run.spec import LayoutSpec
     from equipoise.train.check.case import Verdict
 
 HELP = "prove that every layout and packing gives one rank's loss and gradients"
@@ -31,9 +33,6 @@ examples:
   equipoise check --json
 """
 
-_SHARED = ("cp", "tp", "ep", "etp")
-_PIPELINE = ("pp", "schedule")
-_KEYS = ("ranks", "zero", "policy", "context_tokens", "recompute", *_SHARED, *_PIPELINE)
 _ERRORS = ("loss_error", "forward_error", "gradient_error", "worst_parameter")
 
 
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--in-process",
         action="store_true",
-        help="only play all ranks in this process: every attention strategy, no data parallelism",
+        help="only ranks that take turns in one process: every attention strategy, nothing else",
     )
     either.add_argument(
         "--processes", action="store_true", help="only start real ranks: every layout"
@@ -74,16 +73,8 @@ def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a case fails."""
     if args.layout is not None:
         return check_layouts.run(args)
-    from equipoise.train.check.case import (
-        all_cases,
-        context_cases,
-        divided_cases,
-        expert_cases,
-        played_cases,
-        tensor_cases,
-    )
-    from equipoise.train.check.pipeline import pipeline_cases
-    from equipoise.train.check.prove import play_cases, run_cases
+    from equipoise.train.check import case as cases
+    from equipoise.train.check.prove import run_cases
 
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
@@ -94,36 +85,38 @@ def run(args: argparse.Namespace) -> int:
     progress = make_progress(args.quiet or args.json)
     verdicts: list[Verdict] = []
     if not args.processes:
-        played = [case for world in worlds for case in played_cases(world)]
-        verdicts += play_cases(played, model, progress) if played else []
+        played = [case for world in worlds for case in cases.played_cases(world, model)]
+        verdicts += run_cases(played, progress, over_gloo=False)
     if not args.in_process:
         real = [
             case
             for world in worlds
             for case in [
-                *all_cases(world),
-                *divided_cases(world),
-                *context_cases(world, layout.strategy, layout.sharding),
-                *tensor_cases(world, model.heads),
-                *expert_cases(world, model.experts, model.heads),
-                *pipeline_cases(world, model.heads),
+                *cases.all_cases(world, model),
+                *cases.divided_cases(world, model),
+                *cases.context_cases(world, model, layout.strategy, layout.sharding),
+                *cases.tensor_cases(world, model),
+                *cases.expert_cases(world, model),
+                *cases.pipeline_cases(world, model),
             ]
         ]
-        verdicts += run_cases(real, model, progress)
+        verdicts += run_cases(real, progress)
     _show(args, verdicts, model)
     return 0
 
 
 def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     """What the cases are proven on, and what they leave out."""
-    from equipoise.train.check.sample import DOCUMENT_TOKENS
+    from equipoise.train.check.case import DOCUMENT_TOKENS
 
     played = sum(verdict.case.played for verdict in verdicts)
     worlds = sorted({verdict.case.ranks for verdict in verdicts if not verdict.case.played})
     parts = [f"{len(verdicts) - played} on {', '.join(map(str, worlds))} gloo ranks"] * bool(worlds)
-    parts += [f"{played} played in this process"] * (played > 0)
+    parts += [f"{played} played in one process"] * (played > 0)
+    deepest = max((verdict.case.model.layers for verdict in verdicts), default=model.layers)
+    layers = f"{model.layers} to {deepest}" if deepest > model.layers else model.layers
     return (
-        f"Cases: {' and '.join(parts)}. Model: {model.layers} layers of width {model.hidden}, "
+        f"Cases: {' and '.join(parts)}. Model: {layers} layers of width {model.hidden}, "
         f"{'fp64' if model.experts else 'fp32'} on a CPU. Sample: {len(DOCUMENT_TOKENS)} documents "
         f"of {min(DOCUMENT_TOKENS)} to {max(DOCUMENT_TOKENS)} tokens. Not covered: bf16, CUDA "
         f"devices, longer documents.\n"
@@ -151,26 +144,30 @@ def _show(args: argparse.Namespace, verdicts: "Sequence[Verdict]", model: "Model
 def _blame(failed: "Sequence[Verdict]", count: int, tolerance: float) -> str:
     report = "Please report it with the output of `equipoise check --json`."
     worst = max(failed, key=lambda verdict: verdict.error)
+    what = f"{len(failed)} of {count} cases"
     if worst.error <= tolerance:
-        return (
-            f"{len(failed)} of {count} cases equal one rank and sent other bytes than their "
-            f"schedules say: {worst.bytes:,} in {worst.messages} messages instead of "
-            f"{worst.scheduled_bytes:,} in {worst.scheduled_messages} on {worst.case}. {report}"
-        )
+        return f"{check_layouts.blame_bytes(worst, what, str(worst.case))} {report}"
     return (
-        f"{len(failed)} of {count} cases differ from one rank by more than {tolerance:g}; the "
+        f"{what} differ from one rank by more than {tolerance:g}; the "
         f"worst is {worst.worst_parameter} on {worst.case}: gradient {worst.gradient_error:.1e}, "
         f"logits {worst.forward_error:.1e}, loss {worst.loss_error:.1e}. {report}"
     )
 
 
 def _row(verdict: "Verdict") -> dict[str, Any]:
-    case, is_shared = verdict.case, verdict.case.cp > 1
+    case, layout = verdict.case, verdict.case.layout
     return (
-        {key: getattr(case, key) for key in _KEYS}
+        {
+            "ranks": case.ranks,
+            "zero": layout.zero,
+            "policy": case.pack.policy,
+            "context_tokens": case.pack.context_tokens,
+            "recompute": case.train.recompute,
+        }
+        | {key: getattr(layout, key) for key in ("cp", "tp", "ep", "etp", "pp", "schedule")}
         | {
-            "strategy": case.strategy if is_shared else None,
-            "sharding": case.sharding if is_shared else None,
+            "strategy": layout.strategy if layout.cp > 1 else None,
+            "sharding": layout.sharding if layout.cp > 1 else None,
             "in_process": case.played,
             "micro_batches": verdict.micro_batches,
         }
@@ -201,26 +198,29 @@ def _print_table(verdicts: "Sequence[Verdict]") -> None:
         for verdict in alike:
             if not verdict.is_exact:
                 case = verdict.case
-                how = f"{case.policy} {case.context_tokens}, zero {case.zero}, {case.sharding}"
+                how = f"{case.pack.policy} {case.pack.context_tokens}"
+                how += f", zero {case.layout.zero}, {case.layout.sharding}"
                 _add_row(table, (kind[0], f"{kind[1]}, {how}"), [verdict])
     make_console().print(table)
 
 
 def _kind(verdict: "Verdict") -> tuple[str, str]:
-    from equipoise.balance.packing.turns import TOGETHER
-
-    case = verdict.case
+    case, layout = verdict.case, verdict.case.layout
     if case.played:
-        return f"{case.ranks} played", case.strategy
-    experts = f", ep={case.ep}" if case.ep > 1 else ""
-    experts += f", etp={case.etp}" if case.etp > 1 else ""
-    if case.policy in TOGETHER:
-        tensor = f", tp={case.tp}" if case.tp > 1 else ""
-        return str(case.ranks), case.policy + tensor + experts
-    axes = [("dp", int(case.layout.dp)), ("pp", case.pp), ("cp", case.cp), ("tp", case.tp)]
-    parts = [f"{name}={ranks}" for name, ranks in axes if ranks > 1] or ["dp=1"]
-    how = f", {case.schedule}" if case.pp > 1 else ""
+        return f"{case.ranks} played", layout.strategy
+    experts = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
+    if POLICIES[case.pack.policy].runs_together:
+        tensor = f", tp={layout.tp}" if layout.tp > 1 else ""
+        return str(case.ranks), case.pack.policy + tensor + experts
+    axes = _above_one(layout, "dp", "pp", "cp", "tp")
+    parts = [f"{axis}={ranks}" for axis, ranks in axes] or ["dp=1"]
+    how = f", {layout.schedule}" if layout.pp > 1 else ""
     return str(case.ranks), " ".join(parts) + how + experts
+
+
+def _above_one(layout: "LayoutSpec", *axes: str) -> list[tuple[str, int]]:
+    degrees = [(axis, getattr(layout, axis)) for axis in axes]
+    return [(axis, ranks) for axis, ranks in degrees if ranks > 1]
 
 
 def _add_row(table: "Table", kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import LayoutError
+from equipoise.cli.asked_run import add_asked_arguments, asked_from, cluster_from
 from equipoise.cli.counts import MOST_SHARING
-from equipoise.cli.launch import add_asked_arguments, asked_from, cluster_from
 
 if TYPE_CHECKING:
-    from equipoise.cli.launch import Asked
-    from equipoise.cost.memory.forecast import StageShare
+    from equipoise.cli.asked_run import AskedRun
+    from equipoise.cost.memory.share import StageShare
     from equipoise.launch.doctor.facts import LinkFacts, Needs
     from equipoise.launch.forms import Nodes
     from equipoise.spec.cluster.spec import ClusterSpec
@@ -102,7 +102,7 @@ def _links(ranks: int) -> "LinkFacts":
     return run_ranks(ranks, measure_links)[0]
 
 
-def needs_of(asked: "Asked", nodes: "Nodes", cluster: "ClusterSpec | None") -> "Needs":
+def needs_of(asked: "AskedRun", nodes: "Nodes", cluster: "ClusterSpec | None") -> "Needs":
     """What a run asks of each of its nodes."""
     from equipoise.cost.memory.forecast import forecast_memory
     from equipoise.launch.doctor.checks import count_group_files
@@ -140,7 +140,7 @@ def needs_of(asked: "Asked", nodes: "Nodes", cluster: "ClusterSpec | None") -> "
 
 def _stages(layers: int, layout: "Layout") -> list["StageShare | None"]:
     """The first rank of a pipeline, with most in flight, and the last, with the head."""
-    from equipoise.cost.memory.forecast import StageShare
+    from equipoise.cost.memory.share import StageShare
 
     if layout.pp == 1:
         return [None]

@@ -1,14 +1,16 @@
-"""What ``equipoise explain --attention`` shows: one strategy in detail, or a row for each."""
+"""What ``equipoise explain attention`` prints: tables, pictures in time, and the same as JSON."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equipoise.base.units import format_bytes, format_count, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.schedule.attention.count import tile_pairs
-from equipoise.schedule.attention.price import Replay
-from equipoise.schedule.attention.schedule import Message
+from equipoise.cli.explain.asked import DIGITS, make_table
+from equipoise.schedule.attention.count import Wire, tile_pairs
+from equipoise.schedule.attention.price import LinkPrice, Replay
+from equipoise.schedule.attention.schedule import Message, Round
 from equipoise.schedule.attention.score import AttentionScore
 
 if TYPE_CHECKING:
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from equipoise.cli.explain.attention_setting import Setting
+    from equipoise.balance.context.compare import AttentionSetting
+
+Row = dict[str, Any]
 
 _WIDE = 72
 """Characters of the longest document, and of the time of both passes."""
@@ -27,31 +31,31 @@ _DOCUMENTS = 12
 _ROWS = 24
 """Rows of rounds that are shown rank by rank; of more, totals of all ranks."""
 
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
 _STYLES = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
 
 
-def print_lines(scores: list[AttentionScore]) -> None:
+def print_lines(scores: Sequence[AttentionScore]) -> None:
     """A line for each strategy."""
     console = make_console()
     for score in scores:
         console.print(f"{score.name}, {score.sharding}: {_summary(score)}", soft_wrap=True)
 
 
-def print_all(scores: list[AttentionScore], setting: "Setting") -> None:
-    """A row for each strategy."""
-    from rich.table import Table
+def print_tables(scores: Sequence[AttentionScore], setting: "AttentionSetting") -> None:
+    """One strategy in detail, or a row for each of several."""
+    if len(scores) == 1:
+        _print_one(scores[0], setting)
+    else:
+        _print_all(scores, setting)
 
+
+def _print_all(scores: Sequence[AttentionScore], setting: "AttentionSetting") -> None:
+    """A row for each strategy."""
     console = make_console()
-    nodes = f"Strategies in two levels take nodes of {setting.ranks_per_node}."
+    nodes = f"Strategies in two levels take nodes of {setting.node_ranks}."
     console.print(f"{_asked(setting)} {nodes}")
-    table = Table()
-    for name in ("strategy", "sharding"):
-        table.add_column(name, no_wrap=True)
-    names = ("forward", "backward", "messages", "skew", "under way", "kept", "time", "exposed")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = ("forward", "backward", "messages", "skew", "under way", "kept", "time", "exposed")
+    table = make_table(("strategy", "sharding", *numbers), left=("strategy", "sharding"))
     for score in scores:
         counts = score.counts
         table.add_row(
@@ -76,7 +80,7 @@ def print_all(scores: list[AttentionScore], setting: "Setting") -> None:
     )
 
 
-def print_one(score: AttentionScore, setting: "Setting") -> None:
+def _print_one(score: AttentionScore, setting: "AttentionSetting") -> None:
     """One strategy: who holds what, rank by rank, round by round, and in time."""
     console = make_console()
     console.print(f"{score.name}, {score.sharding} sharding. {_asked(setting)}")
@@ -95,7 +99,7 @@ def print_one(score: AttentionScore, setting: "Setting") -> None:
     console.print(_assumed(setting), style="dim")
 
 
-def _asked(setting: "Setting") -> str:
+def _asked(setting: "AttentionSetting") -> str:
     model = setting.model
     documents = len(setting.doc_tokens)
     return (
@@ -106,7 +110,7 @@ def _asked(setting: "Setting") -> str:
     )
 
 
-def _assumed(setting: "Setting") -> str:
+def _assumed(setting: "AttentionSetting") -> str:
     return f"Times are predicted, not measured, for {setting.machine} (assumed)."
 
 
@@ -124,7 +128,7 @@ def _summary(score: AttentionScore) -> str:
 
 
 def _digit(rank: int) -> str:
-    return _DIGITS[rank % len(_DIGITS)]
+    return DIGITS[rank % len(DIGITS)]
 
 
 def _painted(ranks: "np.ndarray", letters: str) -> "Text":
@@ -159,22 +163,9 @@ def _print_home(score: AttentionScore, console: "Console") -> None:
 
 
 def _ranks(score: AttentionScore) -> "Table":
-    from rich.table import Table
-
     counts, price = score.counts, score.price
-    table = Table()
-    table.add_column("rank", justify="right")
-    for name in (
-        "tokens",
-        "pairs",
-        "tiles",
-        "sends",
-        "receives",
-        "under way",
-        "kept",
-        "tiles take",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    sizes = ("tokens", "pairs", "tiles", "sends", "receives", "under way", "kept", "tiles take")
+    table = make_table(("rank", *sizes))
     both = counts.forward_bytes + counts.backward_bytes
     for rank, home in enumerate(score.schedule.home):
         table.add_row(
@@ -192,14 +183,10 @@ def _ranks(score: AttentionScore) -> "Table":
 
 
 def _rounds_by_rank(score: AttentionScore) -> "Table":
-    from rich.table import Table
-
-    table = Table()
-    for name in ("round", "rank"):
-        table.add_column(name, justify="right")
-    table.add_column("sends, forward")
-    for name in ("tiles", "pairs", "begins", "tiles end"):
-        table.add_column(name, justify="right", no_wrap=True)
+    sent = "sends, forward"
+    table = make_table(
+        ("round", "rank", sent, "tiles", "pairs", "begins", "tiles end"), wraps=(sent,)
+    )
     forward, rounds = score.price.forward, len(score.schedule.rounds[0])
     for at in range(rounds):
         for rank in range(score.schedule.ranks):
@@ -231,12 +218,8 @@ def _sends(score: AttentionScore, sends: tuple[Message, ...]) -> str:
 
 
 def _rounds(score: AttentionScore) -> "Table":
-    from rich.table import Table
-
-    table = Table()
     names = ("round", "messages", "bytes, forward", "tiles", "most pairs of a rank", "begins")
-    for name in (*names, "tiles end"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = make_table((*names, "tiles end"))
     forward, schedule = score.price.forward, score.schedule
     for at in range(len(schedule.rounds[0])):
         rounds = [rounds[at] for rounds in schedule.rounds]
@@ -267,7 +250,7 @@ def _print_time(score: AttentionScore, console: "Console") -> None:
         f"time       {ahead:<{letters[0]}} | backward "
         f"{format_seconds(float(price.backward_ns.max()) / 1e9)}"
     )
-    for rank in range(min(score.schedule.ranks, len(_DIGITS))):
+    for rank in range(min(score.schedule.ranks, len(DIGITS))):
         lanes = [
             _lane(each, rank, size, is_mirrored=each is price.backward)
             for each, size in zip(passes, letters, strict=True)
@@ -287,3 +270,120 @@ def _lane(replay: Replay, rank: int, letters: int, *, is_mirrored: bool) -> str:
         is_busy = (begin <= middles) & (middles < begin + replay.compute_ns[rank, at])
         lane[is_busy] = _digit(rounds - 1 - at if is_mirrored else at)
     return "".join(lane.tolist())
+
+
+def attention_rows(scores: Sequence[AttentionScore], setting: "AttentionSetting") -> Row:
+    """One document: what was asked and assumed, and each strategy with its whole schedule."""
+    machine = setting.machine
+    in_node = machine.link_in_node
+    return {
+        "documents": list(setting.doc_tokens),
+        "origin": setting.origin,
+        "mask": str(setting.mask),
+        "ranks": setting.ranks,
+        "ranks_per_node": setting.node_ranks,
+        "model": {
+            "name": setting.model_name,
+            "heads": setting.model.heads,
+            "kv_heads": setting.model.kv_heads,
+            "head_width": setting.model.head_width,
+        },
+        "dtype": setting.dtype,
+        "assumed": {
+            "flop_per_s": machine.flop_per_s,
+            "block_tokens": machine.block,
+            "tile_s": machine.tile_s,
+            "link": _link(machine.link),
+            "link_in_node": None if in_node is None else _link(in_node),
+        },
+        "strategies": [_strategy(score) for score in scores],
+    }
+
+
+def _link(link: LinkPrice) -> Row:
+    return {"latency_s": link.latency_s, "bytes_per_s": link.bytes_per_s}
+
+
+def _strategy(score: AttentionScore) -> Row:
+    counts, price, schedule = score.counts, score.price, score.schedule
+    return {
+        "name": score.name,
+        "strategy": schedule.strategy,
+        "sharding": score.sharding,
+        "digest": schedule.digest,
+        "forward_bytes": int(counts.forward_bytes.sum()),
+        "backward_bytes": int(counts.backward_bytes.sum()),
+        "messages": score.messages,
+        "pair_skew": counts.pair_skew,
+        "in_flight_bytes": int(counts.in_flight_bytes.max(initial=0)),
+        "kept_bytes": int(counts.kept_bytes.max(initial=0)),
+        "predicted_s": price.total_ns / 1e9,
+        "predicted_compute_s": score.compute_ns / 1e9,
+        "predicted_peers_s": score.peers_ns / 1e9,
+        "predicted_exposed_s": score.exposed_ns / 1e9,
+        "links": {
+            "forward_bytes": counts.forward_bytes.tolist(),
+            "backward_bytes": counts.backward_bytes.tolist(),
+            "forward_messages": counts.messages.tolist(),
+        },
+        "by_rank": [_rank(score, rank) for rank in range(schedule.ranks)],
+        "forward": _flights(price.forward),
+        "backward": _flights(price.backward),
+    }
+
+
+def _rank(score: AttentionScore, rank: int) -> Row:
+    counts, price, schedule = score.counts, score.price, score.schedule
+    home = schedule.home[rank]
+    return {
+        "home": home.tolist(),
+        "tokens": int((home[:, 2] - home[:, 1]).sum()),
+        "pairs": int(counts.pairs[rank]),
+        "tiles": int(counts.tiles[rank]),
+        "in_flight_bytes": int(counts.in_flight_bytes[rank]),
+        "kept_bytes": int(counts.kept_bytes[rank]),
+        "forward_s": float(price.forward_ns[rank]) / 1e9,
+        "backward_s": float(price.backward_ns[rank]) / 1e9,
+        "compute_s": float(price.compute_ns[rank]) / 1e9,
+        "rounds": [
+            _round(each, score.wire, price.forward, rank, at)
+            for at, each in enumerate(schedule.rounds[rank])
+        ],
+    }
+
+
+def _round(each: Round, wire: Wire, forward: Replay, rank: int, at: int) -> Row:
+    return {
+        "begins_s": float(forward.begins_ns[rank, at]) / 1e9,
+        "compute_s": float(forward.compute_ns[rank, at]) / 1e9,
+        "sends": [_message(message, wire) for message in each.sends],
+        "receives": [_message(message, wire) for message in each.receives],
+        "pairs": int(tile_pairs(each.tiles).sum()),
+        "tiles": each.tiles.tolist(),
+    }
+
+
+def _message(message: Message, wire: Wire) -> Row:
+    return {
+        "peer": message.peer,
+        "carries": message.carries,
+        "runs": message.runs.tolist(),
+        "heads": list(message.heads),
+        "rounds": message.rounds,
+        "forward_bytes": wire.forward_bytes(message),
+        "backward_bytes": wire.backward_bytes(message),
+    }
+
+
+def _flights(replay: Replay) -> list[Row]:
+    return [
+        {
+            "source": flight.source,
+            "target": flight.target,
+            "carries": flight.carries,
+            "bytes": flight.size_bytes,
+            "start_s": flight.start_ns / 1e9,
+            "end_s": flight.end_ns / 1e9,
+        }
+        for flight in replay.flights
+    ]

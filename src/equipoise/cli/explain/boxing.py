@@ -1,43 +1,86 @@
-"""``equipoise explain --boxing``: how a tensor gets from some placements to others, priced."""
+"""``equipoise explain boxing``: how a tensor gets from some placements to others, priced."""
 
 import argparse
 import re
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console
-from equipoise.cli.explain.attention_setting import BYTES, read_link
+from equipoise.cli.explain import asked
+from equipoise.cli.explain.asked import make_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from equipoise.schedule.attention.price import LinkPrice
     from equipoise.schedule.boxing.path import BoxingRequest, BoxingSchedule
     from equipoise.schedule.boxing.placement import MeshTensor
 
-EXAMPLE_MESH, EXAMPLE_SHAPE = "2x4", "4096x4096"
+HELP = "show the cheapest way to redistribute a tensor over a mesh"
+
+EXAMPLES = """\
+examples:
+  equipoise explain boxing "S(0), P -> B, S(1)" --mesh 2x4 --shape 4096x4096
+  equipoise explain boxing "P, P -> B, B" --mesh 4x8 --cluster h100-sxm:32
+  equipoise explain boxing "S(0: 3+0+5) -> S(1)" --mesh 3 --shape 8x6 --json
+"""
+
+_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
 
 
-def explain_boxing(args: argparse.Namespace) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument(
+        "placements",
+        metavar="FROM->TO",
+        help="placements before and after: for each axis of the mesh, outermost first, S(dim) "
+        "split, S(dim: 3+1) split unevenly, B broadcast, P or P(max) partial",
+    )
+    parser.add_argument(
+        "--mesh",
+        default="2x4",
+        metavar="NxM",
+        help="ranks along each axis, outermost first (default: 2x4)",
+    )
+    parser.add_argument(
+        "--shape",
+        default="4096x4096",
+        metavar="NxM",
+        help="sizes of the tensor (default: 4096x4096)",
+    )
+    asked.add_link_arguments(
+        parser,
+        "between two ranks, for all axes of the mesh or for each, as in 10:50,5:450",
+        tuple(_BYTES),
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME:N|FILE",
+        help="whose links the axes cross, as h100-sxm:64, or a cluster.toml; instead of --link",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
     """Explain the cheapest path, beside others."""
     from equipoise.schedule.boxing.path import plan_boxing
     from equipoise.schedule.boxing.ways import other_ways
 
     request = _request(args)
     ways = (plan_boxing(request), *other_ways(request))
-    if args.json:
-        import json
+    asked.answer(
+        args,
+        rows=lambda: _rows(args, request, ways),
+        lines=lambda: _print_lines(ways),
+        tables=lambda: _show(args, request, ways),
+    )
+    return 0
 
-        sys.stdout.write(json.dumps(_rows(args, request, ways), separators=(",", ":")) + "\n")
-    elif args.quiet:
-        console = make_console()
-        for way in ways:
-            console.print(f"{way}; {_summary(way)}.", soft_wrap=True)
-    else:
-        _show(args, request, ways)
+
+def _print_lines(ways: "tuple[BoxingSchedule, ...]") -> None:
+    console = make_console()
+    for way in ways:
+        console.print(f"{way}; {_summary(way)}.", soft_wrap=True)
 
 
 def _request(args: argparse.Namespace) -> "BoxingRequest":
@@ -50,20 +93,23 @@ def _request(args: argparse.Namespace) -> "BoxingRequest":
     from equipoise.schedule.boxing.path import BoxingRequest
     from equipoise.schedule.boxing.placement import MeshTensor, read_placements
 
-    before, arrow, after = args.boxing.partition("->")
+    if args.cluster is not None and args.link != asked.LINK:
+        raise SpecError(
+            f"--link {args.link} and --cluster {args.cluster}: both say what links there are. Give "
+            f"one of them."
+        )
+    before, arrow, after = args.placements.partition("->")
     if not arrow or "->" in after:
         raise SpecError(
-            f'--boxing: "{args.boxing}" does not say from where to where. Write the placements '
-            f'before and after, as in "S(0), P -> B, S(1)".'
+            f'"{args.placements}" does not say from where to where. Write the placements before '
+            f'and after, as in "S(0), P -> B, S(1)".'
         )
-    on = MeshTensor(
-        _sizes("--shape", args.shape or EXAMPLE_SHAPE), _sizes("--mesh", args.mesh or EXAMPLE_MESH)
-    )
+    on = MeshTensor(_sizes("--shape", args.shape), _sizes("--mesh", args.mesh))
     return BoxingRequest(
         on,
         read_placements(before),
         read_placements(after),
-        BYTES[args.dtype][0],
+        _BYTES[args.dtype],
         _links(args.link, len(on.mesh))
         if args.cluster is None
         else _cluster_links(args.cluster, on),
@@ -77,7 +123,7 @@ def _sizes(flag: str, text: str) -> tuple[int, ...]:
 
 
 def _cluster_links(text: str, on: "MeshTensor") -> "tuple[LinkPrice, ...]":
-    """Of each axis the slowest link that any of its groups crosses, at what it reaches.
+    """Each axis's slowest link that any of its groups crosses, at what it reaches.
 
     Raises:
         SpecError: no such cluster, or too small a one.
@@ -108,7 +154,7 @@ def _cluster_links(text: str, on: "MeshTensor") -> "tuple[LinkPrice, ...]":
 
 
 def _links(text: str, axes: int) -> "tuple[LinkPrice, ...]":
-    links = tuple(read_link("--link", each) for each in text.split(","))
+    links = tuple(asked.read_link("--link", each) for each in text.split(","))
     if len(links) not in (1, axes):
         raise SpecError(
             f"--link {text}: {len(links)} links for a mesh of {axes} axes. Give one for all, or "
@@ -192,9 +238,9 @@ def _show_steps(console: "Console", best: "BoxingSchedule") -> None:
     from equipoise.schedule.boxing.exchange import count_copies
     from equipoise.schedule.boxing.placement import write_placements
 
-    table = _table("step", "axes", "then")
-    for name in ("a rank", "all ranks", "messages", "packed", "predicted"):
-        table.add_column(name, justify="right", no_wrap=True)
+    words = ("step", "axes", "then")
+    numbers = ("a rank", "all ranks", "messages", "packed", "predicted")
+    table = make_table((*words, *numbers), wraps=words, **_style())
     for each in best.steps:
         pieces, copies = count_copies(best.on, each.step, rank=0)
         table.add_row(
@@ -213,9 +259,8 @@ def _show_steps(console: "Console", best: "BoxingSchedule") -> None:
 def _show_others(
     console: "Console", best: "BoxingSchedule", others: "list[BoxingSchedule]"
 ) -> None:
-    table = _table("way", "steps")
-    for name in ("all ranks", "predicted", "over cheapest"):
-        table.add_column(name, justify="right", no_wrap=True)
+    words, numbers = ("way", "steps"), ("all ranks", "predicted", "over cheapest")
+    table = make_table((*words, *numbers), wraps=words, **_style())
     for way in others:
         over = f"{way.seconds / best.seconds:.2f}x" if best.seconds else ""
         table.add_row(
@@ -228,14 +273,10 @@ def _show_others(
     console.print(table)
 
 
-def _table(*names: str) -> "Table":
+def _style() -> dict[str, Any]:
     from rich import box
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name)
-    return table
+    return {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 2, 0, 0)}
 
 
 def _summary(way: "BoxingSchedule") -> str:

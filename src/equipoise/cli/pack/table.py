@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ def score_rows(scores: list[PackScore]) -> list[dict[str, object]]:
     return [{key: getattr(score, key) for key in keys} for score in scores]
 
 
-def write_packs(file: Path, packs: list[list[PackedRecord]]) -> None:
+def write_packs(file: Path, packs: Sequence[Sequence[PackedRecord]]) -> None:
     """Write every micro-batch as a JSON line, so that anyone can recompute the figures.
 
     Raises:

@@ -9,14 +9,15 @@ from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cli.console import make_progress
 from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, require_counts
+from equipoise.cli.lengths import document_lengths
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
+from equipoise.spec.catalog import POLICIES
 
 if TYPE_CHECKING:
     from equipoise.balance.packing.evaluate import Setting
     from equipoise.cost.curve import LoadCurve
     from equipoise.spec.run.resolve import ResolvedRun
-    from equipoise.spec.run.spec import Policy
     from equipoise.spec.workload import Lengths
 
 HELP = "show how evenly each policy would pack a corpus; needs no torch"
@@ -31,11 +32,7 @@ examples:
   equipoise pack --lengths prolong --micro-batches 4 --plot packs.png --out packs.jsonl
 """
 
-SLOW = ("fixed-exact", "flexsp")
-"""Policies that take a second or more a step: not among ``all``."""
-
-_BYTES_PER_TOKEN = 3.3
-"""Of the standard library under a byte-level BPE of 4,096 tokens trained on it (measured)."""
+_SLOW = [name for name, traits in POLICIES.items() if traits.is_slow]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="all",
         metavar="NAME",
-        help=f"one policy, or all but {' and '.join(SLOW)}, which are slow (default: all)",
+        help=f"one policy, or all but {' and '.join(_SLOW)}, which are slow (default: all)",
     )
     parser.add_argument(
         "--micro-batches",
@@ -90,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one row for each policy."""
-    from equipoise.balance.packing.evaluate import score_policy
+    from equipoise import balance
     from equipoise.cli.pack.table import print_table, score_rows, write_packs
 
     policies = _policies(args.policy)
@@ -120,18 +117,18 @@ def run(args: argparse.Namespace) -> int:
     setting = _setting(args, resolved, lengths, curve)
     progress = make_progress(args.quiet or args.json)
     progress.start("pack", len(policies))
-    scored = []
+    packed = []
     for policy in policies:
-        scored.append(score_policy(policy, setting))
+        packed.append(balance.pack(setting, policy=policy))
         progress.advance()
     progress.finish()
-    scores = [score for score, _ in scored]
+    scores, steps = [each.score for each in packed], [each.steps for each in packed]
     if args.out is not None:
-        write_packs(args.out, [records for _, records in scored])
+        write_packs(args.out, steps)
     if args.plot is not None:
         from equipoise.dash.pack_plot import plot_packs
 
-        plot_packs(args.plot, [records for _, records in scored], setting, origin)
+        plot_packs(args.plot, steps, setting, origin)
     if args.json:
         import json
 
@@ -144,18 +141,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _policies(wanted: str) -> "list[Policy]":
-    from equipoise.balance.packing.pack import ALL_POLICIES
-
+def _policies(wanted: str) -> list[str]:
     if wanted == "all":
-        return [name for name in ALL_POLICIES if name not in SLOW]
-    named = [name for name in ALL_POLICIES if name == wanted]
-    if not named:
+        return [name for name in POLICIES if name not in _SLOW]
+    if wanted not in POLICIES:
         raise SpecError(
-            f'--policy: "{wanted}" is not one of all, {", ".join(ALL_POLICIES)}. Nearest: '
-            f'"{nearest(wanted, ALL_POLICIES)}".'
+            f'--policy: "{wanted}" is not one of all, {", ".join(POLICIES)}. Nearest: '
+            f'"{nearest(wanted, POLICIES)}".'
         )
-    return named
+    return [wanted]
 
 
 def _judge(args: argparse.Namespace) -> None:
@@ -213,52 +207,3 @@ def _setting(
         kv_bytes_per_token=kv_bytes_per_token(resolved.model) * resolved.model.layers,
         meets_each_turn=layout.of_ranks(ranks).meets_each_turn,
     )
-
-
-def _corpus_lengths(resolved: "ResolvedRun", quiet: bool) -> tuple["Lengths", str]:
-    """Lengths of the run's corpus: counted where a tokenizer is installed, else from bytes."""
-    import numpy as np
-
-    try:
-        import tokenizers  # noqa: F401
-    except ImportError:
-        from equipoise.data.source import open_source
-
-        sizes = np.array(open_source(resolved.spec.data, resolved.base).sizes_bytes)
-        lengths = np.maximum(1, sizes[sizes > 0] / _BYTES_PER_TOKEN).astype(np.int64)
-        return lengths, f"file sizes at {_BYTES_PER_TOKEN} bytes a token (estimated)"
-    from equipoise.data.cache.store import prepare
-
-    store = prepare(resolved.spec.data, resolved.base, progress=make_progress(quiet))
-    left_out = f"; {store.left_out}" if store.left_out else ""
-    return store.doc_tokens, f"{store.source_name} (counted{left_out})"
-
-
-def document_lengths(
-    name: str | None, resolved: "ResolvedRun", *, least_tokens: int, is_quiet: bool
-) -> tuple["Lengths", str]:
-    """Lengths by what ``--lengths`` says, or of the run's corpus, and where they come from.
-
-    Args:
-        name: A distribution, a file, or None for the corpus.
-        resolved: The run; windows of its ``pack.context_tokens`` are to be filled.
-        least_tokens: Of a distribution, tokens to draw at least, documents cut to a window.
-        is_quiet: Show no progress.
-
-    Raises:
-        DataError: no such distribution and no such file, or a file with no lengths.
-    """
-    import numpy as np
-
-    from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
-
-    if name is None:
-        return _corpus_lengths(resolved, is_quiet)
-    if name not in distribution_names():
-        return read_lengths(Path(name)), name
-    documents = 4096
-    lengths = draw_lengths(name, documents)
-    while int(np.minimum(lengths, resolved.spec.pack.context_tokens).sum()) < least_tokens:
-        documents *= 2
-        lengths = draw_lengths(name, documents)
-    return lengths, f"{name} (embedded distribution)"

@@ -7,23 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.base.errors import FitError, SpecError
-from equipoise.base.read import parse_json
-from equipoise.cli.run_arguments import add_run_arguments
-from equipoise.cli.simulate.setting import add_step_arguments
+from equipoise.base.errors import SpecError
+from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.step_arguments import add_step_arguments
 from equipoise.cli.written import writing
 
 if TYPE_CHECKING:
-    from equipoise.cli.plan.lock import Inputs
-    from equipoise.plan.search.deadline import Deadline
-    from equipoise.plan.search.outcome import Outcome
-    from equipoise.plan.search.search import Search
-
-_SECONDS = 30.0
-"""A plan's budget unless one is given."""
-
-_SEARCH_SHARE = 0.8
-"""The search's share of the time; the rest is for pricing the best and the next whole."""
+    from equipoise.plan.request import PlanAnswer, PlanRequest, RunPlanRequest
 
 HELP = "search the layout that trains a model fastest on a cluster; needs no torch"
 
@@ -44,7 +34,7 @@ examples:
       --step-sequences 256 --json
   equipoise plan --model llama3-70b --cluster a100-80:64 --context-tokens 8192 \\
       --step-sequences 128 --layers own
-  equipoise explain --plan plans/70b/plan.lock
+  equipoise explain plan plans/70b/plan.lock
   equipoise plan --model llama3-70b --cluster h100-sxm:64 --context-tokens 8192 \\
       --step-sequences 128 --export megatron
 
@@ -125,100 +115,120 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search and print the plan."""
+    if args.measure:
+        return _measure(args)
+    if args.trial_seconds is not None:
+        raise SpecError("--trial-seconds needs --measure. Give both or neither.")
     from equipoise.cli.console import make_progress
-    from equipoise.cli.plan.lock import decide, digest_inputs
-    from equipoise.cli.plan.table import print_plan, print_sources
-    from equipoise.plan.export.settings import EXPORTS
-    from equipoise.plan.search.deadline import Deadline
+    from equipoise.plan.request import plan
     from equipoise.spec.plan import LOCK
 
-    if args.measure:
-        from equipoise.cli.plan.measure import measure
-
-        return measure(args)
-    if args.trial_seconds is not None:
-        raise SpecError(
-            f"--trial-seconds {args.trial_seconds:g} is of --measure. Give both, or none."
-        )
-    seconds = _SECONDS if args.seconds is None else args.seconds
-    if not seconds > 0:
-        raise SpecError(f"--seconds is {seconds:g}. Give a time above 0.")
-    due = Deadline.after(seconds)
-    inputs = _read_inputs(args, due)
-    search = inputs.search
-    if args.run_toml is not None:  # its corpus may have been made first
-        due = Deadline.after(seconds)
-    if args.out is not None:
-        _resume(args.out, search, digest_inputs(inputs))
-    progress = make_progress(args.quiet or args.json or args.export is not None)
-    progress.start("search", 100)
-    shown, searched = 0, due.part(_SEARCH_SHARE)
-
-    def watch(_: object) -> None:
-        nonlocal shown
-        share = min(99, int(100 * (1.0 - searched.left_s / seconds)))
-        progress.advance(max(0, share - shown))
-        shown = max(share, shown)
-
-    outcome = search.run(seconds=searched.left_s, watch=watch)
-    outcome = inputs.go_on(outcome, seconds=searched.left_s, watch=watch)
-    progress.advance(100 - shown)
-    progress.finish()
-    _require_some(seconds, inputs, outcome, due)
-    finalists = inputs.finalists(outcome, due)
-    if not finalists[0].run.price.fits:
-        least = min(float(each.run.price.memory_bytes.max()) for each in finalists)
-        raise _too_large(inputs, outcome.listed, least, due)
-    plan = decide(inputs, outcome, finalists, due)
+    request = _cluster_request(args) if args.run_toml is None else _run_request(args)
+    answer = plan(
+        request,
+        progress=make_progress(args.quiet or args.json or args.export is not None),
+        say=lambda line: None if args.quiet else _warn(line),
+    )
     if not args.quiet:
-        _say_what_is_missing(seconds, inputs, due)
+        _say_what_is_missing(request.seconds, answer)
     folder = args.out if args.run_toml is None else args.out or args.run_toml.parent
     if folder is not None:
         with writing("out", folder):
-            plan.write(folder / LOCK)
+            answer.lock.write(folder / LOCK)
     if args.export is not None:
-        best = finalists[0]
-        _, write = EXPORTS[args.export]
-        sys.stdout.write(write(search.model, best.choice, best.run.layers))
+        sys.stdout.write(answer.export(args.export))
     elif args.json:
-        sys.stdout.write(json.dumps(plan.as_row(), indent=1) + "\n")
+        sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
     else:
-        print_plan(plan, is_quiet=args.quiet)
-        if not args.quiet:
-            print_sources(plan)
-        if args.run_toml is not None and not args.quiet:
-            lock = folder / LOCK
-            sys.stdout.write(
-                f"Wrote {lock}. Train by it: equipoise train {args.run_toml} --plan {lock}\n"
-            )
+        _print(args, answer, folder / LOCK if folder is not None else None)
     return 0
 
 
-def _say_what_is_missing(seconds: float, inputs: "Inputs", due: "Deadline") -> None:
+def _measure(args: argparse.Namespace) -> int:
+    """Train choices and print the fastest."""
+    from equipoise.cli.console import make_progress
+    from equipoise.cli.plan.measure_table import command_of, print_search
+    from equipoise.launch.trial import run_trial
+    from equipoise.plan.measured.request import LIMIT_S, measure
+    from equipoise.spec.plan import LOCK
+
+    _require_measure_flags(args)
+    answer = measure(
+        _run_request(args),
+        run_trial,
+        limit_s=LIMIT_S if args.trial_seconds is None else args.trial_seconds,
+        progress=make_progress(args.quiet or args.json),
+        say=lambda line: None if args.quiet else _warn(line),
+    )
+    lock = (args.out or args.run_toml.parent) / LOCK
+    if answer.lock is not None:
+        answer.lock.write(lock)
+    if args.json:
+        row = answer.as_row() | {"lock": None if answer.lock is None else str(lock)}
+        sys.stdout.write(json.dumps(row, indent=1) + "\n")
+        return 0
+    print_search(answer, is_quiet=args.quiet)
+    if answer.lock is None:
+        command = command_of(answer.run.words(answer.best.choice))
+        sys.stdout.write(f"No price knows it, so there is no plan.lock. Train it: {command}\n")
+    else:
+        words = [*answer.run.given_words, "--plan", str(lock)]
+        sys.stdout.write(f"Wrote {lock}. Train by it: {command_of(words)}\n")
+    return 0
+
+
+def _require_measure_flags(args: argparse.Namespace) -> None:
+    """Refuse flags that a measured search does not read."""
+    if args.run_toml is None:
+        raise SpecError(
+            "--measure trains a run.toml, and none is given. Write one: equipoise init; then "
+            "equipoise plan run.toml --measure."
+        )
+    for flag in ("export", "seconds"):
+        if getattr(args, flag) is not None:
+            raise SpecError(
+                f"--{flag} belongs to a search by prices; --measure times runs of train and ends "
+                f"after a quarter of all trials. Leave --{flag} out."
+            )
+    if args.trial_seconds is not None and not args.trial_seconds > 0:
+        raise SpecError(f"--trial-seconds is {args.trial_seconds:g}. Give a time above 0.")
+
+
+def _print(args: argparse.Namespace, answer: "PlanAnswer", lock: Path | None) -> None:
+    from equipoise.cli.show import print_plan, print_sources
+
+    print_plan(answer.lock, is_quiet=args.quiet)
+    if args.quiet:
+        return
+    print_sources(answer.lock)
+    if args.run_toml is not None:
+        sys.stdout.write(
+            f"Wrote {lock}. Train by it: equipoise train {args.run_toml} --plan {lock}\n"
+        )
+
+
+def _say_what_is_missing(seconds: float, answer: "PlanAnswer") -> None:
     """What there was no time for."""
-    if not inputs.is_whole:
-        sys.stderr.write(
+    if not answer.is_whole:
+        _warn(
             f"Listing every choice takes longer than --seconds {seconds:g} allows, so only those "
             f"that follow published recipes were searched. A faster one may be among the others. "
-            f"Give more --seconds, or fix more of the layout.\n"
+            f"Give more --seconds, or fix more of the layout."
         )
-    if due.is_over():
-        sys.stderr.write(
+    if answer.is_late:
+        _warn(
             f"--seconds {seconds:g} ended before everything was priced, so runners-up and the "
-            f"nearest wall may be missing. Give more --seconds.\n"
+            f"nearest wall may be missing. Give more --seconds."
         )
 
 
-def _read_inputs(args: argparse.Namespace, due: "Deadline") -> "Inputs":
-    """Of a run.toml, or of a described cluster."""
-    if args.run_toml is not None:
-        from equipoise.cli.plan.run import read_run_inputs
+def _warn(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
-        found = read_run_inputs(args)
-        if found.doubt and not args.quiet:
-            sys.stderr.write(f"{found.doubt}\n")
-        return found
-    from equipoise.cli.plan.lock import read_inputs
+
+def _cluster_request(args: argparse.Namespace) -> "PlanRequest":
+    """A model on a described cluster."""
+    from equipoise.plan.request import PlanRequest
 
     needed = ("model", "cluster", "context_tokens", "step_sequences")
     missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(args, name) is None]
@@ -231,75 +241,58 @@ def _read_inputs(args: argparse.Namespace, due: "Deadline") -> "Inputs":
     own += [f"--{name}" for name in ("ranks", "name") if getattr(args, name) is not None]
     if own:
         raise SpecError(
-            f"equipoise plan: {', '.join(own)} {'is' if len(own) == 1 else 'are'} of a run.toml, "
+            f"equipoise plan: {', '.join(own)} {'needs' if len(own) == 1 else 'need'} a run.toml, "
             f"and none is given. Give one, or words of --layout."
         )
-    return read_inputs(args, due)
+    names = [each.name for each in dataclasses.fields(PlanRequest)]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return PlanRequest(**given)
 
 
-def _resume(folder: Path, search: "Search", digest: str) -> None:
-    """Read what was priced before, and write down what is priced now."""
-    from equipoise.plan.search.outcome import Priced
+def _run_request(args: argparse.Namespace) -> "RunPlanRequest":
+    """A run.toml on this machine."""
+    from equipoise.plan.request import RunPlanRequest
 
-    file = folder / "search.jsonl"
-    with writing("out", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = file.read_text().splitlines() if file.exists() else []
-    header = json.dumps({"digest": digest})
-    if lines and lines[0] == header:
-        for line in lines[1:]:
-            try:
-                priced = Priced(**parse_json(line))
-            except (ValueError, TypeError):  # the last line of a search that was killed
-                continue
-            search.known[priced.row] = priced
-    known = "".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in search.known.values())
-    with writing("out", folder):
-        file.write_text(f"{header}\n{known}")
-
-    def note(priced: Priced) -> None:
-        with writing("out", folder), file.open("a") as opened:
-            opened.write(json.dumps(dataclasses.asdict(priced)) + "\n")
-
-    search.note = note
+    _require_own_flags(args)
+    keys = tuple(args.overrides)
+    if args.measure and args.name is not None:  # trials are given the run's name, too
+        keys += (("name", args.name),)
+    given = {} if args.seconds is None else {"seconds": args.seconds}
+    return RunPlanRequest(
+        run_from(args), args.run_toml, keys, ranks=args.ranks, out=args.out, **given
+    )
 
 
-def _require_some(seconds: float, inputs: "Inputs", outcome: "Outcome", due: "Deadline") -> None:
-    """Refuse to plan what fits nowhere."""
-    if outcome.fitting:
-        return
-    if outcome.progress.bound_s < float("inf"):
+def _require_own_flags(args: argparse.Namespace) -> None:
+    """Refuse flags that only a described cluster needs."""
+    wrong = [name for name in _OF_CLUSTERS if getattr(args, name) is not None]
+    wrong += [name for name, plain in _PLAIN.items() if getattr(args, name) != plain]
+    if wrong:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise SpecError(
-            f"Within {seconds:g} s no layout that fits was found among {outcome.listed:,}. "
-            f"Give more --seconds, or fix more of the layout."
+            f"{args.run_toml} is planned by its own keys on this machine, and {flags} "
+            f"{'describes' if len(wrong) == 1 else 'describe'} a model on a cluster. Give keys "
+            f"instead, as in --layout.tp 2."
         )
-    raise _too_large(inputs, outcome.listed, outcome.least_bytes, due)
 
 
-def _too_large(inputs: "Inputs", listed: int, least_bytes: float, due: "Deadline") -> FitError:
-    """Says how large a cluster would do."""
-    from equipoise.base.units import GIB
-    from equipoise.plan.answer.final import smallest_cluster
+_OF_CLUSTERS = (
+    "model",
+    "cluster",
+    "context_tokens",
+    "step_sequences",
+    "micro_batch",
+    "recompute",
+    "offload",
+    "schedule",
+    "context_strategy",
+    "order",
+    "lengths",
+    "policy",
+    "layout",
+    "layers",
+)
+"""Flags that a run.toml has keys for, or that a run on this machine does not have."""
 
-    search = inputs.search
-    cluster, capacity = search.machine.cluster, search.machine.capacity_bytes
-    name = cluster.classes[0].name
-    devices, resort = None, inputs.last_resort
-    if cluster.name == f"{name}:{cluster.devices}" and len(cluster.classes) == 1:
-        base = search.space.base
-        of_all = search.model, name, cluster.devices, base
-        devices = due.attempt(lambda: smallest_cluster(*of_all, offload=resort))
-    mend = (
-        f"The smallest that would do, by doubling: {name}:{devices}."
-        if devices
-        else "Give more devices, shorter windows or a smaller model."
-    )
-    beside = "" if resort == "none" else f", with --offload {resort},"
-    needs = f"needs {least_bytes / GIB:.1f} GiB on its fullest rank, which has {capacity / GIB:.1f}"
-    if least_bytes == float("inf"):
-        share = search.machine.host_capacity_bytes
-        needs = f"needs more host memory than a device's share of it, {share / GIB:.1f} GiB"
-    return FitError(
-        f"{inputs.name} does not fit {cluster.name}: of {listed:,} layouts the smallest{beside} "
-        f"{needs}. {mend}"
-    )
+_PLAIN = {"precision": "bf16", "expert_skew": 1.0, "seed": 0}
+"""Likewise; flags at these defaults were not given."""

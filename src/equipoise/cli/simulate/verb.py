@@ -2,30 +2,16 @@
 
 import argparse
 import dataclasses
+import json
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from equipoise.base.units import GIB
-from equipoise.cli.simulate.judge import judge_failures, judge_idle
-from equipoise.cli.simulate.setting import (
-    add_step_arguments,
-    require_kernel_prices,
-    require_no_offload,
-    step_documents,
-    step_options,
-)
+from equipoise.cli.step_arguments import add_step_arguments
 from equipoise.cli.written import require_folder_of, require_kind, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from equipoise.cost.step.request import StepOptions
-    from equipoise.sim.step import StepRun
-    from equipoise.spec.device.spec import DeviceSpec
-    from equipoise.spec.layout import Layout
-    from equipoise.spec.run.spec import Recompute
+    from equipoise.sim.answer import StepAnswer
 
 HELP = "say how long a step takes on another cluster, and whether it fits; needs no torch"
 
@@ -125,47 +111,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Price one step and print it."""
-    from equipoise.cli.simulate.table import print_step, step_row
-    from equipoise.plan.layers.words import read_layers
-    from equipoise.sim.machine import Machine
-    from equipoise.sim.mixed.replay import run_layered, run_sites
-    from equipoise.spec.cluster.file import read_cluster
-    from equipoise.spec.words import read_layout, read_model
+    from equipoise.cli.simulate.table import print_step
+    from equipoise.sim.request import StepRequest, simulate
 
-    _judge(args)
-    model, words = read_model(args.model), read_layout(args.layout)
-    judge_idle(args, experts=model.experts, cp=words.layout.cp)
-    if args.order == "pp-dp":
-        turned = dataclasses.replace(words.layout, order=("pp", "dp", "cp", "tp"))
-        words = dataclasses.replace(words, layout=turned)
-    machine = Machine(read_cluster(args.cluster))
-    words.layout.require_world(machine.cluster.devices)
-    options = step_options(args, words.virtual, machine.device)
-    documents = step_documents(args, words.layout, options)
-    price: Callable[[Layout, StepOptions], StepRun]
-    price = partial(run_sites, model, machine, documents=documents)
-    if args.layers is not None:
-        require_kernel_prices(model, machine.cluster, args.precision)
-        require_no_offload(args)
-        layers = read_layers(args.layers, words.layout)
-        price = partial(run_layered, model, machine, layers=layers, documents=documents)
-    found = price(words.layout, options)
-    noise = _noise(args, found, words.layout, machine.cluster.devices)
-    if not found.price.fits and args.layers is None:
-        noise["would_fit"] = _would_fit(price, words.layout, options, machine.device)
-    title = f"{args.model} on {machine.cluster.name}, {args.layout}"
+    _judge_files(args)
+    given = {each.name for each in dataclasses.fields(StepRequest)} & vars(args).keys()
+    answer = simulate(StepRequest(**{name: getattr(args, name) for name in given}))
+    title = f"{args.model} on {answer.machine.cluster.name}, {args.layout}"
     if args.plot is not None or args.trace is not None:
-        _draw(args, found, title)
+        _draw(args, answer, title)
     if args.json:
-        import json
-
-        from equipoise.cost.curves.sources import sources_of
-
-        row = step_row(found, machine, options) | noise
-        row["sources"] = sources_of(machine.cluster, options.precision)
-        sys.stdout.write(json.dumps(row, indent=1) + "\n")
+        sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
         return 0
-    print_step(found, machine, options, title, noise, is_quiet=args.quiet)
+    print_step(answer, title, is_quiet=args.quiet)
     if not args.quiet:
         for file in (args.plot, args.trace):
             if file is not None:
@@ -173,95 +131,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _judge(args: argparse.Namespace) -> None:
-    judge_failures(args)
+def _judge_files(args: argparse.Namespace) -> None:
     require_kind("plot", args.plot, "picture")
     require_kind("trace", args.trace, "trace")
     for flag in ("plot", "trace"):
         require_folder_of(flag, getattr(args, flag))
 
 
-def _draw(args: argparse.Namespace, found: "StepRun", title: str) -> None:
+def _draw(args: argparse.Namespace, answer: "StepAnswer", title: str) -> None:
     from equipoise.cli.simulate.table import add_counters
     from equipoise.dash.pipeline_plot import plot_pipeline, write_trace
 
-    named = dataclasses.replace(found.slowest.timeline, name=title)
+    slowest = answer.run.slowest
+    named = dataclasses.replace(slowest.timeline, name=title)
     if args.plot is not None:
         with writing("plot", args.plot):
             plot_pipeline(args.plot, [named])
     if args.trace is not None:
         with writing("trace", args.trace):
-            write_trace(args.trace, [named], found.slowest.schedule)
-            add_counters(args.trace, found)
-
-
-_ZERO: "tuple[Literal[2, 3], ...]" = (2, 3)
-
-_SPARING: "tuple[Recompute, ...]" = ("attention", "every-2", "selective", "full")
-"""Recomputation, from what costs least time to what saves most memory."""
-
-
-def _would_fit(
-    price: "Callable[[Layout, StepOptions], StepRun]",
-    layout: "Layout",
-    options: "StepOptions",
-    device: "DeviceSpec",
-) -> list[dict[str, Any]]:
-    """Of changes to one setting those that fit, fastest first."""
-    from equipoise.spec.device.spec import THIS_CPU
-    from equipoise.spec.offload import OFFLOADS
-
-    changed = [
-        (f"zero={zero}", dataclasses.replace(layout, zero=zero), options)
-        for zero in _ZERO
-        if zero > layout.zero and layout.zero_ranks > 1
-    ]
-    changed += [
-        (f"--recompute {name}", layout, dataclasses.replace(options, recompute=name))
-        for name in _SPARING
-        if options.recompute == "none"
-    ]
-    changed += [
-        (f"--offload {name}", layout, dataclasses.replace(options, offload=name))
-        for name in OFFLOADS[1:]
-        if options.offload == "none" and device.name != THIS_CPU
-    ]
-    found = []
-    for change, other, asked in changed:
-        tried = price(other, asked).price
-        if tried.fits:
-            gib = float(tried.memory_bytes.max()) / GIB
-            found.append({"change": change, "memory_gib_max": gib, "step_s": tried.step_s})
-    return sorted(found, key=lambda each: each["step_s"])
-
-
-_CHECKPOINT_S, _RESTART_S = 30.0, 600.0
-
-_FAULT_STEPS = 100_000
-"""Long enough that goodput no longer moves in its third digit."""
-
-
-def _noise(
-    args: argparse.Namespace, found: "StepRun", layout: "Layout", devices: int
-) -> dict[str, Any]:
-    """What jitter and failures make of the step, as far as they are asked for."""
-    from equipoise.sim.faults import FaultOptions, run_with_faults
-    from equipoise.sim.jitter import run_with_jitter
-
-    noise: dict[str, Any] = {}
-    step_s = found.price.step_s
-    if args.jitter is not None:
-        shaken = run_with_jitter(found.slowest, layout.dp, args.jitter, seed=args.seed)
-        noise["jitter"] = dataclasses.asdict(shaken)
-        step_s *= shaken.mean
-    if args.mtbf_hours is not None:
-        checkpoint_s, restart_s = (
-            usual if given is None else given
-            for given, usual in ((args.checkpoint_s, _CHECKPOINT_S), (args.restart_s, _RESTART_S))
-        )
-        faults = FaultOptions(
-            args.mtbf_hours * 3600, checkpoint_s, restart_s, args.checkpoint_steps
-        )
-        run = run_with_faults(step_s, devices, faults, steps=_FAULT_STEPS, seed=args.seed)
-        noise["goodput"] = dataclasses.asdict(run)
-    return noise
+            write_trace(args.trace, [named], slowest.schedule)
+            add_counters(args.trace, answer.run)

@@ -1,4 +1,4 @@
-"""Measured collectives inside one node, by the name that a link gives its curve."""
+"""Measured collectives inside one node, by the curve name of a link."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from equipoise.cost.curves.grid import LogGrid, Timing, build_grid, read_table
 
 _STANDS_FOR = {"broadcast": "all_gather", "send": "all_gather"}
-"""Where an op was not measured: a ring passes on as many bytes."""
+"""Stand-ins for unmeasured ops: a ring passes on equally many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class CollectiveCurve:
     grids: dict[str, LogGrid]
     """Axes: ranks, bytes."""
     bytes_per_s: float
-    """Peak of the link that it was measured on."""
+    """Peak of the measured link [bytes/s]."""
 
     def at(self, op: str, size_bytes: npt.ArrayLike, ranks: npt.ArrayLike) -> Timing:
-        """Seconds; between measured numbers of ranks in the logarithm, beyond them by the ring.
+        """Seconds, interpolated in log-log over ranks and bytes; beyond measured ranks by the ring.
 
-        A rank that sends alone has the pair's all-gather of twice the bytes: each half crosses
-        once.
+        A send takes as long as a pair's all-gather of twice the bytes, in which each half
+        crosses once.
         """
         size, count = np.asarray(size_bytes, dtype=np.float64), np.asarray(ranks, dtype=np.float64)
         stands = op if op in self.grids else _STANDS_FOR.get(op, op)
@@ -35,10 +35,10 @@ class CollectiveCurve:
         grid = self.grids[op]
         most = grid.axes[0][-1]
         inside = np.clip(count, grid.axes[0][0], most)
-        found = grid.at(inside, np.maximum(size, 1.0))
+        timing = grid.at(inside, np.maximum(size, 1.0))
         ring = ((count - 1) / np.maximum(count, 1)) / ((inside - 1) / inside)
-        s = np.where(count > most, found.s * ring, found.s)
-        return Timing(s, found.extrapolated | (count > most))
+        s = np.where(count > most, timing.s * ring, timing.s)
+        return Timing(s, timing.extrapolated | (count > most))
 
 
 def curve_of_rows(rows: list[tuple[str, int, int, float]], bytes_per_s: float) -> CollectiveCurve:
@@ -46,7 +46,7 @@ def curve_of_rows(rows: list[tuple[str, int, int, float]], bytes_per_s: float) -
     points: dict[str, dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
     for op, ranks, size, s in rows:
         points[op][float(ranks), float(size)].append(s)
-    return CollectiveCurve({op: build_grid(found) for op, found in points.items()}, bytes_per_s)
+    return CollectiveCurve({op: build_grid(cells) for op, cells in points.items()}, bytes_per_s)
 
 
 def nccl_rows(name: str) -> list[tuple[str, int, int, float]]:

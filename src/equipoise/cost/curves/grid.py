@@ -1,18 +1,17 @@
-"""Seconds measured on a grid of sizes, read off in between by log-log interpolation.
+"""Seconds measured on a grid of sizes, interpolated in log-log.
 
 Why
-    Between two measured sizes time is close to a power of size, so a straight line between
-    logarithms errs by a few percent where any formula errs by tens. Beyond the last size it is
-    a guess, and a guess that does not say so is a lie.
+    Between two measured sizes time is close to a power of size, so log-log interpolation errs by
+    a few percent where formulas err by tens. Beyond the last size it is a guess, and must say so.
 
 What it decides
     Multilinear interpolation of log seconds over log sizes. Beyond the largest size of an axis
-    time grows with a power of the size, mostly the first; below the smallest it stays, because
-    what is left is latency, unless the axis says otherwise. Both are flagged.
+    time grows with a power of the size, usually the first; below the smallest it stays constant,
+    because only latency is left, unless the axis says otherwise. Both are flagged.
 
 Kept true (tests/unit/cost/curves/test_grid.py, by Hypothesis)
-    Measured points are met; a power law is met everywhere inside; time never falls as a size
-    grows where it does not on the grid; the flag is set outside and nowhere else.
+    Measured points and power laws are reproduced exactly; time is monotonic where the grid is;
+    the flag is set outside the grid and nowhere else.
 """
 
 import bisect
@@ -27,19 +26,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+from equipoise.base.arrays import Flags, Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds, and where they rest on sizes outside all measurements."""
+    """Seconds, and whether they rest on sizes outside all measurements."""
 
     s: Floats
     extrapolated: Flags
 
     def scaled(self, factor: npt.ArrayLike) -> "Timing":
-        """The same, so many times."""
+        """The same timing multiplied by ``factor``."""
         s = self.s * np.asarray(factor, dtype=np.float64)
         return Timing(s, np.broadcast_to(self.extrapolated, s.shape))
 
@@ -53,58 +51,58 @@ class Timing:
 
 
 def counted(s: npt.ArrayLike) -> Timing:
-    """Seconds from a formula: nothing measured stands behind them, so all are flagged."""
+    """Seconds from a formula; all flagged, since nothing was measured."""
     seconds = np.asarray(s, dtype=np.float64)
     return Timing(seconds, np.ones(seconds.shape, dtype=bool))
 
 
 @dataclass(frozen=True, slots=True)
 class LogGrid:
-    """Measured seconds on the product of some axes' sizes."""
+    """Measured seconds on the product of the axes' sizes."""
 
     axes: tuple[tuple[float, ...], ...]
     """Sizes along each axis, ascending."""
     log_s: Floats
-    """Natural logarithm of seconds, one dimension an axis."""
+    """Natural logarithm of seconds, one dimension per axis."""
     powers: tuple[tuple[float, float], ...]
-    """How time goes with the size below and beyond each axis."""
+    """Powers of the size with which time grows below and beyond each axis."""
 
     def at(self, *sizes: npt.ArrayLike) -> Timing:
-        """Seconds at sizes, one array an axis; arrays broadcast.
+        """Seconds at sizes, one array per axis; arrays broadcast.
 
         Cost: about 0.1 us for a point of two axes, 0.2 us of three.
         """
         wanted = [np.asarray(each, dtype=np.float64) for each in sizes]
-        found = [
+        places = [
             _alone(axis, powers, float(values)) if not values.ndim else _place(axis, powers, values)
             for axis, powers, values in zip(self.axes, self.powers, wanted, strict=True)
         ]
         shape = np.broadcast_shapes(*(each.shape for each in wanted))
         total: Any = np.zeros(shape) if shape else 0.0
-        for corner in itertools.product(*(each.sides for each in found)):
+        for corner in itertools.product(*(each.sides for each in places)):
             weight: Any = 1.0
             for _, part in corner:
                 weight = weight * part
             total += weight * self.log_s[tuple(at for at, _ in corner)]
-        outside, beyond = found[0].outside, found[0].beyond
-        for each in found[1:]:
+        outside, beyond = places[0].outside, places[0].beyond
+        for each in places[1:]:
             outside, beyond = outside | each.outside, beyond * each.beyond
         return Timing(np.exp(total) * beyond, np.broadcast_to(outside, shape))
 
     def least_s(self) -> float:
-        """The fastest point: what remains when there is next to nothing to do."""
+        """The fastest point: the fixed cost [s]."""
         return float(np.exp(self.log_s.min()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where sizes lie on one axis."""
+    """The positions of sizes on one axis."""
 
     sides: tuple[tuple[Any, Any], ...]
-    """Neighbours that were measured, each with its part; of none that has no part at all."""
+    """Measured neighbours with their weights; those of weight 0 everywhere are left out."""
     outside: Any
     beyond: Any
-    """What time grows by outside of the axis."""
+    """Factor by which time grows outside the axis."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -130,7 +128,7 @@ def _place(axis: tuple[float, ...], powers: tuple[float, float], values: Floats)
 
 
 def _alone(axis: tuple[float, ...], powers: tuple[float, float], value: float) -> _Place:
-    """One size: the same numbers in a tenth of the time."""
+    """``_place`` of a single size, in a tenth of the time."""
     first, last = axis[0], axis[-1]
     below, above = powers
     beyond: Any = np.float64(max(value / last, 1.0)) ** above
@@ -148,18 +146,18 @@ def _alone(axis: tuple[float, ...], powers: tuple[float, float], value: float) -
 
 
 STAYS_THEN_GROWS = (0.0, 1.0)
-"""Of most axes: latency below, proportion beyond."""
+"""Powers of most axes: constant below, proportional beyond."""
 
 
 def build_grid(
     points: Mapping[tuple[float, ...], Sequence[float]],
     powers: Sequence[tuple[float, float]] | None = None,
 ) -> LogGrid:
-    """A grid from seconds at each combination of sizes; repeats are averaged in the logarithm.
+    """Build a grid from seconds at each combination of sizes; repeats are averaged in the log.
 
-    Along the last axis a combination may be missing. Before the first measured size it takes as
-    long as that: the device was not full. After a measured size it takes longer in proportion:
-    what did not fit the memory had filled the device long before.
+    Combinations may be missing along the last axis. Those before the first measured size take
+    its time, since the device was not full; those after a measured size take proportionally
+    longer, since sizes beyond memory had long filled the device.
 
     Raises:
         ValueError: nothing was measured along the last axis.
@@ -185,13 +183,13 @@ def build_grid(
 
 @functools.cache
 def read_table(name: str) -> tuple[dict[str, str], ...]:
-    """The rows of a table that the package ships, its comment lines left out."""
+    """The rows of a table that the package ships, without its comment lines."""
     text = (resources.files("equipoise.cost") / "data" / name).read_text(encoding="utf-8")
     return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
 def provenance(name: str) -> str:
-    """Where a shipped table comes from: its comment lines, as one."""
+    """Where a shipped table comes from: its comment lines, joined."""
     text = (resources.files("equipoise.cost") / "data" / name).read_text(encoding="utf-8")
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     return " ".join(line.lstrip("# ") for line in lines)

@@ -1,13 +1,12 @@
-"""The median of repeated measurements, and an interval that holds the true one.
+"""The median of repeated measurements, with a confidence interval.
 
 What it decides
-    Order statistics alone: no shape of the distribution is assumed, since times have a floor
-    and a long tail. Of ``n`` samples the interval runs from the ``i``-th smallest to the
-    ``i``-th largest, for the largest ``i`` that still covers the median with 95%; of fewer than
-    6 no interval does, and it is all of them.
+    Order statistics only: no distribution is assumed, since times have a floor and a long tail.
+    The interval runs from the ``i``-th smallest to the ``i``-th largest sample, for the largest
+    ``i`` that covers the median with 95%; with fewer than 6 samples it is their whole range.
 
 Kept true (tests/unit/cost/curves/test_interval.py, by Hypothesis)
-    The interval holds the median; on drawn samples it covers the true one as often as it says.
+    The interval contains the median; on drawn samples its coverage is as stated.
 """
 
 import math

@@ -18,9 +18,9 @@ _AS_SQUARE = (0.0, 2.0)
 class AttentionCurve:
     """Seconds of causal attention over head width, sharing, document length and units.
 
-    *Sharing* is query heads for each key/value head. A *unit* is one head of one document. A
-    GPU computes many units at once, so their number is an axis of its grid. A core computes one
-    after the other, and keys and values stay in its cache: its grid has neither axis.
+    *Sharing* is query heads per key/value head. A *unit* is one head of one document. A GPU
+    computes many units at once, so their number is an axis of its grid. A core computes one after
+    the other with keys and values in its cache, so its grid has neither axis.
     """
 
     grid: LogGrid
@@ -37,8 +37,8 @@ class AttentionCurve:
         if not self.has_units:
             return self.grid.at(head_width, doc_tokens)
         count = np.maximum(np.asarray(units, dtype=np.float64), 1.0)
-        found = self.grid.at(head_width, sharing, doc_tokens, count)
-        return found.scaled(1 / count)
+        together = self.grid.at(head_width, sharing, doc_tokens, count)
+        return together.scaled(1 / count)
 
 
 def gemm_grid(rows: Iterable[tuple[int, int, int, float]]) -> LogGrid:

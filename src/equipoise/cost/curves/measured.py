@@ -1,15 +1,15 @@
-"""Which measured curve stands behind a device and a link: shipped, this machine's, or none.
+"""The measured curve for a device or a link: shipped, this machine's, or none.
 
 Why
-    A curve that was measured on another device is still better than a formula, if it is said
-    which. Whoever prices asks here, and is told on what the answer was measured.
+    A curve measured on another device still beats a formula, as long as the price names it.
+    Prices ask here, and get the device that the answer was measured on.
 
 What it decides
-    The device whose curves stand in for one that nobody measured, and that a device file of
-    ``equipoise calibrate`` is read once, until it changes.
+    Which device's curves stand in for an unmeasured one. A device file of ``equipoise calibrate``
+    is read once, until it changes.
 
 Kept true (tests/unit/cost/test_kernel.py, tests/unit/cost/test_link.py)
-    Every device and every link of the tables has a curve, or none and says so.
+    Every device and link of the tables has a curve, or says that it has none.
 """
 
 import functools
@@ -27,7 +27,7 @@ from equipoise.spec.device.spec import THIS_CPU, DeviceSpec, Dtype
 GEMM_TABLES = {"h100-sxm": "h100", "h200": "h200", "a100-80": "a100"}
 """The shipped table of each device whose products were measured."""
 ATTENTION_TABLES = {"h100-sxm": "h100", "a100-80": "a100"}
-"""Likewise of attention."""
+"""The shipped table of each device whose attention was measured."""
 LINK_OF = {"h100": "nvlink4", "a100": "nvlink3"}
 """The link that each shipped table of collectives was measured on."""
 
@@ -39,7 +39,7 @@ _STANDS_IN = {
     "v100-16": "a100-80",
     "mi250x": "a100-80",
 }
-"""Whose kernels waste alike: the next generation of one maker, or one of the same peak."""
+"""Devices with similar kernel efficiency: the same maker's next generation, or an equal peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Here:
 
 
 def collective_curve(link: LinkSpec) -> CollectiveCurve | None:
-    """The measured curve of a link; None where there is none."""
+    """The measured curve of a link; None if there is none."""
     if link.curve is None:
         return None
     if link.curve not in LINK_OF:
@@ -64,9 +64,9 @@ def collective_curve(link: LinkSpec) -> CollectiveCurve | None:
 
 
 def gemm_curve(device: DeviceSpec, dtype: Dtype) -> tuple[LogGrid, str, Dtype] | None:
-    """A grid over m, n, k, the device and the dtype that it was measured on; None: none is near.
+    """A grid over m, n, k, with the device and dtype measured; None if no device is close.
 
-    Dtypes of one width are multiplied alike.
+    Dtypes of equal width are multiplied alike.
     """
     if device.name == THIS_CPU:
         if device.curve_file is None or dtype not in _here(device.curve_file).gemm:
@@ -83,7 +83,7 @@ def gemm_curve(device: DeviceSpec, dtype: Dtype) -> tuple[LogGrid, str, Dtype] |
 def attention_curves(
     device: DeviceSpec, dtype: Dtype
 ) -> tuple[AttentionCurve, AttentionCurve | None, str] | None:
-    """Curves of forward and, where measured, of backward, and the device; None: none is near."""
+    """Curves of forward and (if measured) backward, and the device; None if none is close."""
     if device.name == THIS_CPU:
         if device.curve_file is None or dtype not in _here(device.curve_file).forward:
             return None
@@ -94,7 +94,7 @@ def attention_curves(
 
 
 def decode_curve(device: DeviceSpec) -> tuple[LogGrid, str] | None:
-    """A grid over sharing, cached tokens and units, and the device it was measured on."""
+    """A grid over sharing, cached tokens and units, with the device measured."""
     name = device.name if device.name in ATTENTION_TABLES else _STANDS_IN.get(device.name)
     return None if name is None else (_shipped_decode(ATTENTION_TABLES[name]), name)
 
@@ -140,14 +140,14 @@ def _shipped_decode(name: str) -> LogGrid:
 
 
 def residual(device: DeviceSpec, curve: str) -> float:
-    """Measured over foreseen, as ``equipoise calibrate --fit`` found it; 1 where nobody looked."""
+    """Measured over predicted, as fitted by ``equipoise calibrate --fit``; 1 if never fitted."""
     if device.curve_file is None:
         return 1.0
     return _here(device.curve_file).residuals.get(curve, 1.0)
 
 
 def model_parts(file: Path) -> tuple[ModelParts, ...]:
-    """Steps' parts that were timed on the machine of a device file."""
+    """Parts of steps that were timed on the machine of a device file."""
     return _here(file).parts
 
 
@@ -160,26 +160,26 @@ def _read_here(path: Path, _changed_ns: int) -> _Here:
     return _curves_of(read_device_file(path))
 
 
-def _curves_of(found: DeviceFile) -> _Here:
+def _curves_of(file: DeviceFile) -> _Here:
     """The curves that a device file holds."""
-    attention = {point.dtype for point in found.attention}
+    attention = {point.dtype for point in file.attention}
     return _Here(
         gemm={
-            dtype: gemm_grid((p.m, p.n, p.k, p.s.mid) for p in found.gemm if p.dtype == dtype)
-            for dtype in {point.dtype for point in found.gemm}
+            dtype: gemm_grid((p.m, p.n, p.k, p.s.mid) for p in file.gemm if p.dtype == dtype)
+            for dtype in {point.dtype for point in file.gemm}
         },
-        forward={dtype: _attention_here(found, dtype, False) for dtype in attention},
-        backward={dtype: _attention_here(found, dtype, True) for dtype in attention},
+        forward={dtype: _attention_here(file, dtype, False) for dtype in attention},
+        backward={dtype: _attention_here(file, dtype, True) for dtype in attention},
         collectives=curve_of_rows(
-            [(point.op, point.ranks, point.bytes, point.s.mid) for point in found.collectives],
+            [(point.op, point.ranks, point.bytes, point.s.mid) for point in file.collectives],
             LINKS["gloo"].bytes_per_s,
         ),
-        residuals=dict(found.residuals),
-        parts=found.parts,
+        residuals=dict(file.residuals),
+        parts=file.parts,
     )
 
 
-def _attention_here(found: DeviceFile, dtype: Dtype, is_backward: bool) -> AttentionCurve:
+def _attention_here(file: DeviceFile, dtype: Dtype, is_backward: bool) -> AttentionCurve:
     return attention_curve(
         (
             p.head_width,
@@ -188,6 +188,6 @@ def _attention_here(found: DeviceFile, dtype: Dtype, is_backward: bool) -> Atten
             None,
             (p.backward_s if is_backward else p.forward_s).mid,
         )
-        for p in found.attention
+        for p in file.attention
         if p.dtype == dtype
     )

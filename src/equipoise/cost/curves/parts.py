@@ -1,26 +1,25 @@
-"""A training step's parts as they were timed on this machine, read between the sizes.
+"""Read a training step's parts as timed on this machine, between the timed sizes.
 
 Why
-    On a core of this machine what lies between kernels is up to half of a step, and no count of
-    bytes or launches foresees it. ``equipoise calibrate RUN.toml`` times a step's parts where
-    they run; here they are read.
+    On a core of this machine up to half of a step lies between kernels, and no count of bytes or
+    launches predicts it. ``equipoise calibrate RUN.toml`` times a step's parts in place; this
+    module reads them.
 
 What it decides
-    Between two timed numbers of tokens seconds are linear; below the least they end in what the
-    first two point to, but not below a tenth of the least; beyond the last they grow as between
-    the last two, and the reader is told. Attention of a document grows with its pairs between
-    timed lengths as ``cost.curve`` has it.
+    Seconds are linear between timed numbers of tokens. Below the smallest they follow the first
+    two, but not below a tenth of the smallest; beyond the last they follow the last two, and are
+    flagged. Attention grows with a document's pairs as in ``cost.curve``.
 
 Kept true (tests/unit/cost/curves/test_parts.py)
-    Timed points are met; no pass is ever free or negative; what was never timed is None.
+    Timed points are met; no pass is free or negative; what was never timed is None.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.curves.measured import model_parts
 from equipoise.spec.device.parts import (
@@ -38,29 +37,27 @@ from equipoise.spec.device.spec import DeviceSpec, Dtype
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
-Floats = npt.NDArray[np.float64]
-
 Part = Literal["layer", "first", "last"]
 Once = Literal["gather_s", "reduce_s", "optimizer_s"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartCurves:
-    """One way of sharing a step, as curves over tokens."""
+    """The parts of one layout's step, as curves over tokens."""
 
     parts: ModelParts
     way: WayParts
     forward: LoadCurve
-    """Of the attention core of a document in one layer, all heads of a rank."""
+    """Attention core of a document in one layer, over all heads of a rank."""
     backward: LoadCurve
 
     def passes_s(self, part: Part, tokens: float, *, halves: bool) -> Floats:
-        """Forward, gradient of the input, gradient of the weights, float64 [3] [s].
+        """Forward, input gradient and weight gradient, float64 [3] [s].
 
         Args:
-            part: Of the step.
-            tokens: Of the micro-batch on this rank.
-            halves: Whether the schedule runs a backward in two.
+            part: Part of the step.
+            tokens: Tokens of the micro-batch on this rank.
+            halves: Whether the schedule splits the backward.
         """
         sizes = np.array([point.tokens for point in self.way.sizes], dtype=np.float64)
         known = np.array([_columns(getattr(point, part)) for point in self.way.sizes])
@@ -70,11 +67,11 @@ class PartCurves:
         return np.array([forward, max(backward - second, 0.0), min(second, backward)])
 
     def is_beyond(self, tokens: float) -> bool:
-        """Whether so many tokens are more than were timed."""
+        """Whether ``tokens`` exceeds what was timed."""
         return tokens > self.way.sizes[-1].tokens
 
     def once_s(self, kind: Once, layers: int, *, first: bool, last: bool) -> float:
-        """What a rank with so many layers, and with what, pays once a step [s]."""
+        """What a rank with these layers pays once per step [s]."""
         held: list[tuple[float, OncePoint]] = [(float(layers), self.way.layer)]
         held += [(float(first), self.way.first), (float(last), self.way.last)]
         whole = 0.0
@@ -84,9 +81,9 @@ class PartCurves:
         return whole
 
     def context(self, strategy: str) -> ContextPoint | None:
-        """What attention over several ranks takes beyond tiles and messages; None: not timed."""
-        found = [each for each in self.parts.context if each.strategy == strategy]
-        return found[0] if found else None
+        """Overhead of attention over several ranks beyond tiles and messages; None if not timed."""
+        points = [each for each in self.parts.context if each.strategy == strategy]
+        return points[0] if points else None
 
 
 def _columns(passes: Passes) -> list[float]:
@@ -95,25 +92,25 @@ def _columns(passes: Passes) -> list[float]:
 
 
 def _between(sizes: Floats, known: Floats, tokens: float) -> Floats:
-    """Piecewise linear in tokens, of each column."""
+    """Interpolate each column linearly in tokens."""
     least = known[0] * 0.1
     if len(sizes) == 1:
         return np.asarray(np.maximum(known[0] * tokens / sizes[0], least))
     at = int(np.clip(np.searchsorted(sizes, tokens) - 1, 0, len(sizes) - 2))
     share = (tokens - sizes[at]) / (sizes[at + 1] - sizes[at])
-    found: Floats = np.maximum(known[at] + share * (known[at + 1] - known[at]), least)
-    return found
+    bounded: Floats = np.maximum(known[at] + share * (known[at + 1] - known[at]), least)
+    return bounded
 
 
 def part_curves(
     device: DeviceSpec, model: ModelSpec, dtype: Dtype, layout: Layout
 ) -> PartCurves | None:
-    """The curves of a layout's way; None where it was not timed.
+    """The curves of a layout's step; None if it was not timed.
 
     Args:
-        device: ``this-cpu``; no other has any.
-        model: Its depth does not matter.
-        dtype: Of activations.
+        device: ``this-cpu``; other devices have none.
+        model: The model; its depth does not matter.
+        dtype: Dtype of activations.
         layout: Degrees.
     """
     way = way_of(layout)
@@ -125,21 +122,21 @@ def part_curves(
 
 
 def is_timed(device: DeviceSpec, model: ModelSpec, dtype: Dtype, ranks: int) -> bool:
-    """Whether parts of a model's step were timed on so many ranks, in any way of sharing it."""
+    """Whether a model's step was timed on ``ranks`` ranks, under any layout."""
     return bool(_timed(device, model, dtype, ranks))
 
 
 def _timed(device: DeviceSpec, model: ModelSpec, dtype: Dtype, ranks: int) -> list[ModelParts]:
-    """What was timed of a model's step on so many ranks."""
+    """The timed parts of a model's step on ``ranks`` ranks."""
     if device.curve_file is None or model.experts:
         return []
     asked = parts_name(model), dtype, ranks
-    found = model_parts(device.curve_file)
-    return [each for each in found if (each.model, each.dtype, each.ranks) == asked]
+    parts = model_parts(device.curve_file)
+    return [each for each in parts if (each.model, each.dtype, each.ranks) == asked]
 
 
 def document_curves(points: tuple[DocPoint, ...]) -> tuple[LoadCurve, LoadCurve]:
-    """Forward and backward of the attention core over lengths."""
+    """Forward and backward of the attention core, as curves over lengths."""
     tokens = tuple(float(point.tokens) for point in points)
     forward, backward = (
         tuple(1e9 * getattr(point, name).mid for point in points)

@@ -1,16 +1,16 @@
-"""Where every number comes from that a step on a cluster is priced from.
+"""The sources of every number that prices a step on a cluster.
 
 Why
-    A price without its sources cannot be doubted in the right place. The tables keep a source
-    beside each number; here they are put together for one cluster, with the measured curves that
-    stand behind its kernels and messages.
+    A price can only be questioned if its sources are known. The tables keep a source beside each
+    number; here they are collected for one cluster, with the measured curves of its kernels and
+    messages.
 
 What it decides
     Nothing: names and sources, in the order in which a step asks for them.
 
 Kept true (tests/unit/cost/curves/test_sources.py)
-    Every device, link and curve of a cluster is named once; what stands in for another device,
-    and what nobody measured, is said to.
+    Every device, link and curve of a cluster is named once; stand-ins and unmeasured numbers are
+    marked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,11 +33,11 @@ _FITTED = "fitted on 475 published steps of nine sources, each left out in turn"
 
 
 def sources_of(cluster: ClusterSpec, dtype: Dtype) -> dict[str, str]:
-    """Sources by what they are of; of several classes of nodes, each name begins with its class.
+    """Sources by what they describe; with several node classes, names begin with the class.
 
     Args:
-        cluster: What a step is priced on.
-        dtype: That matrix products are computed in.
+        cluster: The cluster that prices a step.
+        dtype: Dtype of matrix products.
 
     >>> from equipoise.spec.cluster.spec import find_cluster
     >>> found = sources_of(find_cluster("h100-sxm:16"), "bf16")
@@ -47,15 +47,15 @@ def sources_of(cluster: ClusterSpec, dtype: Dtype) -> dict[str, str]:
     'NVIDIA ConnectX-7: 400 Gb/s'
     """
     several = len(cluster.classes) > 1
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for each in cluster.classes:
         prefix = f"{each.name}: " if several else ""
-        found |= {prefix + name: source for name, source in _of_class(each, dtype)}
+        sources |= {prefix + name: source for name, source in _of_class(each, dtype)}
     if cluster.between is not None:
-        found[f"link {cluster.between.name}"] = cluster.between.source
+        sources[f"link {cluster.between.name}"] = cluster.between.source
     if cluster.node_bytes_per_s is not None:
-        found["links between nodes"] = "the cluster file: node_gbyte_per_s"
-    return found
+        sources["links between nodes"] = "the cluster file: node_gbyte_per_s"
+    return sources
 
 
 def _of_class(nodes: NodeClass, dtype: Dtype) -> Iterator[tuple[str, str]]:
@@ -79,17 +79,17 @@ def _of_class(nodes: NodeClass, dtype: Dtype) -> Iterator[tuple[str, str]]:
 
 
 def _products(device: DeviceSpec, dtype: Dtype) -> str:
-    found = gemm_curve(device, dtype)
-    if found is None:
+    curve = gemm_curve(device, dtype)
+    if curve is None:
         return _unmeasured(device, dtype)
-    return _measured(device, found[1], "gemm", GEMM_TABLES)
+    return _measured(device, curve[1], "gemm", GEMM_TABLES)
 
 
 def _attention(device: DeviceSpec, dtype: Dtype) -> str:
-    found = attention_curves(device, dtype)
-    if found is None:
+    curves = attention_curves(device, dtype)
+    if curves is None:
         return _unmeasured(device, dtype)
-    return _measured(device, found[2], "attention", ATTENTION_TABLES)
+    return _measured(device, curves[2], "attention", ATTENTION_TABLES)
 
 
 def _unmeasured(device: DeviceSpec, dtype: Dtype) -> str:
@@ -97,7 +97,7 @@ def _unmeasured(device: DeviceSpec, dtype: Dtype) -> str:
 
 
 def _measured(device: DeviceSpec, on: str, kind: str, tables: Mapping[str, str]) -> str:
-    """Of a shipped table; of this machine what ``calibrate`` wrote."""
+    """The source of a shipped table, or of what ``calibrate`` wrote on this machine."""
     if device.curve_file is not None:
         return dict(device.sources)["peaks"]
     table = _table(f"{kind}_{tables[on]}")
@@ -112,6 +112,6 @@ def _collectives(device: DeviceSpec, link: LinkSpec) -> str:
 
 
 def _table(name: str) -> str:
-    """A table's first sentence: what was measured, on what, and whose file it is."""
+    """A table's first sentence: what was measured, on what, and by whom."""
     first = provenance(f"{name}.csv").partition(". ")[0]
     return first[0].lower() + first[1:]

@@ -39,8 +39,8 @@ Sources
 """
 
 import dataclasses
-from dataclasses import dataclass
 
+from equipoise.cost.memory.share import StageShare
 from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -50,28 +50,11 @@ from equipoise.spec.recompute import LayerRecompute, layer_recompute
 _MOMENTS_BYTES = 8.0
 _MASTER_BYTES = 4.0
 _ROUTE_BYTES = 8.0
-"""Of a token's choice of an expert, kept to bring the row back."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankShare:
-    """What one pipeline rank holds."""
-
-    layers: tuple[int, ...]
-    embeds: bool
-    has_head: bool
-    kept_micro_batches: float
-    """In flight at once, of the largest size."""
-    tokens: float
-    """Of the largest micro-batch, this rank's share along cp [tokens]."""
-    doc_tokens: float
-    """Keys that a query of it reads at most: what unfused scores are written over [tokens]."""
-    received_rows: float = 1.0
-    """Rows of the expert rank that gets most, over the mean."""
+"""Kept of a token's choice of an expert, to bring the row back."""
 
 
 def weight_bytes(options: StepOptions) -> tuple[float, float, float]:
-    """Of a weight as it is computed with, of its gradient, and of what the optimizer keeps.
+    """Bytes of a weight as it is computed with, of its gradient and of its optimizer states.
 
     >>> weight_bytes(StepOptions(8192, 1)), weight_bytes(StepOptions(8192, 1, precision="fp32"))
     ((2.0, 4.0, 12.0), (4.0, 4.0, 8.0))
@@ -82,7 +65,7 @@ def weight_bytes(options: StepOptions) -> tuple[float, float, float]:
 
 
 def hosted_bytes(options: StepOptions) -> float:
-    """Of a weight, what an optimizer in host memory frees on the device.
+    """Bytes of a weight that an optimizer in host memory frees on the device.
 
     >>> hosted_bytes(StepOptions(8192, 1)), hosted_bytes(StepOptions(8192, 1, offload="both"))
     (0.0, 12.0)
@@ -115,10 +98,10 @@ def kept_bytes(
     >>> stack = Stack(attention="unfused", dropout=True, sequence_parallel=False)
     >>> options = StepOptions(2048, 1, stack=stack)
     >>> model = PLANNED["gpt3-175b"]
-    >>> found = kept_bytes(
+    >>> kept = kept_bytes(
     ...     model, Layout(tp=8), options, sparse=False, recompute="attention", doc_tokens=2048
     ... )
-    >>> found / model.hidden  # 10 + 24 / 8
+    >>> kept / model.hidden  # 10 + 24 / 8
     13.0
     """
     stack, hidden, width = options.stack, model.hidden, element_bytes(options.precision)
@@ -147,7 +130,7 @@ def kept_bytes(
 def _feed_bytes(
     model: ModelSpec, layout: Layout, options: StepOptions, *, sparse: bool, received_rows: float
 ) -> float:
-    """Of the feed-forward, its normed input left out [bytes a token]."""
+    """What the feed-forward keeps, without its normed input [bytes a token]."""
     width = element_bytes(options.precision)
     if not sparse:
         return width * model.products * model.ffn / layout.tp
@@ -160,12 +143,17 @@ def _feed_bytes(
 
 
 def rank_memory(
-    model: ModelSpec,
-    layout: Layout,
-    options: StepOptions,
-    share: RankShare,
+    model: ModelSpec, layout: Layout, options: StepOptions, share: StageShare, tokens: float
 ) -> dict[str, float]:
     """Peak of one rank by term [bytes].
+
+    Args:
+        model: Sizes.
+        layout: Degrees.
+        options: The program, the window (what unfused scores are written over) and how many more
+            rows than the mean the fullest expert rank receives.
+        share: What the rank holds.
+        tokens: Tokens of the largest micro-batch, this rank's share of it along cp.
 
     Cost: microseconds a layer.
     """
@@ -184,8 +172,8 @@ def rank_memory(
             options,
             sparse=sparse,
             recompute=how,
-            doc_tokens=share.doc_tokens,
-            received_rows=share.received_rows,
+            doc_tokens=float(options.context_tokens),
+            received_rows=options.expert_skew,
         )
         for sparse, how in {*kinds, *((sparse, "none") for sparse, _ in kinds)}
     }
@@ -194,8 +182,8 @@ def rank_memory(
         kept += each
         # The layer that runs backward has all of it again, and gradients of what it works on.
         widest = max(widest, whole - each + 3.0 * width * model.hidden)
-    held = kept * share.tokens * share.kept_micro_batches
-    largest_kept = max((keeps[kind] for kind in kinds), default=0.0) * share.tokens
+    held = kept * tokens * share.kept_micro_batches
+    largest_kept = max((keeps[kind] for kind in kinds), default=0.0) * tokens
     activations = resident_bytes(layout, options, held, largest_kept)
     tables = (share.embeds + share.has_head) - (model.tied and share.embeds and share.has_head)
     dense += tables * model.hidden * model.vocab / layout.tp
@@ -209,23 +197,23 @@ def rank_memory(
     gradients = of_grad * (own if layout.zero < 2 else scattered)
     reduced = of_grad * largest if layout.zero >= 2 else 0.0
     words = model.vocab / layout.tp if share.has_head else 0.0
-    logits = logit_bytes(options) * share.tokens * words
-    streams = (2.0 * width if share.has_head else 0.0) * share.tokens * model.hidden
-    passing = activations + logits + streams + widest * share.tokens + reduced
+    logits = logit_bytes(options) * tokens * words
+    streams = (2.0 * width if share.has_head else 0.0) * tokens * model.hidden
+    passing = activations + logits + streams + widest * tokens + reduced
     return {
         "parameters": params,
         "gradients": gradients,
         "optimizer": (of_optimizer - hosted_bytes(options)) * states,
         "activations": activations,
         "logits": logits + streams,
-        "working space": widest * share.tokens,
+        "working space": widest * tokens,
         "communication": reduced,
         "allocator": stack.slack_share * passing,
     }
 
 
 def resident_bytes(layout: Layout, options: StepOptions, held: float, largest: float) -> float:
-    """Of a rank's activations, what is on the device at once [bytes].
+    """The part of a rank's activations that is on the device at once [bytes].
 
     Args:
         layout: Degrees.
@@ -239,7 +227,7 @@ def resident_bytes(layout: Layout, options: StepOptions, held: float, largest: f
 
 
 def host_memory(
-    model: ModelSpec, layout: Layout, options: StepOptions, share: RankShare
+    model: ModelSpec, layout: Layout, options: StepOptions, share: StageShare, tokens: float
 ) -> dict[str, float]:
     """What one rank keeps in host memory, by term [bytes]; nothing where nothing is offloaded.
 
@@ -247,18 +235,18 @@ def host_memory(
     """
     if options.offload == "none":
         return {}
-    here = rank_memory(model, layout, options, share)
+    here = rank_memory(model, layout, options, share, tokens)
     all_here = dataclasses.replace(options, offload="none")
-    whole = rank_memory(model, layout, all_here, share)
-    found = {"activations": whole["activations"] - here["activations"]}
+    whole = rank_memory(model, layout, all_here, share, tokens)
+    terms = {"activations": whole["activations"] - here["activations"]}
     if offloads_optimizer(options.offload):
         of_param, of_grad, of_optimizer = weight_bytes(options)
         states = whole["optimizer"] / of_optimizer
-        found["optimizer"] = states * (hosted_bytes(options) + of_grad + of_param)
-    return found
+        terms["optimizer"] = states * (hosted_bytes(options) + of_grad + of_param)
+    return terms
 
 
-def _weights(model: ModelSpec, layout: Layout, share: RankShare) -> tuple[float, float, float]:
+def _weights(model: ModelSpec, layout: Layout, share: StageShare) -> tuple[float, float, float]:
     """Weights of a rank's layers without experts, of its experts, and of its largest layer."""
     dense = experts = largest = 0.0
     for layer in share.layers:

@@ -40,6 +40,7 @@ from dataclasses import dataclass
 
 from equipoise.cost.memory.layer import LayerBytes, token_bytes
 from equipoise.cost.memory.overhead import CPU_OVERHEAD, DeviceOverhead
+from equipoise.cost.memory.share import StageShare, whole_model
 from equipoise.cost.memory.weights import Group, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -49,22 +50,7 @@ from equipoise.spec.run.spec import Precision, Recompute
 _LOSS_CHUNK_BYTES = 8 << 20
 
 _TOKEN_BYTES = 32
-"""Of a token, whatever the model: its number, label and position (int64 each), and a mask."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageShare:
-    """What one rank has of a pipeline; all of the model where there is none."""
-
-    layers: tuple[int, ...]
-    """Numbers of the layers that it holds, of all its stages."""
-    embeds: bool = True
-    """Whether the embedding is here."""
-    has_head: bool = True
-    """Whether last norm, head and loss are here."""
-    kept_micro_batches: float = 1.0
-    """Micro-batches whose activations are kept at once, each as large as the largest: the tokens
-    of those in flight, summed over the layers held, over layers x tokens of the largest."""
+"""A token's number, label and position (int64 each) and its mask, whatever the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +70,6 @@ class MemoryForecast:
     def counted_bytes(self) -> int:
         """Without what the device takes."""
         return self.total_bytes - self.terms["device"]
-
-
-def whole_model(model: ModelSpec) -> StageShare:
-    """The share of a rank that holds every layer."""
-    return StageShare(tuple(range(model.layers)))
 
 
 def forecast_memory(
@@ -129,10 +110,10 @@ def forecast_memory(
     Cost: microseconds for each layer held.
 
     >>> from equipoise.spec.model.presets import preset
-    >>> found = forecast_memory(
+    >>> terms = forecast_memory(
     ...     preset("7m"), Layout(dp=2, zero=3), tokens=2048, precision="fp32", recompute="none"
-    ... )
-    >>> found.terms["parameters"], found.terms["optimizer"] / found.terms["parameters"]
+    ... ).terms
+    >>> terms["parameters"], terms["optimizer"] / terms["parameters"]
     (13048320, 2.0)
     """
     stage = whole_model(model) if stage is None else stage
@@ -227,9 +208,9 @@ def _layers(
     recompute: Recompute,
     received_values: int,
 ) -> list[LayerBytes]:
-    """Of each layer held, in order: bytes of a whole micro-batch, not of a token."""
+    """Bytes of each layer held, in order, for a whole micro-batch rather than a token."""
     kinds: dict[tuple[bool, LayerRecompute], LayerBytes] = {}
-    found = []
+    held = []
     received = received_values * width
     for layer in stage.layers:
         kind = model.is_sparse(layer), layer_recompute(recompute, layer)
@@ -240,8 +221,8 @@ def _layers(
             kinds[kind] = LayerBytes(
                 tokens * each.kept + (received if keeps else 0), tokens * each.backward + received
             )
-        found.append(kinds[kind])
-    return found
+        held.append(kinds[kind])
+    return held
 
 
 def _loss(model: ModelSpec, layout: Layout, tokens: int, width: int, head: int) -> float:

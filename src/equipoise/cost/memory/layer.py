@@ -33,12 +33,12 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute
 
 _ROUTE_BYTES = 24
-"""Of a choice, kept always: token, slot and place of its row (int64 each)."""
+"""Kept of every choice: token, slot and place of its row (int64 each)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Of one layer, for a token of a micro-batch (of all tensor-parallel ranks) or for all."""
+    """Bytes of one layer, for a token of all tensor-parallel ranks or for a whole micro-batch."""
 
     kept: float
     """Kept from the forward to the backward [bytes]."""
@@ -95,7 +95,7 @@ def token_bytes(
 def _feed(
     model: ModelSpec, share: ModelSpec, layout: Layout, *, width: int, sparse: bool
 ) -> tuple[float, float, float]:
-    """Of the feed-forward: kept, kept always, and worked with [bytes]."""
+    """The feed-forward's bytes: kept, kept always, and worked with."""
     if not sparse:
         # The backward has a gradient of each side, makes the hidden units again, and three
         # gradients of them.

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceOverhead:
-    """Of one kind of device; the default is one that holds what is counted and nothing else."""
+    """One kind of device; by default it holds what is counted and nothing else."""
 
     fixed_bytes: int = 0
     """Contexts, workspaces and what libraries load at their first use."""
     kept_share: float = 0.0
-    """Of activations, where a rank runs several micro-batches in a step."""
+    """Share of activations, where a rank runs several micro-batches in a step."""
     passing_share: float = 0.0
-    """Of the loss, working space, messages and, under ZeRO 3, gathered parameters."""
+    """Share of the loss, working space, messages and, under ZeRO 3, gathered parameters."""
     size_bytes: int = 0
     """For each size of a micro-batch that a rank has seen, in bf16."""
     message_copies: float = 0.0
@@ -57,5 +57,5 @@ CPU_OVERHEAD = DeviceOverhead(
 
 Fitted on the runs that ``bench/local/memory.py`` names as fitted, all but one of them of the 2M
 preset. In bf16 a size is taken for 77 kernels. Counted in one run were 38 for 2,048 tokens, the
-first size, 50 for 1,978 and 92 for 2,223, whose number is odd; sizes are not told apart.
+first size, 50 for 1,978 and 92 for 2,223, whose number is odd; sizes are not distinguished.
 """

@@ -37,9 +37,9 @@ class Group:
     """Weights that are gathered and reduced together."""
 
     params: int
-    """Of this rank, gathered."""
+    """Weights of this rank, gathered."""
     owned: int
-    """Of these, the ones that it keeps and updates."""
+    """Those that it keeps and updates."""
     are_spread: bool = False
     """Experts that ranks share."""
 
@@ -117,6 +117,6 @@ def _layer_params(model: ModelSpec, layout: Layout, *, sparse: bool) -> int:
 
 
 def _expert_params(model: ModelSpec, layout: Layout) -> int:
-    """Of the rank that has most."""
+    """What the rank that has most holds."""
     units = -(-model.expert_ffn // layout.etp)
     return -(-model.experts // layout.ep) * 3 * model.hidden * units

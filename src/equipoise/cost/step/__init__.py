@@ -1,1 +1,1 @@
-"""A training step as it is priced: the request, and the work and seconds of a layer."""
+"""The price of a training step: the request, and the work and seconds of a layer."""

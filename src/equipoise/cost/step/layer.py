@@ -1,16 +1,17 @@
 """Seconds of one layer on one rank, by pass and by term.
 
 What it decides
-    Forward, gradient of the input and gradient of the weights apart, for a schedule may run
-    them apart. Each product of the forward has two in the backward, looked up by their own
-    sizes: in the gradient of weights the tokens are the inner side. Attention's backward is all
-    in the gradient of the input. What is computed again is in front of it.
+    Forward, input gradient and weight gradient are priced apart, since a schedule may run them
+    apart. Each product of the forward has two in the backward, priced at their own sizes: in the
+    weight gradient the tokens are the inner dim. Attention's backward belongs entirely to the
+    input gradient, and recomputation precedes it.
 
-    Tensor-parallel traffic is a gather before and a scatter behind each half of a layer, or two
-    reductions without sequence parallelism; the stack's overlap hides its share behind products.
+    Tensor-parallel traffic is a gather before and a reduce-scatter after each half of a layer, or
+    two all-reduces without sequence parallelism; the stack's overlap hides its share behind
+    products.
 
 Kept true (tests/unit/cost/step/test_layer.py)
-    No term is below 0; recomputation adds a forward and nothing else; more overlap never costs.
+    No term is negative; recomputation adds exactly a forward; more overlap never costs.
 
 Sources
     Collectives of a layer: Korthikanti et al., arXiv:2205.05198, section 4. Element-wise
@@ -24,22 +25,23 @@ from typing import Protocol
 
 import numpy as np
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.link import Op
-from equipoise.cost.step.request import TERMS, Floats, StepOptions
+from equipoise.cost.step.request import TERMS, StepOptions
 from equipoise.cost.step.work import LayerWork, Product
 from equipoise.spec.layout import Layout
 
 _MOVES_BACKWARD = 1.6
 
 _LAUNCH_S = 2e-6
-"""Between two kernels on a device that waits for nothing: the gap that profiles show."""
+"""Gap between two kernels on a device that waits for nothing, as profiles show [s]."""
 
 Collective = Callable[[Op, float], float]
-"""From the operation and the bytes of the whole tensor to seconds."""
+"""Seconds of an operation, by the bytes of the whole tensor."""
 
 
 class Rates(Protocol):
-    """What kernels take on one device."""
+    """Kernel times of one device."""
 
     def product_s(self, rows: float, columns: float, inner: float, *, fp8: bool) -> float:
         """One matrix product [s]."""
@@ -54,22 +56,22 @@ class Rates(Protocol):
         backward: bool,
         pack_tokens: Floats | None = None,
     ) -> Floats:
-        """Causal attention over whole documents, each [s]; of one pack, or of packs so large."""
+        """Causal attention over each document [s], in one pack or in packs of a given size."""
 
     @property
     def bytes_per_s(self) -> float:
-        """Between memory and cores, as kernels reach it."""
+        """Memory bandwidth that kernels reach [bytes/s]."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTraffic:
-    """Collectives that a layer waits for, by the group they run in."""
+    """Collectives that a layer waits for, by group."""
 
     tensor: Collective | None
     expert: Collective | None
-    """Between the ranks that share the experts of a layer."""
+    """Among the ranks that share the experts of a layer."""
     within: Collective | None
-    """Between the ranks that share each expert."""
+    """Among the ranks that share each expert."""
 
 
 def add(parts: Floats, row: int, term: str, seconds: float) -> None:
@@ -92,10 +94,10 @@ def price_layer(
 
     Args:
         work: The layer's parts.
-        rates: Of the device.
+        rates: Kernel times of the device.
         layout: Degrees.
         options: Stack, residuals, precision, expert skew.
-        tokens: Of the micro-batch on this rank's context share.
+        tokens: Tokens of the micro-batch on this rank's context share.
         hidden: The model's width.
         traffic: Its collectives.
         width: Bytes of an activation that travels.
@@ -121,8 +123,7 @@ def price_layer(
         add(parts, 0, "tensor traffic", exposed)
         add(parts, 1, "tensor traffic", exposed)
         if stack.sequence_parallel:
-            # The gathered inputs are gathered once more for the gradient of weights; that
-            # travels beside the gradient of the input.
+            # Inputs are gathered once more for the weight gradient, during the input gradient.
             again = 2 * traffic.tensor("all_gather", whole) * residuals.traffic
             beside = parts[1, TERMS.index("products")]
             add(parts, 2, "tensor traffic", max(0.0, again - beside))
@@ -139,20 +140,20 @@ def price_layer(
     if layout.zero < 3:
         summed = work.weights * stack.sum_bytes / rates.bytes_per_s
     else:
-        # Gathered flat and copied out, in two passes; copied in and cast to be reduced.
+        # Gathered flat and copied out, in two passes; copied in and cast for the reduction.
         summed = work.weights * (2 * 4.0 + 2.0 + stack.grad_bytes) / rates.bytes_per_s
     add(parts, 2, "gradient sums", summed * residuals.moves)
     return parts
 
 
 def _halves_s(collective: Collective, whole_bytes: float) -> float:
-    """A gather and a scatter."""
+    """Seconds of a gather and a reduce-scatter."""
     gather = collective("all_gather", whole_bytes)
     return gather + collective("reduce_scatter", whole_bytes)
 
 
 def _tensor_s(collective: Collective, whole_bytes: float, sequence_parallel: bool) -> float:
-    """Two halves of a layer in one pass."""
+    """Seconds of a layer's two halves in one pass."""
     if sequence_parallel:
         return 2 * _halves_s(collective, whole_bytes)
     return 2 * collective("all_reduce", whole_bytes)
@@ -165,8 +166,8 @@ def product_passes(
     rows, columns, inner = product.rows, product.columns, product.inner
     fp8 = options.precision == "fp8" and product.name not in ("head", "router")
     if product.grouped:
-        # One kernel fills the device with tiles of all experts: as one product of all their
-        # rows, but with each expert's weights read once.
+        # One kernel fills the device with tiles of all experts, like one product of all their
+        # rows, but reads each expert's weights once.
         rows = product.rows * product.count
         passes = [
             rates.product_s(rows, columns, inner, fp8=fp8),

@@ -1,20 +1,19 @@
-"""What a step is made of, what is asked about it, and what is answered.
+"""The price of a step: what it depends on, and what it consists of.
 
 Why
     Planner, simulator, benches and ``equipoise simulate`` must mean the same by a step's price.
 
 What it decides
     The nouns. A *stack* says how a training program runs a layout, in facts that its authors
-    publish: which attention kernel, what is fused, what is overlapped. *Residuals* say how far
-    a whole step falls short of kernels that are measured one by one (clocks under load, host,
-    interference); they are fitted on published steps (``bench/published/throughput.py``) and
-    are the only numbers here that are.
+    publish: which attention kernel, what is fused, what is overlapped. *Residuals* say how far a
+    whole step falls short of kernels measured one by one (clocks under load, host,
+    interference); they are the only fitted numbers here (``bench/published/throughput.py``).
 
 The interface
-    One pure function prices a step; it stands on a higher floor because it replays the very
-    pipeline schedule that runs (``equipoise.sim.step``)::
+    One pure function prices a step; it is on a higher floor because it replays the pipeline
+    schedule that runs (``equipoise.sim.step``)::
 
-        machine = equipoise.sim.machine.Machine(cluster)    # keeps what it has looked up
+        machine = equipoise.sim.machine.Machine(cluster)    # caches what it looks up
         price_step(model, machine, layout, options, *, documents=None) -> StepPrice
 
     ``StepPrice.step_s`` is the step, ``terms`` adds up to it, ``memory`` is what the fullest
@@ -27,22 +26,18 @@ Kept true (tests/unit/sim/test_step.py)
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.spec.device.by_name import THIS_CPU, DeviceSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.offload import Offload
 from equipoise.spec.run.spec import Recompute
 
-Floats = npt.NDArray[np.float64]
-
 Precision = Literal["bf16", "fp8", "fp32"]
 
 
 def element_bytes(precision: Precision) -> int:
-    """Bytes of an activation, and of a parameter as it is computed with.
+    """Bytes of an activation's element, and of a parameter's in compute.
 
     >>> element_bytes("fp8"), element_bytes("fp32")
     (2, 4)
@@ -64,10 +59,10 @@ TERMS = (
     "offload traffic",
     "launches",
 )
-"""What a micro-batch's passes are made of, in the order of every table of parts."""
+"""The terms of a micro-batch's passes: columns of every table of parts."""
 
 PASSES = ("forward", "input", "weight")
-"""Rows of a table of parts: forward, gradient of the input, gradient of the weights."""
+"""Rows of every table of parts: forward, input gradient, weight gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,61 +70,61 @@ class Stack:
     """How a training program runs a layout."""
 
     attention: Literal["flash", "unfused"] = "flash"
-    """``unfused`` writes scores to memory, and computes masked ones too."""
+    """``unfused`` writes scores to memory, masked ones included."""
     attention_rate: float = 1.0
     """Speed of the attention kernel over the device's measured one, which is its fastest."""
     repeats_keys: bool = False
-    """Keys and values are copied for every query head before attention, and travel so."""
+    """Keys and values are copied for every query head before attention, and travel as copies."""
     fused: bool = True
     """Neighbouring element-wise operations are one kernel."""
     sequence_parallel: bool = True
     """Norms and residuals are divided over tensor-parallel ranks."""
     tensor_overlap: float = 0.0
-    """Share of tensor-parallel traffic that travels beside the products it feeds, 0 to 1."""
+    """Share of tensor-parallel traffic that overlaps the products it feeds, 0 to 1."""
     data_overlap: bool = True
-    """Gradients and parameters travel beside backward and forward."""
+    """Traffic of gradients and parameters overlaps backward and forward."""
     grad_bytes: int = 4
-    """Of a gradient as it is reduced."""
+    """Bytes of a gradient's element as it is reduced."""
     sum_bytes: float = 8.0
-    """Of a weight, moved to add a micro-batch's gradient to the sum of those before: a sum in
-    fp32 read and written, or one in 16 bits beside a gradient written apart."""
+    """Bytes moved per weight to accumulate a micro-batch's gradient: a sum in fp32 read and
+    written, or one in 16 bits plus a gradient written separately."""
     rails: float = 1.0
-    """Share of a node's network ports that parameters of ZeRO 3 travel over."""
+    """Share of a node's network ports that carry ZeRO 3's parameters."""
     dropout: bool = False
-    """Layers drop out, and keep the masks."""
+    """Layers use dropout, and keep its masks."""
     offloads_master: bool = True
-    """An optimizer in host memory takes fp32 weights along; otherwise its moments alone."""
+    """An optimizer in host memory holds fp32 weights there, and not only its moments."""
     logit_bytes: float = 6.0
-    """Held of each logit at once: one in 16 bits and one in fp32; 0 where the loss is made in
+    """Bytes held per logit: one copy in 16 bits and one in fp32; 0 if the loss is computed in
     chunks."""
     slack_share: float = 0.04
-    """What a caching allocator cannot use, as a share of what comes and goes: 2 to 5 percent."""
+    """Memory lost to a caching allocator, as a share of what comes and goes: 2 to 5 percent."""
     split: Literal["exact", "equal"] = "exact"
-    """Layers to stages: so that the slowest is fastest, or as many in each."""
+    """How layers are split into stages: slowest stage fastest, or equally many in each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """What a step takes over what its kernels take one by one; all 1 and 0 is kernels alone."""
+    """Ratio of a step's time to that of its kernels one by one; 1 and 0 add nothing."""
 
     products: float = 1.0
     attention: float = 1.0
     moves: float = 1.0
     traffic: float = 1.0
     step_share: float = 0.0
-    """Of the whole step, lost between its parts: host, stragglers, checkpoints of clocks."""
+    """Share of the whole step lost between its parts: host, stragglers, clock changes."""
 
 
 FITTED = Residuals(products=1.13, traffic=1.24)
 """Fitted on 475 published steps of nine sources (``bench/published/throughput.py``, 2026-11-21):
-clocks that sink under load, and links that others use. Each source left out in turn, these two move
+clocks that drop under load, and links that others use. With any one source left out, these two move
 by at most 0.02 and 0.08."""
 
 
 def residuals_of(device: DeviceSpec) -> Residuals:
-    """Of a device: the fitted ones, but none for this machine.
+    """The residuals of a device: the fitted ones, but none for this machine.
 
-    Its curves were measured here under a load like a run's, and hold residuals of their own.
+    This machine's curves were measured under a load like a run's and include its residuals.
 
     >>> from equipoise.spec.device.by_name import find_device
     >>> residuals_of(find_device("h100-sxm")).products
@@ -145,7 +140,7 @@ class StepOptions:
     context_tokens: int
     """Window: tokens of one sequence."""
     step_sequences: int
-    """Windows of one step, over all ranks."""
+    """Windows of one step over all ranks."""
     micro_batch: int = 1
     """Windows of one micro-batch."""
     virtual: int = 1
@@ -156,15 +151,15 @@ class StepOptions:
     offload: Offload = "none"
     precision: Precision = "bf16"
     expert_skew: float = 1.0
-    """Rows of the expert rank that has most, over the mean [ratio]."""
+    """Rows of the expert rank with the most, over the mean [ratio]."""
     policy: str = "by-work"
-    """Of ``balance.packing.pack``, where document lengths are given."""
+    """A policy of ``balance.packing.pack``, used if document lengths are given."""
     sharding: str = "mixed"
-    """Of ``balance.context.sharding``: which context rank holds which tokens."""
+    """A sharding of ``balance.context.sharding``: which context rank holds which tokens."""
     context_strategy: str = "needed-kv"
-    """Of ``schedule.attention.strategies``: what travels between context ranks."""
+    """A strategy of ``schedule.attention.strategies``: what travels between context ranks."""
     seed: int = 0
-    """Of the documents that are drawn."""
+    """Seed of drawn documents."""
     stack: Stack = field(default_factory=Stack)
     residuals: Residuals = FITTED
 
@@ -172,7 +167,7 @@ class StepOptions:
         """Micro-batches of each data-parallel rank.
 
         Raises:
-            LayoutError: the step's sequences are no whole number of them.
+            LayoutError: the step's sequences do not divide into them.
 
         >>> StepOptions(8192, 2048).count_micro_batches(Layout(dp=64, tp=8, pp=16))
         32
@@ -181,13 +176,13 @@ class StepOptions:
         if self.step_sequences % each or self.step_sequences < 1:
             nearest = max(1, round(self.step_sequences / each)) * each
             raise LayoutError(
-                f"{self.step_sequences:,} sequences of a step are no whole number of micro-batches "
+                f"A step of {self.step_sequences:,} sequences does not divide into micro-batches "
                 f"of {self.micro_batch} on {layout.dp} data-parallel ranks. Nearest: {nearest:,}."
             )
         return self.step_sequences // each
 
     def require(self) -> None:
-        """Refuse numbers that are no sizes.
+        """Refuse sizes below 1.
 
         Raises:
             SpecError: names the number.
@@ -197,42 +192,42 @@ class StepOptions:
                 raise SpecError(f"{name} is {getattr(self, name)}. Give a whole number above 0.")
         if not self.expert_skew >= 1:
             raise SpecError(
-                f"expert_skew is {self.expert_skew:g}. Give the rows of the expert rank that has "
-                f"most over the mean: 1 is balanced."
+                f"expert_skew is {self.expert_skew:g}. Give the rows of the fullest expert rank "
+                f"over the mean: 1 is balanced."
             )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPrice:
-    """A step, priced."""
+    """The price of a step."""
 
     step_s: float
     terms: dict[str, float]
-    """Of the rank that computes most, in seconds; they add up to ``step_s``."""
+    """Seconds by term of the rank that computes the most; they add up to ``step_s``."""
     busy_s: Floats
-    """Computing, of each stage's rank, float64 [pp]."""
+    """Compute time of each stage's rank, float64 [pp]."""
     exposed_s: Floats
-    """Waiting for messages that nothing hides, float64 [pp]."""
+    """Time that each stage's rank waits for exposed messages, float64 [pp]."""
     bubble_s: Floats
-    """Waiting for other stages, float64 [pp]."""
+    """Time that each stage's rank waits for other stages, float64 [pp]."""
     memory: dict[str, float]
-    """Peak of the fullest stage by term [bytes]."""
+    """Peak memory of the fullest stage by term [bytes]."""
     memory_bytes: Floats
-    """Peak of each stage, float64 [pp]."""
+    """Peak memory of each stage, float64 [pp]."""
     capacity_bytes: int
-    """What tensors may fill."""
+    """Device memory that tensors may fill."""
     host_bytes: Floats
-    """Of host memory, by each stage's rank, float64 [pp]."""
+    """Host memory used by each stage's rank, float64 [pp]."""
     host_capacity_bytes: int
-    """Of host memory, a device's share."""
+    """A device's share of host memory."""
     tokens: int
-    """Of the whole step."""
+    """Tokens of the whole step."""
     useful_flop: float
-    """Each causal pair once."""
+    """FLOP with each causal pair counted once."""
     published_flop: float
-    """Every pair of a window, as Megatron-LM counts."""
+    """FLOP with every pair of a window, as Megatron-LM counts."""
     extrapolated: tuple[str, ...]
-    """Curves that were read beyond their measured sizes."""
+    """Curves read beyond their measured sizes."""
 
     @property
     def fits(self) -> bool:
@@ -246,5 +241,5 @@ class StepPrice:
 
     @property
     def needs_bytes(self) -> float:
-        """Memory of a device with which the step would fit: none is enough for a full host."""
+        """Device memory with which the step would fit; infinite if the host is full."""
         return float(self.memory_bytes.max()) if self.fits_host else float("inf")

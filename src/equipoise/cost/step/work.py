@@ -1,14 +1,14 @@
-"""What one rank of a layout computes and moves for one micro-batch, counted by part.
+"""Count what one rank of a layout computes and moves for one micro-batch, by part.
 
 Why
-    Seconds come from sizes: a product of 4,096 rows runs at another rate than one of 128, the
-    gradient of weights has its tokens as the inner side, and what tensor parallelism divides is
-    not what context parallelism divides. So parts are kept apart until they are priced.
+    Seconds depend on sizes: a product of 4,096 rows runs at another rate than one of 128, the
+    weight gradient has tokens as the inner dim, and tensor and context parallelism divide
+    different things. So parts are kept apart until they are priced.
 
 What it decides
     The parts of a layer: products (projections, feed-forward, experts), the attention core by
-    documents, and *moves*, the bytes that norms, rotations, activations and residuals carry
-    between memory and cores. Widths that tensor parallelism divides are this rank's share.
+    document, and *moves*, the bytes that norms, rotations, activations and residuals carry
+    between memory and cores. Widths divided by tensor parallelism are this rank's share.
 
     FLOP are counted by two conventions, kept apart by name:
 
@@ -18,7 +18,7 @@ What it decides
     =========== ==================================================================
 
 Kept true (tests/unit/cost/step/test_work.py)
-    Over all ranks of a layout, products add up to ``useful_flop``'s, whatever the layout.
+    Over all ranks of any layout, products add up to those of ``useful_flop``.
 
 Sources
     Products of a sharded layer: Megatron-LM, arXiv:1909.08053, section 3. Experts folded over
@@ -29,14 +29,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.work import Ints, pair_flop
+from equipoise.base.arrays import Ints
+from equipoise.cost.work import pair_flop
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Matrix products of one size: ``[rows, inner] x [inner, columns]``, so many of them."""
+    """``count`` matrix products of one size: ``[rows, inner] x [inner, columns]``."""
 
     name: str
     rows: float
@@ -45,11 +46,11 @@ class Product:
     inner: int
     count: int = 1
     grouped: bool = False
-    """One kernel runs all of them: experts."""
+    """Whether one kernel runs all of them, as for experts."""
 
     @property
     def flop(self) -> float:
-        """Of one forward."""
+        """FLOP of one forward."""
         return 2.0 * self.count * self.rows * self.columns * self.inner
 
 
@@ -61,18 +62,18 @@ class LayerWork:
     heads: int
     """Query heads of this rank."""
     kv_heads: float
-    """Key/value heads of this rank; below one where ranks hold copies."""
+    """Key/value heads of this rank; below 1 if ranks hold copies."""
     score_width: int
     head_width: int
     moved_bytes: float
-    """Of norms, rotations, activations and residuals, where each is one kernel that reads its
+    """Bytes moved by norms, rotations, activations and residuals, each one kernel that reads its
     inputs and writes its output."""
     kernels: int
-    """Launches of one forward, products and attention among them."""
+    """Kernel launches of one forward, with products and attention."""
     routed_rows: float
-    """Rows that this rank sends to experts, and gets back; 0 of a dense layer."""
+    """Rows that this rank sends to experts and gets back; 0 in a dense layer."""
     weights: float
-    """Of this rank."""
+    """Weights of this rank."""
 
 
 def layer_work(
@@ -91,13 +92,13 @@ def layer_work(
 
     Args:
         model: Sizes.
-        layout: Degrees; only tp, cp, ep and etp are looked at.
-        tokens: Of the micro-batch on this rank's context share [tokens].
-        sparse: A layer with experts.
+        layout: Degrees; only tp, cp, ep and etp matter.
+        tokens: Tokens of the micro-batch on this rank's context share.
+        sparse: Whether the layer has experts.
         sequence_parallel: Whether norms and residuals are divided over tensor-parallel ranks.
         fused: Whether neighbouring element-wise operations are one kernel.
         repeats_keys: Whether keys and values are copied for every query head.
-        expert_skew: The expert rank that gets most rows, over the mean [ratio]; balanced is 1.
+        expert_skew: Rows of the fullest expert rank over the mean [ratio]; 1 is balanced.
         width: Bytes of an activation.
     """
     tp, hidden = layout.tp, model.hidden
@@ -107,9 +108,9 @@ def layer_work(
     value = heads * model.head_width
     products = list(_attention_products(model, tokens, tp, kv_heads))
     beside = tokens / (tp if sequence_parallel else 1)
-    # Two norms, each read and written, and two residuals, each two reads and a write.
+    # Two norms, one read and one write each, and two residuals, two reads and one write each.
     moved = beside * hidden * width * (2 * 2 + 2 * 3)
-    if model.gated:  # models of before had learned positions
+    if model.gated:  # older models have learned positions
         moved += tokens * width * 2 * (query + kv_heads * model.head_width)  # rotations
     if repeats_keys:
         moved += tokens * width * 2 * (heads + kv_heads) * model.head_width
@@ -131,7 +132,7 @@ def layer_work(
             Product("experts", rows, up, hidden, local, grouped=True),
             Product("experts", rows, hidden, ffn, local, grouped=True),
         ]
-        # Rows are put in order and back, scaled and added; the activation in between.
+        # Rows are sorted and unsorted, scaled and added, with the activation in between.
         moved += rows * local * width * (ffn * model.products + 4 * hidden)
         moved += routed * hidden * width * 3 + 4.0 * routed / model.top_k * model.experts * 4
         kernels += 12
@@ -141,7 +142,7 @@ def layer_work(
     kernels += sum(1 if each.grouped else each.count for each in products) + 1
     if not fused:
         # Eager: a norm is up to five passes in fp32, a gated activation two kernels, and biases,
-        # dropout and casts pass by themselves.
+        # dropout and casts are passes of their own.
         moved *= 1.5
         kernels *= 2
     return LayerWork(
@@ -192,7 +193,7 @@ def head_work(model: ModelSpec, layout: Layout, tokens: float) -> Product:
 def published_flop(model: ModelSpec, doc_tokens: Ints) -> float:
     """Forward and backward FLOP as Megatron-LM and NVIDIA's recipes count them.
 
-    Every pair of a document counts, masked ones too, and nothing that is computed a second time.
+    Every pair of a document counts, masked ones included; recomputation does not.
 
     Args:
         model: Sizes.

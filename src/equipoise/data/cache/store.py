@@ -32,7 +32,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,26 @@ class TokenStore:
     source_kind: str
     empty_documents: int
     undecodable_documents: int
+
+    @classmethod
+    def in_memory(cls, tokens: NDArray[Any], doc_tokens: NDArray[np.int64], vocab: int) -> Self:
+        """Tokens that no disk has, of documents end to end."""
+        return cls(
+            tokens=tokens,
+            doc_tokens=doc_tokens,
+            offsets=np.concatenate(([0], np.cumsum(doc_tokens))),
+            origins=np.zeros((len(doc_tokens), 2), np.int64),
+            vocab=vocab,
+            end=0,
+            tokenizer_file=Path(),
+            folder=Path(),
+            digest="",
+            first_digest="",
+            source_name="drawn",
+            source_kind="text",
+            empty_documents=0,
+            undecodable_documents=0,
+        )
 
     @property
     def documents(self) -> int:

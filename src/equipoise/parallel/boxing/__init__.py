@@ -1,1 +1,1 @@
-"""Redistribution of tensors between ranks, and where torch's own is refused."""
+"""Redistribution of one tensor, on ranks. An island: nothing that trains imports it."""

@@ -7,7 +7,7 @@ Why
 What it decides
     Nothing: the schedule is the same on every rank and says all. Boxes that are one run of
     memory are sent from where they are and received where they belong; others are packed, those
-    for several ranks by one copy where they lie regularly (``comm.blocks``). Parts of a sum are
+    for several ranks by one copy where they lie regularly (``blocks``). Parts of a sum are
     added in the order of ranks and in the tensor's own dtype, so every rank has the same bits, on
     every run.
 
@@ -27,20 +27,13 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
-from equipoise.comm.blocks import How, block_of, pack, put, unpack, view_of
 from equipoise.comm.mail import Mail, Parcel
-from equipoise.schedule.attention.price import LinkPrice
+from equipoise.parallel.boxing.blocks import How, block_of, pack, put, unpack, view_of
+from equipoise.schedule.boxing.block import Block, Box
 from equipoise.schedule.boxing.exchange import Exchange, exchange_of, filling_of, flat_exchanges
-from equipoise.schedule.boxing.path import BoxingRequest, BoxingSchedule, conjugate, plan_one_step
-from equipoise.schedule.boxing.placement import (
-    Broadcast,
-    MeshTensor,
-    Partial,
-    Split,
-    write_placements,
-)
+from equipoise.schedule.boxing.path import BoxingSchedule, conjugate
+from equipoise.schedule.boxing.placement import Partial, write_placements
 from equipoise.schedule.boxing.step import BoxingStep
-from equipoise.spec.block import Block, Box
 
 
 def redistribute(
@@ -81,22 +74,6 @@ def redistribute(
         )
     out: Tensor = _Redistribute.apply(local, schedule, backward, mail)  # type: ignore[no-untyped-call]
     return out
-
-
-def gather_split(part: Tensor, dim: int, size: int, mail: Mail) -> Tensor:
-    """Every rank's part of a dim, side by side; not differentiable.
-
-    Args:
-        part: This rank's run of the dim, as torch cuts it.
-        dim: Which is split over the ranks.
-        size: Of the whole dim.
-        mail: Between the ranks.
-    """
-    shape = (*part.shape[:dim], size, *part.shape[dim + 1 :])
-    on = MeshTensor(shape, (mail.ranks,))
-    any_link = LinkPrice(0.0, 1.0)  # one step leaves no choice between links
-    request = BoxingRequest(on, (Split(dim),), (Broadcast(),), part.element_size(), (any_link,))
-    return redistribute(part, plan_one_step(request), mail)
 
 
 def play_boxing(parts: Sequence[Tensor], schedule: BoxingSchedule) -> list[Tensor]:
@@ -239,12 +216,12 @@ def _fill(local: Tensor, schedule: BoxingSchedule, step: BoxingStep, rank: int) 
     """This rank's part of a sum, or of a maximum, that is the tensor it has or has a part of."""
     after = step.after[step.axes[0]]
     reduce = after.reduce if isinstance(after, Partial) else "sum"
-    found = filling_of(schedule.on, step, rank)
-    if found.is_whole:
+    filling = filling_of(schedule.on, step, rank)
+    if filling.is_whole:
         return local
-    out = local.new_full(found.shape, _identity(local.dtype, reduce))
-    if found.box is not None:
-        _part(out, found.box).copy_(local)
+    out = local.new_full(filling.shape, _identity(local.dtype, reduce))
+    if filling.box is not None:
+        _part(out, filling.box).copy_(local)
     return out
 
 

@@ -21,12 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equipoise.balance.context.plan import ContextPlan, plan_context, share_tokens
 from equipoise.base.errors import CheckError, LayoutError
 from equipoise.comm.mail import Ledger, Mail, Parcel
 from equipoise.comm.steps import allocate, pack, unpack
 from equipoise.nn.attention import cast_as_autocast, require_alike
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
-from equipoise.parallel.context.plan import ContextPlan, plan_context, share_tokens
+from equipoise.parallel.context.program import compile_rank
 from equipoise.spec.mask import CAUSAL, Mask
 
 
@@ -114,7 +115,7 @@ def attend_by_plan(
             f"The plan is for {schedule.ranks} ranks, but the group has {mail.ranks}. Plan for the "
             f"ranks of the group."
         )
-    program = plan.program(mail.rank)
+    program = compile_rank(schedule, mail.rank)
     tokens, heads, kv_heads = len(q_tHE), q_tHE.shape[1], k_tGE.shape[1]
     if (tokens, heads, kv_heads) != (program.home_tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(
@@ -262,7 +263,7 @@ def attend_in_one_process(
     if sent_bytes is None:
         sent_bytes = np.zeros((schedule.ranks, schedule.ranks), dtype=np.int64)
     order = torch.from_numpy(np.concatenate(plan.shares.rows)).to(q_THE.device)
-    programs = tuple(map(plan.program, range(schedule.ranks)))
+    programs = tuple(compile_rank(schedule, rank) for rank in range(schedule.ranks))
     parts = (x[order] for x in (q_THE, k_TGE, v_TGE))
     out: Tensor = AttendInOneProcess.apply(  # type: ignore[no-untyped-call]
         *parts, programs, sent_bytes

@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equipoise.balance.context.plan import plan_context, share_tokens
 from equipoise.base.digest import digest_bytes
 from equipoise.base.errors import LayoutError
 from equipoise.parallel.context.agree import require_one_pack
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import plan_context, share_tokens
 from equipoise.spec.mask import Mask
 
 REGISTERED = "equipoise"

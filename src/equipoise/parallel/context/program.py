@@ -20,11 +20,13 @@ Kept true (tests/unit/parallel/test_context.py, by Hypothesis)
     Whatever the schedule, the executor that obeys these rows equals one rank.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from equipoise.base.arrays import Ints
 from equipoise.schedule.attention.runs import join_runs
 from equipoise.schedule.attention.schedule import (
     TILE_KINDS,
@@ -35,7 +37,6 @@ from equipoise.schedule.attention.schedule import (
 )
 from equipoise.spec.pack import Pieces
 
-Ints = Pieces
 Rows = slice | torch.Tensor
 """Rows of a tensor: a slice, or int64 indices without repetition."""
 
@@ -148,6 +149,7 @@ def _range(ranges: list[tuple[int, int]]) -> slice:
     return slice(min(first for first, _ in ranges), max(stop for _, stop in ranges))
 
 
+@functools.lru_cache(maxsize=64)
 def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
     """Turn one rank's rounds into rows of its tensors.
 
@@ -155,7 +157,7 @@ def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
         schedule: A schedule that ``check_attention`` accepts.
         rank: The rank to compile for.
 
-    Cost: O(messages x runs + tiles x heads).
+    Cost: O(messages x runs + tiles x heads); the last 64 programs are kept.
     """
     compiler = _Compiler(schedule, rank)
     home = schedule.home[rank]

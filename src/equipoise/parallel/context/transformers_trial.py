@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from equipoise.balance.context.plan import ContextShares, plan_context, share_tokens
 from equipoise.base.errors import CheckError
 from equipoise.parallel.context.attention import attend_in_one_process
 from equipoise.parallel.context.batch import IGNORED, REGISTERED, ContextPack
-from equipoise.parallel.context.plan import ContextShares, plan_context, share_tokens
 from equipoise.parallel.context.transformers_rope import length_dependent_types, switch_lengths
 from equipoise.spec.mask import Mask
 

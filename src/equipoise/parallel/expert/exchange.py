@@ -1,7 +1,7 @@
 """Expert parallelism: experts live on several ranks, and tokens travel to them and back.
 
 Why
-    Of the weights of a mixture of experts a token uses few. Spread over ranks, each keeps and
+    A token uses few of the weights of a mixture of experts. Spread over ranks, each keeps and
     updates its own experts alone, and computes them for the tokens of all.
 
 What it decides
@@ -64,7 +64,7 @@ class ExpertExchange:
     """The ranks that share the weights of each expert, if this one does not have them whole."""
 
     def __call__(self, x_RD: Tensor, counts_X: Tensor, experts: Experts) -> Tensor:
-        """Outputs of rows that are sorted by expert [R, D]."""
+        """Outputs [R, D]; rows are sorted by expert, ``counts_X`` rows each."""
         here_NX = self.tell(counts_X)
         by_rank = torch.stack([each.sum() for each in counts_X.split(self.experts)])
         sent, received = by_rank.tolist(), here_NX.sum(1).tolist()
@@ -72,10 +72,10 @@ class ExpertExchange:
         if self.split is None:
             y_SD = self.compute(arrived_SD, here_NX, experts)
         else:
-            told = self.split.tell(here_NX)
-            sizes = told.flatten(1).sum(1).tolist()
+            all_NX = self.split.tell(here_NX)
+            sizes = all_NX.flatten(1).sum(1).tolist()
             all_SD = self.split.gather(arrived_SD, sizes)
-            parts_SD = self.compute(all_SD, told.flatten(0, 1), experts)
+            parts_SD = self.compute(all_SD, all_NX.flatten(0, 1), experts)
             y_SD = self.split.sum_back(parts_SD, sizes)
         return self.send(y_SD, received, sent)
 
@@ -92,11 +92,11 @@ class ExpertExchange:
     def tell(self, counts_X: Tensor) -> Tensor:
         """Rows that come from each rank for each expert here, int64 [ranks, experts here]."""
         here = self.experts[self.peers.rank]
-        told = self.move(counts_X, self.experts, [here] * self.peers.count)
-        return told.view(self.peers.count, here)
+        arrived = self.move(counts_X, self.experts, [here] * self.peers.count)
+        return arrived.view(self.peers.count, here)
 
     def move(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send so many first rows to each rank, and receive as many as each sends."""
+        """Send runs of rows to the ranks, in order, and receive theirs; a length for each rank."""
         if self.peers.count == 1:
             return rows.view_as(rows)
         out = rows.new_empty(sum(received), *rows.shape[1:])
@@ -234,7 +234,7 @@ def _place(mine: Tensor, whole: Tensor, weights: DeviceMesh, dim: int) -> nn.Par
 
 
 def _experts_mesh(mesh: Mesh) -> DeviceMesh:
-    """Of the weights of experts: ZeRO innermost, so that it splits what a rank has of them."""
+    """The mesh of experts' weights: ZeRO innermost, so that it splits what a rank has of them."""
     layout = mesh.layout
     grid = layout.grid("pp", "ep", "etp", "edp")[mesh.coordinates["pp"]]
     alone = join_alone(mesh.ranks)

@@ -34,8 +34,8 @@ def settle_experts(decoder: Decoder, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """
     model = decoder.model
     sparse = [at for at in range(model.layers) if model.is_sparse(at)]
-    found = [(row, balances(decoder.layers[at])) for row, at in enumerate(sparse)]
-    held = [(row, mine[0]) for row, mine in found if mine]
+    rows = [(row, balances(decoder.layers[at])) for row, at in enumerate(sparse)]
+    held = [(row, mine[0]) for row, mine in rows if mine]
     loads = torch.zeros(len(sparse), model.experts, dtype=torch.int64, device=ranks.device)
     penalty = torch.zeros((), dtype=torch.float64, device=ranks.device)
     for row, each in held:

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import PackAttention
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.nn.tensor import rows_of
 from equipoise.parallel.pipeline.slices import LayerAttention
+from equipoise.spec.layout import rows_of
 from equipoise.spec.model.presets import ModelSpec
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest
 from equipoise.comm.mesh import Peers
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.zero.shard import ShardedDecoder
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.replicas import (
     check_meetings,
     count_exchanges,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch.distributed as dist
 
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import EventSink
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import PipelineTimeline
@@ -69,7 +69,7 @@ def measured_prices(timelines: Sequence[PipelineTimeline], like: PipelinePrices)
 
 
 def write_spans(
-    journal: Journal,
+    journal: EventSink,
     timeline: PipelineTimeline,
     *,
     step: int,

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.comm.mesh import Peers
-from equipoise.nn.tensor import rows_of
+from equipoise.spec.layout import rows_of
 
 
 def _counts(tokens: int, peers: Peers) -> list[int]:

@@ -27,12 +27,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from equipoise.base.axes import TENSOR_AXIS
-from equipoise.comm.mail import Mail
 from equipoise.comm.mesh import Mesh, Peers
 from equipoise.nn.declare import Placement, Split, declared
 from equipoise.nn.decoder import Attention, Decoder, DecoderLayer
 from equipoise.nn.tensor import part_of
-from equipoise.parallel.boxing.redistribute import gather_split
 from equipoise.parallel.tensor.rows import enter, leave
 
 
@@ -72,12 +70,17 @@ class TensorGroup:
         return x.copy_(parts.view(self.ranks, *x.shape).sum(0))
 
     def join_columns(self, x_Tv: Tensor, columns: int) -> Tensor:
-        """Every rank's columns side by side."""
-        return gather_split(x_Tv, 1, columns, Mail(self.peers.group))
+        """Every rank's columns side by side; the last ranks may have fewer, or none."""
+        longest = -(-columns // self.ranks)
+        padded = x_Tv.new_zeros(len(x_Tv), longest)
+        padded[:, : x_Tv.shape[1]] = x_Tv.detach()
+        parts = x_Tv.new_empty(self.ranks, *padded.shape)
+        dist.all_gather_single(parts, padded, group=self.peers.group)
+        return parts.transpose(0, 1).reshape(len(x_Tv), -1)[:, :columns].contiguous()
 
 
 def split_weights(decoder: Decoder, mesh: Mesh) -> None:
-    """Leave each rank its share of a decoder's weights, and tell its blocks of each other.
+    """Leave each rank its share of a decoder's weights, and let its blocks know of the others.
 
     Args:
         decoder: Whole, and the same on every rank.
@@ -105,7 +108,7 @@ def split_weights(decoder: Decoder, mesh: Mesh) -> None:
 
 
 def _share(weight: Tensor, placement: Placement, mesh: DeviceMesh, peers: Peers) -> DTensor:
-    """A whole weight as one of a mesh, of which this rank keeps its part."""
+    """A whole weight placed on a mesh; this rank keeps its part alone."""
     places: list[Replicate | Shard] = [Replicate() for _ in range(mesh.ndim)]
     part = weight.detach()
     if isinstance(placement, Split) and (placement.parts or peers.count) % peers.count == 0:

@@ -1,4 +1,4 @@
-"""Data parallelism with ZeRO 0 to 3, through ``fully_shard``.
+"""Data parallelism with ZeRO 0 to 3, through ``fully_shard``: the last axis that is applied.
 
 What it decides
     ====  ==========================  ================================  =================
@@ -47,8 +47,6 @@ from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.memory.weights import SMALL_BYTES, Group, is_kept_whole
 from equipoise.nn.decoder import Decoder
-from equipoise.parallel.expert.exchange import spread_experts
-from equipoise.parallel.tensor.shard import split_weights
 from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
 
 
@@ -68,7 +66,8 @@ class ShardedDecoder:
         """Shard the decoder's weights over the ranks that hold them alike.
 
         Args:
-            decoder: Whole, or some stages of a pipeline; with the same weights on every rank.
+            decoder: As ``parallel.apply`` leaves it: whole, or some stages of a pipeline; experts
+                and tensors divided already.
             ranks: All of them; each calls this.
             zero: ZeRO stage.
             precision: ``fp32``, or ``bf16`` with fp32 master weights and sums.
@@ -81,14 +80,9 @@ class ShardedDecoder:
         self._device = ranks.device
         self.zero = zero
         self._small: set[nn.Module] = set()
-        policy = MixedPrecisionPolicy()
-        if precision == "bf16":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        policy = mixed_precision(precision)
         weights, data_axes = ranks.data_mesh(zero) if mesh is None else mesh.weights, None
-        if mesh is not None:
-            spread_experts(decoder, mesh, policy=policy)
         if mesh is not None and mesh.layout.tp > 1:
-            split_weights(decoder, mesh)
             copied = REPLICATE_AXIS if REPLICATE_AXIS in (weights.mesh_dim_names or ()) else None
             data_axes = DataParallelMeshDims(shard=SHARD_AXIS, replicate=copied)
         pp = 1 if mesh is None else mesh.layout.pp
@@ -131,6 +125,13 @@ class ShardedDecoder:
         empty = torch.zeros(0, dtype=torch.int64, device=self._device)
         self.prepare_micro_batch(last=True)
         self.decoder(empty, (), labels_T=empty).backward()
+
+
+def mixed_precision(precision: str) -> MixedPrecisionPolicy:
+    """In which dtypes weights are gathered and gradients summed: ``fp32`` or ``bf16``."""
+    if precision == "bf16":
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy()
 
 
 def _count_own(module: nn.Module) -> int:

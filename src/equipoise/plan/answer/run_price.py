@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.base.units import GIB
-from equipoise.cost.memory.forecast import MemoryForecast, StageShare, forecast_memory
+from equipoise.cost.memory.forecast import MemoryForecast, forecast_memory
 from equipoise.plan.answer.final import Finalist, degrees_of, price_finalists
 from equipoise.plan.answer.run_steps import RunSteps
 from equipoise.plan.search.deadline import NEVER, Deadline
@@ -27,13 +27,11 @@ from equipoise.plan.search.packs import Packer
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space
-from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V
 from equipoise.sim.step import Documents, StepRun
+from equipoise.spec.catalog import Policy
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Wall
-from equipoise.spec.run.spec import Policy, Precision
+from equipoise.spec.run.spec import Precision
 
 _PRICED = 24
 """Choices that are priced whole under each policy."""
@@ -64,26 +62,26 @@ def price_run(
 
     Args:
         search: What was searched, under one of the policies.
-        outcome: What it found.
+        outcome: The search's answer.
         steps: Of the run.
         policies: To be compared; a finalist's is in its options.
         precision: Of the run.
         count: How many, with the best.
         due: When they are to be priced.
     """
-    found: list[Finalist] = []
+    finalists: list[Finalist] = []
     for policy in policies:
-        if found and due.is_over():
+        if finalists and due.is_over():
             break
         space, place = search.space, NAMED["policy"].index(policy)
         space = Space(space.columns | {"policy": np.full(len(space), place)}, space.base)
         under = Search(search.model, search.machine, space, packer=packer_of(steps, policy))
         for each in price_finalists(under, outcome, _PRICED, due):
             tokens = steps.most_tokens(policy, each.choice.layout)
-            found.append(with_memory(search.model, each, tokens, precision))
-    found.sort(key=_order)
+            finalists.append(with_memory(search.model, each, tokens, precision))
+    finalists.sort(key=_order)
     distinct: dict[Choice, Finalist] = {}
-    for each in found:
+    for each in finalists:
         options = dataclasses.replace(each.choice.options, policy="any")
         distinct.setdefault(Choice(each.choice.layout, options), each)
     firsts: dict[tuple[int, ...], Finalist] = {}
@@ -132,43 +130,25 @@ def forecast_ranks(
         tokens: Of the largest micro-batch [tokens].
         precision: Of activations.
     """
-    layout, options = choice.layout, choice.options
-    sizes = np.array(run.slowest.tokens, dtype=np.int64)
-    layers = np.array(run.layers, dtype=np.int64)
-    in_flight = count_in_flight(run.slowest.schedule, layers[:, None] * sizes[None, :]).peak
-    stages = len(layers)
-    in_v = options.schedule in IN_V
-    place = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, stages)
-    edges = np.concatenate([[0], np.cumsum(layers)]).tolist()
+    sizes = run.slowest.tokens
     # Others' keys and values of a layer's share, where context ranks bring them together.
-    own = -(-tokens // layout.cp)
-    heads = max(1, model.kv_heads // layout.tp)
+    own = -(-tokens // choice.layout.cp)
+    heads = max(1, model.kv_heads // choice.layout.tp)
     received = 2 * heads * model.head_width * (tokens - own)
-    found = []
-    for rank in range(layout.pp):
-        held = np.flatnonzero(place == rank).tolist()
-        mine = [layer for stage in held for layer in range(edges[stage], edges[stage + 1])]
-        largest = max(1, len(mine)) * int(sizes.max())
-        share = StageShare(
-            tuple(mine),
-            embeds=0 in held,
-            has_head=stages - 1 in held,
-            kept_micro_batches=float(in_flight[rank]) / largest if layout.pp > 1 else 1.0,
+    return [
+        forecast_memory(
+            model,
+            choice.layout,
+            tokens=own,
+            precision=precision,
+            recompute=choice.options.recompute,
+            stage=share,
+            received_values=received,
+            micro_batches=len(sizes),
+            sizes=len(set(sizes)),
         )
-        found.append(
-            forecast_memory(
-                model,
-                layout,
-                tokens=own,
-                precision=precision,
-                recompute=options.recompute,
-                stage=share,
-                received_values=received,
-                micro_batches=len(sizes),
-                sizes=len(set(sizes.tolist())),
-            )
-        )
-    return found
+        for share in run.memory.shares
+    ]
 
 
 def find_window_wall(

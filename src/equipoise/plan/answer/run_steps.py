@@ -14,42 +14,30 @@ Kept true (tests/unit/plan/answer/test_run_steps.py)
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balance.packing.pack import DIVIDES, make_packer
+from equipoise.balance.packing.pack import make_packer
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import causal_pairs, useful_flop
 from equipoise.data.stream import DocumentStream
+from equipoise.sim.drawn import STEPS
 from equipoise.sim.step import Documents
+from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.pack import PackedStep
-from equipoise.spec.run.spec import Policy, RunSpec
+from equipoise.spec.run.spec import PackSpec, RunSpec
 
-STEPS = 9
-"""Odd, so that one is the median."""
-
-POLICIES: tuple[Policy, ...] = ("by-work", "by-tokens")
-"""What is compared where no policy is given: those that keep documents whole and let none wait, so
-that a plan does not change what is learnt from."""
-
-
-def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
-    """The step of median work, of steps whose documents are whole.
-
-    Args:
-        model: What a document's work is counted for.
-        steps: An odd number of them.
-    """
-    work = []
-    for step in steps:
-        lengths = np.concatenate([batch.doc_tokens for batch in step])
-        work.append(useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum())))
-    return steps[int(np.argsort(work, kind="stable")[len(work) // 2])]
+COMPARED: tuple[Policy, ...] = tuple(
+    sorted(
+        (name for name, traits in POLICIES.items() if traits.keeps_step),
+        key=lambda name: name != PackSpec().policy,
+    )
+)
+"""Policies that a plan compares where none is given: those under which each step trains the same
+documents, whole. The default comes first: it stays where another is no better."""
 
 
 class RunSteps:
@@ -78,7 +66,7 @@ class RunSteps:
         self._packed: dict[tuple[Policy, int, bool], list[Documents]] = {}
 
     def documents(self, policy: Policy, layout: Layout) -> Documents:
-        """Of each data-parallel rank the micro-batches of the step that stands for all.
+        """Micro-batches of each data-parallel rank, in the step that stands for all.
 
         Raises:
             LayoutError: a step has fewer documents than ranks.
@@ -86,7 +74,7 @@ class RunSteps:
         return self._pack(policy, layout)[self.median]
 
     def most_tokens(self, policy: Policy, layout: Layout) -> int:
-        """Of the largest micro-batch of all these steps."""
+        """Tokens of the largest micro-batch in all these steps."""
         steps = self._pack(policy, layout)
         return max(sum(batch) for step in steps for row in step for batch in row)
 
@@ -120,8 +108,8 @@ def policies_of(policy: Policy, *, is_given: bool) -> tuple[Policy, ...]:
     (('by-work', 'by-tokens'), ('in-order',))
     """
     if not is_given:
-        return POLICIES
-    if policy in DIVIDES:
+        return COMPARED
+    if POLICIES[policy].divides:
         raise SpecError(
             f'pack.policy = "{policy}" divides documents, and the parts of a step that a plan of a '
             f"run.toml prices are timed with whole ones. Leave it out, or give "

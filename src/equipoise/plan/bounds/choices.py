@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags, Floats
 from equipoise.cost.memory.device import (
     hosted_bytes,
     kept_bytes,
@@ -39,8 +40,9 @@ from equipoise.cost.memory.device import (
 )
 from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.cost.work import causal_pairs, pair_flop
-from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, TWO_STAGES, Space
+from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Space, schedules_with
 from equipoise.sim.machine import Machine
+from equipoise.spec import catalog
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import (
@@ -51,9 +53,6 @@ from equipoise.spec.offload import (
     offloads_optimizer,
 )
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, linear_repeats
-
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 _ROUNDING = 0.999
 """A measured kernel may beat its device's peak by rounding."""
@@ -151,14 +150,13 @@ def stages_ahead(space: Space) -> Floats:
     """Stages' activations that the first rank holds at the fullest moment, at least."""
     pp, virtual = space["pp"], space["virtual"]
     found = np.ones(len(pp))
-    for name, places in (("1f1b", pp), ("zb-h1", pp), ("zb-h2", 2 * pp - 1)):
-        found = np.where(space["schedule"] == SCHEDULES.index(name), places, found)
     rounds = (virtual - 1) * np.minimum(pp, space.micro_batches)
-    for name, behind in (("interleaved", 2 * (pp - 1)), ("interleaved-zb", pp - 1)):
-        most = np.minimum(rounds + behind + 1, virtual * space.micro_batches)
-        found = np.where(space["schedule"] == SCHEDULES.index(name), most, found)
-    for name in TWO_STAGES:
-        found = np.where(space["schedule"] == SCHEDULES.index(name), 2.0, found)
+    for place, name in enumerate(SCHEDULES):
+        traits = catalog.SCHEDULES[name]
+        most = 2.0 if traits.in_v else rounds + traits.ahead * (pp - 1) + 1
+        if traits.is_interleaved:
+            most = np.minimum(most, virtual * space.micro_batches)
+        found = np.where(space["schedule"] == place, most, found)
     # Of several stages a rank, whole rounds may be more than micro-batches; see the caller.
     return np.asarray(found, dtype=np.float64)
 
@@ -259,7 +257,7 @@ def least_seconds(
     whole = whole / (1.0 - base.residuals.step_share)
     if has_documents:
         return np.asarray(whole)
-    is_plain = space["schedule"] == SCHEDULES.index("1f1b")
+    is_plain = np.isin(space["schedule"], schedules_with(lambda each: each.is_plain))
     longer = bubble(space["pp"], space.micro_batches)
     return np.where(is_plain, whole * longer, whole)
 

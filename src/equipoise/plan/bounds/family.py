@@ -24,7 +24,8 @@ import numpy as np
 from equipoise.balance.context.price import ContextPrice
 from equipoise.balance.context.sharding import split_context
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.step.request import TERMS, Floats, StepOptions
+from equipoise.base.arrays import Floats
+from equipoise.cost.step.request import TERMS, StepOptions
 from equipoise.plan.bounds.memory import even_layers, is_even
 from equipoise.plan.search.bins import Batches, BinCores, Bins
 from equipoise.plan.space.choice import Choice

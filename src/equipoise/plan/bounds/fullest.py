@@ -39,11 +39,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.cost.step.request import TERMS, Floats, element_bytes
+from equipoise.base.arrays import Flags, Floats, Ints
+from equipoise.cost.step.request import TERMS, element_bytes
 from equipoise.plan.bounds.family import Passes
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, SCHEDULES, Flags, Ints, Space
+from equipoise.plan.space.columns import RECOMPUTES, Space, schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import (
     SLOWDOWN,
@@ -60,7 +61,7 @@ from equipoise.spec.recompute import layer_recompute
 _ROUNDED_S = 2e-9
 """Of a micro-batch on one stage, whose three passes are replayed in whole nanoseconds."""
 
-_WHOLE = [SCHEDULES.index(name) for name in ("1f1b", "interleaved")]
+_WHOLE = schedules_with(lambda each: not each.splits_backward)
 """Schedules of whole backwards on the way back."""
 
 _EVERY = [int(name.removeprefix("every-")) if "every" in name else 1 for name in RECOMPUTES]

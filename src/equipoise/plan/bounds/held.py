@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equipoise.cost.step.request import Floats
+from equipoise.base.arrays import Floats
 from equipoise.sim.parts import BatchParts
 
 

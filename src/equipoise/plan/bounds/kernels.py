@@ -10,11 +10,12 @@ Kept true (tests/unit/plan/bounds/test_choices.py)
 
 import numpy as np
 
-from equipoise.plan.bounds.choices import Floats, bubble
+from equipoise.base.arrays import Floats, Ints
+from equipoise.plan.bounds.choices import bubble
 from equipoise.plan.bounds.family import Passes
 from equipoise.plan.bounds.fullest import Travels, fullest_rank_s, mean_rank_s
 from equipoise.plan.bounds.step import LESS
-from equipoise.plan.space.columns import SCHEDULES, Ints, Space
+from equipoise.plan.space.columns import Space, schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
 
@@ -45,7 +46,7 @@ def bound_by_kernels(
         count = np.full(len(rows), passes.counts.sum())
     mean = mean_rank_s(model, space, rows, count, passes)
     even = passes.busy_s / passes.counts.sum() * count / pp
-    is_plain = space["schedule"][rows] == SCHEDULES.index("1f1b")
+    is_plain = np.isin(space["schedule"][rows], schedules_with(lambda each: each.is_plain))
     longer = np.where(is_plain & (not has_documents), bubble(pp, count), 1.0)
     least = np.maximum(np.maximum(even * longer, mean), passes.once_s)
     least = np.maximum(least, fullest_rank_s(model, machine, space, rows, count, passes, known))

@@ -34,16 +34,20 @@ import dataclasses
 
 import numpy as np
 
-from equipoise.cost.memory.device import RankShare, rank_memory
-from equipoise.cost.step.request import Floats, StepOptions
+from equipoise.base.arrays import Floats, Ints
+from equipoise.base.load import load
+from equipoise.cost.memory.device import rank_memory
+from equipoise.cost.memory.share import StageShare
+from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import SCHEDULES, Ints, Space
+from equipoise.plan.space.columns import Space, schedules_with
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.schedule.pipeline.request import PipelineRequest
-from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v, single_units
-from equipoise.schedule.pipeline.v import dualpipe_v, order_zb_v
+from equipoise.schedule.pipeline.request import PipelineRequest, PipelineStrategy
+from equipoise.schedule.pipeline.schedule import single_units
+from equipoise.schedule.pipeline.strategies import place_stages
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 
@@ -56,8 +60,7 @@ _STATES = ("dp", "zero", "replicas", "recompute")
 _BOTH: tuple[Recompute, ...] = ("none", "full")
 """What layers do of which each k-th is computed again."""
 
-_IN_LOOP = ("1f1b", "interleaved", "zb-h1", "zb-h2", "interleaved-zb")
-_KNOWN = [SCHEDULES.index(name) for name in (*_IN_LOOP, "zb-v", "dualpipe-v")]
+_KNOWN = schedules_with(lambda each: bool(each.ahead or each.order))
 
 
 def even_layers(layers: int, stages: int, *, is_last_heavier: bool) -> Ints:
@@ -87,7 +90,7 @@ def least_in_flight(schedule: str, ranks: int, layers: Ints, tokens: Ints) -> Fl
     """Layers times tokens that each rank holds at its fullest moment at least, float64 [ranks].
 
     Args:
-        schedule: One of ``space.SCHEDULES``, but v-half and v-min.
+        schedule: One whose order depends on no price: its row has ``ahead`` or an ``order``.
         ranks: Of the pipeline.
         layers: Of each stage, int64 [stages].
         tokens: Of each micro-batch, in order, int64 [micro-batches].
@@ -97,20 +100,22 @@ def least_in_flight(schedule: str, ranks: int, layers: Ints, tokens: Ints) -> Fl
     >>> least_in_flight("1f1b", 2, np.array([3, 2]), np.array([10, 10, 10])).tolist()
     [60.0, 20.0]
     """
-    if schedule not in _IN_LOOP:
-        write = order_zb_v if schedule == "zb-v" else dualpipe_v
+    traits = SCHEDULES[schedule]
+    if traits.order is not None:
+        write: PipelineStrategy = load(traits.order)
         prices = make_prices(0, 0, 0, stages=len(layers), micro_batches=len(tokens))
         units = single_units(len(tokens))
         bare = write(PipelineRequest(schedule, prices, ranks, units, None))
         most = count_in_flight(bare, layers[:, None] * tokens)
-        return (most.peak_without_stash if schedule == "zb-v" else most.peak).astype(np.float64)
+        return (most.peak if traits.order == traits.writer else most.peak_without_stash).astype(
+            float
+        )
     virtual = len(layers) // ranks
     chunk, batch, first_round = _rounds(len(tokens), ranks, virtual)
     behind = np.arange(ranks)[::-1]
     ahead = np.full(ranks, (virtual - 1) * first_round)
-    if schedule == "zb-h2" or (schedule == "interleaved" and virtual > 1):
-        ahead = ahead + behind
-    warm = ahead + behind
+    paces = traits.ahead if virtual > 1 or traits.most_stages == 1 else 1
+    warm = ahead + paces * behind
     held_by = layers.reshape(virtual, ranks).T
     count = len(chunk)
     # The first moments of the steady state are enough, for heavy micro-batches come first.
@@ -219,9 +224,9 @@ class _Pipeline:
 
     def _even(self) -> Floats:
         """Of each rank, what ``_coefficients`` are of, float64 [6, ranks]."""
-        pp, in_v = self._ranks, self._schedule not in _IN_LOOP
+        pp = self._ranks
         layers = even_layers(self._model.layers, self._stages, is_last_heavier=self._heavier)
-        place = place_in_v(pp) if in_v else place_in_loop(pp, self._stages)
+        place = place_stages(self._schedule, pp, self._stages)
         of_rank = np.bincount(place, layers, pp)
         embeds, has_head = np.zeros((2, pp))
         embeds[0] = has_head[place[-1]] = 1.0
@@ -237,10 +242,7 @@ class _Pipeline:
         if self._full is None:
             whole = self._held(np.full(self._stages, each))
             place = np.arange(self._stages)
-            if self._schedule in _IN_LOOP:
-                place = place // ranks
-            else:
-                place = (place >= ranks).astype(np.int64)
+            place = place // ranks
             chunks = [self._held((place == at).astype(np.int64)) for at in range(place[-1] + 1)]
             self._full = whole, np.max(chunks, axis=0)
         held, most_of_chunk = self._full
@@ -262,16 +264,8 @@ def _coefficients(
     layout, options = choice.layout, dataclasses.replace(choice.options, recompute=recompute)
 
     def whole(layers: int, kept: float, *, embeds: bool, head: bool) -> float:
-        share = RankShare(
-            tuple(range(layers)),
-            embeds,
-            head,
-            kept,
-            most_tokens / layout.cp,
-            float(options.context_tokens),
-            options.expert_skew,
-        )
-        return sum(rank_memory(model, layout, options, share).values())
+        share = StageShare(tuple(range(layers)), embeds, head, kept)
+        return sum(rank_memory(model, layout, options, share, most_tokens / layout.cp).values())
 
     one = whole(1, 0.0, embeds=False, head=False)
     more = whole(2, 0.0, embeds=False, head=False) - one

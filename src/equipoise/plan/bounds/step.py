@@ -27,16 +27,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.step.request import Floats
+from equipoise.base.arrays import Floats, Ints
 from equipoise.plan.bounds.choices import bubble
 from equipoise.plan.bounds.family import Passes
 from equipoise.plan.space.choice import Choice
-from equipoise.schedule.pipeline.instruction import Ints
-from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V
+from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import Travel, travel_of
 from equipoise.sim.parts import layers_of_ranks
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 
 LESS = 1.0 - 1e-9
@@ -59,7 +58,7 @@ def least_step_s(
     """
     layout, options = choice.layout, choice.options
     span = passes.busy_s / layout.pp
-    if options.schedule == "1f1b" and passes.is_alike:
+    if SCHEDULES[options.schedule].is_plain and passes.is_alike:
         span *= float(bubble(layout.pp, micro_batches))
     split = passes.split(options, layout.pp * options.virtual)
     if split is not None:
@@ -102,20 +101,19 @@ def _ranks(choice: Choice, passes: Passes, split: StageSplit, micro_batches: int
     low[..., 0] -= below[0]
     low[..., 1] -= below[1]
     least = low.min(axis=0)
-    in_v = options.schedule in IN_V
-    place = place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, split.stages)
+    place = place_stages(options.schedule, layout.pp, split.stages)
     busy = _sum_by(place, layout.pp, np.tensordot(passes.counts, table.sum(axis=2), axes=1))
     forward = _sum_by(place, layout.pp, (table[..., 0] + above[0]).max(axis=0))
     backward = _sum_by(place, layout.pp, (table[..., 1:].sum(axis=2) + above[1]).max(axis=0))
     hops = passes.hop_s * np.arange(layout.pp)
     before = np.concatenate(([0.0], np.cumsum(least[: layout.pp - 1, 0]))) + hops
-    if options.schedule in ("1f1b", "interleaved"):
+    if not SCHEDULES[options.schedule].splits_backward:
         back = least[: layout.pp - 1, 1:].sum(axis=1)
         after = np.concatenate(([0.0], np.cumsum(back))) + hops
         return _Ranks(before, busy, float((before + busy + after).max()), forward, backward)
     if options.virtual == 1 and passes.is_exact:
         # Forwards that a rank runs ahead hide a part of its wait for the first gradient.
-        ahead = (layout.pp - 1 - np.arange(layout.pp)) * (2 if options.schedule == "zb-h2" else 1)
+        ahead = (layout.pp - 1 - np.arange(layout.pp)) * SCHEDULES[options.schedule].ahead
         ahead = np.minimum(ahead, micro_batches - 1)
         later = least[:, :2].sum(axis=1)
         downstream = later.sum() - np.cumsum(later) + 2 * hops[::-1]
@@ -147,7 +145,7 @@ def _with_travel(
         ends = np.maximum(ends, travel.gather_s - forward + ranks.busy)
     after = np.maximum(reduced, travel.reduce_s - backward) + travel.optimizer_s
     found = max(begin + makespan, float((ends + after).max()))
-    if options.schedule in ("1f1b", "interleaved"):
+    if not SCHEDULES[options.schedule].splits_backward:
         # Each micro-batch ends with its whole backward on the first rank.
         last = after[0] if passes.is_exact else reduced[0] + travel.optimizer_s[0]
         found = max(found, begin + makespan + float(last))

@@ -6,7 +6,7 @@ What it decides
     Megatron-LM makes by itself.
 
 Kept true (tests/unit/plan/export/test_settings.py)
-    Flags of a dense model, of one with experts and of one with latent attention are read whole.
+    Flags of a dense model, one with experts and one with latent attention are all read back.
 
 Sources
     Megatron-LM with core 0.19.2: megatron/training/arguments.py,
@@ -19,7 +19,7 @@ from equipoise.spec.model.presets import ModelSpec
 
 
 def megatron_model(model: ModelSpec, context_tokens: int) -> list[str]:
-    """Flags of a model with windows of so many tokens."""
+    """Flags of a model with windows of ``context_tokens``."""
     flags = [
         f"--num-layers {model.layers}",
         f"--hidden-size {model.hidden}",

@@ -1,15 +1,15 @@
-"""What another training program can do: names that it knows, and sizes that it does not carry.
+"""What another training program can do: names that it knows, and sizes that it cannot run.
 
 Why
-    The best of all choices is seldom one that a given program has. Told after the search, its
-    reader would search again, once for every setting that is missing.
+    The best of all choices is seldom one that a given program has. A refusal after the search
+    would send its reader to search again, once for every missing setting.
 
 What it decides
     Which choices a program can run as they are priced. One rule judges a column of choices and a
     single one.
 
 Kept true (tests/unit/plan/export/test_settings.py)
-    What is kept of a space is what is not refused, choice by choice.
+    A choice is kept if, and only if, it is not refused by itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,15 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.arrays import Flags
 from equipoise.base.errors import SpecError
-from equipoise.plan.space.choice import ORDERS, Choice
-from equipoise.plan.space.columns import MANY_STAGES, NAMED, Flags, Space
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.columns import NAMED, Space, schedules_with
+from equipoise.spec.catalog import SCHEDULES
+from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload, offloads_activations, offloads_optimizer
 
 Lack = tuple[Callable[[Mapping[str, Any]], Any], str]
-"""Sizes that a program does not carry, and the sentence that refuses them: of one choice, or a
-column of each of many. Sizes are the degrees of a layout, ``experts``, ``batches`` of a rank, and
+"""Sizes that a program cannot run, of one choice or as columns of many, and the sentence that
+refuses them. Sizes are the degrees of a layout, ``experts``, ``batches`` of a rank, and
 whether a pipeline's micro-batches go round its stages ``in_rounds``, anything ``repeats`` or is in
 host memory."""
 
@@ -39,16 +42,16 @@ class Program:
 
     title: str
     known: Mapping[str, Mapping[str, str]]
-    """Its own names of the settings that it has, by what they are of."""
+    """Its own names for the settings that it has, by what they set."""
     lacks: tuple[Lack, ...]
     offloads_master: bool = True
     """As ``cost.step.request.Stack`` has it."""
 
     def require(self, model: ModelSpec, choice: Choice) -> dict[str, str]:
-        """Its names of what a choice says; without stages or context ranks, not of those.
+        """Its names for a choice's settings; stages and context ranks only where there are any.
 
         Raises:
-            SpecError: it has no such setting, or does not carry the sizes.
+            SpecError: it lacks a setting, or cannot run the sizes.
         """
         layout, options = choice.layout, choice.options
         said: dict[str, str] = {
@@ -71,7 +74,7 @@ class Program:
         sizes = {axis: getattr(layout, axis) for axis in _DEGREES} | {
             "experts": model.experts,
             "batches": options.count_micro_batches(layout),
-            "in_rounds": layout.pp > 1 and options.schedule in MANY_STAGES,
+            "in_rounds": layout.pp > 1 and SCHEDULES[options.schedule].is_interleaved,
             "recompute": options.recompute,
             "repeats": options.recompute != "none",
             "hosts_optimizer": offloads_optimizer(options.offload),
@@ -84,7 +87,7 @@ class Program:
 
     def can(self, model: ModelSpec, space: Space) -> Flags:
         """Which choices it can do."""
-        many = [NAMED["schedule"].index(name) for name in MANY_STAGES]
+        many = schedules_with(lambda each: each.is_interleaved)
         sizes = {axis: space[axis] for axis in _DEGREES} | {
             "experts": np.int64(model.experts),
             "batches": space.micro_batches,
@@ -100,23 +103,23 @@ class Program:
             "offload": space["pp"] > 0,
             "context_strategy": space["cp"] > 1,
         }
-        found = np.full(len(space), space.base.precision in self.known["precision"])
+        doable = np.full(len(space), space.base.precision in self.known["precision"])
         for column, where in asked.items():
             names = self.known[column.replace("_", " ")]
-            found &= ~where | np.isin(space[column], [NAMED[column].index(each) for each in names])
+            doable &= ~where | np.isin(space[column], [NAMED[column].index(each) for each in names])
         for is_lacking, _ in self.lacks:
-            found &= ~is_lacking(sizes)
-        return found
+            doable &= ~is_lacking(sizes)
+        return doable
 
     def keep(self, model: ModelSpec, space: Space) -> Space:
-        """What of a space it can do.
+        """The part of a space that it can do.
 
         Raises:
-            SpecError: nothing; says what it has.
+            SpecError: it can do nothing of it; says what it has.
         """
-        found = self.can(model, space)
-        if found.any():
-            return space.keep(found)
+        doable = self.can(model, space)
+        if doable.any():
+            return space.keep(doable)
         known = "; ".join(f"{what} {', '.join(names)}" for what, names in self.known.items())
         raise SpecError(
             f"{self.title} can do none of {len(space):,} choices. It has {known}. Fix less of the "

@@ -1,9 +1,9 @@
 """A choice as the settings of another training program.
 
 What it decides
-    Which of their settings say what a choice says. What a program cannot do is refused, never
-    rounded: a plan whose schedule or recomputation is another one has another price. A search may
-    be kept to what a program can do. Stages have the layers that were priced.
+    Which of the program's settings mean what a choice means. What it cannot do is refused, never
+    rounded: another schedule or recomputation has another price. A search may be limited to what a
+    program can do. Stages have the layers that were priced.
 
     ===========  ============================  ===================================================
     here         torchtitan                    Megatron-LM
@@ -22,7 +22,7 @@ What it decides
     ===========  ============================  ===================================================
 
 Kept true (tests/unit/plan/export/test_settings.py)
-    Both are read whole; what a program lacks is refused; what it carries, it is written for.
+    All flags are read back; what a program lacks is refused; what it can do is written.
 
 Sources
     torchtitan 0.3.0: torchtitan/config/configs.py, distributed/activation_checkpoint.py. From
@@ -39,7 +39,9 @@ import numpy as np
 
 from equipoise.plan.export.model import megatron_model
 from equipoise.plan.export.program import Lack, Program
-from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.choice import Choice
+from equipoise.spec.catalog import SCHEDULES
+from equipoise.spec.layout import ORDERS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import (
     KEPT_LAYERS,
@@ -51,11 +53,9 @@ from equipoise.spec.offload import (
 _TITAN: dict[str, dict[str, str]] = {
     "order": {"pp-dp": ""},
     "schedule": {
-        "1f1b": "1F1B",
-        "interleaved": "Interleaved1F1B",
-        "interleaved-zb": "InterleavedZeroBubble",
-        "zb-v": "ZBVZeroBubble",
-        "dualpipe-v": "DualPipeV",
+        name: traits.torchtitan
+        for name, traits in SCHEDULES.items()
+        if traits.torchtitan is not None
     },
     "recompute": {"none": "none", "full": "full"},
     "offload": {"none": ""},
@@ -64,7 +64,9 @@ _TITAN: dict[str, dict[str, str]] = {
 }
 _MEGATRON: dict[str, dict[str, str]] = {
     "order": dict.fromkeys(ORDERS, ""),
-    "schedule": {"1f1b": "", "interleaved": ""},
+    "schedule": {
+        name: traits.megatron for name, traits in SCHEDULES.items() if traits.megatron is not None
+    },
     "recompute": dict.fromkeys(("none", "attention", "every-4", "every-3", "every-2", "full"), ""),
     "offload": dict.fromkeys(OFFLOADS, ""),
     "context strategy": {"all-gather": "all_gather", "ring": "p2p", "ulysses": "a2a"},
@@ -96,13 +98,13 @@ _TITAN_LACKS: tuple[Lack, ...] = (
 _MEGATRON_LACKS: tuple[Lack, ...] = (
     (
         lambda at: at["in_rounds"] & (at["batches"] % at["pp"] > 0),
-        "Megatron-LM interleaves micro-batches by the pp={pp}, and {batches} of a rank are no "
-        "multiple of it. Plan with --step-sequences that give each rank one.",
+        "Megatron-LM interleaves micro-batches in rounds of pp={pp}, which does not divide a "
+        "rank's {batches}. Plan with --step-sequences that give each rank a multiple of {pp}.",
     ),
     (
         lambda at: at["hosts_optimizer"] & (at["zero"] != 1),
-        "Megatron-LM offloads the optimizer that it distributes, and zero={zero} is none. Plan "
-        "with --layout zero=1.",
+        "Megatron-LM offloads its distributed optimizer alone, which zero={zero} does not use. "
+        "Plan with --layout zero=1.",
     ),
     (
         lambda at: at["hosts_activations"] & ((at["pp"] > 1) | at["repeats"]),
@@ -269,5 +271,5 @@ EXPORTS: dict[str, tuple[Program, Callable[[ModelSpec, Choice, Sequence[int]], s
     "torchtitan": (_TORCHTITAN, to_torchtitan),
     "megatron": (_MEGATRON_LM, to_megatron),
 }
-"""By the name of the program: what it can do, and its settings of a model, a choice and the layers
-of each stage."""
+"""By program: what it can do, and the function that writes its settings for a model, a choice and
+the layers of each stage."""

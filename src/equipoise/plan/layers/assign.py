@@ -24,10 +24,8 @@ Sources
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from equipoise.base.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,8 +31,8 @@ from functools import partial
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step.request import Floats
 from equipoise.plan.layers.assign import Assignment, assign_strategies
 from equipoise.plan.layers.table import (
     BASE_COLUMNS,
@@ -44,7 +44,6 @@ from equipoise.plan.search.deadline import NEVER, Deadline
 from equipoise.plan.search.outcome import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Ints
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.sim.mixed.memory import ends_memory

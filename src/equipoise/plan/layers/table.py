@@ -17,11 +17,12 @@ from typing import cast
 
 import numpy as np
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step.request import Floats, element_bytes
+from equipoise.cost.step.request import element_bytes
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, Ints, Space
+from equipoise.plan.space.columns import RECOMPUTES, Space
 from equipoise.sim.mixed.layers import LayerStrategy, redistribute_s
 from equipoise.sim.mixed.memory import layer_memory
 from equipoise.sim.parameters import (

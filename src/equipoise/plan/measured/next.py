@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import SpecError
-from equipoise.plan.measured.surrogate import Belief, Floats, Ints, believe
+from equipoise.plan.measured.surrogate import Belief, believe
 
 BUDGET = 0.25
 """Share of an exhaustive search's trials that a search may take."""

@@ -23,18 +23,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Flags
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, Flags, Space
+from equipoise.plan.space.columns import RECOMPUTES, Space
 from equipoise.plan.space.trainable import PRICED, given_keys, list_with, run_keys
+from equipoise.spec.catalog import Policy
 from equipoise.spec.run.keys import keys
 from equipoise.spec.run.obey import is_given, obey
 from equipoise.spec.run.render import value_of
 from equipoise.spec.run.resolve import ResolvedRun
-from equipoise.spec.run.spec import LayoutSpec, Policy
+from equipoise.spec.run.spec import LayoutSpec
 
 DEGREES = ("layout.dp", "layout.cp", "layout.tp", "layout.pp")
 DIMENSIONS = (*DEGREES, "layout.zero", "train.recompute", "pack.policy")
@@ -89,7 +91,7 @@ def list_choices(
     space = list_with(run, ranks, base, given | _own_keys(run), count_batches=count_batches)
     space = space.keep(_of_trials(space, given))
     space = space.keep(np.lexsort([space[name] for name in _ORDER[::-1]]))
-    policies = POLICIES
+    policies = COMPARED
     named = [name for name in DIMENSIONS if name in given]
     if is_given(run, "pack.policy"):
         policies = (run.spec.pack.policy,)
@@ -117,12 +119,15 @@ def list_choices(
     )
 
 
+_PLAINEST = {"layout.schedule": "1f1b", "layout.strategy": "needed-kv"}
+
+
 def _own_keys(run: ResolvedRun) -> dict[str, int | str]:
     """Keys that are not searched, as a price may know them: unknown ones as the plainest."""
     layout, values = run.spec.layout, {name: value_of(run, keys()[name]) for name in _OWN}
     own = {"layout.schedule": layout.schedule, "layout.strategy": layout.strategy}
     known = {
-        name: value if value in PRICED[name] else PRICED[name][0] for name, value in own.items()
+        name: value if value in PRICED[name] else _PLAINEST[name] for name, value in own.items()
     }
     is_known = known["layout.schedule"] == layout.schedule
     return values | known | {"layout.virtual": _virtual(layout) if is_known else 1}

@@ -10,7 +10,6 @@ Kept true (tests/unit/plan/measured/test_settings_price.py)
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,6 @@ from equipoise.sim.machine import Machine
 from equipoise.sim.step import run_step
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.run.resolve import ResolvedRun
-from equipoise.spec.run.spec import Policy
 
 _TOO_LARGE_TIMES = 10.0
 
@@ -64,7 +62,7 @@ def _worth_s(finalist: Finalist) -> float:
 def _price(run: ResolvedRun, choice: Choice, cluster: ClusterSpec, steps: RunSteps) -> Finalist:
     """On a machine of its own, which remembers what was extrapolated for this choice alone."""
     machine = Machine(cluster)
-    (policy,) = policies_of(cast(Policy, choice.options.policy), is_given=True)
+    (policy,) = policies_of(choice.options.policy, is_given=True)
     documents = steps.documents(policy, choice.layout)
     priced = run_step(run.model, machine, choice.layout, choice.options, documents=documents)
     tokens = steps.most_tokens(policy, choice.layout)

@@ -21,10 +21,8 @@ Sources
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from equipoise.base.arrays import Floats, Ints
 
 _SPREADS = np.array([0.05, 0.1, 0.2, 0.4, 0.8])
 """Standard deviations that are averaged over: of the logarithm of what no price knew."""

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from equipoise.cost.step.request import Floats
-from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.base.arrays import Floats, Ints
 from equipoise.sim.divided import Slices, typical_slices
 from equipoise.sim.step import typical
 

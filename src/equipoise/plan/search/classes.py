@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.cost.step.request import Floats
 from equipoise.plan.bounds.choices import least_seconds, needed_bytes, stages_ahead
 from equipoise.plan.bounds.fullest import least_travel
 from equipoise.plan.bounds.held import hiding_s, layer_passes, least_worst, lightest_s
@@ -46,7 +46,7 @@ from equipoise.plan.search.search import Search
 from equipoise.plan.search.tally import Tally
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import SCHEDULES, TWO_STAGES, Ints
+from equipoise.plan.space.columns import schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites
 from equipoise.sim.mixed.sites import SiteParts, slowest_hop_s
@@ -253,7 +253,7 @@ class ClassSearch(Search):
         once = float(np.mean([layer_passes(each).sum() for each in parts]))
         hop_s = slowest_hop_s(self.machine, layout, parts[0].hop_s)
         trip = once * again + 2 * (layout.pp * space["virtual"] - 1) * hop_s
-        is_two = np.isin(space["schedule"], [SCHEDULES.index(name) for name in TWO_STAGES])
+        is_two = np.isin(space["schedule"], schedules_with(lambda each: each.in_v))
         places = np.where(is_two, layout.pp, stages_ahead(space) / space["virtual"])
         count = len(batches)
         each = np.maximum(bound / count * again, trip / np.minimum(places, count))

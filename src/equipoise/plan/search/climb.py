@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from equipoise.plan.bounds.choices import Floats
-from equipoise.plan.space.columns import COLUMNS, SCHEDULES, Ints, Space
+from equipoise.base.arrays import Floats, Ints
+from equipoise.plan.space.columns import COLUMNS, Space, schedules_with
 
 _MOVES = (
     ("recompute",),
@@ -138,8 +138,8 @@ def guess_s(space: Space, peak: Floats) -> Floats:
     """What each choice takes about, by its peak's time, float64 [rows] [s]."""
     pp, virtual, m = space["pp"], space["virtual"], space.micro_batches
     waits = (pp - 1) / (virtual * m)
-    is_split = space["schedule"] > SCHEDULES.index("interleaved")
-    is_plain = space["schedule"] == SCHEDULES.index("1f1b")
+    is_split = np.isin(space["schedule"], schedules_with(lambda each: each.splits_backward))
+    is_plain = np.isin(space["schedule"], schedules_with(lambda each: each.is_plain))
     # The bound of 1F1B has its bubble in it.
     longer = np.where(is_plain, 1.0, 1.0 + waits * np.where(is_split, 0.6, 1.0))
     traffic = 1.0 + 0.04 * np.log2(space["tp"]) + 0.5 * (space["tp"] > 8)

@@ -15,9 +15,10 @@ Kept true (tests/unit/plan/search/test_dive.py)
 import heapq
 from collections.abc import Callable, Sequence
 
+from equipoise.base.arrays import Ints
 from equipoise.plan.bounds.memory import is_even
 from equipoise.plan.search.stage import BOUNDED, FAMILY, Item
-from equipoise.plan.space.columns import Ints, Space
+from equipoise.plan.space.columns import Space
 
 _AT_ONCE = 64
 """Families that are looked at together."""

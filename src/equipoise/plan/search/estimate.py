@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.balance.packing.turns import DIVIDES, TOGETHER
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import FitError, LayoutError, SpecError
-from equipoise.plan.bounds.choices import Floats
 from equipoise.plan.bounds.family import Kernels, Passes, divided_passes, own_passes
 from equipoise.plan.bounds.fullest import Travels
 from equipoise.plan.bounds.kernels import bound_by_kernels
@@ -39,12 +38,12 @@ from equipoise.plan.search.outcome import Priced
 from equipoise.plan.search.packs import Packer, Packs, pack_key
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import COLUMNS, Ints, Space
+from equipoise.plan.space.columns import COLUMNS, Space
 from equipoise.sim.divided import DividedStep
-from equipoise.sim.kernel_key import kernel_key
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import StepParts
+from equipoise.sim.parts import StepParts, kernel_key
 from equipoise.sim.step import price_step
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 
 _NOT_LAID_OUT = (FitError, LayoutError, SpecError)
@@ -106,7 +105,7 @@ class Estimates:
         except FitError:  # a document that no ranks hold
             return Opened([], np.inf, rows)
         of_rows = self._model, self._machine, space, rows, passes, self._travels
-        if choice.options.policy in TOGETHER:
+        if POLICIES[choice.options.policy].runs_together:
             least = self._least_together(rows, passes)
         else:
             least = bound_by_kernels(*of_rows, has_documents=packs.has_documents)
@@ -130,9 +129,8 @@ class Estimates:
     def family_s(self, row: int) -> float:
         """Of choices that differ from this one in their context strategy alone."""
         choice = self._space.choice(row)
-        if (
-            choice.options.policy in TOGETHER
-        ):  # what hides is known of the ranks that are waited for
+        # What hides is known of the ranks that are waited for.
+        if POLICIES[choice.options.policy].runs_together:
             return 0.0
         return self._least_s(choice, self._passes(choice, own=False))
 
@@ -220,7 +218,7 @@ class Estimates:
                     else own_passes(parts, documents[0], self.kernels.splits)
                 )
             else:
-                is_own = layout.cp == 1 and options.policy not in DIVIDES
+                is_own = layout.cp == 1 and not POLICIES[options.policy].divides
                 own_parts = self.parts(choice) if is_own else None
                 bins = self.packs.bins(choice)
                 self._read[key] = self.kernels.family_passes(choice, bins, own=own_parts)

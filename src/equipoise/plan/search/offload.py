@@ -25,11 +25,12 @@ from functools import partial
 
 import numpy as np
 
-from equipoise.plan.bounds.choices import Flags, least_bytes, least_seconds, needed_bytes
+from equipoise.base.arrays import Flags, Ints
+from equipoise.plan.bounds.choices import least_bytes, least_seconds, needed_bytes
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.outcome import Outcome, Priced, Progress
 from equipoise.plan.search.search import Search
-from equipoise.plan.space.columns import Ints, Space
+from equipoise.plan.space.columns import Space
 from equipoise.spec.offload import OFFLOADS
 
 

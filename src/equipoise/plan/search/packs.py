@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.cost.work import useful_flop
 from equipoise.plan.search.bins import Bins, sort_batches, sort_slices
 from equipoise.plan.space.choice import Choice
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
 from equipoise.sim.turns import slowest_turns

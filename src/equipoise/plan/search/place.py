@@ -22,14 +22,11 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _MOVES = 4000
 _COOLING = 0.998

@@ -40,7 +40,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.plan.bounds.choices import Floats, least_seconds, needed_bytes
+from equipoise.base.arrays import Floats, Ints
+from equipoise.plan.bounds.choices import least_seconds, needed_bytes
 from equipoise.plan.search.climb import climb
 from equipoise.plan.search.deadline import Clock, Deadline, TimeOver
 from equipoise.plan.search.dive import dive
@@ -53,7 +54,7 @@ from equipoise.plan.search.tally import Tally
 from equipoise.plan.search.team import Home, Team, spare_cores
 from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Ints, Space
+from equipoise.plan.space.columns import Space
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline.sweep import fill, sweep
 from equipoise.sim.divided import DividedStep, require_whole

@@ -29,14 +29,15 @@ import itertools
 
 import numpy as np
 
+from equipoise.base.arrays import Flags
 from equipoise.plan.bounds.choices import least_seconds, needed_bytes
 from equipoise.plan.search.climb import guess_s
-from equipoise.plan.space.columns import NAMED, RECOMPUTES, SCHEDULES, Flags, Space
+from equipoise.plan.space.columns import NAMED, RECOMPUTES, Space, schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.spec.model.presets import ModelSpec
 
 _AGAIN = tuple(RECOMPUTES.index(name) for name in ("none", "selective", "full"))
-_IN_TURN, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
+_WHOLE = schedules_with(lambda each: each.is_common and not each.splits_backward)
 _TRIES = 3
 """Choices of one recipe, each with more ranks to hold the model than the one before."""
 _TP = (1, 2, 4, 8)
@@ -48,7 +49,7 @@ RECIPES = {
     "replicas": (1,),
     "etp": (1,),
     "order": (0,),
-    "schedule": (_IN_TURN, _INTERLEAVED, SCHEDULES.index("interleaved-zb")),
+    "schedule": schedules_with(lambda each: each.is_common),
     "recompute": _AGAIN,
     "context_strategy": (NAMED["context_strategy"].index("needed-kv"),),
 }
@@ -76,7 +77,7 @@ def find_seeds(
     rows, kept = rows[fits], kept.keep(fits)
     guess = guess_s(kept, least_seconds(model, machine, kept, has_documents=has_documents))
     sharing = kept["pp"] * kept["cp"]
-    is_plain = kept["schedule"] == _IN_TURN
+    is_plain = np.isin(kept["schedule"], schedules_with(lambda each: each.is_plain))
     recipes: dict[tuple[int, ...], dict[int, int]] = {}
     for widely in (-1, 1) if model.experts else (1,):
         order = np.lexsort((-kept["virtual"], is_plain, widely * kept["ep"], kept["cp"], sharing))
@@ -103,7 +104,7 @@ def _follows(space: Space, machine: Machine) -> Flags:
         space["micro_batch"] == space["micro_batch"].min(),
         space["tp"] <= node,
         (space["zero"] == 1) | sharded,
-        np.isin(space["schedule"], (_IN_TURN, _INTERLEAVED)),
+        np.isin(space["schedule"], _WHOLE),
         np.isin(space["recompute"], _AGAIN),
         *(space[name] == space[name].min() for name in ("etp", "order", "context_strategy")),
         space["policy"] == space["policy"][:1],

@@ -17,15 +17,16 @@ Kept true (tests/unit/cli/test_verbs.py, tests/unit/plan/space/test_trainable.py
 from collections.abc import Sequence
 
 from equipoise.balance.packing.divided import macro_units
-from equipoise.balance.packing.pack import DIVIDES, make_packer
-from equipoise.balance.packing.turns import TOGETHER, require_policy
+from equipoise.balance.packing.pack import make_packer
+from equipoise.balance.packing.turns import require_policy
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
-from equipoise.cost.work import Ints
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.schedule.expert import split_experts
 from equipoise.schedule.pipeline.prices import make_prices
-from equipoise.schedule.pipeline.strategies import IN_V, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import POLICIES, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec, RunSpec
 
@@ -42,11 +43,7 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
         LayoutError: names the keys that do not go together.
     """
     layout = spec.layout
-    require_policy(
-        spec.pack.policy,
-        context=layout.cp,
-        pipeline=layout.pp,
-    )
+    require_policy(spec.pack.policy, context=layout.cp, pipeline=layout.pp)
     layout.of_ranks(ranks).require_model(model)
     if layout.stages > model.layers:
         raise LayoutError(
@@ -60,7 +57,7 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
     # As many micro-batches as every schedule can run, two of them slices of a document where
     # the policy makes such.
     batches = 2 * layout.pp
-    first = 2 if spec.pack.policy in DIVIDES and spec.pack.policy not in TOGETHER else 1
+    first = 2 if POLICIES[spec.pack.policy].needs_pipeline else 1
     units = [(0, first), *((at, at + 1) for at in range(first, batches))]
     _require_schedule(layout, batches, units)
 
@@ -85,7 +82,7 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
     meets = layout.of_ranks(ranks).meets_each_turn
     packer = make_packer(pack, data_ranks, counted_curve(model), meets_each_turn=meets)
     pieces = stream.step(0, pack.step_tokens)
-    if pack.policy in DIVIDES:
+    if POLICIES[pack.policy].divides:
         pieces = tell_apart(pieces, len(doc_tokens))
     packed = packer.step(pieces)
     for turns in packed.ranks:
@@ -99,7 +96,7 @@ def _require_schedule(
     """Ask the schedule whether it runs such a step."""
     if layout.pp == 1 or not micro_batches:
         return
-    if layout.schedule in IN_V and layout.stages != 2 * layout.pp:
+    if SCHEDULES[layout.schedule].in_v and layout.stages != 2 * layout.pp:
         raise LayoutError(
             f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '
             f"2 stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."

@@ -7,9 +7,8 @@ Kept true (tests/unit/plan/space/test_alike.py, by Hypothesis)
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from equipoise.base.arrays import Ints
 
 
 def group_alike(columns: Sequence[Ints]) -> list[Ints]:

@@ -7,10 +7,7 @@ Kept true (tests/unit/plan/space/test_columns.py)
 from dataclasses import dataclass
 
 from equipoise.cost.step.request import StepOptions
-from equipoise.spec.layout import ATTENTION_AXES, Layout
-
-ORDERS = {"dp-pp": ATTENTION_AXES, "pp-dp": ("pp", "dp", "cp", "tp")}
-"""Orders of ranks by their outer axes, outermost first."""
+from equipoise.spec.layout import ORDERS, Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,41 +42,26 @@ Sources
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from equipoise.balance.packing.turns import DIVIDES, TOGETHER
+from equipoise.base.arrays import Flags, Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.rows import Rows
-from equipoise.spec.layout import Layout
+from equipoise.spec import catalog
+from equipoise.spec.catalog import Policy, ScheduleTraits
+from equipoise.spec.layout import ORDERS, Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import OFFLOADS, Offload
-from equipoise.spec.run.spec import Policy, Recompute
+from equipoise.spec.run.spec import Recompute
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
-SCHEDULES = (
-    "1f1b",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "interleaved-zb",
-    "zb-v",
-    "dualpipe-v",
-    "v-half",
-    "v-min",
-)
-_SEARCHED = len(SCHEDULES) - 2
-"""The last two hold less and take longer: they are for who fixes them."""
-TWO_STAGES = ("zb-v", "dualpipe-v", "v-half", "v-min")
-MANY_STAGES = ("interleaved", "interleaved-zb")
+SCHEDULES = tuple(name for name, traits in catalog.SCHEDULES.items() if traits.planned != "never")
+"""Schedules that a search knows."""
 RECOMPUTES: tuple[Recompute, ...] = (
     "none",
     "attention",
@@ -94,7 +79,7 @@ NAMED = {
     "recompute": RECOMPUTES,
     "context_strategy": CONTEXT_STRATEGIES,
     "offload": OFFLOADS,
-    "policy": get_args(Policy),
+    "policy": tuple(catalog.POLICIES),
 }
 """Columns whose numbers are places in a list of names."""
 
@@ -103,6 +88,8 @@ COLUMNS = (
     *NAMED,
 )
 
+_ALONE = "1f1b"
+"""The schedule of rows without a pipeline, where it says nothing."""
 _MOST_MICRO_BATCH = 16
 _MOST_TOKENS = 65_536
 """Of a micro-batch of more windows than that."""
@@ -245,9 +232,10 @@ def _fold_experts(rows: Rows, model: ModelSpec) -> None:
 
 
 def _schedules(rows: Rows, model: ModelSpec, base: StepOptions) -> None:
-    known = len(SCHEDULES) if rows.is_fixed("schedule") else _SEARCHED
-    rows.cross("schedule", range(known), where=rows["pp"] > 1)
-    many = _is(rows, MANY_STAGES)
+    known = schedules_with(lambda each: each.planned == "always" or rows.is_fixed("schedule"))
+    known.sort(key=lambda place: SCHEDULES[place] != _ALONE)
+    rows.cross("schedule", known, where=rows["pp"] > 1)
+    many = _is(rows, lambda each: each.is_interleaved)
     each = range(1, model.layers // 2 + 1)  # layers of a stage
     stages = sorted(
         {-(-model.layers // (pp * size)) for pp in set(rows["pp"].tolist()) for size in each}
@@ -255,16 +243,26 @@ def _schedules(rows: Rows, model: ModelSpec, base: StepOptions) -> None:
     rows.cross("virtual", [1, *[virtual for virtual in stages if virtual > 1]], where=many)
     layers = -(-model.layers // (rows["pp"] * rows["virtual"]))
     is_fewest = rows["virtual"] == -(-model.layers // (rows["pp"] * layers))
-    rows.keep(~_is(rows, MANY_STAGES) | ((rows["virtual"] > 1) & is_fewest))
-    two = _is(rows, TWO_STAGES)
+    rows.keep(~_is(rows, lambda each: each.is_interleaved) | ((rows["virtual"] > 1) & is_fewest))
+    two = _is(rows, lambda each: each.in_v)
     rows.derive("virtual", np.where(two, 2, rows["virtual"]))
     rows.keep(rows["pp"] * rows["virtual"] <= model.layers)
     batches = base.step_sequences // (rows["dp"] * rows["micro_batch"])
-    rows.keep(~_is(rows, ("dualpipe-v",)) | (batches >= 2 * rows["pp"]))
+    needs = np.array([catalog.SCHEDULES[name].batches_per_rank for name in SCHEDULES])
+    rows.keep(batches >= needs[rows["schedule"]] * rows["pp"])
 
 
-def _is(rows: Rows, names: Sequence[str]) -> Flags:
-    return np.isin(rows["schedule"], [SCHEDULES.index(each) for each in names])
+def schedules_with(trait: Callable[[ScheduleTraits], bool]) -> list[int]:
+    """Places in ``SCHEDULES`` of those that have a trait.
+
+    >>> [SCHEDULES[place] for place in schedules_with(lambda each: each.ahead == 2)]
+    ['interleaved', 'zb-h2']
+    """
+    return [at for at, name in enumerate(SCHEDULES) if trait(catalog.SCHEDULES[name])]
+
+
+def _is(rows: Rows, trait: Callable[[ScheduleTraits], bool]) -> Flags:
+    return np.isin(rows["schedule"], schedules_with(trait))
 
 
 def _strategy_carries(rows: Rows, model: ModelSpec) -> Flags:
@@ -277,16 +275,16 @@ def _strategy_carries(rows: Rows, model: ModelSpec) -> Flags:
 def _divides(rows: Rows) -> Flags:
     """Where ranks can run what a policy divides, as ``balance.packing.turns.require_policy``.
 
-    Of schedules 1F1B alone runs units of micro-batches that share documents.
+    Not every schedule runs units of micro-batches that share documents.
     """
-    policy = rows["policy"]
+    divided = [traits.divides_over for traits in catalog.POLICIES.values()]
     together, over_time = (
-        np.isin(policy, [NAMED["policy"].index(name) for name in names])
-        for names in (TOGETHER, [name for name in DIVIDES if name not in TOGETHER])
+        np.isin(rows["policy"], [at for at, over in enumerate(divided) if over == kind])
+        for kind in ("ranks", "time")
     )
     one = rows["cp"] == 1
     alone = one & (rows["pp"] == 1)
-    in_units = one & (rows["pp"] > 1) & _is(rows, ("1f1b",))
+    in_units = one & (rows["pp"] > 1) & _is(rows, lambda each: each.runs_slices)
     return np.asarray((~together | alone) & (~over_time | in_units))
 
 

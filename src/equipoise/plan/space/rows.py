@@ -7,10 +7,8 @@ Kept true (tests/unit/plan/space/test_columns.py)
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from equipoise.base.arrays import Flags, Ints
 
 
 class Rows:

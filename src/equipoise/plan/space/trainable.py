@@ -26,6 +26,7 @@ from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import CONTEXT_STRATEGIES, NAMED, SCHEDULES, Space, list_space
 from equipoise.sim.here import measured_parts
 from equipoise.sim.machine import Machine
+from equipoise.spec import catalog
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.obey import is_given
 from equipoise.spec.run.render import value_of
@@ -156,7 +157,7 @@ def _list(
 ) -> Space | None:
     """The space; of a schedule that is listed for who asks alone, with those of no pipeline."""
     wanted = [fixed]
-    if schedule in SCHEDULES[-2:]:
+    if schedule in SCHEDULES and catalog.SCHEDULES[schedule].planned == "when given":
         wanted = [fixed | {"schedule": schedule}]
         wanted += [] if "pp" in fixed else [fixed | {"pp": 1}]
     found = []

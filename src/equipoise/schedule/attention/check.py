@@ -1,23 +1,23 @@
-"""Proof that an attention schedule is right, before a rank runs it.
+"""Prove an attention schedule correct before a rank runs it.
 
 Why
-    A dropped message hangs a run; a dropped or doubled tile trains on wrong gradients and says
-    nothing. Both can be seen in the schedule.
+    A dropped message hangs a run; a dropped or doubled tile silently trains on wrong gradients.
+    Both are visible in the schedule.
 
 What it decides
-    A schedule is right if
+    A schedule is correct if
 
     - every token has one home, and every rank's pieces are in order and apart;
     - every send has its receive, in the same order for each pair of ranks, and no rank waits
-      for one that waits for it (also where no message can leave before it is asked for);
-    - what is sent or computed with is there at the round's start, and arrives once;
+      for one that waits for it, even if no message leaves before its receive is posted;
+    - what is sent or computed with is present at the round's start, and arrives once;
     - every tile is one that a kernel computes, and every pair of the mask, in every head,
       is in exactly one tile, and no other pair in any;
     - what a rank computes for another's queries goes home once, when it is complete.
 
 Kept true (tests/unit/schedule/attention/test_check.py)
-    What strategies write passes; with any send, receive or tile dropped, doubled or shifted
-    it does not, and the sentence says where.
+    What strategies write passes; with any send, receive or tile dropped, doubled or shifted it
+    fails, and the message says where.
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ from equipoise.schedule.attention.schedule import AttentionSchedule
 
 
 def find_faults(schedule: AttentionSchedule) -> Iterator[str]:
-    """Everything that is wrong with a schedule, a sentence each; nothing where it is right.
+    """Yield each fault of a schedule as a sentence.
 
-    Later checks run only where earlier ones, on which they build, found nothing.
+    A check runs only if the checks that it builds on passed.
     """
     for check in (
         _home_faults,
@@ -59,13 +59,12 @@ def check_attention(
     wire: Wire | None = None,
     in_flight_bytes: int | None = None,
 ) -> None:
-    """Refuse a schedule that is not right.
+    """Refuse an incorrect schedule.
 
     Args:
-        schedule: What is checked.
-        wire: Sizes of what travels; of bf16 heads of width 128 unless given.
-        in_flight_bytes: The most bytes that a rank may have under way at a time, if any bound
-            is set.
+        schedule: The schedule to check.
+        wire: Sizes of what travels; bf16 heads of width 128 unless given.
+        in_flight_bytes: Most bytes that a rank may have in flight; no limit unless given.
 
     Raises:
         CheckError: the first fault, in one sentence.
@@ -81,8 +80,8 @@ def check_attention(
     if counts.in_flight_bytes[worst] > in_flight_bytes:
         raise CheckError(
             f"{schedule.strategy}: Rank {worst} has {int(counts.in_flight_bytes[worst]):,} bytes "
-            f"under way at a time, {in_flight_bytes:,} are allowed. A ring has less under way "
-            f"than an all-gather."
+            f"in flight; the limit is {in_flight_bytes:,}. A ring has fewer in flight than an "
+            f"all-gather."
         )
 
 
@@ -94,8 +93,8 @@ def _home_faults(schedule: AttentionSchedule) -> Iterator[str]:
         for at, (document, start, stop) in enumerate(pieces.tolist()):
             if not (0 <= document < len(lengths) and 0 <= start < stop <= lengths[document]):
                 yield (
-                    f"Rank {rank} holds tokens {start}:{stop} of document {document}, which are "
-                    f"no tokens of the {len(lengths)} documents."
+                    f"Rank {rank} holds tokens {start}:{stop} of document {document}, which do "
+                    f"not exist in the {len(lengths)} documents."
                 )
                 return
             owners[begins[document] + start : begins[document] + stop] += 1

@@ -1,7 +1,7 @@
-"""Messages of an attention schedule: each send has its receive, and nobody waits for ever.
+"""Check an attention schedule's messages: each send has its receive, and nobody waits for ever.
 
 Kept true (tests/unit/schedule/attention/test_check.py)
-    A dropped, doubled, changed or reordered message is told, and so is a circle of waiting.
+    Dropped, doubled, changed and reordered messages are reported, and so is a deadlock.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ def _name(message: Message) -> tuple[object, ...]:
 
 
 def message_faults(schedule: AttentionSchedule) -> Iterator[str]:
-    """Sends without their receive, receives without their send, and wrong order."""
+    """Yield sends without a receive, receives without a send, and wrong orders."""
     sent, received = _by_link(schedule, is_sent=True), _by_link(schedule, is_sent=False)
     for link in sorted({*sent, *received}):
         source, target = link
@@ -65,9 +65,9 @@ def message_faults(schedule: AttentionSchedule) -> Iterator[str]:
 
 
 def deadlock_faults(schedule: AttentionSchedule) -> Iterator[str]:
-    """A circle of ranks that wait for each other, if messages leave only when asked for."""
+    """Yield a circle of ranks waiting for each other, if sends block until received."""
     sent, received = _by_link(schedule, is_sent=True), _by_link(schedule, is_sent=False)
-    # What each rank must see posted by whom before it ends a round: (peer, round of the peer).
+    # What each rank waits for before it ends a round: (peer, round in which the peer posts it).
     waits: list[dict[int, list[_Wait]]] = [defaultdict(list) for _ in range(schedule.ranks)]
     for (source, target), ours in sent.items():
         for (at, message), (then, _) in zip(ours, received[source, target], strict=True):
@@ -77,7 +77,7 @@ def deadlock_faults(schedule: AttentionSchedule) -> Iterator[str]:
         late = max(due, default=0)
         if late >= len(schedule.rounds[rank]) and due:
             yield (
-                f"Rank {rank} has a message under way until round {late}, and only "
+                f"Rank {rank} has a message in flight until round {late} but only "
                 f"{len(schedule.rounds[rank])} rounds."
             )
             return

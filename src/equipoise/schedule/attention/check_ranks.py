@@ -1,29 +1,25 @@
-"""What each rank of an attention schedule has: sent or computed with only while it is there.
+"""Check that each rank of an attention schedule uses only what it has.
 
 What it decides
-    A rank is followed through its rounds: what has arrived, which queries it has computed for,
-    and which outputs it has sent home. Tokens that lie in the same runs of everything, and
-    heads that do, are one cell, so long documents cost no more than short ones.
+    It follows a rank through its rounds: what has arrived, which queries it has computed, and
+    which outputs it has sent home. Tokens that lie in the same runs of everything form one cell,
+    and so do heads, so long documents cost no more than short ones.
 
 Kept true (tests/unit/schedule/attention/test_check.py)
-    Every use of what is not there, and every output that is not sent or sent too early, is
-    told.
+    Every use of something absent, and every output sent too early or never, is reported.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.schedule.attention.schedule import AttentionSchedule, Message, Round, write_tile
 from equipoise.spec.pack import Pieces
 
-Flags = npt.NDArray[np.bool_]
-Ints = Pieces
-
 
 class _Cells:
-    """Tokens and heads between the places where a run of the schedule begins or ends."""
+    """Tokens and heads between the points where any run of the schedule begins or ends."""
 
     def __init__(self, schedule: AttentionSchedule) -> None:
         lengths = schedule.doc_tokens
@@ -51,38 +47,38 @@ class _Cells:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Cells of tokens, and of query heads."""
+        """Number of token cells, and of query-head cells."""
         return len(self.cuts), len(self.head_cuts) - 1
 
     def spans(self, runs: Pieces) -> Ints:
         """First cell and cell stop of each run, int64 [n, 2]."""
-        found: Ints = np.searchsorted(self.cuts, runs[:, :1] * self.span + runs[:, 1:3])
-        return found
+        cells: Ints = np.searchsorted(self.cuts, runs[:, :1] * self.span + runs[:, 1:3])
+        return cells
 
     def rows(self, runs: Pieces) -> Ints:
-        """Cells of some runs."""
+        """Token cells of the runs, int64 [n]."""
         first, stop = self.spans(runs).T
         sizes = stop - first
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        found: Ints = np.repeat(first, sizes) + within
-        return found
+        cells: Ints = np.repeat(first, sizes) + within
+        return cells
 
     def heads(self, first: int, stop: int) -> slice:
-        """Cells of some query heads."""
+        """Cells of query heads ``first:stop``."""
         return slice(*np.searchsorted(self.head_cuts, (first, stop)).tolist())
 
     def kv_heads(self, first: int, stop: int) -> slice:
-        """Cells of some key/value heads."""
+        """Cells of key/value heads ``first:stop``."""
         return slice(*np.searchsorted(self.kv_cuts, (first, stop)).tolist())
 
     def name(self, cell: int, head: int) -> tuple[int, int, int]:
-        """Document, token and query head with which a cell begins."""
+        """Document, token and query head at which a cell begins."""
         document, token = divmod(int(self.cuts[cell]), self.span)
         return document, token, int(self.head_cuts[head])
 
 
 class _Rank:
-    """One rank's cells, bool [cells of tokens, cells of heads]."""
+    """What one rank has and has done, per cell, bool [token cells, head cells]."""
 
     def __init__(self, schedule: AttentionSchedule, rank: int, cells: _Cells) -> None:
         self.rank, self.cells = rank, cells
@@ -105,12 +101,12 @@ class _Rank:
         if message.carries in ("q", "kv"):
             has = self.has[message.carries]
             if has[rows, heads].any():
-                yield f"Rank {self.rank} receives {message} in round {at}, and has some of it."
+                yield f"Rank {self.rank} receives {message} in round {at} but has some of it."
             has[rows, heads] = True
             return
         if not self.is_home[rows].all():
             yield (
-                f"Rank {self.rank} receives {message} in round {at}, and some of these queries "
+                f"Rank {self.rank} receives {message} in round {at}, but some of these queries "
                 f"are not at home there."
             )
         if message.carries == "output":
@@ -120,15 +116,15 @@ class _Rank:
         rows, heads = self.cells.rows(message.runs), self._heads(message)
         if message.carries in ("q", "kv"):
             if not self.has[message.carries][rows, heads].all():
-                yield f"Rank {self.rank} sends {message} in round {at}, and has not all of it."
+                yield f"Rank {self.rank} sends {message} in round {at} but does not have all of it."
             return
         if self.is_home[rows].any() or not self.computed[rows, heads].all():
             yield (
-                f"Rank {self.rank} sends {message} in round {at}, and has not computed all of it "
+                f"Rank {self.rank} sends {message} in round {at} but has not computed all of it "
                 f"for another rank."
             )
         if self.sent_home[rows, heads].any():
-            yield f"Rank {self.rank} sends {message} in round {at}, and has sent some of it."
+            yield f"Rank {self.rank} sends {message} in round {at} but has already sent some of it."
         self.sent_home[rows, heads] = True
 
     def compute(self, each: Round, at: int) -> Iterator[str]:
@@ -146,11 +142,11 @@ class _Rank:
                 continue
             what = f"Rank {self.rank} computes in round {at} {write_tile(tile)}"
             if not self.has["q"][queries, heads].all():
-                yield f"{what}: it has not all of these queries."
+                yield f"{what}: it lacks some of these queries."
             if not self.has["kv"][keys, kv].all():
-                yield f"{what}: it has not all of these keys."
+                yield f"{what}: it lacks some of these keys."
             if self.sent_home[queries, heads].any():
-                yield f"{what}: it has sent the output of some of these queries home."
+                yield f"{what}: it has already sent some of these outputs home."
             self.computed[queries, heads] = True
 
     def end(self) -> Iterator[str]:
@@ -158,13 +154,13 @@ class _Rank:
         for cell in np.argwhere(left)[:1].tolist():
             document, token, head = self.cells.name(*cell)
             yield (
-                f"Rank {self.rank} computes for query {token} of document {document} in head "
-                f"{head}, and never sends it home."
+                f"Rank {self.rank} computes query {token} of document {document} in head {head} "
+                f"but never sends it home."
             )
 
 
 def rank_faults(schedule: AttentionSchedule) -> Iterator[str]:
-    """Uses of what is not there, doubled arrivals, and outputs that do not come home."""
+    """Yield uses of absent data, doubled arrivals, and outputs that do not come home."""
     cells = _Cells(schedule)
     computing = np.zeros(cells.shape, dtype=np.int64)
     whole = np.zeros(cells.shape, dtype=bool)
@@ -190,6 +186,6 @@ def rank_faults(schedule: AttentionSchedule) -> Iterator[str]:
     for cell, head in np.argwhere(whole & (computing != 1))[:1].tolist():
         document, token, first = cells.name(cell, head)
         yield (
-            f"Rank {owner_of[cell]} receives as whole the output of token {token} of document "
-            f"{document} in head {first}, which {computing[cell, head]} ranks compute."
+            f"Rank {owner_of[cell]} receives the output of token {token} of document {document} in "
+            f"head {first} as complete, but {computing[cell, head]} ranks compute it."
         )

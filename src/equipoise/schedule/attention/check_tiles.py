@@ -1,19 +1,19 @@
-"""Tiles of an attention schedule: each one a kernel's, and every pair in exactly one.
+"""Check an attention schedule's tiles: a kernel can run each, and every pair is in exactly one.
 
 What it decides
     Queries are cut into cells wherever a tile begins or ends or the mask changes. Within a
-    cell, the keys that a tile or the mask reads begin and end at places that stand still or
-    move by one key a query::
+    cell, the keys that a tile or the mask reads begin and end at positions that are fixed or
+    move by one key per query::
 
         query 4   . . . [ a a c )         anticausal  [ moves, ) stands
               5   . . . . [ a c c )       causal      [ stands, ) moves
 
-    A tile adds one to what is read from its beginning on, and takes it away at its end. Tiles
-    read each pair as often as the mask does if and only if all their beginnings and ends
-    cancel with the mask's, cell by cell: no pair is looked at one by one.
+    A tile adds one to the read count at its beginning and subtracts it at its end. Tiles read
+    each pair as often as the mask does if and only if their beginnings and ends cancel with the
+    mask's, cell by cell; no pair is visited.
 
 Kept true (tests/unit/schedule/attention/test_check.py, by Hypothesis)
-    It agrees with counting every pair of small documents one by one.
+    It agrees with counting every pair of small documents.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from equipoise.spec.pack import Pieces
 
 
 def tile_faults(schedule: AttentionSchedule) -> Iterator[str]:
-    """Tiles that no kernel computes."""
+    """Yield tiles that no kernel computes."""
     ratio = schedule.heads // schedule.kv_heads
     lengths = schedule.doc_tokens
     for rank, at, each in schedule:
@@ -45,8 +45,8 @@ def tile_faults(schedule: AttentionSchedule) -> Iterator[str]:
         for good, why in (
             (is_inside, "lies outside its document"),
             (is_kind, f"is neither {', '.join(TILE_KINDS[:-1])} nor {TILE_KINDS[-1]}"),
-            (is_square, "is no square"),
-            (is_block, "has heads that are neither whole groups nor within one"),
+            (is_square, "is not square"),
+            (is_block, "has heads that are neither whole groups nor part of one"),
         ):
             for wrong in np.flatnonzero(~good)[:1]:
                 what = write_tile(each.tiles[wrong])
@@ -55,15 +55,15 @@ def tile_faults(schedule: AttentionSchedule) -> Iterator[str]:
 
 
 def coverage_faults(schedule: AttentionSchedule) -> Iterator[str]:
-    """Pairs that are computed never, or twice, or that the mask has not."""
+    """Yield pairs that are missing, computed twice, or outside the mask."""
     parts = [each.tiles for _, _, each in schedule if len(each.tiles)]
     tiles = np.concatenate([np.empty((0, 8), dtype=np.int64), *parts])
     reads = reads_of(schedule.masks, schedule.doc_tokens)
-    found, wanted = _strips_of(tiles), _strips_wanted(reads, schedule.heads)
-    for document, first, last in _wrong_cells(found, wanted):
+    computed, wanted = _strips_of(tiles), _strips_wanted(reads, schedule.heads)
+    for document, first, last in _wrong_cells(computed, wanted):
         for query in (first, last):
             for key, head, times, right in _wrong_keys(
-                _at(found, document, query), _at(wanted, document, query)
+                _at(computed, document, query), _at(wanted, document, query)
             ):
                 yield (
                     f"In document {document} query {query} reads key {key} in head {head} "
@@ -86,7 +86,7 @@ def _strips_of(tiles: Tiles) -> _Strips:
 
 def _strips_wanted(reads: Reads, heads: int) -> _Strips:
     document, start, stop, window = reads.own.T
-    turn = np.minimum(start + window - 1, stop)  # from here on the oldest keys are left behind
+    turn = np.minimum(start + window - 1, stop)  # from here on the window drops its oldest keys
     zero, one = np.zeros_like(start), np.ones_like(start)
     growing = (document, start, turn, start, start + 1, zero, one, zero, zero + heads)
     moving = (document, turn, stop, turn - window + 1, turn + 1, one, one, zero, zero + heads)
@@ -105,27 +105,27 @@ def _at(strips: _Strips, document: int, query: int) -> Pieces:
     return np.stack((low, high, rows[:, 7], rows[:, 8]), axis=1)
 
 
-def _wrong_keys(found: Pieces, wanted: Pieces) -> Iterator[tuple[int, int, int, int]]:
-    """The first key and head that one query does not read as often as it should."""
-    size = np.concatenate((found, wanted)).max(axis=0, initial=0)
+def _wrong_keys(computed: Pieces, wanted: Pieces) -> Iterator[tuple[int, int, int, int]]:
+    """The first key and head that a query reads too often or not often enough."""
+    size = np.concatenate((computed, wanted)).max(axis=0, initial=0)
     times, right = (np.zeros((size[1], size[3]), dtype=np.int64) for _ in range(2))
-    for counts, rows in ((times, found), (right, wanted)):
+    for counts, rows in ((times, computed), (right, wanted)):
         for low, high, h0, h1 in rows.tolist():
             counts[low:high, h0:h1] += 1
     for key, head in np.argwhere(times != right)[:1].tolist():
         yield key, head, int(times[key, head]), int(right[key, head])
 
 
-def _wrong_cells(found: _Strips, wanted: _Strips) -> Iterator[tuple[int, int, int]]:
+def _wrong_cells(computed: _Strips, wanted: _Strips) -> Iterator[tuple[int, int, int]]:
     """Document, first and last query of the first cell whose beginnings and ends do not cancel.
 
-    Where those of the first and of the last query cancel, those of all between do: each
-    stands still, or moves with the query, and two that part at the first do not meet again.
+    If they cancel for the first and the last query, they do for all between: each is fixed or
+    moves with the query, and two that differ at the first never meet again.
     """
-    strips = np.concatenate((found, wanted))
+    strips = np.concatenate((computed, wanted))
     if not len(strips):
         return
-    sign = np.repeat((1, -1), (len(found), len(wanted)))
+    sign = np.repeat((1, -1), (len(computed), len(wanted)))
     span = int(strips[:, 1:5].max()) + 1
     first, stop = strips[:, 0] * span + strips[:, 1], strips[:, 0] * span + strips[:, 2]
     cuts = np.unique(np.concatenate((first, stop)))

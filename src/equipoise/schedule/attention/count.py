@@ -1,8 +1,8 @@
-"""What an attention schedule costs in bytes, messages, pairs and memory: counted, not measured.
+"""Count an attention schedule's bytes, messages, pairs and memory.
 
 What it decides
-    How large each message is. Keys, queries and outputs travel as they are, partial outputs
-    and sums of gradients in the dtype of the sums (fp32; fp64 where tensors are)::
+    How large each message is. Keys, queries and outputs travel in their dtype, partial outputs
+    and gradient sums in the dtype of the sums (fp32, or fp64 for fp64 tensors)::
 
         bytes a token         forward                  backward, the other way
         q,       h heads      h E element              h E sum
@@ -10,21 +10,19 @@ What it decides
         partial, h heads      h (E + 1) sum            2 h E element + h sum
         output,  h heads      h E element              h E element
 
-    What a rank receives it keeps until its backward pass has used it.
+    A rank keeps what it receives until its backward pass has used it.
 
-Kept true (tests/unit/schedule/test_attention_count.py, tests/multi/parallel/test_context.py)
-    The bytes and messages that ranks send are these, exactly, link by link.
+Kept true (tests/unit/schedule/attention/test_count.py, tests/multi/parallel/test_context.py)
+    Ranks send exactly these bytes and messages, link by link.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.attention.schedule import AttentionSchedule, Message
-from equipoise.spec.pack import Pieces
-
-Ints = Pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +31,15 @@ class Wire:
 
     head_width: int
     element_bytes: int = 2
-    """Of queries, keys, values and outputs: 2 for bf16."""
+    """Bytes of an element of queries, keys, values and outputs: 2 for bf16."""
     sum_bytes: int = 4
-    """Of partial outputs, log-sum-exp, and sums of gradients."""
+    """Bytes of an element of partial outputs, log-sum-exp and gradient sums."""
 
     def __post_init__(self) -> None:
         if min(self.head_width, self.element_bytes, self.sum_bytes) < 1:
             raise LayoutError(
-                f"Heads of width {self.head_width}, elements of {self.element_bytes} bytes and "
-                f"sums of {self.sum_bytes} bytes have no size. Give 1 or more for each."
+                f"Head width {self.head_width}, elements of {self.element_bytes} bytes and sums "
+                f"of {self.sum_bytes} bytes: each must be at least 1."
             )
 
     def forward_bytes(self, message: Message) -> int:
@@ -57,7 +55,7 @@ class Wire:
         return message.tokens * heads * a_head[message.carries]
 
     def backward_bytes(self, message: Message) -> int:
-        """Size of what goes back for a message in the backward pass [bytes]."""
+        """Size of the backward pass's answer to a message [bytes]."""
         heads = message.heads[1] - message.heads[0]
         width = self.head_width
         a_head = {
@@ -74,20 +72,19 @@ class AttentionCounts:
     """Counts of one forward and one backward pass of one layer."""
 
     forward_bytes: Ints
-    """From each rank to each rank, int64 [ranks, ranks] [bytes]."""
+    """Bytes from each rank (row) to each rank in the forward pass, int64 [ranks, ranks]."""
     backward_bytes: Ints
-    """The same of the backward pass [bytes]."""
+    """The same for the backward pass [bytes]."""
     messages: Ints
-    """Messages of the forward pass, int64 [ranks, ranks]; transposed, of the backward pass."""
+    """Messages of the forward pass, int64 [ranks, ranks]; the backward's are the transpose."""
     pairs: Ints
-    """Query-key pairs of each rank, all heads counted, int64 [ranks] [pairs]."""
+    """Query-key pairs of each rank, summed over heads, int64 [ranks] [pairs]."""
     tiles: Ints
     """Kernel calls of each rank's forward pass, int64 [ranks]."""
     in_flight_bytes: Ints
-    """Most bytes of messages of each rank, sent and received, that the forward pass has under
-    way at a time [bytes]."""
+    """Most bytes, sent and received, that each rank has in flight in the forward pass."""
     kept_bytes: Ints
-    """What each rank has received and keeps for its backward pass [bytes]."""
+    """What each rank receives and keeps for its backward pass [bytes]."""
 
     @property
     def total_bytes(self) -> int:
@@ -96,17 +93,17 @@ class AttentionCounts:
 
     @property
     def pair_skew(self) -> float:
-        """Most pairs of a rank over the mean; 1 where there are none."""
+        """Most pairs of a rank over the mean; 1 if there are none."""
         total = int(self.pairs.sum())
         return int(self.pairs.max()) * len(self.pairs) / total if total else 1.0
 
 
 def tile_pairs(tiles: Ints, *, block: int = 1) -> Ints:
-    """Pairs of each tile, its heads counted [pairs].
+    """Pairs of each tile, summed over its heads [pairs].
 
     Args:
-        tiles: As ``AttentionSchedule`` has them.
-        block: Queries, and keys, of a kernel's block; pairs of whole blocks are counted [tokens].
+        tiles: Tiles of an ``AttentionSchedule``.
+        block: Queries and keys of a kernel's block, which counts whole [tokens].
 
     >>> tile_pairs(np.array([[0, 2, 4, 2, 4, 1, 0, 2], [0, 2, 4, 0, 2, 0, 0, 2]])).tolist()
     [6, 8]
@@ -124,7 +121,7 @@ def count_attention(schedule: AttentionSchedule, wire: Wire) -> AttentionCounts:
     """Count a schedule.
 
     Args:
-        schedule: What is counted.
+        schedule: The schedule to count.
         wire: Sizes of what travels.
 
     Cost: O(messages x runs + tiles).

@@ -1,15 +1,14 @@
 """Strategies that divide heads as well as tokens: Ulysses, alone and around a ring.
 
 Why
-    A rank that has all tokens of some heads needs nobody else's keys. An all-to-all before
-    attention and one after it move ``2 (H + G) E / ranks`` elements a token, whatever the
-    number of ranks.
+    A rank that has all tokens of some heads needs nobody else's keys. One all-to-all before
+    attention and one after it move ``2 (H + G) E / ranks`` elements per token.
 
 What it decides
-    Query heads are dealt evenly, by number: rank r gets heads ``r H / ranks`` and on. Where that
-    cuts a group of query heads, both ranks get the group's keys; with more ranks than heads
-    some ranks only send and receive. ``ulysses`` divides the heads over all ranks, ``usp`` over
-    the ranks of a node, and keys of those heads go round the nodes::
+    Query heads are dealt evenly: rank r gets heads ``r H / ranks`` and on. If that cuts a group
+    of query heads, both ranks get the group's keys; with more ranks than heads some ranks only
+    send and receive. ``ulysses`` divides the heads over all ranks, ``usp`` over the ranks of a
+    node, and the keys of those heads go round the nodes::
 
         usp, 2 nodes of 2 ranks       node 0         node 1
         heads 0:4                     rank 0   -->   rank 2      keys of one half of the
@@ -18,8 +17,8 @@ What it decides
     Outputs go home over all keys, so no log-sum-exp travels with them.
 
 Kept true (tests/unit/schedule/attention/test_strategies.py, by Hypothesis)
-    Every schedule passes the checker for any number of heads; with heads that divide, the
-    bytes of the forward pass are exactly the formula's.
+    Every schedule passes the checker for any number of heads; if heads divide, the bytes of the
+    forward pass equal the formula.
 
 Sources
     Ulysses: arXiv:2309.14509. USP: arXiv:2405.07719.
@@ -32,7 +31,7 @@ from equipoise.schedule.attention.write import Writer, kv_heads_of
 
 
 def _deal_heads(request: AttentionRequest, groups_of: int) -> Writer:
-    """Heads over every ``groups_of`` neighbouring ranks, and a ring over those groups."""
+    """Deal heads over every ``groups_of`` neighbouring ranks, with a ring over those groups."""
     writer, ranks, heads = Writer(request.ranks), request.ranks, request.heads
     groups = ranks // groups_of
     shares = [
@@ -64,10 +63,10 @@ def _deal_heads(request: AttentionRequest, groups_of: int) -> Writer:
 
 
 def ulysses(request: AttentionRequest) -> AttentionSchedule:
-    """All tokens of a share of the heads to each rank."""
+    """Give each rank all tokens of its share of the heads."""
     return request.finish("ulysses", _deal_heads(request, request.ranks))
 
 
 def usp(request: AttentionRequest) -> AttentionSchedule:
-    """Heads over the ranks of a node, a ring over the nodes."""
+    """Deal heads over the ranks of a node, with a ring over the nodes."""
     return request.finish("usp", _deal_heads(request, request.ranks_per_node))

@@ -1,12 +1,12 @@
 """Masks of packed documents as runs of queries that read alike.
 
 Why
-    Tiles, needed keys and the checker ask the same of every mask: which keys a query reads.
-    Written as runs, the four masks are one case, and documents of different masks one array.
+    Tiles, needed keys and the checker all ask which keys a query reads. Written as runs, the
+    four masks are one case, and documents with different masks are one array.
 
 What it decides
-    A query reads at most two runs of keys: its ``own``, up to itself, and ``shared`` ones at
-    the document's start::
+    A query reads at most two runs of keys: its ``own``, up to itself, and ``shared`` keys at the
+    document's start::
 
         mask                  queries            own keys                    shared keys
         causal                [0, T)             [0, i]
@@ -16,7 +16,7 @@ What it decides
                               branch [s, e)      [s, i]                      [0, P)
 
 Kept true (tests/unit/schedule/attention/test_mask.py, by Hypothesis)
-    Runs read exactly the pairs of the mask written out.
+    Runs read exactly the pairs of the explicit mask.
 """
 
 from collections.abc import Sequence
@@ -42,11 +42,11 @@ class Reads:
 
 
 def masks_of(mask: Mask | Sequence[Mask], doc_tokens: Pieces) -> tuple[Mask, ...]:
-    """The mask of each document, from one for all or one for each.
+    """The mask of each document, given one for all or one for each.
 
     Raises:
-        SpecError: masks are not as many as documents, or a document is not its prefix and
-            branches.
+        SpecError: the number of masks is wrong, or a document's length is not that of its
+            prefix and branches.
 
     >>> [str(mask) for mask in masks_of([Mask(), Mask("full")], np.array([3, 4]))]
     ['causal', 'full']
@@ -54,14 +54,14 @@ def masks_of(mask: Mask | Sequence[Mask], doc_tokens: Pieces) -> tuple[Mask, ...
     masks = (mask,) * len(doc_tokens) if isinstance(mask, Mask) else tuple(mask)
     if len(masks) != len(doc_tokens):
         raise SpecError(
-            f"{len(masks)} masks are not one for each of {len(doc_tokens)} documents. Give one "
-            f"mask a document, or one for all."
+            f"{len(masks)} masks for {len(doc_tokens)} documents. Give one mask per document, or "
+            f"one for all."
         )
     for document, (each, tokens) in enumerate(zip(masks, doc_tokens.tolist(), strict=True)):
         total = each.prefix_tokens + sum(each.branch_tokens)
         if each.kind == "prefix" and tokens != total:
             raise SpecError(
-                f"Document {document} has {tokens:,} tokens, and its mask is a prefix of "
+                f"Document {document} has {tokens:,} tokens, but its mask has a prefix of "
                 f"{each.prefix_tokens:,} and branches of {total - each.prefix_tokens:,}. Give it "
                 f"a mask of {tokens:,} tokens."
             )
@@ -69,7 +69,7 @@ def masks_of(mask: Mask | Sequence[Mask], doc_tokens: Pieces) -> tuple[Mask, ...
 
 
 def reads_of(masks: Sequence[Mask], doc_tokens: Pieces) -> Reads:
-    """Masks, one a document, as runs of queries that read alike.
+    """Write masks, one per document, as runs of queries that read alike.
 
     Cost: O(documents + branches).
 
@@ -89,7 +89,7 @@ def reads_of(masks: Sequence[Mask], doc_tokens: Pieces) -> Reads:
                 own.append((document, start, start + size, size + 1))
                 start += size
         else:
-            # One more than there are keys: the lower edge of such a window cuts no tile.
+            # One more than the keys, so that the window's lower edge cuts no tile.
             is_cut = mask.kind == "window" and mask.window_tokens < tokens
             window = mask.window_tokens if is_cut else tokens + 1
             own.append((document, 0, tokens, window))
@@ -99,7 +99,7 @@ def reads_of(masks: Sequence[Mask], doc_tokens: Pieces) -> Reads:
 
 
 def write_masks(masks: Sequence[Mask]) -> str:
-    """Masks as text, neighbours that are alike together.
+    """Masks as text, with equal neighbours joined.
 
     >>> write_masks([Mask(), Mask("window", 4), Mask("window", 4)])
     'documents 0:1 causal; documents 1:3 window 4'

@@ -1,15 +1,15 @@
 """Strategies in which keys and values travel to the queries: pass-KV in four forms.
 
 What it decides
-    ``all-gather``   every rank gets all other ranks' keys at once. Few messages, few large
+    ``all-gather``   every rank gets all other ranks' keys at once: few messages, few large
                      tiles, and the memory of all keys.
-    ``needed-kv``    the same, but only those keys that some query of the receiver reads: a
-                     document that lies whole on one rank moves nothing, and a piece under a
-                     window of w gets the w - 1 keys before it.
-    ``ring``         keys go round, one neighbour a round, while each rank attends to those
-                     that it has. Also where no query of a rank reads them.
-    ``double-ring``  rings within nodes while the next node's keys are on their way: a message
-                     between nodes may take as long as the whole ring within::
+    ``needed-kv``    the same, but only the keys that some query of the receiver reads: a
+                     document on one rank moves nothing, and a piece under a window of w gets
+                     the w - 1 keys before it.
+    ``ring``         keys go round, one neighbour per round, while each rank attends to those
+                     that it has; also where no query of a rank reads them.
+    ``double-ring``  rings within nodes while the next node's keys are in flight: a message
+                     between nodes may take as long as the whole inner ring::
 
                          2 nodes of 2 ranks; on rank 0, whose keys
 
@@ -19,8 +19,8 @@ What it decides
                          from rank    2 (2 ......)                  next node, two rounds
 
 Kept true (tests/unit/schedule/attention/test_strategies.py, by Hypothesis)
-    Every schedule passes the checker, whatever the pieces; a ring sends in total exactly what
-    an all-gather sends; needed keys are those of ``balance``'s ``travel_tokens``.
+    Every schedule passes the checker, whatever the pieces; a ring sends exactly as much as an
+    all-gather; needed keys equal ``travel_tokens`` of ``balance``.
 
 Sources
     All-gather: Llama 3, arXiv:2407.21783, section 3.3.2. Ring: arXiv:2310.01889. Needed keys:
@@ -37,7 +37,7 @@ def _exchange(request: AttentionRequest, *, is_needed_only: bool) -> Writer:
     writer = Writer(request.ranks)
     for target, queries in enumerate(request.home):
         received, read = [], request.runs_read(queries)
-        for distance in range(1, request.ranks):  # not all from rank 0 first
+        for distance in range(1, request.ranks):  # so that not all begin with rank 0
             source = (target - distance) % request.ranks
             keys = request.home[source]
             if is_needed_only:
@@ -50,18 +50,18 @@ def _exchange(request: AttentionRequest, *, is_needed_only: bool) -> Writer:
 
 
 def all_gather(request: AttentionRequest) -> AttentionSchedule:
-    """Every rank gets all keys."""
+    """Send every rank all keys."""
     writer = _exchange(request, is_needed_only=False)
     return request.finish("all-gather", writer)
 
 
 def needed_kv(request: AttentionRequest) -> AttentionSchedule:
-    """Every rank gets the keys that its queries read."""
+    """Send every rank the keys that its queries read."""
     return request.finish("needed-kv", _exchange(request, is_needed_only=True))
 
 
 def ring(request: AttentionRequest) -> AttentionSchedule:
-    """Keys of all ranks pass by all ranks."""
+    """Pass all keys around all ranks."""
     writer, ranks = Writer(request.ranks), request.ranks
     for at in range(ranks):
         for rank, queries in enumerate(request.home):
@@ -73,7 +73,7 @@ def ring(request: AttentionRequest) -> AttentionSchedule:
 
 
 def double_ring(request: AttentionRequest) -> AttentionSchedule:
-    """Keys pass by all ranks of a node before those of the next node do."""
+    """Pass keys around all ranks of a node before those of the next node."""
     writer, inner = Writer(request.ranks), request.ranks_per_node
     nodes = request.ranks // inner
     for outer in range(nodes):

@@ -1,20 +1,19 @@
 """Strategies in which queries travel to the keys, and partial outputs travel back: pass-Q.
 
 Why
-    Queries are smaller than keys where few of them read many keys, and where there are as
-    many key/value heads as query heads. What comes back is an output over some of the keys
-    with its log-sum-exp, which the owner merges.
+    Queries are smaller than keys if few of them read many keys, or if there are as many
+    key/value heads as query heads. Each rank returns an output over some of the keys with its
+    log-sum-exp, and the owner merges them.
 
 What it decides
-    ``pass-q``      queries go round; when they have been everywhere, all partial outputs go
-                    home at once.
+    ``pass-q``      queries go round; at the end all partial outputs go home at once.
     ``token-ring``  queries go round, and each partial output goes straight home while the
-                    next one is computed: both directions of the links are in use.
+                    next one is computed, so both directions of the links are in use.
 
-    A rank none of whose keys a query reads sends no partial output for it.
+    A rank sends no partial output for a query that reads none of its keys.
 
 Kept true (tests/unit/schedule/attention/test_strategies.py, by Hypothesis)
-    Every schedule passes the checker; both send the same messages, at other times.
+    Every schedule passes the checker; both send the same messages at different times.
 
 Sources
     pass-Q: Context Parallelism for Scalable Million-Token Inference, arXiv:2411.01783,
@@ -41,10 +40,10 @@ def _pass_queries(request: AttentionRequest, *, is_at_once: bool) -> Writer:
 
 
 def pass_q(request: AttentionRequest) -> AttentionSchedule:
-    """Queries of all ranks pass by all ranks; partial outputs go home at the end."""
+    """Pass queries around all ranks; partial outputs go home at the end."""
     return request.finish("pass-q", _pass_queries(request, is_at_once=False))
 
 
 def token_ring(request: AttentionRequest) -> AttentionSchedule:
-    """Queries of all ranks pass by all ranks; each partial output goes home at once."""
+    """Pass queries around all ranks; each partial output goes home at once."""
     return request.finish("token-ring", _pass_queries(request, is_at_once=True))

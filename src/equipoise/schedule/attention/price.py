@@ -1,23 +1,21 @@
-"""What an attention schedule takes in seconds, before it is run.
+"""Predict the time of an attention schedule by replaying it.
 
 What it decides
-    Rounds are replayed. A rank begins a round when its round before has ended; its tiles take
-    the price of their pairs, each; its messages leave, and arrive, one after another, each
-    after the latency and with the bandwidth of its link, when both ends have begun the round
-    that lists it. A round ends when its tiles are done and what is due has arrived. The
-    backward pass is replayed likewise, in reverse order.
+    A rank begins a round when its previous round has ended. Each tile takes the price of its
+    pairs. Messages leave once both ends have begun the round that lists them, one after another
+    per port, and take the latency and bandwidth of their link. A round ends when its tiles are
+    done and what is due has arrived. The backward pass is the same in reverse order.
 
-    Messages of one round take turns: what is due first goes first; then each rank's to its next
-    neighbour, then to the one after that. So the messages of an all-to-all never meet at a
-    receiver. Links within a node and between nodes, if they differ, have ports of their own,
-    and a message between nodes holds up none within.
+    Within a round, messages that are due first go first; then each rank's to its next neighbour,
+    then to the one after that, so messages of an all-to-all never collide at a receiver. If
+    links within and between nodes differ, they have separate ports and do not delay each other.
 
-    It is a model of ranks that compute and communicate at once. Two processes that share
-    their cores with the threads that move bytes overlap less.
+    The model assumes that ranks compute and communicate at once. Processes that share their
+    cores with the threads that move bytes overlap less.
 
 Kept true (tests/unit/schedule/attention/test_price.py)
-    Never below the compute of any rank; without cost of links, equal to the longest chain of
-    tiles; more latency or less bandwidth never makes it faster.
+    The price is never below the compute of any rank; with free links it is the longest chain of
+    tiles; more latency or less bandwidth never lowers it.
 """
 
 from collections.abc import Callable
@@ -36,12 +34,12 @@ from equipoise.schedule.attention.schedule import (
 )
 
 BACKWARD_OVER_FORWARD = 2.5
-"""Five matrix products a tile for two: it computes the scores again. FlashAttention-2,
+"""Five matrix products per tile instead of two, since scores are recomputed. FlashAttention-2,
 arXiv:2307.08691."""
 
 TileTime = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.NDArray[np.float64]]
-"""From the pairs of tiles, all heads counted as one, and the number of the round that each is in,
-to their forward time [ns]; what one rank computes in one round may be one kernel."""
+"""From each tile's pairs, summed over heads, and its round's number to its forward time [ns]; what
+one rank computes in one round may be one kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,8 @@ class LinkPrice:
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and self.bytes_per_s > 0):
             raise LayoutError(
-                f"A link of {self.latency_s:g} s and {self.bytes_per_s:g} bytes/s carries "
-                f"nothing. Give a latency of 0 or more and a bandwidth above 0."
+                f"A link has a latency of {self.latency_s:g} s and a bandwidth of "
+                f"{self.bytes_per_s:g} bytes/s. Give 0 or more and above 0."
             )
 
     def message_ns(self, size_bytes: int) -> float:
@@ -65,33 +63,33 @@ class LinkPrice:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One message under way, in one pass."""
+    """One message in flight, in one pass."""
 
     source: int
     target: int
     carries: Carries
     size_bytes: int
     first: int
-    """The round that both its ends must have begun before it leaves."""
+    """The round that both ends must have begun before it leaves."""
     last: int
-    """The round that does not end at either end before it is there."""
+    """The round that neither end finishes before it has arrived."""
     start_ns: float
     end_ns: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """When what happens in one pass, from the pass's start on."""
+    """The timeline of one pass, from its start."""
 
     begins_ns: npt.NDArray[np.float64]
-    """When each rank begins each round, float64 [ranks, rounds] [ns]; of the backward pass the
+    """When each rank begins each round, float64 [ranks, rounds] [ns]; in the backward pass the
     schedule's last round comes first."""
     compute_ns: npt.NDArray[np.float64]
-    """What the tiles of each round take, float64 [ranks, rounds] [ns]."""
+    """Time of each round's tiles, float64 [ranks, rounds] [ns]."""
     ends_ns: npt.NDArray[np.float64]
-    """When each rank is through, float64 [ranks] [ns]."""
+    """When each rank finishes, float64 [ranks] [ns]."""
     flights: tuple[Flight, ...]
-    """In the order in which they leave, round by round."""
+    """Messages in the order in which they leave, round by round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +99,7 @@ class AttentionPrice:
     forward: Replay
     backward: Replay
     compute_ns: npt.NDArray[np.float64]
-    """Of tiles alone, both passes [ns]."""
+    """Time of tiles alone, both passes [ns]."""
 
     @property
     def forward_ns(self) -> npt.NDArray[np.float64]:
@@ -115,12 +113,12 @@ class AttentionPrice:
 
     @property
     def total_ns(self) -> float:
-        """Both passes of the rank that ends last [ns]."""
+        """Both passes, until the last rank ends [ns]."""
         return float(self.forward_ns.max(initial=0.0) + self.backward_ns.max(initial=0.0))
 
     @property
     def exposed_ns(self) -> float:
-        """What the slowest rank's tiles do not account for: waiting, for messages or peers."""
+        """What the busiest rank's tiles do not account for: waiting for messages or peers [ns]."""
         return self.total_ns - float(self.compute_ns.max(initial=0.0))
 
 
@@ -139,17 +137,17 @@ def price_attention(
     """Predict the time of one forward and one backward pass of one layer.
 
     Args:
-        schedule: What is priced; right, as ``check_attention`` says.
-        tile_ns: Forward time of tiles by their pairs in all heads, asked once for all; of a
-            measured ``LoadCurve`` a part of its ``attention_ns``.
-        link: Of two ranks.
+        schedule: A schedule that passes ``check_attention``.
+        tile_ns: Forward time of tiles by their pairs in all heads, called once for all tiles;
+            for a measured ``LoadCurve`` a part of its ``attention_ns``.
+        link: Link between two ranks.
         wire: Sizes of what travels.
-        full_ns: The same of full tiles, if that is another: kernels compute whole blocks, and
+        full_ns: ``tile_ns`` of full tiles, if it differs: kernels compute whole blocks, and
             lose what the mask cuts off them.
-        node_link: Of two ranks of different nodes, if that is another.
+        node_link: Link between ranks of different nodes, if it differs.
         ranks_per_node: Ranks that share a node; with ``node_link``.
-        block: Queries, and keys, of a kernel's block, which is computed whole [tokens].
-        call_ns: What each tile's kernel takes beside, whatever its heads [ns].
+        block: Queries and keys of a kernel's block, which is computed whole [tokens].
+        call_ns: Fixed time of each tile's kernel, whatever its heads [ns].
 
     Cost: O(tiles + messages).
     """
@@ -167,12 +165,12 @@ def price_attention(
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What connects the ranks of a schedule."""
+    """The links between a schedule's ranks."""
 
     near: LinkPrice
     far: LinkPrice
     node_of: tuple[int, ...]
-    """Each rank's node; ``far`` is between ranks of different nodes."""
+    """Each rank's node; ``far`` links ranks of different nodes."""
 
     def is_far(self, source: int, target: int) -> bool:
         """Whether a message between them leaves its node."""
@@ -188,16 +186,16 @@ def replay_pass(
     is_backward: bool = False,
     starts_ns: npt.NDArray[np.float64] | None = None,
 ) -> Replay:
-    """When each rank is through one pass of one layer.
+    """Replay one pass of one layer.
 
     Args:
-        schedule: What is replayed.
-        compute_ns: What the tiles of each round take in this pass, float64 [ranks, rounds], by the
+        schedule: The schedule to replay.
+        compute_ns: Time of each round's tiles in this pass, float64 [ranks, rounds], by the
             rounds of the forward pass [ns].
-        links: Between its ranks.
+        links: Links between its ranks.
         wire: Sizes of what travels.
-        is_backward: Whether rounds go back, and gradients with them.
-        starts_ns: When each rank begins, float64 [ranks]; all at 0 unless given [ns].
+        is_backward: Whether rounds run in reverse and carry gradients.
+        starts_ns: When each rank begins, float64 [ranks]; 0 unless given [ns].
     """
     longest = compute_ns.shape[1]
     planned = []
@@ -222,7 +220,7 @@ def tiles_by_round(
     block: int = 1,
     call_ns: float = 0.0,
 ) -> npt.NDArray[np.float64]:
-    """What the tiles of each round take, all of them priced at once, float64 [ranks, rounds]."""
+    """Time of each round's tiles, all priced at once, float64 [ranks, rounds] [ns]."""
     longest = max(map(len, schedule.rounds), default=0)
     places = [(rank, at, len(each.tiles)) for rank, at, each in schedule]
     none = np.zeros((0, TILE_COLUMNS), np.int64)
@@ -236,8 +234,8 @@ def tiles_by_round(
         is_full = tiles[:, 5] == TILE_KINDS.index("full")
         tiles_ns = np.where(is_full, full_ns(whole, of_round), tiles_ns)
     shares = tiles_ns * (heads / schedule.heads) + call_ns
-    found = np.bincount(of_round, shares, schedule.ranks * longest).astype(np.float64)
-    return found.reshape(schedule.ranks, longest)
+    totals = np.bincount(of_round, shares, schedule.ranks * longest).astype(np.float64)
+    return totals.reshape(schedule.ranks, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +254,7 @@ def _replay(
     links: Links,
     starts_ns: npt.NDArray[np.float64],
 ) -> Replay:
-    """When what happens, from what rounds compute and which messages fly between them."""
+    """The timeline, given each round's compute and the messages between rounds."""
     ranks, rounds = compute_ns.shape
     begin, begins = starts_ns, np.zeros((ranks, rounds))
     leaves, arrives = np.zeros((2, ranks)), np.zeros((2, ranks))  # when ports are free

@@ -1,4 +1,4 @@
-"""What an attention strategy is asked: who holds which tokens, their masks, and the heads."""
+"""The request to an attention strategy: who holds which tokens, their masks, and the heads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ class AttentionRequest:
 
     doc_tokens: Pieces
     masks: tuple[Mask, ...]
-    """One of each document."""
+    """Mask of each document."""
     home: tuple[Pieces, ...]
     heads: int
     kv_heads: int
     ranks_per_node: int
-    """Ranks that share a node, for the strategies in two levels; divides the ranks."""
+    """Ranks that share a node, for two-level strategies; divides the ranks."""
     reads: Reads = field(init=False)
     """Which keys queries read."""
 
@@ -46,17 +46,17 @@ class AttentionRequest:
         return 0, self.kv_heads
 
     def tiles(self, queries: Pieces, keys: Pieces, heads: tuple[int, int] | None = None) -> Tiles:
-        """Tiles between runs, in some query heads, or in all."""
+        """Tiles between runs in the given query heads; all heads unless given."""
         first, stop = self.all_heads if heads is None else heads
         blocks = head_blocks(first, stop, self.heads, self.kv_heads)
         return tiles_between(queries, keys, blocks, self.reads)
 
     def runs_read(self, queries: Pieces) -> Pieces:
-        """Keys that some of these queries read, whoever has them."""
+        """Keys that some of these queries read, whoever holds them."""
         return runs_read(queries, self.reads)
 
     def finish(self, strategy: str, writer: Writer) -> AttentionSchedule:
-        """What was written, as a schedule."""
+        """The schedule that was written."""
         return writer.finish(
             strategy, self.home, self.doc_tokens, self.masks, self.heads, self.kv_heads
         )

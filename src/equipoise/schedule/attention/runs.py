@@ -1,9 +1,9 @@
-"""Runs of tokens: joined, and matched where they overlap.
+"""Join runs of tokens, and match them where they overlap.
 
 A run is a row ``(document, start, stop)`` of an int64 array.
 
 Kept true (tests/unit/schedule/attention/test_tiles.py, by Hypothesis)
-    Joined runs hold the same tokens, apart; runs meet where they share a token.
+    Joined runs are disjoint and hold the same tokens; runs meet where they share a token.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ NO_RUNS: Pieces = np.empty((0, 3), dtype=np.int64)
 
 
 def join_runs(*parts: Pieces) -> Pieces:
-    """All runs in order, those that lie side by side made one.
+    """All runs in order, adjacent ones joined.
 
     >>> join_runs(np.array([[0, 4, 6], [0, 8, 9]]), np.array([[0, 0, 4]])).tolist()
     [[0, 0, 6], [0, 8, 9]]
@@ -35,11 +35,11 @@ def join_runs(*parts: Pieces) -> Pieces:
 
 
 def meet_runs(runs: Pieces, others: Pieces) -> tuple[Pieces, Pieces]:
-    """Where runs share tokens: rows of ``runs``, and of ``others``, a pair for each overlap.
+    """Rows of ``runs`` and of ``others`` that share tokens, one pair per overlap.
 
     Args:
         runs: int64 [n, 3 or more], none empty.
-        others: int64 [m, 3 or more], none empty, apart, in order of (document, start).
+        others: int64 [m, 3 or more], none empty, disjoint, in order of (document, start).
 
     Cost: O(n log m) and what is returned.
 
@@ -59,11 +59,11 @@ def meet_runs(runs: Pieces, others: Pieces) -> tuple[Pieces, Pieces]:
 
 
 def cut_runs(runs: Pieces, others: Pieces) -> Pieces:
-    """The part of some runs that lies in others, in the order of ``runs``.
+    """The parts of ``runs`` that lie in ``others``, in the order of ``runs``.
 
     Args:
         runs: int64 [n, 3], none empty.
-        others: int64 [m, 3], none empty, apart, in order of (document, start).
+        others: int64 [m, 3], none empty, disjoint, in order of (document, start).
 
     >>> cut_runs(np.array([[0, 5, 9], [1, 0, 9]]), np.array([[0, 0, 6], [1, 3, 6]])).tolist()
     [[0, 5, 6], [1, 3, 6]]

@@ -1,19 +1,19 @@
-"""Attention over several ranks, written down: who holds, sends and computes what, and when.
+"""Attention over several ranks as data: who holds, sends and computes what, and when.
 
 Why
-    Ring attention, all-gathered keys, passed queries and all-to-all over heads differ in what
-    moves and when, and in nothing else. Written down as data they have one executor, one
-    checker and one price, and a strategy is a function that writes.
+    Ring attention, all-gathered keys, passed queries and all-to-all over heads differ only in
+    what moves and when. As data they share one executor, one checker and one price, and a
+    strategy is a function that writes a schedule.
 
 What it decides
     The nouns. Each rank runs its rounds in order. A round::
 
         posts its sends and receives  ->  computes its tiles  ->  waits for what is due
 
-    Tiles and sends of a round use what the rank has at the round's start: its home pieces, and
-    what messages of earlier rounds brought. So messages travel while tiles are computed.
-    Only the forward pass is written down. The backward pass is its mirror: the rounds in
-    reverse order, every message in the other direction:
+    Tiles and sends of a round use what the rank has at the round's start: its home pieces and
+    what earlier rounds brought. So messages travel while tiles are computed. Only the forward
+    pass is written. The backward pass mirrors it: the rounds in reverse order, every message in
+    the other direction:
 
     ========= ============================== ======================================
     carries   forward                        backward, the other way
@@ -25,10 +25,10 @@ What it decides
     output    outputs over all keys          their gradients
     ========= ============================== ======================================
 
-    A tile is attention of a run of queries to a run of keys of one document: ``full``, where
-    every query reads every key, or a square of which query r reads keys 0 to r, ``causal``, or
-    keys from r on, ``anticausal``. Every mask is made of these three, and no row of any is
-    without a key::
+    A tile is attention of a run of queries to a run of keys of one document: ``full`` (every
+    query reads every key), or a square that is ``causal`` (query r reads keys 0 to r) or
+    ``anticausal`` (query r reads keys from r on). Every mask is made of these three, and every
+    query of a tile reads a key::
 
         home pieces of one rank: a = [2, 4) and b = [6, 8) of a causal document of 8 tokens
 
@@ -65,12 +65,12 @@ from equipoise.spec.pack import Pieces
 
 Tiles = Pieces
 """int64 [n, 8]: document, first query, query stop, first key, key stop (tokens of the
-document), place of its kind in ``TILE_KINDS``, first query head, query head stop."""
+document), index of its kind in ``TILE_KINDS``, first query head, query head stop."""
 
 TileKind = Literal["full", "causal", "anticausal"]
 
 TILE_KINDS: tuple[TileKind, ...] = get_args(TileKind)
-"""What column 5 of a tile counts."""
+"""Kinds of tiles, in the numbering of column 5."""
 
 Carries = Literal["q", "kv", "partial", "output"]
 
@@ -85,15 +85,15 @@ class Message:
     """The rank at the other end."""
     carries: Carries
     runs: Pieces
-    """Which tokens, int64 [n, 3]: document, start, stop; in the order in which they travel."""
+    """The tokens, int64 [n, 3]: document, start, stop; in the order in which they travel."""
     heads: tuple[int, int]
     """First head and head stop: key/value heads of ``kv``, query heads of the others."""
     rounds: int = 1
-    """Rounds that it may take: one of round r is there for round r + ``rounds``."""
+    """Rounds that it may take: a message of round r arrives for round r + ``rounds``."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that it carries."""
+        """Tokens in the message."""
         return int((self.runs[:, 2] - self.runs[:, 1]).sum())
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What one rank does at a time."""
+    """One round of one rank."""
 
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
@@ -119,14 +119,14 @@ class AttentionSchedule:
     doc_tokens: Pieces
     """Length of each document, int64 [documents] [tokens]."""
     masks: tuple[Mask, ...]
-    """Which keys queries read, of each document."""
+    """Each document's mask: which keys its queries read."""
     heads: int
     kv_heads: int
     home: tuple[Pieces, ...]
-    """Of each rank int64 [n, 3]: the pieces whose queries, keys, values and outputs are here
-    before and after, in the order in which the rank's tensors hold them."""
+    """Per rank, int64 [n, 3]: the pieces whose queries, keys, values and outputs it holds before
+    and after, in the order of its tensors."""
     rounds: tuple[tuple[Round, ...], ...]
-    """Of each rank its rounds, in order."""
+    """Each rank's rounds, in order."""
 
     @property
     def ranks(self) -> int:
@@ -140,7 +140,7 @@ class AttentionSchedule:
 
     @property
     def digest(self) -> str:
-        """Name of the whole schedule, equal on two ranks that wrote the same."""
+        """Digest of the whole schedule; equal on ranks that wrote the same."""
         masks = write_masks(self.masks)
         parts = [f"{self.strategy}|{self.heads}|{self.kv_heads}|{masks}".encode()]
         parts.append(np.ascontiguousarray(self.doc_tokens).tobytes())
@@ -161,7 +161,7 @@ class AttentionSchedule:
                 yield rank, at, each
 
     def __str__(self) -> str:
-        """The whole schedule, a line for each thing that happens."""
+        """The whole schedule, one line per action."""
         lines = [
             f"{self.strategy}: {self.tokens:,} tokens of {len(self.doc_tokens)} documents over "
             f"{self.ranks} ranks, {self.heads} query heads, {self.kv_heads} key/value heads"

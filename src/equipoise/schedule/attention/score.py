@@ -1,16 +1,15 @@
-"""One attention strategy with its figures: what it moves, how even it is, how long it takes.
+"""Score an attention strategy: what it moves, how even it is, how long it takes.
 
 Why
-    Strategies are compared by the same figures wherever they are shown: in a table, as JSON,
-    beside a drawing. Here they are taken together, each from what counts or predicts it.
+    A table, JSON and a drawing compare strategies by the same figures; they are collected here.
 
 What it decides
-    How much of the predicted time is *exposed communication*: what would be saved if all links
-    were free. What ranks then still wait is for the tiles of others, and no link can help.
+    How much of the predicted time is *exposed communication*: what free links would save. The
+    remaining waits are for other ranks' tiles, which no link can shorten.
 
 Kept true (tests/unit/schedule/attention/test_score.py)
-    Compute of the slowest rank, waiting for its peers and exposed communication add up to the
-    predicted time, and none is below 0.
+    Compute of the busiest rank, waiting for peers and exposed communication add up to the
+    predicted time, and none is negative.
 """
 
 from dataclasses import dataclass
@@ -26,29 +25,29 @@ from equipoise.schedule.attention.schedule import AttentionSchedule
 
 @dataclass(frozen=True, slots=True)
 class AssumedMachine:
-    """Speeds that a prediction takes for granted."""
+    """Speeds that a prediction assumes."""
 
     flop_per_s: float
     """Speed of one rank's attention, in whole blocks."""
     link: LinkPrice
-    """Between any two ranks; of different nodes, if ``link_in_node`` is given."""
+    """Link between any two ranks; if ``link_in_node`` is given, between nodes."""
     link_in_node: LinkPrice | None = None
     ranks_per_node: int | None = None
-    """With ``link_in_node``."""
+    """Ranks that share a node; with ``link_in_node``."""
     block: int = 1
-    """Queries, and keys, of a kernel's block: a tile is computed in whole ones [tokens]."""
+    """Queries and keys of a kernel's block; tiles are computed in whole blocks [tokens]."""
     tile_s: float = 0.0
-    """What each tile's kernel takes beside its pairs, in the forward pass [s]."""
+    """Fixed time of each tile's kernel in the forward pass [s]."""
 
     def __post_init__(self) -> None:
         if not self.flop_per_s > 0:
             raise LayoutError(
-                f"A rank of {self.flop_per_s:g} FLOP/s computes nothing. Give a speed above 0."
+                f"A rank's speed is {self.flop_per_s:g} FLOP/s. Give a speed above 0."
             )
         if self.block < 1 or not 0 <= self.tile_s < float("inf"):
             raise LayoutError(
-                f"A kernel of blocks of {self.block} tokens that takes {self.tile_s:g} s a tile "
-                f"does not exist. Give blocks of 1 or more, and 0 s or more."
+                f"A kernel's block is {self.block} tokens and its fixed time {self.tile_s:g} s. "
+                f"Give 1 or more and 0 or more."
             )
 
     def __str__(self) -> str:
@@ -84,17 +83,17 @@ class AttentionScore:
 
     @property
     def compute_ns(self) -> float:
-        """Tiles of the rank that has most of them, both passes [ns]."""
+        """Compute of the busiest rank, both passes [ns]."""
         return float(self.price.compute_ns.max(initial=0.0))
 
     @property
     def peers_ns(self) -> float:
-        """What is left of the predicted time: waiting for the tiles of others [ns]."""
+        """The rest of the predicted time: waiting for the tiles of others [ns]."""
         return max(0.0, self.price.total_ns - self.compute_ns - self.exposed_ns)
 
     @property
     def exposed_share(self) -> float:
-        """Exposed communication over the predicted time; 0 where that is nothing."""
+        """Exposed communication over the predicted time; 0 if that is 0."""
         return self.exposed_ns / self.price.total_ns if self.price.total_ns else 0.0
 
 
@@ -104,10 +103,10 @@ def price_on(
     """Predict a schedule's time on an assumed machine.
 
     Args:
-        schedule: What is priced.
+        schedule: The schedule to price.
         wire: Sizes of what travels.
         machine: What the prediction assumes.
-        is_free: Whether its links take no time.
+        is_free: Whether links take no time.
     """
     head_flop = 4 * wire.head_width  # QK and PV, 2 each
 
@@ -140,11 +139,11 @@ def score_attention(
     """Count and price one schedule.
 
     Args:
-        schedule: What is scored.
+        schedule: The schedule to score.
         wire: Sizes of what travels.
         machine: What the prediction assumes.
-        sharding: Name of the placement, to be shown.
-        name: What the strategy is called, if not by the schedule's name.
+        sharding: Name of the placement to show.
+        name: Name of the strategy to show instead of the schedule's.
 
     Cost: twice ``price_attention``, and ``count_attention``.
 

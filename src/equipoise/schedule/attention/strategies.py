@@ -1,10 +1,10 @@
-"""Attention strategies by name: who holds which tokens in, a schedule out.
+"""Attention strategies by name: from a placement of tokens to a schedule.
 
 Why
     Placing tokens (which rank holds which piece) and moving them (what is sent to whom) are two
-    choices. ``balance.context.sharding`` makes the first one. Any strategy here takes any
-    placement: documents cut anywhere, ranks without a token, more ranks than tokens, any heads, and
-    each document with its own mask.
+    choices. ``balance.context.sharding`` makes the first. Every strategy here takes any
+    placement: documents cut anywhere, ranks without a token, more ranks than tokens, any heads,
+    and a mask per document.
 
 Kept true (tests/unit/schedule/attention/test_strategies.py, by Hypothesis)
     Every strategy's schedule passes ``check_attention`` for any placement and masks.
@@ -38,7 +38,7 @@ STRATEGIES: dict[str, AttentionStrategy] = {
 """Every strategy by name."""
 
 IN_NODES = ("double-ring", "usp")
-"""Strategies in two levels: they need to know which ranks share a node."""
+"""Two-level strategies, which need to know which ranks share a node."""
 
 
 def write_attention(
@@ -55,18 +55,17 @@ def write_attention(
 
     Args:
         strategy: A name in ``STRATEGIES``.
-        home: Of each rank its pieces, int64 [n, 3]: document, start, stop; in order. The
-            pieces of all ranks are the documents, each token once; ``ContextSplit.pieces``
-            is such a placement.
-        doc_tokens: Length of each document [tokens]; 0 is legal, and so is none.
+        home: Each rank's pieces, int64 [n, 3]: document, start, stop; in order. Together they
+            hold each token once; ``ContextSplit.pieces`` is such a placement.
+        doc_tokens: Length of each document [tokens]; may be 0, and the list empty.
         heads: Query heads.
         kv_heads: Key/value heads; divides ``heads``.
-        mask: Which keys a query reads: one mask for all documents, or one for each.
+        mask: Which keys a query reads: one mask for all documents, or one per document.
         ranks_per_node: Ranks that share a node; divides the ranks. Needed by ``double-ring``
             and ``usp``.
 
     Raises:
-        SpecError: no strategy has that name, or masks do not go with the documents.
+        SpecError: no strategy has that name, or masks do not match the documents.
         LayoutError: heads or ranks do not divide, or the strategy needs ``ranks_per_node``.
 
     Cost: O(ranks^2 x pieces of a rank), in NumPy.
@@ -98,14 +97,14 @@ def write_attention(
         )
     if ranks_per_node is None and strategy in IN_NODES:
         raise LayoutError(
-            f"{strategy} works within nodes and between them. Say with ranks_per_node how many "
-            f"ranks share a node."
+            f"{strategy} works within nodes and between them. Give ranks_per_node, the number of "
+            f"ranks that share a node."
         )
     per_node = len(home) if ranks_per_node is None else ranks_per_node
     if per_node < 1 or len(home) % per_node:
         raise LayoutError(
-            f"{len(home)} ranks are no whole number of nodes of {per_node}. Give ranks_per_node "
-            f"that divides the ranks."
+            f"{len(home)} ranks do not fill nodes of {per_node}. Give a ranks_per_node that "
+            f"divides the ranks."
         )
     lengths = np.asarray(doc_tokens, dtype=np.int64).reshape(-1)
     pieces = tuple(np.asarray(each, dtype=np.int64).reshape(-1, 3) for each in home)

@@ -1,9 +1,8 @@
-"""Which tiles two sets of tokens have in common under their masks, and which keys are read.
+"""The tiles between runs of queries and keys under their masks, and the keys that are read.
 
 Why
     Kernels compute rectangles and triangles. Every mask is made of them, whatever the runs of
-    queries and of keys, so no kernel needs a mask written out and no row of a tile is without
-    a key.
+    queries and keys, so no kernel needs an explicit mask and every row of a tile has a key.
 
 What it decides
     Query runs are cut where their mask changes, and under a window into runs of at most the
@@ -17,9 +16,9 @@ What it decides
               6       a c c c
               7         c c c c
 
-    Keys that lie only in part before or inside the run cut squares into smaller ones and
-    rectangles. Tiles of a query run come together, its causal ones first: they are written to
-    a fresh output, and the others merged into it. Runs are in order of (document, start).
+    Keys that lie only partly before or inside the run cut squares into smaller ones and
+    rectangles. A query run's tiles are consecutive, causal ones first: they write a fresh
+    output, and the others merge into it. Runs are in order of (document, start).
 
 Kept true (tests/unit/schedule/attention/test_tiles.py, by Hypothesis)
     Tiles between any runs cover exactly the mask's pairs between them, each once; keys read
@@ -42,9 +41,9 @@ def tiles_between(
     """Tiles of the pairs between query runs and key runs.
 
     Args:
-        queries: Runs int64 [n, 3], apart from each other.
-        keys: Runs int64 [m, 3], apart from each other, in order of (document, start).
-        blocks: Query heads of each tile, one tile a block.
+        queries: Disjoint runs, int64 [n, 3].
+        keys: Disjoint runs, int64 [m, 3], in order of (document, start).
+        blocks: Query heads of each tile, one tile per block.
         reads: Which keys queries read.
 
     Returns:
@@ -72,7 +71,7 @@ def tiles_between(
 
 
 def _own_tiles(queries: Pieces, keys: Pieces, reads: Reads) -> tuple[Pieces, Pieces]:
-    """Tiles without heads, some of them empty, and the query run of each."""
+    """Tiles without heads, some empty, and the query run of each."""
     query, row = meet_runs(queries, reads.own)
     document, start, stop, window = reads.own[row].T
     q0, q1 = np.maximum(queries[query, 1], start), np.minimum(queries[query, 2], stop)
@@ -128,7 +127,7 @@ def _shared_tiles(queries: Pieces, keys: Pieces, reads: Reads) -> tuple[Pieces, 
 
 
 def runs_read(queries: Pieces, reads: Reads) -> Pieces:
-    """Keys that some query of ``queries`` reads, whoever has them: runs apart, in order.
+    """Keys that some query of ``queries`` reads, whoever holds them: disjoint runs, in order.
 
     >>> from equipoise.schedule.attention.mask import reads_of
     >>> from equipoise.spec.mask import Mask

@@ -1,11 +1,10 @@
-"""What every attention strategy is written with: shares of heads, and messages with both ends.
+"""What attention strategies write with: shares of heads, and messages with both ends.
 
 Why
-    A strategy should say what moves. That each send has its receive is the same for all of
-    them and is written once.
+    A strategy should only say what moves; that each send has its receive is written once, here.
 
 Kept true (tests/unit/schedule/attention/test_write.py, by Hypothesis)
-    Heads of a block are whole groups, or within one.
+    A block's heads are whole groups, or part of one.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from equipoise.spec.pack import Pieces
 
 
 def head_blocks(first: int, stop: int, heads: int, kv_heads: int) -> list[tuple[int, int]]:
-    """Query heads ``first:stop`` in blocks that a kernel takes: whole groups, or within one.
+    """Query heads ``first:stop`` in blocks that a kernel takes: whole groups, or part of one.
 
     >>> head_blocks(2, 8, heads=9, kv_heads=3)
     [(2, 3), (3, 6), (6, 8)]
@@ -56,7 +55,7 @@ def kv_heads_of(first: int, stop: int, heads: int, kv_heads: int) -> tuple[int, 
 
 
 def query_runs(tiles: Tiles) -> Pieces:
-    """Queries that have a tile among these."""
+    """The query runs of some tiles."""
     return join_runs(tiles[:, :3])
 
 
@@ -81,7 +80,7 @@ class Writer:
         *,
         rounds: int = 1,
     ) -> None:
-        """A message of round ``at``, unless it is empty or to oneself."""
+        """Add a message to round ``at``, unless it is empty or to oneself."""
         if source == target or not len(runs) or heads[0] >= heads[1]:
             return
         self._rounds = max(self._rounds, at + rounds)
@@ -91,7 +90,7 @@ class Writer:
         self._receives.setdefault((target, at), []).append(received)
 
     def attend(self, at: int, rank: int, tiles: Tiles) -> Tiles:
-        """Tiles of round ``at``; returns them."""
+        """Add tiles to round ``at``, and return them."""
         if len(tiles):
             self._rounds = max(self._rounds, at + 1)
             self._tiles.setdefault((rank, at), []).append(tiles)
@@ -106,7 +105,7 @@ class Writer:
         heads: int,
         kv_heads: int,
     ) -> AttentionSchedule:
-        """The schedule; every rank has as many rounds as the one that has most."""
+        """The schedule; every rank gets as many rounds as the longest."""
         none = np.empty((0, TILE_COLUMNS), dtype=np.int64)
         rounds = tuple(
             tuple(

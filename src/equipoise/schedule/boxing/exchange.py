@@ -16,16 +16,10 @@ from typing import Literal
 
 import numpy as np
 
-from equipoise.schedule.boxing.placement import (
-    Broadcast,
-    Ints,
-    MeshTensor,
-    Partial,
-    Split,
-    coordinates,
-)
+from equipoise.base.arrays import Ints
+from equipoise.schedule.boxing.block import block_in, join_blocks
+from equipoise.schedule.boxing.placement import Broadcast, MeshTensor, Partial, Split, coordinates
 from equipoise.schedule.boxing.step import BoxingStep, groups_along, sources_of
-from equipoise.spec.block import block_in, join_blocks
 
 Box = tuple[tuple[int, int], ...]
 

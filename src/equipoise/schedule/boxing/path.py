@@ -33,11 +33,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.schedule.boxing.placement import (
     Broadcast,
-    Ints,
     MeshTensor,
     Partial,
     Placement,
@@ -180,24 +180,6 @@ def plan_boxing(request: BoxingRequest) -> BoxingSchedule:
             f"{write_placements(request.after)} on {'x'.join(map(str, request.on.mesh))}."
         )
     return request.finish("cheapest", steps)
-
-
-def plan_one_step(request: BoxingRequest) -> BoxingSchedule:
-    """All axes at once, without a search: for what moves along one axis only, again and again.
-
-    Raises:
-        LayoutError: one step does not do it.
-
-    Cost: O(R n d) for the R ranks of the mesh, of which n exchange, and d dims.
-    """
-    direct = request.one_step(request.before, request.after)
-    if direct is None:
-        raise LayoutError(
-            f"No one step leads from {write_placements(request.before)} to "
-            f"{write_placements(request.after)} on {'x'.join(map(str, request.on.mesh))}. Plan a "
-            f"path."
-        )
-    return request.finish("one step", [direct])
 
 
 def transposed(request: BoxingRequest) -> BoxingRequest:

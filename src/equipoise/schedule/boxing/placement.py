@@ -33,11 +33,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, SpecError
-
-Ints = npt.NDArray[np.int64]
 
 MOST_RANKS, MOST_AXES = 512, 3
 """Of a mesh: what moves is counted pair by pair, and every placement of every axis is a state."""

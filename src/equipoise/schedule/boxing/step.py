@@ -43,10 +43,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.schedule.boxing.placement import (
     Broadcast,
-    Ints,
     MeshTensor,
     Partial,
     Placements,

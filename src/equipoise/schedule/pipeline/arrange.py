@@ -1,24 +1,26 @@
-"""In which order a step's micro-batches go through the pipeline: light ones outside.
+"""Order a step's micro-batches for the pipeline: light ones first and last.
 
 Why
-    Ranks wait for each other where neighbouring micro-batches differ, and most while the
-    pipeline fills and drains, where nothing else is there to do. Any order of a step's
-    micro-batches has the same gradients, so the order is free.
+    Ranks wait for each other where neighbouring micro-batches differ, most of all while the
+    pipeline fills and drains and there is no other work. Any order of a step's micro-batches
+    has the same gradients, so the order is free.
 
 What it decides
-    Micro-batches get heavier up to the middle and lighter after it, so that neighbours are as
-    alike as can be and the light ones are at both ends. Units keep together. Equal
-    micro-batches stay as they are given.
+    Micro-batches get heavier up to the middle and lighter after it, so that neighbours are
+    similar and the light ones are at both ends. Units stay together. Equal micro-batches keep
+    their order.
 
 Kept true (tests/unit/schedule/pipeline/test_arrange.py, by Hypothesis)
-    Every micro-batch once; slices of a document in order; the answer depends on prices alone.
+    Every micro-batch appears once; slices of a document stay in order; the answer depends on
+    prices alone.
 """
 
 from dataclasses import replace
 
 import numpy as np
 
-from equipoise.schedule.pipeline.instruction import MICRO_BATCH, Ints
+from equipoise.base.arrays import Ints
+from equipoise.schedule.pipeline.instruction import MICRO_BATCH
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.request import PipelineRequest
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
@@ -46,7 +48,7 @@ def light_outside(prices: PipelinePrices, units: Ints) -> Ints:
 
 
 def arrange(request: PipelineRequest, entering: Ints) -> PipelineRequest:
-    """The same request with micro-batches numbered as they enter."""
+    """The same request with micro-batches renumbered in the order in which they enter."""
     prices = request.prices
     arranged = PipelinePrices(
         prices.forward_ns[:, entering],
@@ -63,7 +65,7 @@ def arrange(request: PipelineRequest, entering: Ints) -> PipelineRequest:
 
 
 def rename(schedule: PipelineSchedule, entering: Ints, units: Ints) -> PipelineSchedule:
-    """A schedule of arranged micro-batches, with their own numbers again."""
+    """A schedule of arranged micro-batches with the original numbers restored."""
     orders = []
     for order in schedule.orders:
         named = order.copy()

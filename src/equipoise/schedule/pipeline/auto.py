@@ -1,27 +1,25 @@
-"""The best of many schedules within a memory bound, for these prices.
+"""Find the fastest of many schedules within a memory bound, for the given prices.
 
 What it decides
-    With one stage a rank, orders that run more or fewer forwards ahead; with two, a V at three
-    paces; with more, interleaved ones; and with any, two that are scheduled as they run. All
-    have split backwards, and weight gradients filled into gaps up to the bound. Uneven
-    micro-batches are tried in the order of ``pipeline_arrange``. The strategies that a user would
-    name for as many stages are tried as they are given, too: with one stage a rank 1F1B and zb-h1,
-    with more the interleaved ones, and with two also zb-v and dualpipe-v. So stages of two a rank
-    may lie in a V or in a loop, whichever is faster.
+    It tries: with one stage per rank, orders that run more or fewer forwards ahead; with two, a V
+    at three paces; with more, interleaved orders; and always two greedy schedules. All split the
+    backward and fill weight gradients into gaps up to the bound; uneven micro-batches are ordered
+    by ``arrange``. It also tries the strategies that a user would name, unchanged: with one stage
+    per rank 1F1B and zb-h1, with more the interleaved ones, with two also zb-v and dualpipe-v. So
+    two stages per rank may lie in a V or in a loop, whichever is faster.
 
-    The one with the least makespan is taken; of equals, the one whose ranks are at work for
-    the shortest span, then the one that holds least, then the first. The first that reaches
-    ``bound_pipeline`` ends the search.
+    The lowest makespan wins; ties go to the shortest busy span of ranks, then to the least
+    memory, then to the first. A schedule that reaches ``bound_pipeline`` ends the search.
 
     Where micro-batches share documents over time, 1F1B's order of units and the two that are
     scheduled as they run.
 
 Kept true (tests/unit/schedule/pipeline/test_strategies.py, by Hypothesis)
-    Within any bound that holds the largest unit; never slower than those strategies where they
-    fit the bound.
+    The schedule keeps any bound that holds the largest unit; it is never slower than the named
+    strategies that fit the bound.
 
 Sources
-    arXiv:2401.10241, section 3.1, whose memory-bounded search this stands for.
+    arXiv:2401.10241, section 3.1, whose memory-bounded search this replaces.
 """
 
 import math
@@ -30,12 +28,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError
 from equipoise.schedule.pipeline.arrange import arrange, light_outside, rename
 from equipoise.schedule.pipeline.bound import bound_pipeline
 from equipoise.schedule.pipeline.fill import fill_weights
 from equipoise.schedule.pipeline.greedy import Greedy, Step, Taste
-from equipoise.schedule.pipeline.instruction import OP, Ints, Op
+from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.orders import (
     interleaved,
     largest_round,
@@ -53,26 +52,26 @@ from equipoise.schedule.pipeline.v import HALF, LEAST, dualpipe_v, lay_blocks, o
 from equipoise.schedule.pipeline.zero_bubble import interleaved_zb, lay_split, zb_h1
 
 _AHEAD = (2.0, 1.5, 1.0, 0.75, 0.5, 0.25, 0.0)
-"""Forwards ahead for each rank behind: 2 as zb-h2, 1 as 1F1B, less in less memory."""
+"""Forwards run ahead per later rank: 2 as in zb-h2, 1 as in 1F1B, fewer to save memory."""
 
 _MOST_TRIED = 3
-"""How many of the orders that fit are tried, those that hold most first."""
+"""How many of the orders that fit are tried, starting with those that hold the most."""
 
 _TASTES = (Taste(in_turn=False, patient=False), Taste(in_turn=False, patient=True))
 
 
 def auto(request: PipelineRequest) -> PipelineSchedule:
-    """The fastest schedule found within the bound; 1F1B's memory where none is given."""
+    """The fastest schedule within the bound; the bound is 1F1B's memory unless given."""
     floor = min(bound_pipeline(request.prices, placed) for placed in _placements(request))
-    found: list[tuple[tuple[int, int, int], PipelineSchedule]] = []
+    candidates: list[tuple[tuple[int, int, int], PipelineSchedule]] = []
     for schedule in _candidates(request):
         timeline = replay_pipeline(schedule, request.prices)
         held = count_in_flight(schedule, request.prices.activation).peak
         span_ns = int(timeline.span_ns.max(initial=0))
-        found.append(((timeline.makespan_ns, span_ns, int(held.max(initial=0))), schedule))
+        candidates.append(((timeline.makespan_ns, span_ns, int(held.max(initial=0))), schedule))
         if timeline.makespan_ns <= floor:
             break
-    return min(found, key=lambda each: each[0])[1]
+    return min(candidates, key=lambda each: each[0])[1]
 
 
 def _is_v(request: PipelineRequest) -> bool:
@@ -86,16 +85,16 @@ def _placed(request: PipelineRequest) -> Ints:
 
 
 def _placements(request: PipelineRequest) -> list[Ints]:
-    """Where stages of what is tried may lie."""
+    """The placements of stages to try."""
     in_loop = place_in_loop(request.ranks, request.stages)
     return [place_in_v(request.ranks), in_loop] if _is_v(request) else [in_loop]
 
 
 def default_bound(request: PipelineRequest, placed: Ints) -> Ints:
-    """What 1F1B's first rank holds, with every micro-batch as large as the largest.
+    """What 1F1B's first rank would hold if every micro-batch were as large as the largest.
 
     Args:
-        request: What was asked.
+        request: The request.
         placed: The rank of each stage.
     """
     held = np.zeros((request.ranks, request.micro_batches), dtype=np.int64)
@@ -115,8 +114,8 @@ def _candidates(request: PipelineRequest) -> Iterator[PipelineSchedule]:
     step = Step(arranged.prices, placed, paths, arranged.units, bound.tolist())
     refusal: FitError | None = None
     try:
-        runs = [Greedy(step, taste) for taste in _TASTES]  # refuse a bound that nothing fits
-    except FitError as fault:  # stages in a V; in a loop another rank has the last one
+        runs = [Greedy(step, taste) for taste in _TASTES]  # raises if nothing fits the bound
+    except FitError as fault:  # true in a V; in a loop another rank holds the last stage
         refusal = fault
     else:
         for each in _filled(arranged, bound):
@@ -134,7 +133,7 @@ def _candidates(request: PipelineRequest) -> Iterator[PipelineSchedule]:
 def _usual_within(
     request: PipelineRequest, arranged: PipelineRequest, entering: Ints, bound: Ints
 ) -> Iterator[PipelineSchedule]:
-    """Schedules of other strategies that keep the bound, micro-batches arranged and as given."""
+    """Schedules of named strategies that keep the bound, with both orders of micro-batches."""
     for write in _usual(request):
         for wanted, names in ((arranged, entering), (request, np.sort(entering))):
             each = rename(write(replace(wanted, most_held=bound)), names, request.units)
@@ -145,7 +144,7 @@ def _usual_within(
 
 
 def _usual(request: PipelineRequest) -> tuple[PipelineStrategy, ...]:
-    """Strategies whose schedule as it is may still be the best."""
+    """Named strategies whose unchanged schedule may be the best."""
     if request.is_divided:
         return (one_forward_one_backward,) if request.chunks == 1 else ()
     if request.chunks == 1:
@@ -158,7 +157,7 @@ def _usual(request: PipelineRequest) -> tuple[PipelineStrategy, ...]:
 
 
 def _filled(request: PipelineRequest, bound: Ints) -> Iterator[PipelineSchedule]:
-    """The first few orders that fit, weight gradients filled in."""
+    """The first few orders that fit, with weight gradients filled in."""
     tried = 0
     for bare in _orders(request):
         if tried == _MOST_TRIED:
@@ -171,7 +170,7 @@ def _filled(request: PipelineRequest, bound: Ints) -> Iterator[PipelineSchedule]
 
 
 def _orders(request: PipelineRequest) -> Iterator[PipelineSchedule]:
-    """Orders without weight gradients, those that hold most first."""
+    """Orders without weight gradients, starting with those that hold the most."""
     behind = [request.ranks - 1 - rank for rank in range(request.ranks)]
     if _is_v(request):
         yield order_zb_v(request)
@@ -191,7 +190,7 @@ def _orders(request: PipelineRequest) -> Iterator[PipelineSchedule]:
 
 
 def _split_whole(table: Ints) -> Ints:
-    """Input gradients where whole backwards were."""
+    """The order with whole backwards replaced by input gradients."""
     split = table.copy()
     split[split[:, OP] != Op.FORWARD, OP] = Op.BACKWARD_INPUT
     return split

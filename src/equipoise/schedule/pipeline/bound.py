@@ -1,10 +1,9 @@
-"""A time that no schedule of these prices can beat.
+"""A lower bound on the makespan of any schedule of these prices.
 
 What it decides
-    The larger of two bounds. A rank cannot begin before the first micro-batch reaches it, and
-    then has all its work before it; without its weight gradients, what it does last still has
-    its way back to the first stage. And no micro-batch is through before it has gone down all
-    stages and back, whatever the others do.
+    The larger of two bounds. A rank cannot begin before the first micro-batch reaches it, then
+    has all its work to do, and its last input gradient must still travel back to the first
+    stage. And no micro-batch finishes before it has gone down all stages and back.
 
 Kept true (tests/unit/schedule/pipeline/test_replay.py, by Hypothesis)
     No strategy's makespan is below it.
@@ -12,15 +11,15 @@ Kept true (tests/unit/schedule/pipeline/test_replay.py, by Hypothesis)
 
 import numpy as np
 
-from equipoise.schedule.pipeline.instruction import Ints
+from equipoise.base.arrays import Ints
 from equipoise.schedule.pipeline.prices import PipelinePrices
 
 
 def bound_pipeline(prices: PipelinePrices, rank_of: Ints) -> int:
-    """The least makespan that a schedule may have [ns].
+    """Lower bound on the makespan [ns].
 
     Args:
-        prices: Of every stage and micro-batch; each visits every stage in order.
+        prices: Prices of every stage and micro-batch; each visits every stage in order.
         rank_of: The rank of each stage.
 
     Cost: O(stages x micro-batches), in NumPy.

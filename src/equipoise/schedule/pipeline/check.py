@@ -1,47 +1,41 @@
-"""Proof that a pipeline schedule is right, before a rank runs it.
+"""Prove a pipeline schedule correct before a rank runs it.
 
 Why
-    An instruction that is dropped hangs a run, or trains on wrong gradients and says nothing.
-    Both can be seen in the schedule.
+    A dropped instruction hangs a run or silently trains on wrong gradients. Both are visible in
+    the schedule.
 
 What it decides
-    A schedule is right if
+    A schedule is correct if
 
     - every rank lists only stages that it holds, on the path of the micro-batch;
     - every micro-batch has on each stage of its path one forward and one backward, whole or in
       two halves, in that order on its rank;
     - within a unit, a stage runs forwards in order and backwards in reverse;
-    - no ranks wait for each other: a send is buffered and never blocks, a receive blocks the
-      instruction that needs it, and nothing else;
-    - no rank holds more activations at a time than it may;
-    - every micro-batch visits every stage in order, unless the loss of that is meant.
+    - no ranks wait for each other: a send is buffered and never blocks, a receive blocks only
+      the instruction that needs it;
+    - no rank holds more activations at a time than allowed;
+    - every micro-batch visits every stage in order, unless skipping is intended.
 
 Kept true (tests/unit/schedule/pipeline/test_check.py)
-    What strategies write passes; with any instruction dropped, doubled or moved to a place
-    where it may not stand it does not, and the sentence says where.
+    What strategies write passes; with any instruction dropped, doubled or misplaced it fails,
+    and the message says where.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckError, FitError
-from equipoise.schedule.pipeline.instruction import (
-    MICRO_BATCH,
-    OP,
-    STAGE,
-    Ints,
-    Op,
-    name_instruction,
-)
+from equipoise.schedule.pipeline.instruction import MICRO_BATCH, OP, STAGE, Op, name_instruction
 from equipoise.schedule.pipeline.replay import count_in_flight, needed_places, run_order
 from equipoise.schedule.pipeline.schedule import Neighbours, PipelineSchedule
 
 
 def find_faults(schedule: PipelineSchedule) -> Iterator[str]:
-    """Everything that is wrong with a schedule, a sentence each; nothing where it is right.
+    """Yield each fault of a schedule as a sentence.
 
-    Later checks run only where earlier ones, on which they build, found nothing.
+    A check runs only if the checks that it builds on passed.
     """
     for check in (_placement_faults, _count_faults, _order_faults, _unit_faults, _deadlock_faults):
         is_right = True
@@ -59,14 +53,13 @@ def check_pipeline(
     most_held: Sequence[int] | Ints | None = None,
     allow_lossy: bool = False,
 ) -> None:
-    """Refuse a schedule that is not right.
+    """Refuse an incorrect schedule.
 
     Args:
-        schedule: What is checked.
+        schedule: The schedule to check.
         activation: What each forward leaves behind, int64 [stages, micro-batches]; 1 each
             unless given.
-        most_held: The most that each rank may hold at a time, in that unit, if any bound is
-            set.
+        most_held: The most that each rank may hold, in that unit; no limit unless given.
         allow_lossy: Whether micro-batches may skip stages, or take them out of order.
 
     Raises:
@@ -95,7 +88,7 @@ def check_pipeline(
     if over is not None:
         rank, held, allowed = over
         raise FitError(
-            f"{schedule.strategy}: Rank {rank} holds {held:,} at a time, {allowed:,} are allowed. "
+            f"{schedule.strategy}: Rank {rank} holds {held:,} at a time; the limit is {allowed:,}. "
             f"Take a strategy that holds less, such as v-half or auto, or raise the bound."
         )
 
@@ -103,7 +96,7 @@ def check_pipeline(
 def find_excess(
     schedule: PipelineSchedule, activation: Ints | None, most_held: Ints
 ) -> tuple[int, int, int] | None:
-    """The rank that is furthest above its bound, what it holds, and what it may hold."""
+    """The rank furthest above its limit, what it holds, and the limit."""
     held = count_in_flight(schedule, activation).peak
     worst = int((held - most_held).argmax())
     if held[worst] <= most_held[worst]:
@@ -119,21 +112,21 @@ def _placement_faults(schedule: PipelineSchedule) -> Iterator[str]:
         known &= (micro_batch >= 0) & (micro_batch < schedule.micro_batches)
         for at in np.flatnonzero(~known)[:1].tolist():
             yield (
-                f"Rank {rank} has at place {at} operation {op[at]} of micro-batch "
-                f"{micro_batch[at]} on stage {stage[at]}; there are {len(Op)} operations, "
+                f"Rank {rank} has operation {op[at]} of micro-batch {micro_batch[at]} on stage "
+                f"{stage[at]} at place {at}; there are {len(Op)} operations, "
                 f"{schedule.micro_batches} micro-batches and {schedule.stages} stages."
             )
             return
         for at in np.flatnonzero(schedule.rank_of[stage] != rank)[:1].tolist():
             yield (
-                f"Rank {rank} has at place {at} the {name_instruction(*table[at].tolist())}, which "
-                f"is on rank {schedule.rank_of[stage[at]]}."
+                f"Rank {rank} has the {name_instruction(*table[at].tolist())} at place {at}, but "
+                f"that stage is on rank {schedule.rank_of[stage[at]]}."
             )
             return
         for at in np.flatnonzero(beside.before[stage, micro_batch] == -2)[:1].tolist():
             yield (
-                f"Rank {rank} has at place {at} the {name_instruction(*table[at].tolist())}, which "
-                f"is not on that micro-batch's path."
+                f"Rank {rank} has the {name_instruction(*table[at].tolist())} at place {at}, but "
+                f"that stage is not on the micro-batch's path."
             )
             return
 
@@ -144,15 +137,15 @@ def _count_faults(schedule: PipelineSchedule) -> Iterator[str]:
         np.add.at(counts, (table[:, OP], table[:, STAGE], table[:, MICRO_BATCH]), 1)
     visited = (Neighbours.of(schedule.paths, schedule.stages).before != -2).astype(np.int64)
     whole = counts[Op.BACKWARD]
-    for name, found in (
+    for name, times in (
         ("forward", counts[Op.FORWARD]),
         ("input gradient", whole + counts[Op.BACKWARD_INPUT]),
         ("weight gradient", whole + counts[Op.BACKWARD_WEIGHT]),
     ):
-        for stage, micro_batch in np.argwhere(found != visited)[:1].tolist():
+        for stage, micro_batch in np.argwhere(times != visited)[:1].tolist():
             yield (
                 f"Stage {stage} computes the {name} of micro-batch {micro_batch} "
-                f"{found[stage, micro_batch]} times instead of once."
+                f"{times[stage, micro_batch]} times instead of once."
             )
             return
 
@@ -174,9 +167,9 @@ def _order_faults(schedule: PipelineSchedule) -> Iterator[str]:
 
 
 def _places(schedule: PipelineSchedule, table: Ints) -> Ints:
-    """Where a rank has forward, input and weight gradient, int64 [3, stages, micro-batches].
+    """Places of forward, input and weight gradient on a rank, int64 [3, stages, micro-batches].
 
-    -1 stands for nowhere. Both gradients of a whole backward have its place.
+    -1 if absent. A whole backward is the place of both gradients.
     """
     places = np.full((3, schedule.stages, schedule.micro_batches), -1, dtype=np.int64)
     kind = np.array([0, 1, 1, 2])[table[:, OP]]
@@ -203,8 +196,8 @@ def _unit_faults(schedule: PipelineSchedule) -> Iterator[str]:
             words = ("forward", "input gradient")[kind]
             yield (
                 f"Rank {rank} has the {words} of micro-batch {early} on stage {stage} before that "
-                f"of micro-batch {late}; they are slices of one document, whose forwards run in "
-                f"order and whose backwards run in reverse."
+                f"of micro-batch {late}. They are slices of one document: forwards must run in "
+                f"order and backwards in reverse."
             )
             return
 
@@ -223,7 +216,7 @@ def _deadlock_faults(schedule: PipelineSchedule) -> Iterator[str]:
         yield (
             f"Rank {rank} waits at place {at - starts[rank]}, the "
             f"{name_instruction(*table[at].tolist())}, for the "
-            f"{name_instruction(*table[need].tolist())}, which rank {peer} has at its place "
-            f"{need - starts[peer]} and waits at place {now[peer] - starts[peer]}."
+            f"{name_instruction(*table[need].tolist())}, which rank {peer} has at place "
+            f"{need - starts[peer]}, and rank {peer} waits at place {now[peer] - starts[peer]}."
         )
         return

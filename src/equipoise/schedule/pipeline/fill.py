@@ -1,17 +1,16 @@
-"""Weight gradients into the gaps of an order of forwards and input gradients.
+"""Fill weight gradients into the gaps of an order of forwards and input gradients.
 
 Why
-    Nobody waits for a weight gradient. Put where its rank would wait anyway it costs nothing;
-    put too late it keeps its activation.
+    Nobody waits for a weight gradient. Where its rank would idle it costs nothing; too late, it
+    keeps its activation alive.
 
 What it decides
-    The order of forwards and input gradients stays. All ranks are replayed together; before
-    an instruction whose message has not arrived, a rank runs as many of its oldest weight
-    gradients as end before it does; before a forward for which there is no room, it runs
-    weight gradients until there is.
+    Forwards and input gradients keep their order. All ranks are replayed together: while a
+    message has not arrived, a rank runs the oldest weight gradients that finish before it does;
+    before a forward for which there is no room, it runs weight gradients until there is.
 
 Kept true (tests/unit/schedule/pipeline/test_strategies.py, by Hypothesis)
-    What is filled passes ``check_pipeline`` with the bound that it was given.
+    The filled schedule passes ``check_pipeline`` with the given bound.
 
 Sources
     Weight gradients in gaps, and at the memory limit: arXiv:2401.10241, section 3.1.
@@ -22,16 +21,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError
 from equipoise.schedule.compiled import run_loop
-from equipoise.schedule.pipeline.instruction import OP, Ints, Op
+from equipoise.schedule.pipeline.instruction import OP, Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import needed_places
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 from equipoise.schedule.pipeline.sweep import fill
 
 _needed_once = functools.lru_cache(maxsize=64)(needed_places)
-"""Of orders that are remembered, and filled for many prices."""
+"""Needed places of cached orders, which are filled for many prices."""
 
 
 def fill_weights(
@@ -41,14 +41,14 @@ def fill_weights(
 
     Args:
         bare: Forwards and input gradients, in an order that can run.
-        prices: Of every stage and micro-batch.
+        prices: Prices of every stage and micro-batch.
         most_held: The most that each rank may hold, in the unit of the activations.
 
     Returns:
         The order of each rank, int64 [n, 3].
 
     Raises:
-        FitError: the forwards and input gradients alone hold more than that.
+        FitError: the forwards and input gradients alone exceed ``most_held``.
 
     Cost: O(instructions).
     """
@@ -57,7 +57,7 @@ def fill_weights(
     needs, travels = _needed_once(bare)
     starts = np.cumsum([0, *(len(each) for each in bare.orders)])
     is_forward = op == Op.FORWARD
-    # Of each rank as many more as it has input gradients.
+    # Each rank's order grows by one weight gradient per input gradient.
     doubles = np.concatenate(([0], np.cumsum(~is_forward)))
     begins = starts + doubles[starts]
     times = prices.of_ops()
@@ -75,7 +75,7 @@ def fill_weights(
     )
     if full >= 0:
         raise FitError(
-            f"Rank {full} holds {held[full]:,} at a time, {most_held[full]:,} are allowed. Take a "
+            f"Rank {full} holds {held[full]:,} at a time; the limit is {most_held[full]:,}. Take a "
             f"strategy that holds less, such as v-half or auto, or raise the bound."
         )
     is_weight = written < 0

@@ -1,31 +1,33 @@
-"""A pipeline scheduled as it runs: each rank takes what is ready, within its memory.
+"""Schedule a pipeline greedily: each rank takes what is ready, within its memory.
 
 Why
-    A fixed order fits equal micro-batches. Where stages or micro-batches differ, or documents
-    are divided over time, the order that keeps ranks busy depends on the prices.
+    A fixed order suits equal micro-batches. If stages or micro-batches differ, or documents are
+    divided over time, the order that keeps ranks busy depends on the prices.
 
 What it decides
-    All ranks are replayed together. A free rank takes an input gradient that is ready; else a
-    forward, if there is room; else a weight gradient, if it ends before the next message.
+    All ranks are replayed together. A free rank takes a ready input gradient; else a forward, if
+    there is room; else a weight gradient, if it ends before the next message.
 
-    Memory cannot lock it: each rank keeps room for the whole of its largest unit. The oldest
-    unit on a rank may use that room, younger ones may not, so the oldest unit of all can go
-    through everywhere, and then the next one.
+    Memory cannot deadlock it: each rank reserves room for its whole largest unit. Only the
+    oldest unit on a rank may use the reserve, so the oldest unit of all can pass everywhere, and
+    then the next one.
 
 Kept true (tests/unit/schedule/pipeline/test_strategies.py, by Hypothesis)
-    Any prices, units, paths and bounds that hold the largest unit pass ``check_pipeline``.
+    Schedules for any prices, units, paths and bounds that hold the largest unit pass
+    ``check_pipeline``.
 
 Sources
-    Greedy filling within a memory limit: arXiv:2401.10241, section 3.1. The kept room is the
-    banker's rule: E. W. Dijkstra, EWD-108, 1965.
+    Greedy filling within a memory limit: arXiv:2401.10241, section 3.1. The reserve is the
+    banker's algorithm: E. W. Dijkstra, EWD-108, 1965.
 """
 
 import heapq
 from collections import deque
 from dataclasses import dataclass
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError
-from equipoise.schedule.pipeline.instruction import Ints, Op
+from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.schedule import Neighbours, Order
 
@@ -34,17 +36,17 @@ F, I, W = int(Op.FORWARD), int(Op.BACKWARD_INPUT), int(Op.BACKWARD_WEIGHT)  # no
 
 @dataclass(frozen=True, slots=True)
 class Taste:
-    """What a rank prefers where several choices are sound."""
+    """What a rank prefers among sound choices."""
 
     in_turn: bool
-    """A forward after each backward, where there is room; else backwards as they come."""
+    """Alternate forward and backward where there is room; else run backwards as they arrive."""
     patient: bool
-    """Rather wait than begin what would keep a message waiting that is under way."""
+    """Wait rather than begin what would delay the answer to a message in flight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What is to be scheduled."""
+    """What to schedule."""
 
     prices: PipelinePrices
     rank_of: Ints
@@ -54,7 +56,7 @@ class Step:
 
 
 class _Rank:
-    """What one rank has before it."""
+    """The pending work of one rank."""
 
     __slots__ = (
         "arrivals",
@@ -73,7 +75,7 @@ class _Rank:
     def __init__(self, units: int) -> None:
         self.free_at = 0
         self.arrivals: list[tuple[int, int, int, int]] = []
-        """Under way: (time, operation, stage, micro-batch)."""
+        """In flight: (time, operation, stage, micro-batch)."""
         self.forwards: list[tuple[int, int, int]] = []
         """Ready: (unit, micro-batch, stage from the last)."""
         self.backwards: list[tuple[int, int, int]] = []
@@ -81,7 +83,7 @@ class _Rank:
         self.held = 0
         self.held_by = [0] * units
         self.ended = [0] * units
-        """Input gradients of each unit that are left."""
+        """Remaining input gradients of each unit."""
         self.oldest = 0
         self.last = I
         self.order: Order = []
@@ -108,7 +110,7 @@ class Greedy:
         self._prepare()
 
     def _largest_units(self, step: Step) -> list[int]:
-        """The most that one unit holds on each rank; refused if that is not allowed."""
+        """The most that one unit holds on each rank; raises if that exceeds the limit."""
         largest = [0] * len(self.ranks)
         totals = [[0] * len(step.units) for _ in self.ranks]
         for m, path in enumerate(self.paths):
@@ -124,13 +126,13 @@ class Greedy:
                 if stop - first > 1:
                     which = f"{stop - first} micro-batches that share a document need"
                 raise FitError(
-                    f"Rank {rank} may hold {self.most_held[rank]:,} at a time, and {which} "
+                    f"Rank {rank} may hold {self.most_held[rank]:,} at a time, but {which} "
                     f"{largest[rank]:,}. Allow that much, or make micro-batches smaller."
                 )
         return largest
 
     def _prepare(self) -> None:
-        """Count what every operation waits for; the first ones are ready."""
+        """Count what every operation waits for, and mark the first ones ready."""
         unit_of = self.unit_of
         visited = [set(path) for path in self.paths]
         for m, path in enumerate(self.paths):
@@ -149,7 +151,7 @@ class Greedy:
         heapq.heappush(self.clock, (time, rank))
 
     def run(self) -> list[Order]:
-        """Every rank to its end."""
+        """Run every rank to its end."""
         while self.clock:
             time, at = heapq.heappop(self.clock)
             while self.clock and self.clock[0] == (time, at):
@@ -189,7 +191,7 @@ class Greedy:
         return None
 
     def _admitted(self, at: int, rank: _Rank) -> tuple[int, int, int] | None:
-        """The first forward that is ready and has room, the oldest unit's before all others."""
+        """The first ready forward that has room, preferring the oldest unit."""
         if not rank.forwards:
             return None
         first = rank.forwards[0]
@@ -236,7 +238,7 @@ class Greedy:
         return self.unit_of[one] == self.unit_of[other]
 
     def _feed(self, end: int, at: int, op: int, stage: int, m: int) -> None:
-        """Something that this operation waits for ends; it may be the last."""
+        """Record that something an operation waits for has ended; start it if it was the last."""
         key = op, stage, m
         arrives = end if self.rank_of[stage] == at else end + self.hops[m]
         self.ready_at[key] = max(self.ready_at.get(key, 0), arrives)

@@ -2,17 +2,16 @@
 
 Why
     A schedule that names each forward and backward can be checked, priced, drawn and run by
-    one executor. Sends and receives are not among them: who computes what, in which order,
-    already says what travels, so a list of messages beside it could only contradict it
-    (``pipeline_messages`` derives it).
+    one executor. Sends and receives are not listed: the order of computation already implies
+    them (``messages`` derives them), and a second list could only contradict it.
 
 What it decides
-    Four operations. ``BACKWARD`` is both halves at once; split, the gradient of the input,
-    which the stage before waits for, comes first, and the gradient of the weights, for which
-    nobody waits, comes whenever there is time.
+    Four operations. ``BACKWARD`` is both halves at once. If split, the input gradient, for which
+    the previous stage waits, comes first; the weight gradient, for which nobody waits, comes
+    whenever there is time.
 
 Kept true (tests/unit/schedule/pipeline/test_schedule.py)
-    A table of instructions and its instructions say the same.
+    A table of instructions and its instructions agree.
 
 Sources
     Split backward: Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 2.
@@ -22,9 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from equipoise.base.arrays import Ints
 
 OP, STAGE, MICRO_BATCH = 0, 1, 2
 """Columns of a table of instructions, int64 [n, 3]."""
@@ -41,36 +39,36 @@ class Op(IntEnum):
 
     @property
     def letter(self) -> str:
-        """How pictures and texts write it: F, B, I or W."""
+        """Its letter in pictures and text: F, B, I or W."""
         return "FBIW"[self]
 
     @property
     def words(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return ("forward", "backward", "input gradient", "weight gradient")[self]
 
     @property
     def span(self) -> str:
-        """How journals name the time that it took."""
+        """Its span's name in journals."""
         return ("forward", "backward", "backward-input", "backward-weight")[self]
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One row of a rank's table, with names."""
+    """One row of a rank's table, with named fields."""
 
     op: Op
     stage: int
     micro_batch: int
     slice: int = 0
-    """Which slice of its unit: 0 except where micro-batches share documents over time."""
+    """Its slice of the unit: 0 unless micro-batches share documents over time."""
 
     def __str__(self) -> str:
         return f"{self.stage}{self.op.letter}{self.micro_batch}"
 
 
 def name_instruction(op: int, stage: int, micro_batch: int) -> str:
-    """An instruction as messages name it.
+    """Name an instruction in a message.
 
     >>> name_instruction(0, 2, 5)
     'forward of micro-batch 5 on stage 2'

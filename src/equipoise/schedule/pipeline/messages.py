@@ -1,19 +1,18 @@
-"""What travels in a pipeline, read off the order of computation.
+"""Derive a pipeline's messages from the order of computation.
 
 Why
-    An executor posts receives before it needs them and sends without waiting. On a link both
-    ends must agree on the order; each end knows only its own computation.
+    An executor posts receives before it needs them and sends without waiting. Both ends of a
+    link must agree on the order, though each knows only its own computation.
 
 What it decides
-    An activation travels from each stage to the next on the path, a gradient back, if they are
-    on different ranks; on one rank nothing travels. Messages of a link are numbered in the
-    order in which their sender produces them, and its receiver posts them in that order, even
-    where it needs them in another. Sizes are not written down: every rank knows the tokens of
-    every micro-batch from the pack.
+    An activation travels from each stage to the next on the path and a gradient back, if the
+    stages are on different ranks. Messages of a link are numbered in the order in which the
+    sender produces them, and the receiver posts them in that order, even if it needs them in
+    another. Sizes are not listed: every rank knows each micro-batch's tokens from the pack.
 
 Kept true (tests/unit/schedule/pipeline/test_messages.py, by Hypothesis)
-    Each boundary between ranks is crossed once each way by each micro-batch; what is sent is
-    needed later; both ends list a link's messages in the same order.
+    Each micro-batch crosses each boundary between ranks once each way; what is sent is needed
+    later; both ends list a link's messages in the same order.
 """
 
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ class PipelineMessage:
     source: int
     target: int
     carries: PipelineCarries
-    """An activation, or the gradient of one."""
+    """An activation, or its gradient."""
     micro_batch: int
     from_stage: int
     to_stage: int
@@ -51,7 +50,7 @@ def list_messages(schedule: PipelineSchedule) -> tuple[PipelineMessage, ...]:
     """Every message of a step, by source and target, and in each link's order.
 
     Args:
-        schedule: Right, as ``check_pipeline`` says.
+        schedule: A schedule that passes ``check_pipeline``.
 
     Cost: O(instructions x log).
     """
@@ -91,22 +90,22 @@ class RankMessages:
     """What one rank sends and receives."""
 
     sends: tuple[PipelineMessage, ...]
-    """By the place that produces them."""
+    """Ordered by the place that produces them."""
     receives: tuple[PipelineMessage, ...]
-    """In the order in which they are posted: by the place that needs them, and on each link in
-    its own order."""
+    """In the order in which they are posted: by the place that needs them, and on each link by
+    number."""
 
 
 def rank_messages(messages: tuple[PipelineMessage, ...], rank: int) -> RankMessages:
     """The messages of one rank.
 
-    A receive is posted no later than any that comes after it on its link is needed.
+    A receive is posted before any later message of its link is needed.
     """
     sends = sorted((m for m in messages if m.source == rank), key=lambda m: m.sent_at)
     mine = [m for m in messages if m.target == rank]
     due: dict[int, int] = {}
     latest: list[tuple[int, int, int, PipelineMessage]] = []
-    for m in reversed(mine):  # the last of each link first
+    for m in reversed(mine):  # each link's last message first
         due[m.source] = min(due.get(m.source, m.needed_at), m.needed_at)
         latest.append((due[m.source], m.source, m.number, m))
     receives = [m for *_, m in sorted(latest, key=lambda each: each[:3])]

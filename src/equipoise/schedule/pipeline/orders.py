@@ -2,16 +2,15 @@
 
 What it decides
     ``gpipe``        all forwards, then all backwards in reverse. Holds every micro-batch.
-    ``1f1b``         each rank runs ahead as many forwards as there are ranks after it, then
-                     one forward and one backward in turn. Where micro-batches share documents
-                     over time, a unit's forwards come first and its backwards in reverse::
+    ``1f1b``         each rank runs one forward ahead per later rank, then alternates one
+                     forward and one backward. If micro-batches share documents over time, a
+                     unit's forwards come first and its backwards in reverse::
 
                          last stage, units (0) (1 2 3) (4)   F0 B0 F1 F2 F3 B3 B2 B1 F4 B4
 
-    ``interleaved``  1F1B over several stages a rank: a rank's bubble shrinks with the number
-                     of its stages, and messages grow with it. It goes in rounds of as many
-                     micro-batches as there are ranks, or some more where these do not divide: a
-                     last round of fewer would let ranks wait for each other for ever.
+    ``interleaved``  1F1B over several stages per rank: more stages shrink the bubble and add
+                     messages. It runs rounds of one micro-batch per rank, or some more if these
+                     do not divide: a smaller last round would deadlock.
 
 Kept true (tests/unit/schedule/pipeline/test_strategies.py)
     In-flight activations and bubble rates equal the published ones.
@@ -41,7 +40,7 @@ def gpipe(request: PipelineRequest) -> PipelineSchedule:
 
 @remembered
 def one_forward_one_backward(request: PipelineRequest) -> PipelineSchedule:
-    """One forward and one backward in turn; one stage a rank."""
+    """Alternate one forward and one backward; one stage per rank."""
     request.need_chunks(1)
     backwards, reach = backwards_of_units(request)
     orders: list[Order] = []
@@ -60,7 +59,7 @@ def _forwards(order: Order, backwards: int) -> int:
 
 
 def backwards_of_units(request: PipelineRequest) -> tuple[list[int], list[int]]:
-    """Micro-batches in the order of their backwards, and the forwards that each needs before."""
+    """Micro-batches in order of their backwards, with the number of forwards that each needs."""
     backwards: list[int] = []
     reach: list[int] = []
     for first, stop in request.units.tolist():
@@ -71,7 +70,7 @@ def backwards_of_units(request: PipelineRequest) -> tuple[list[int], list[int]]:
 
 @remembered
 def interleaved(request: PipelineRequest) -> PipelineSchedule:
-    """1F1B over several stages a rank."""
+    """1F1B over several stages per rank."""
     request.need_whole_documents()
     orders: list[Order] = []
     ahead_of_last = (request.chunks - 1) * largest_round(request)
@@ -84,7 +83,7 @@ def interleaved(request: PipelineRequest) -> PipelineSchedule:
 
 
 def alternate(request: PipelineRequest, rank: int, warm_up: int, backward: int) -> Order:
-    """Some forwards, then one forward and one backward in turn, in rounds over the stages."""
+    """Run ``warm_up`` forwards, then alternate forward and backward, in rounds over the stages."""
     forwards = rounds(request, rank)
     mirrored = {s: request.stages - request.ranks + 2 * rank - s for s, _ in forwards}
     backwards = [(backward, mirrored[s], m) for s, m in forwards]
@@ -97,18 +96,18 @@ def alternate(request: PipelineRequest, rank: int, warm_up: int, backward: int) 
 
 
 def rounds(request: PipelineRequest, rank: int) -> list[tuple[int, int]]:
-    """Stages and micro-batches of one rank, a round of micro-batches at a time."""
-    found = []
+    """A rank's (stage, micro-batch) pairs, one round of micro-batches at a time."""
+    pairs = []
     count = max(request.micro_batches // request.ranks, 1)
     first = 0
     for left in range(count, 0, -1):
         stop = first + -(-(request.micro_batches - first) // left)
         for stage in range(rank, request.stages, request.ranks):
-            found += [(stage, m) for m in range(first, stop)]
+            pairs += [(stage, m) for m in range(first, stop)]
         first = stop
-    return found
+    return pairs
 
 
 def largest_round(request: PipelineRequest) -> int:
-    """Micro-batches of the first round, which is the largest."""
+    """Micro-batches in the first and largest round."""
     return -(-request.micro_batches // max(request.micro_batches // request.ranks, 1))

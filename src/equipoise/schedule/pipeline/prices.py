@@ -1,16 +1,16 @@
-"""What each instruction of a pipeline takes, and what it leaves in memory.
+"""The time of each pipeline instruction, and what it leaves in memory.
 
 What it decides
-    A price for each stage and each micro-batch, in whole nanoseconds, so that every rank that
-    holds the same prices writes the same schedule. Stages may differ (embedding, head, dense
-    and expert layers), and so may micro-batches (documents of any lengths).
+    A price for each stage and micro-batch in whole nanoseconds, so that ranks with the same
+    prices write the same schedule. Stages may differ (embedding, head, dense and expert layers),
+    and so may micro-batches (documents of any lengths).
 
-    An *activation* is what a forward leaves behind for its backward, in any unit: bytes, or 1.
-    It counts from the start of its forward to the end of its weight gradient: the whole of it
-    is kept until then, although the weight gradient alone needs less.
+    An *activation* is what a forward leaves for its backward, in any unit: bytes, or 1. It is
+    held whole from the start of the forward to the end of the weight gradient, although the
+    weight gradient alone needs less.
 
 Kept true (tests/unit/schedule/pipeline/test_replay.py)
-    Prices of the wrong shape or below 0 are refused.
+    Prices of the wrong shape, or negative, are refused.
 
 Sources
     The W stash counted whole: Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 2.
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.pipeline.instruction import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +31,14 @@ class PipelinePrices:
 
     forward_ns: Ints
     input_ns: Ints
-    """Gradient of the input [ns]."""
+    """Time of the input gradient [ns]."""
     weight_ns: Ints
-    """Gradient of the weights [ns]."""
+    """Time of the weight gradient [ns]."""
     hop_ns: Ints
-    """One message between two ranks, from its end of computing to its arrival, of each
-    micro-batch, int64 [micro-batches] [ns]."""
+    """Time of one message between ranks, from the end of its computation to its arrival, int64
+    [micro-batches] [ns]."""
     activation: Ints
-    """What a forward leaves until its weight gradient is through."""
+    """What a forward holds until its weight gradient ends."""
 
     @property
     def stages(self) -> int:
@@ -66,20 +66,20 @@ def make_prices(
     stages: int | None = None,
     micro_batches: int | None = None,
 ) -> PipelinePrices:
-    """Prices from tables, columns or numbers, as NumPy broadcasts them.
+    """Prices from tables, columns or numbers, broadcast by NumPy.
 
     Args:
-        forward_ns: Of [stages, micro-batches], of [stages, 1], of [micro-batches], or one
+        forward_ns: Forward times: [stages, micro-batches], [stages, 1], [micro-batches] or one
             number; rounded to whole nanoseconds.
-        input_ns: Gradient of the input, likewise.
-        weight_ns: Gradient of the weights, likewise.
-        hop_ns: One message between ranks, of each micro-batch or one number.
+        input_ns: Times of input gradients, likewise.
+        weight_ns: Times of weight gradients, likewise.
+        hop_ns: Time of one message between ranks, per micro-batch or one number.
         activation: What a forward leaves behind, in any unit, likewise.
-        stages: How many, where no table says so.
-        micro_batches: How many, where no table says so.
+        stages: Number of stages, if no table says so.
+        micro_batches: Number of micro-batches, if no table says so.
 
     Raises:
-        LayoutError: the shapes do not go together, or a price is below 0 or no number.
+        LayoutError: the shapes do not match, or a price is negative or not a number.
 
     >>> make_prices(1, 1, 1, stages=4, micro_batches=8).forward_ns.shape
     (4, 8)
@@ -94,12 +94,12 @@ def make_prices(
     except ValueError:
         shapes = ", ".join(str(each.shape) for each in (*given, hop))
         raise LayoutError(
-            f"Prices of shapes {shapes} and {stages or 1} stages of {micro_batches or 1} "
-            f"micro-batches do not go together. Give tables of [stages, micro-batches]."
+            f"Prices of shapes {shapes} do not match {stages or 1} stages and "
+            f"{micro_batches or 1} micro-batches. Give tables of [stages, micro-batches]."
         ) from None
     if len(shape) != 2 or hop.ndim > 1:
         raise LayoutError(
-            f"Prices have the shape {shape}, hops {hop.shape}. Give tables of [stages, "
+            f"Prices have shape {shape} and hops {hop.shape}. Give tables of [stages, "
             f"micro-batches] and hops of [micro-batches]."
         )
     for name, table in zip(

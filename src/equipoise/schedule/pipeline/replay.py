@@ -1,18 +1,18 @@
-"""What a pipeline's step takes, before it is run: every instruction's begin and end.
+"""Replay a pipeline's step to predict when each instruction begins and ends.
 
 What it decides
-    The schedule is replayed. A rank runs its instructions in order, one at a time; one begins
-    when the rank's last has ended and what it needs has arrived. Messages travel beside
-    computation, each a hop after its producer has ended, and do not queue. No closed form is
-    used, so stages and micro-batches may all differ.
+    A rank runs its instructions in order, one at a time; one begins when the previous one has
+    ended and what it needs has arrived. Messages overlap computation, arrive a hop after their
+    producer ends, and do not queue. There is no closed form, so stages and micro-batches may
+    all differ.
 
-    In-flight activations are counted, not timed: the order of a rank's own instructions says
-    how many it holds. See ``pipeline_prices`` for what counts as one.
+    In-flight activations are counted, not timed: the order of a rank's instructions says how
+    many it holds. See ``prices`` for what counts as one.
 
 Kept true (tests/unit/schedule/pipeline/test_replay.py)
-    Busy and idle are the makespan on every rank; the makespan is never below
-    ``bound_pipeline``, and equals the longest path through the graph of what waits for what;
-    bubble rates of a published table, to its last digit.
+    Busy plus idle time is the makespan on every rank; the makespan is never below
+    ``bound_pipeline`` and equals the longest path through the dependency graph; bubble rates
+    equal a published table's to the last digit.
 
 Sources
     Bubble rates from T_F, T_B, T_W and T_comm: arXiv:2401.10241, tables 5 and 6.
@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckError
 from equipoise.schedule.compiled import run_loop
-from equipoise.schedule.pipeline.instruction import Ints, Op
+from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.schedule import Neighbours, PipelineSchedule
 from equipoise.schedule.pipeline.sweep import sweep
@@ -32,12 +33,12 @@ from equipoise.schedule.pipeline.sweep import sweep
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineTimeline:
-    """When what happened: predicted by ``replay_pipeline``, or measured. A row an instruction."""
+    """When each instruction ran, predicted by ``replay_pipeline`` or measured; one row each."""
 
     name: str
-    """What the rows are, for titles."""
+    """What the rows show, for titles."""
     ranks: int
-    """How many ranks take part; one without a row is legal."""
+    """Number of ranks; one may have no row."""
     rank: Ints
     op: Ints
     stage: Ints
@@ -47,27 +48,27 @@ class PipelineTimeline:
 
     @property
     def makespan_ns(self) -> int:
-        """From the first begin to the last end [ns]."""
+        """Time from the first begin to the last end [ns]."""
         if not len(self.rank):
             return 0
         return int(self.end_ns.max() - self.begin_ns.min())
 
     @property
     def busy_ns(self) -> Ints:
-        """What each rank computes, int64 [ranks] [ns]."""
+        """Time that each rank computes, int64 [ranks] [ns]."""
         busy = np.zeros(self.ranks, dtype=np.int64)
         np.add.at(busy, self.rank, self.end_ns - self.begin_ns)
         return busy
 
     @property
     def idle_ns(self) -> Ints:
-        """What each rank waits, from the first begin to the last end of all, int64 [ranks]."""
+        """Time that each rank waits during the makespan, int64 [ranks] [ns]."""
         idle: Ints = self.makespan_ns - self.busy_ns
         return idle
 
     @property
     def span_ns(self) -> Ints:
-        """From each rank's own first begin to its last end, int64 [ranks] [ns]."""
+        """Time from each rank's first begin to its last end, int64 [ranks] [ns]."""
         first = np.full(self.ranks, np.iinfo(np.int64).max)
         last = np.zeros(self.ranks, dtype=np.int64)
         np.minimum.at(first, self.rank, self.begin_ns)
@@ -77,15 +78,15 @@ class PipelineTimeline:
 
     @property
     def bubble_rate(self) -> float:
-        """Share of all ranks' time that is waiting: 1 - mean busy / makespan."""
+        """Share of the ranks' time spent waiting: 1 - mean busy / makespan."""
         return _rate(self.busy_ns, self.makespan_ns)
 
     @property
     def span_bubble_rate(self) -> float:
-        """Likewise, over the longest span of a rank.
+        """``bubble_rate`` over the longest span of a rank instead of the makespan.
 
-        It is the rate of steps that follow each other without all ranks waiting for the last,
-        as with an optimizer that is validated afterwards.
+        This is the rate if steps follow each other without a barrier, as with an optimizer
+        that is validated afterwards.
         """
         return _rate(self.busy_ns, int(self.span_ns.max(initial=0)))
 
@@ -95,27 +96,27 @@ def _rate(busy_ns: Ints, cost_ns: int) -> float:
 
 
 _HOLDS = np.array([1, -1, 0, -1])
-"""What each operation adds to what its rank holds, the W stash counted whole; by ``Op``."""
+"""What each ``Op`` adds to what its rank holds, with the W stash counted whole."""
 
 _HOLDS_INPUT = np.array([1, -1, -1, 0])
-"""Likewise, until the gradient of the input."""
+"""The same, with activations held until the input gradient."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """The most that each rank holds at a time, int64 [ranks], in the unit of the activations."""
+    """The most that each rank holds, int64 [ranks], in the unit of the activations."""
 
     peak: Ints
-    """From forward to weight gradient: the W stash counts whole."""
+    """Peak with activations held from forward to weight gradient (W stash counted whole)."""
     peak_without_stash: Ints
-    """From forward to input gradient."""
+    """Peak with activations held from forward to input gradient."""
 
 
 def count_in_flight(schedule: PipelineSchedule, activation: Ints | None = None) -> InFlight:
-    """Count what each rank holds at the worst moment.
+    """Count the most that each rank holds at a time.
 
     Args:
-        schedule: What is counted.
+        schedule: The schedule to count.
         activation: What each forward leaves behind, int64 [stages, micro-batches]; 1 each
             unless given, and then ``peak`` times ranks over stages is in whole activations.
     """
@@ -138,12 +139,12 @@ def _peaks(steps: Ints, starts: Ints) -> Ints:
 
 
 def needed_places(schedule: PipelineSchedule) -> tuple[Ints, Ints]:
-    """What each instruction waits for beside its rank's last one.
+    """What each instruction waits for beside its rank's previous one.
 
     Returns:
-        Two tables over all instructions, rank by rank, int64 [n]: the place in the same
-        numbering of what it waits for, and -1 for nothing, -2 for something that no rank does;
-        and 1 where that comes from another rank, else 0.
+        Two tables over all instructions, rank by rank, int64 [n]: the place of what it waits for
+        in the same numbering, -1 if nothing, -2 if no rank does it; and 1 if that comes from
+        another rank, else 0.
     """
     table = np.concatenate(schedule.orders)
     op, stage, micro_batch = table.T
@@ -174,27 +175,27 @@ def needed_places(schedule: PipelineSchedule) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderRun:
-    """How far instructions come that run as soon as what they need is there."""
+    """How far instructions get if each runs as soon as what it needs has arrived."""
 
     begin_ns: Ints
-    """Of each instruction, int64 [n]; -1 of one that never runs."""
+    """Begin of each instruction, int64 [n]; -1 if it never runs."""
     end_ns: Ints
     now: Ints
-    """The place at which each rank stands at the end, int64 [ranks]."""
+    """The place that each rank reached, int64 [ranks]."""
     done: int
-    """Instructions that have run."""
+    """Number of instructions that ran."""
 
 
 def run_order(
     starts: Ints, needs: Ints, takes: Ints | None = None, hops: Ints | None = None
 ) -> OrderRun:
-    """Run all instructions as soon as what they need is there.
+    """Run all instructions as soon as what they need has arrived.
 
     Args:
         starts: First place of each rank's instructions, and one past the last of all.
-        needs: What each waits for, as ``needed_places`` says.
-        takes: Time of each; none unless given.
-        hops: Time after its end at which what each waits for arrives, likewise.
+        needs: What each waits for, from ``needed_places``.
+        takes: Time of each; 0 unless given.
+        hops: Travel time of what each waits for; 0 unless given.
     """
     count, ranks = len(needs), len(starts) - 1
     nothing = np.zeros(count, dtype=np.int64)
@@ -213,7 +214,7 @@ def replay_pipeline(schedule: PipelineSchedule, prices: PipelinePrices) -> Pipel
     """Predict when each instruction begins and ends.
 
     Raises:
-        CheckError: the ranks wait for each other for ever; ``check_pipeline`` says where.
+        CheckError: the ranks deadlock; ``check_pipeline`` says where.
 
     Cost: O(instructions).
     """
@@ -226,8 +227,8 @@ def replay_pipeline(schedule: PipelineSchedule, prices: PipelinePrices) -> Pipel
     if run.done < len(table):
         stuck = np.flatnonzero(run.now < starts[1:])
         raise CheckError(
-            f"{schedule.strategy}: {len(stuck)} of {schedule.ranks} ranks wait for ever, the first "
-            f"is rank {stuck[0]}. check_pipeline says for what."
+            f"{schedule.strategy}: {len(stuck)} of {schedule.ranks} ranks wait for ever, rank "
+            f"{stuck[0]} first. check_pipeline says for what."
         )
     ranks = np.repeat(np.arange(schedule.ranks), np.diff(starts))
     return PipelineTimeline(

@@ -1,45 +1,45 @@
-"""Replicas of a pipeline whose ranks meet within a step: one order for all of them.
+"""Pipeline replicas whose ranks meet within a step must meet in one order.
 
 Why
     Data-parallel replicas of a stage that share its experts exchange tokens in every pass of a
-    layer, and under ZeRO 2 and 3 they gather weights or split gradients there. A rank that comes
-    to another micro-batch first waits for ever, or gets rows that are not meant for it.
+    layer, and under ZeRO 2 and 3 they gather weights or reduce-scatter gradients there. A rank
+    that takes another micro-batch first waits for ever, or gets rows meant for another.
 
 What it decides
-    What ranks of a group must agree on is *when they meet*: the instructions that contain
-    collectives, in order, and how many. All else may differ. Such replicas have as many
-    micro-batches each, some perhaps without tokens, and in practice one schedule. Ranks that
-    follow one order cannot wait for each other in a circle: a meeting waits for nothing that
-    ``check_pipeline`` has not proven to come before it, on each replica alike.
+    Ranks of a group must agree on *when they meet*: which instructions contain collectives, in
+    which order, and how many. All else may differ. Such replicas have equal numbers of
+    micro-batches, some perhaps empty, and in practice one schedule. Ranks that follow one order
+    cannot deadlock: a meeting waits only for what ``check_pipeline`` has proven to precede it on
+    every replica.
 
 Kept true (tests/unit/schedule/pipeline/test_replicas.py,
 tests/multi/parallel/test_pipeline_experts.py)
-    Orders that meet otherwise are refused, and the first place is named; ranks have as many
-    collectives as are counted here.
+    Orders that meet otherwise are refused at the first difference; ranks run as many collectives
+    as are counted here.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import CheckError
-from equipoise.schedule.pipeline.instruction import OP, STAGE, Ints, Op, name_instruction
+from equipoise.schedule.pipeline.instruction import OP, STAGE, Op, name_instruction
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 
 _THERE_AND_BACK = 2
-"""Rows go to their experts, and outputs come back; or their gradients do."""
+"""Rows go to their experts and outputs come back, or their gradients do."""
 
 
 def count_exchanges(sparse_layers: Sequence[int]) -> Ints:
     """Collectives of each instruction over the ranks that share experts, int64 [4, stages].
 
-    The same numbers hold over the ranks that share the hidden units of each expert. A forward
-    tells how many rows come, sends them, and sends outputs back; a backward is the latter two,
-    after those of the forward where that runs again; the half of it that has the gradients of
-    weights has none.
+    The same holds for the ranks that share each expert's hidden units. A forward exchanges row
+    counts, rows and outputs; a backward the gradients of the latter two, after another forward
+    if that is recomputed; a weight gradient exchanges nothing.
 
     Args:
-        sparse_layers: Layers with experts of each stage, none of which runs again.
+        sparse_layers: Number of expert layers of each stage, without recomputation.
 
     >>> count_exchanges([0, 2]).tolist()
     [[0, 6], [0, 4], [0, 4], [0, 0]]
@@ -53,8 +53,8 @@ def count_exchanges(sparse_layers: Sequence[int]) -> Ints:
 def count_splits(stages: int, *, zero: int) -> Ints:
     """Whether an instruction meets the ranks that ZeRO shards over, int64 [4, stages].
 
-    Under 2 and 3 a backward splits gradients; under 3 forward and backward gather weights. How
-    often, ``fully_shard`` decides, and alike on every rank.
+    Under 2 and 3 a backward reduce-scatters gradients; under 3 forward and backward gather
+    weights. ``fully_shard`` decides how often, alike on every rank.
 
     >>> count_splits(1, zero=2).tolist(), count_splits(1, zero=1).any()
     ([[0], [1], [1], [0]], np.False_)
@@ -67,7 +67,7 @@ def list_meetings(schedule: PipelineSchedule, counts: Ints) -> Ints:
     """The instructions in which each rank of a pipeline meets its replicas, rank by rank.
 
     Args:
-        schedule: Of one replica.
+        schedule: Schedule of one replica.
         counts: Collectives of each operation on each stage, int64 [4, stages].
 
     Returns:
@@ -85,10 +85,10 @@ def check_meetings(replicas: Sequence[Ints]) -> None:
     """Refuse replicas of a pipeline whose ranks would not meet in the same order.
 
     Args:
-        replicas: Of each, as ``list_meetings`` has it.
+        replicas: ``list_meetings`` of each replica.
 
     Raises:
-        CheckError: the first place at which one differs from the first replica.
+        CheckError: the first place at which a replica differs from the first one.
     """
     first = replicas[0]
     ranks = range(1 + max((int(each[:, 0].max(initial=-1)) for each in replicas), default=-1))
@@ -103,7 +103,7 @@ def check_meetings(replicas: Sequence[Ints]) -> None:
             raise CheckError(
                 f"Rank {rank} of the pipeline meets its replicas out of order: meeting {at} is "
                 f"{_name(ours, at)} on replica 0 and {_name(theirs, at)} on replica {number}. "
-                f"Give every replica as many micro-batches and one schedule, written from the "
+                f"Give all replicas equally many micro-batches and one schedule, written from the "
                 f"highest price of each micro-batch."
             )
 

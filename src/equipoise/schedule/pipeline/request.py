@@ -1,12 +1,12 @@
-"""What a pipeline strategy is asked: prices, ranks, units and a memory bound."""
+"""The request to a pipeline strategy: prices, ranks, units and a memory bound."""
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.prices import PipelinePrices, make_prices
 from equipoise.schedule.pipeline.schedule import (
     Order,
@@ -17,14 +17,15 @@ from equipoise.schedule.pipeline.schedule import (
     single_units,
     whole_paths,
 )
+from equipoise.spec.catalog import SCHEDULES
 
 _REMEMBERED = 256
-"""Schedules, of some ten thousand instructions each where there are most."""
+"""Schedules to cache; large ones have some ten thousand instructions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineRequest:
-    """A step that is to be written down."""
+    """A step to schedule."""
 
     strategy: str
     prices: PipelinePrices
@@ -34,21 +35,21 @@ class PipelineRequest:
     most_held: Ints | None
     """The most that each rank may hold, int64 [ranks], in the unit of the activations."""
     skip: float = 0.0
-    """Share of the stages that each micro-batch may leave out, of strategies that skip."""
+    """Share of the stages that each micro-batch may leave out, in strategies that skip."""
 
     @property
     def stages(self) -> int:
-        """How many stages there are, over all ranks."""
+        """Number of stages over all ranks."""
         return self.prices.stages
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches the step has."""
+        """Number of micro-batches of the step."""
         return self.prices.micro_batches
 
     @property
     def chunks(self) -> int:
-        """Stages of one rank."""
+        """Number of stages of one rank."""
         return self.stages // self.ranks
 
     @property
@@ -57,23 +58,25 @@ class PipelineRequest:
         return len(self.units) < self.micro_batches
 
     def need_chunks(self, *allowed: int) -> None:
-        """Refuse a number of stages a rank that the strategy does not know."""
+        """Refuse a number of stages per rank that the strategy does not support."""
         if self.chunks not in allowed:
             wanted = " or ".join(str(each * self.ranks) for each in allowed)
             raise LayoutError(
-                f"{self.strategy} needs {wanted} stages on {self.ranks} ranks, there are "
-                f"{self.stages}. Split the layers so, or take interleaved, which runs any "
-                f"whole number of stages a rank."
+                f"{self.strategy} needs {wanted} stages on {self.ranks} ranks; there are "
+                f"{self.stages}. Split the layers that way, or take interleaved, which runs any "
+                f"whole number of stages per rank."
             )
 
     def need_whole_documents(self) -> None:
         """Refuse documents divided over time."""
         if self.is_divided:
             size = int((self.units[:, 1] - self.units[:, 0]).max())
+            *names, last = (name for name, traits in SCHEDULES.items() if traits.runs_slices)
             raise LayoutError(
-                f"{self.strategy} runs backward in the order of forward, and {size} micro-batches "
-                f"share a document over time, which needs the reverse. Take gpipe, 1f1b or auto, "
-                f"or pack with a policy that divides nothing over time."
+                f"{self.strategy} runs backwards in the order of forwards, but {size} "
+                f"micro-batches share a document over time, which needs the reverse. Take "
+                f"{', '.join(names)} or {last}, or pack with a policy that divides nothing over "
+                f"time."
             )
 
     def finish(
@@ -83,7 +86,7 @@ class PipelineRequest:
         in_v: bool = False,
         paths: Ints | None = None,
     ) -> PipelineSchedule:
-        """What was written, as a schedule."""
+        """The schedule that was written."""
         placed = place_in_v(self.ranks) if in_v else place_in_loop(self.ranks, self.stages)
         if paths is None:
             paths = whole_paths(self.stages, self.micro_batches)
@@ -98,10 +101,10 @@ _More = ParamSpec("_More")
 def remembered(
     write: Callable[Concatenate[PipelineRequest, _More], PipelineSchedule],
 ) -> Callable[Concatenate[PipelineRequest, _More], PipelineSchedule]:
-    """A strategy that looks at no price, written once for each size of a step.
+    """Cache a strategy that ignores prices: write each size of a step once.
 
-    Who asks twice gets the same schedule, and must not change it. Steps whose micro-batches share
-    documents are written each time.
+    Equal requests share one schedule, which callers must not change. Steps whose micro-batches
+    share documents are written each time.
     """
 
     def write_size(

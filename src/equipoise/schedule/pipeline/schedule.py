@@ -1,9 +1,9 @@
-"""A pipeline's step, written down: in which order each rank runs which stage of which micro-batch.
+"""A pipeline's step as data: the order in which each rank runs its stages and micro-batches.
 
 Why
-    GPipe, 1F1B, interleaving and the zero-bubble family differ in the order of the same work
-    and in nothing else. Written down as data they have one executor, one checker and one
-    price, and a strategy is a function that writes.
+    GPipe, 1F1B, interleaving and the zero-bubble family differ only in the order of the same
+    work. As data they share one executor, one checker and one price, and a strategy is a
+    function that writes a schedule.
 
 What it decides
     The nouns. A *stage* is a run of layers; a rank holds one or several (virtual) stages::
@@ -16,12 +16,12 @@ What it decides
 
     A *unit* is a run of micro-batches that share documents divided over time: forward in
     order, since a slice reads the keys of those before it, and backward in reverse, since a
-    slice's keys have gradients from all after it. A micro-batch alone is a unit of one.
+    slice's keys get gradients from all after it. Any other micro-batch is a unit of its own.
 
     A *path* is the stages that a micro-batch visits, in order: all of them, unless layers are
-    skipped on purpose, which is not the same computation.
+    skipped on purpose, which computes another model.
 
-    Micro-batches may have any sizes; no order here needs them alike.
+    Micro-batches may have any sizes; no order here needs equal ones.
 
 Kept true (tests/unit/schedule/pipeline/test_schedule.py, by Hypothesis)
     What every strategy writes passes ``check_pipeline``, for any stages, prices and units.
@@ -35,8 +35,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.digest import digest
-from equipoise.schedule.pipeline.instruction import Instruction, Ints, Op, make_table
+from equipoise.schedule.pipeline.instruction import Instruction, Op, make_table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +48,7 @@ class PipelineSchedule:
     rank_of: Ints
     """The rank that holds each stage, int64 [stages]."""
     orders: tuple[Ints, ...]
-    """Of each rank its instructions in order, int64 [n, 3]: operation, stage, micro-batch."""
+    """Each rank's instructions in order, int64 [n, 3]: operation, stage, micro-batch."""
     paths: Ints
     """Stages that each micro-batch visits, int64 [micro-batches, most]; -1 beyond its last."""
     units: Ints
@@ -81,17 +82,17 @@ class PipelineSchedule:
 
     @property
     def digest(self) -> str:
-        """Name of the whole schedule, equal on two ranks that wrote the same."""
+        """Digest of the whole schedule; equal on ranks that wrote the same."""
         return digest([self.strategy, self.rank_of, *self.orders, self.paths, self.units])
 
     def instructions(self, rank: int) -> Iterator[Instruction]:
-        """What one rank does, in order."""
+        """The instructions of one rank, in order."""
         first = self.units[:, 0][self.unit_of]
         for op, stage, micro_batch in self.orders[rank].tolist():
             yield Instruction(Op(op), stage, micro_batch, micro_batch - int(first[micro_batch]))
 
     def __str__(self) -> str:
-        """The whole schedule, a line a rank: stage, operation, micro-batch."""
+        """The whole schedule, one line per rank: stage, operation, micro-batch."""
         lines = [
             f"{self.strategy}: {self.micro_batches} micro-batches through {self.stages} stages on "
             f"{self.ranks} ranks"
@@ -104,7 +105,7 @@ class PipelineSchedule:
 
 
 Order = list[tuple[int, int, int]]
-"""What one rank does while it is being written: (operation, stage, micro-batch)."""
+"""One rank's order while it is being written: (operation, stage, micro-batch)."""
 
 
 def place_in_loop(ranks: int, stages: int) -> Ints:
@@ -132,19 +133,19 @@ def whole_paths(stages: int, micro_batches: int) -> Ints:
 
 
 def single_units(micro_batches: int) -> Ints:
-    """Units of micro-batches that share no document."""
+    """One unit per micro-batch."""
     first = np.arange(micro_batches, dtype=np.int64)
     return np.stack((first, first + 1), axis=1)
 
 
 def finish_orders(orders: Sequence[Order] | Sequence[Ints]) -> tuple[Ints, ...]:
-    """What was written, as tables."""
+    """Convert written orders to tables."""
     return tuple(make_table(order) for order in orders)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbours:
-    """What comes before and after each stage on each micro-batch's path."""
+    """The stages before and after each stage on each micro-batch's path."""
 
     before: Ints
     """int64 [stages, micro-batches]; -1 at a path's first stage, -2 off the path."""
@@ -153,7 +154,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, paths: Ints, stages: int) -> "Neighbours":
-        """Of paths, int64 [micro-batches, most], each stage at most once in each."""
+        """Neighbours on paths, int64 [micro-batches, most], each stage at most once in each."""
         micro_batches, most = paths.shape
         whole = np.arange(stages)
         if most == stages and bool((paths == whole).all()):

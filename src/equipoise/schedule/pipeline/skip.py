@@ -1,26 +1,26 @@
 """Partial and reordered paths: each micro-batch leaves some stages out. Not the same model.
 
 Why
-    A residual network bears that a micro-batch skips some layers. A step then takes less time,
-    by as much as is skipped, and micro-batches can go around a busy stage. What is learned
-    differs, so these schedules are marked lossy, and ``check_pipeline`` refuses them unless
-    told that this is meant.
+    A residual network tolerates that a micro-batch skips some layers. The step gets shorter by
+    as much as is skipped, and micro-batches can go around a busy stage. What is learned differs,
+    so these schedules are marked lossy, and ``check_pipeline`` refuses them unless the caller
+    allows it.
 
 What it decides
-    ``skip-partial``     the first stage (embedding) and the last (head) are visited by all. Of
-                         the stages between, each micro-batch leaves out a run of equal length,
-                         and the runs move on, or back, from one micro-batch to the next, so that
-                         all these stages have equally many visits, or differ by one.
-    ``skip-reordered``   the same stages, and a micro-batch may take two neighbouring ones in
-                         the other order where the first is busy and the second is free sooner.
+    ``skip-partial``     every micro-batch visits the first stage (embedding) and the last
+                         (head). Of the stages between, each leaves out a run of equal length,
+                         which moves on, or back, from one micro-batch to the next, so that
+                         these stages' visits differ by at most one.
+    ``skip-reordered``   the same stages, but a micro-batch may swap two neighbouring ones if
+                         the second is free sooner than the first.
 
-    Both are then scheduled as they run, split backwards, within the memory bound: a rank does
-    one thing at a time, so two micro-batches never meet on one stage.
+    Both are then scheduled greedily with split backwards, within the memory bound; a rank does
+    one thing at a time, so two micro-batches never collide on a stage.
 
 Kept true (tests/unit/schedule/pipeline/test_skip.py, by Hypothesis)
-    Conflict-free for any prices; visits even; where first and last stage are light, the
-    makespan is at most that of the full 1F1B times the share that is kept, and that of the
-    full zb-h1 within 1%.
+    Schedules are conflict-free for any prices; visits are even; if first and last stage are
+    light, the makespan is at most the kept share of the full 1F1B's, and of the full zb-h1's
+    within 1%.
 
 Sources
     SkipPipe, arXiv:2502.19913: partial paths with the first stage kept, swaps of neighbours.
@@ -29,30 +29,30 @@ Sources
 
 import numpy as np
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.schedule.pipeline.auto import default_bound
 from equipoise.schedule.pipeline.greedy import Greedy, Step, Taste
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.replay import replay_pipeline
 from equipoise.schedule.pipeline.request import PipelineRequest
 from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop
 
 
 def skip_partial(request: PipelineRequest) -> PipelineSchedule:
-    """Every micro-batch leaves out a run of stages."""
-    found = [_schedule(request, _partial_paths(request, way)) for way in (1, -1)]
-    return _shortest(request, found)
+    """Let every micro-batch leave out a run of stages."""
+    schedules = [_schedule(request, _partial_paths(request, way)) for way in (1, -1)]
+    return _shortest(request, schedules)
 
 
 def skip_reordered(request: PipelineRequest) -> PipelineSchedule:
-    """Likewise, and neighbouring stages may change places; never slower than in order."""
+    """``skip_partial`` with swaps of neighbouring stages; never slower than without."""
     in_order = skip_partial(request)
     swapped = _schedule(request, _reorder(request, in_order.paths))
     return _shortest(request, [in_order, swapped])
 
 
-def _shortest(request: PipelineRequest, found: list[PipelineSchedule]) -> PipelineSchedule:
-    return min(found, key=lambda each: replay_pipeline(each, request.prices).makespan_ns)
+def _shortest(request: PipelineRequest, schedules: list[PipelineSchedule]) -> PipelineSchedule:
+    return min(schedules, key=lambda each: replay_pipeline(each, request.prices).makespan_ns)
 
 
 def _schedule(request: PipelineRequest, paths: Ints) -> PipelineSchedule:
@@ -66,19 +66,19 @@ def _schedule(request: PipelineRequest, paths: Ints) -> PipelineSchedule:
 
 
 def _partial_paths(request: PipelineRequest, way: int) -> Ints:
-    """Paths, int64 [micro-batches, stages kept]; runs move on (1) or back (-1)."""
+    """Paths, int64 [micro-batches, stages kept]; left-out runs move on (1) or back (-1)."""
     request.need_whole_documents()
     between = request.stages - 2
     if not 0.0 <= request.skip < 1.0:
         raise LayoutError(
-            f"{request.strategy} is to skip {request.skip:g} of the stages. Give a share of 0 or "
-            f"more and below 1."
+            f"{request.strategy} has skip = {request.skip:g}. Give a share of 0 or more and "
+            f"below 1."
         )
     left_out = round(request.skip * max(between, 0))
     if not left_out and request.skip:
         raise LayoutError(
-            f"{request.strategy} cannot skip {request.skip:g} of {max(between, 0)} stages between "
-            f"the first and the last: that is none. Give more stages or a larger share."
+            f"skip = {request.skip:g} of the {max(between, 0)} stages between the first and the "
+            f"last skips none. Give {request.strategy} more stages or a larger share."
         )
     paths = np.empty((request.micro_batches, request.stages - left_out), dtype=np.int64)
     for m in range(request.micro_batches):
@@ -89,7 +89,7 @@ def _partial_paths(request: PipelineRequest, way: int) -> Ints:
 
 
 def _reorder(request: PipelineRequest, paths: Ints) -> Ints:
-    """Swap neighbours where the second is free sooner, by a replay of the work in order."""
+    """Replay the work in order, and swap neighbours where the second is free sooner."""
     work = request.prices.of_ops()
     each = work[0] + work[1]
     placed = place_in_loop(request.ranks, request.stages).tolist()

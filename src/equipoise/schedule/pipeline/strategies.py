@@ -1,4 +1,4 @@
-"""Pipeline strategies by name: prices, ranks, units and a memory bound in, a schedule out.
+"""A pipeline's schedule by its name: prices, ranks, units and a memory bound in, orders out.
 
 Kept true (tests/unit/schedule/pipeline/test_strategies.py, by Hypothesis)
     Every strategy's schedule passes ``check_pipeline`` for any stages, prices and bounds, or is
@@ -6,49 +6,35 @@ Kept true (tests/unit/schedule/pipeline/test_strategies.py, by Hypothesis)
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import EquipoiseError, FitError, LayoutError, SpecError
+from equipoise.base.load import load
 from equipoise.base.nearest import nearest
 from equipoise.schedule.pipeline.arrange import arrange, light_outside, rename
-from equipoise.schedule.pipeline.auto import auto
 from equipoise.schedule.pipeline.check import find_excess
-from equipoise.schedule.pipeline.orders import gpipe, interleaved, one_forward_one_backward
 from equipoise.schedule.pipeline.prices import PipelinePrices
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.schedule.pipeline.request import PipelineRequest, PipelineStrategy
-from equipoise.schedule.pipeline.schedule import PipelineSchedule, single_units
-from equipoise.schedule.pipeline.skip import skip_partial, skip_reordered
-from equipoise.schedule.pipeline.v import dualpipe_v, v_half, v_min, zb_v
-from equipoise.schedule.pipeline.zero_bubble import interleaved_zb, zb_h1, zb_h2
+from equipoise.schedule.pipeline.schedule import (
+    PipelineSchedule,
+    place_in_loop,
+    place_in_v,
+    single_units,
+)
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 
-STRATEGIES: dict[str, PipelineStrategy] = {
-    "gpipe": gpipe,
-    "1f1b": one_forward_one_backward,
-    "interleaved": interleaved,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "interleaved-zb": interleaved_zb,
-    "zb-v": zb_v,
-    "dualpipe-v": dualpipe_v,
-    "v-half": v_half,
-    "v-min": v_min,
-    "auto": auto,
-    "skip-partial": skip_partial,
-    "skip-reordered": skip_reordered,
-}
-"""Every strategy by name."""
 
-LOSSY = ("skip-partial", "skip-reordered")
-"""Strategies that train another model: micro-batches leave stages out."""
+def place_stages(strategy: str, ranks: int, stages: int) -> Ints:
+    """The pipeline rank of each stage, int64 [stages].
 
-IN_V = ("zb-v", "dualpipe-v", "v-half", "v-min")
-"""Strategies of two stages a rank."""
-
-ONE_STAGE = ("1f1b", "zb-h1", "zb-h2")
-"""Strategies of one stage a rank."""
+    >>> place_stages("zb-v", 2, 4).tolist(), place_stages("interleaved", 2, 4).tolist()
+    ([0, 1, 1, 0], [0, 1, 0, 1])
+    """
+    return place_in_v(ranks) if SCHEDULES[strategy].in_v else place_in_loop(ranks, stages)
 
 
 def write_pipeline(
@@ -64,7 +50,7 @@ def write_pipeline(
     """Write the schedule of one step.
 
     Args:
-        strategy: A name in ``STRATEGIES``.
+        strategy: A name in ``spec.catalog.SCHEDULES``.
         prices: Of every stage and micro-batch; as many stages as ranks, or a multiple.
         ranks: Pipeline-parallel degree, >= 1.
         units: Runs ``[first, stop)`` of micro-batches that share documents over time, as
@@ -91,29 +77,29 @@ def write_pipeline(
     rank 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
     rank 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
     """
-    if strategy not in STRATEGIES:
+    if strategy not in SCHEDULES:
         raise SpecError(
             f'No pipeline strategy is called "{strategy}". Nearest: '
-            f"{nearest(strategy, list(STRATEGIES))}. All: {', '.join(STRATEGIES)}."
+            f"{nearest(strategy, SCHEDULES)}. All: {', '.join(SCHEDULES)}."
         )
     if ranks < 1 or prices.stages % ranks or not prices.stages:
         raise LayoutError(
             f"{prices.stages} stages cannot be shared by {ranks} ranks. Give as many stages as "
             f"ranks, or a multiple."
         )
-    if skip and strategy not in LOSSY:
+    if skip and not SCHEDULES[strategy].is_lossy:
         raise LayoutError(
-            f"{strategy} skips nothing, and skip is {skip:g}. Take skip-partial or "
-            f"skip-reordered, which train another model, or leave skip out."
+            f"{strategy} skips nothing, and skip is {skip:g}. Take {' or '.join(LOSSY)}, "
+            f"which train another model, or leave skip out."
         )
-    found = _make_units(units, prices.micro_batches)
+    runs = _make_units(units, prices.micro_batches)
     bound = None if most_held is None else _make_bound(most_held, ranks)
-    request = PipelineRequest(strategy, prices, ranks, found, bound, skip)
+    request = PipelineRequest(strategy, prices, ranks, runs, bound, skip)
     if arranged:
-        entering = light_outside(prices, found)
-        schedule = rename(STRATEGIES[strategy](arrange(request, entering)), entering, found)
+        entering = light_outside(prices, runs)
+        schedule = rename(_write(arrange(request, entering)), entering, runs)
     else:
-        schedule = STRATEGIES[strategy](request)
+        schedule = _write(request)
     if bound is not None and (over := find_excess(schedule, prices.activation, bound)):
         rank, held, allowed = over
         fitting = ", ".join(_which_fit(request, bound)) or "none"
@@ -124,9 +110,12 @@ def write_pipeline(
     return schedule
 
 
-def _make_units(
-    units: Sequence[tuple[int, int]] | None, micro_batches: int
-) -> npt.NDArray[np.int64]:
+def _write(request: PipelineRequest) -> PipelineSchedule:
+    write: PipelineStrategy = load(SCHEDULES[request.strategy].writer)
+    return write(request)
+
+
+def _make_units(units: Sequence[tuple[int, int]] | None, micro_batches: int) -> Ints:
     if units is None:
         return single_units(micro_batches)
     table = np.asarray(units, dtype=np.int64).reshape(-1, 2)
@@ -141,7 +130,7 @@ def _make_units(
     return table
 
 
-def _make_bound(most_held: int | Sequence[int], ranks: int) -> npt.NDArray[np.int64]:
+def _make_bound(most_held: int | Sequence[int], ranks: int) -> Ints:
     bound = np.asarray(most_held, dtype=np.int64).reshape(-1)
     if len(bound) not in (1, ranks):
         raise LayoutError(
@@ -151,17 +140,14 @@ def _make_bound(most_held: int | Sequence[int], ranks: int) -> npt.NDArray[np.in
     return np.ascontiguousarray(np.broadcast_to(bound, ranks))
 
 
-def _which_fit(request: PipelineRequest, bound: npt.NDArray[np.int64]) -> list[str]:
+def _which_fit(request: PipelineRequest, bound: Ints) -> list[str]:
     """Strategies that keep the bound, and what they hold at most."""
     fitting = []
-    for name, write in STRATEGIES.items():
-        if name in LOSSY or name == request.strategy:
+    for name, traits in SCHEDULES.items():
+        if traits.is_lossy or name == request.strategy:
             continue
-        other = PipelineRequest(
-            name, request.prices, request.ranks, request.units, bound, request.skip
-        )
         try:
-            schedule = write(other)
+            schedule = _write(replace(request, strategy=name))
         except EquipoiseError:
             continue
         if find_excess(schedule, request.prices.activation, bound) is None:

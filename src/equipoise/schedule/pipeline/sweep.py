@@ -1,11 +1,10 @@
 """Two loops over all ranks' instructions: when each runs, and where weight gradients go.
 
 What it decides
-    Nothing: ``pipeline_replay`` and ``pipeline_fill`` say what the numbers mean. Each rank moves
-    until it needs what is not there yet, and is put aside at the place that it waits for; who
-    completes that place lets it move again. The order in which ranks move changes nothing.
-
-    The loops are for ``compiled.run_loop``: they call nothing, and read and write numbers alone.
+    Nothing: ``replay`` and ``fill`` say what the numbers mean. Each rank moves until it needs
+    something absent and then waits at that place; whoever completes the place lets it move
+    again. The order in which ranks move changes nothing. The loops suit ``compiled.run_loop``:
+    they call nothing and read and write only numbers.
 
 Kept true (tests/unit/schedule/pipeline/test_compiled.py)
     As for ``compiled``.
@@ -30,18 +29,18 @@ def sweep(
 
     Args:
         starts: First place of each rank, and one past the last of all, [ranks + 1].
-        needs: The place that each waits for; -1 nothing, -2 what no rank does, [n].
+        needs: The place that each waits for; -1 if none, -2 if no rank does it, [n].
         takes: Time of each, [n].
         hops: Time from the end of what it needs to its arrival, [n].
         waiting: -1 everywhere, [n]: a rank that waits for this place.
-        following: Of a rank, another one that waits for the same place, [ranks].
+        following: Per rank, another one that waits for the same place, [ranks].
         moving: Ranks that can move, [ranks].
-        now: Filled: where each rank stands, [ranks].
+        now: Filled: the place of each rank, [ranks].
         begin: Filled, [n].
         end: -1 everywhere, and filled, [n].
 
     Returns:
-        How many have run.
+        The number of instructions that ran.
     """
     ranks = len(starts) - 1
     left, done = ranks, 0
@@ -105,31 +104,31 @@ def fill(
     """Run forwards and input gradients in order, and weight gradients where they cost nothing.
 
     Args:
-        starts: As ``sweep``; of forwards and input gradients, [ranks + 1].
+        starts: As in ``sweep``, for forwards and input gradients, [ranks + 1].
         begins_with: Where each rank's part of ``written`` begins, [ranks].
-        is_forward: 1 of a forward, 0 of an input gradient, [n].
-        needs: As ``sweep``.
-        takes: Likewise.
-        hops: Likewise.
+        is_forward: 1 for a forward, 0 for an input gradient, [n].
+        needs: As in ``sweep``.
+        takes: As in ``sweep``.
+        hops: As in ``sweep``.
         weight_takes: Time of the weight gradient of the same stage and micro-batch, [n].
-        sizes: What the forward of that leaves behind, [n].
+        sizes: What that stage and micro-batch's forward leaves behind, [n].
         most_held: The most that each rank may hold, [ranks].
-        waiting: As ``sweep``.
-        following: Likewise.
-        moving: Likewise.
-        now: Likewise.
-        time: 0 everywhere: what each rank has come to, [ranks].
+        waiting: As in ``sweep``.
+        following: As in ``sweep``.
+        moving: As in ``sweep``.
+        now: As in ``sweep``.
+        time: 0 everywhere: the time of each rank, [ranks].
         held: 0 everywhere: what each rank holds, [ranks].
-        queue: Input gradients whose weight gradients are left, rank by rank, [n].
+        queue: Input gradients whose weight gradients are pending, rank by rank, [n].
         first: Filled: where each rank's queue begins, [ranks].
         last: Filled: where it ends, [ranks].
         end: -1 everywhere, and filled, [n].
-        written: Filled: places in the order in which they run, [n + input gradients]; of a
-            weight gradient -1 - the place of its input gradient.
+        written: Filled: places in the order in which they run, [n + input gradients]; a weight
+            gradient is -1 - the place of its input gradient.
         stands: Filled: how many each rank has written, [ranks].
 
     Returns:
-        -1; or the rank that holds too much, whose ``held`` then says how much.
+        -1; or the rank that holds too much, with the amount in ``held``.
     """
     ranks = len(starts) - 1
     left = ranks

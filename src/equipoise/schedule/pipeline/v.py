@@ -2,35 +2,35 @@
 
 Why
     In a loop the first rank holds activations longest and the last one shortest. In a V each
-    rank has one stage of each kind, so all hold alike, and how long is a matter of pace: the
-    slower a micro-batch travels, the more of them are under way, and the fewer gaps there are.
+    rank has one early and one late stage, so all hold equally much, and the pace decides how
+    much: the slower a micro-batch travels, the more are in flight and the fewer gaps remain.
 
 What it decides
     ``zb-v`` holds as much as 1F1B. Each rank fills up, first with its stage on the way down,
-    then with both in turn, and from then on runs forward and backward of each in turn. At
-    equal prices no rank waits between its first and its last instruction.
+    then with both alternately, and then alternates forward and backward of each. At equal prices
+    no rank waits between its first and its last instruction.
 
-    ``v-half`` and ``v-min`` lay one *building block* down again every six slots, one slot for
-    each of a rank's two forwards, input gradients and weight gradients. Its pace is the number
-    of slots from rank to rank, on each of its four legs::
+    ``v-half`` and ``v-min`` repeat one *building block* every six slots, one slot for each of a
+    rank's two forwards, input gradients and weight gradients. Its pace is the number of slots
+    from rank to rank on each of its four legs::
 
                  forward down, up   gradient down, up   held, of 1F1B   bubble, of 1F1B
         v-min         1     1            1      1             1/3             2/3
         v-half        1     2            1      2             1/2             1/2
 
-    A leg begins at the first slot at which it shares no slot with the others on any rank. That
-    orders forwards and input gradients. In all three, weight gradients are filled into gaps.
+    A leg begins at the first slot where it collides with no other leg on any rank. That orders
+    forwards and input gradients; in all three, weight gradients are filled into gaps.
 
-    ``dualpipe-v`` is the order of DualPipe folded into a V: each rank runs a forward of one
-    direction beside a backward of the other, which an executor may overlap. It needs twice as
-    many micro-batches as ranks. Most of its backwards are whole.
+    ``dualpipe-v`` is DualPipe's order folded into a V: each rank runs a forward of one direction
+    beside a backward of the other, which an executor may overlap. It needs twice as many
+    micro-batches as ranks. Most of its backwards are whole.
 
 Kept true (tests/unit/schedule/pipeline/test_strategies.py)
-    In-flight activations and bubble rates of all four.
+    In-flight activations and bubble rates of all four equal the published ones.
 
 Sources
     Building blocks, and what they hold: Pipeline Parallelism with Controllable Memory,
-    arXiv:2405.15362, section 3; the paces are this file's own, chosen to hold as much.
+    arXiv:2405.15362, section 3; the paces are this file's own, chosen to hold equally much.
     zb-v: arXiv:2401.10241, in its later versions. dualpipe-v: github.com/deepseek-ai/DualPipe.
 """
 
@@ -48,39 +48,39 @@ F, B = int(Op.FORWARD), int(Op.BACKWARD)
 I, W = int(Op.BACKWARD_INPUT), int(Op.BACKWARD_WEIGHT)  # noqa: E741
 
 _SLOTS = 6
-"""Of one building block: forward, input and weight gradient of two stages."""
+"""Slots of one building block: forward, input and weight gradient of two stages."""
 
 _MOST_SLACK = 2
-"""Stages whose weight gradients a block keeps waiting at most: both of a rank."""
+"""Most stages whose weight gradients a block delays: both of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Slots from rank to rank on each leg."""
+    """Slots from rank to rank on each kind of leg."""
 
     down: int
     up: int
 
 
 HALF, LEAST = Pace(1, 2), Pace(1, 1)
-"""Of v-half and of v-min."""
+"""Paces of v-half and v-min."""
 
 
 def zb_v(request: PipelineRequest) -> PipelineSchedule:
-    """As much held as 1F1B, and no gap between first and last instruction at equal prices."""
+    """1F1B's memory, without gaps between first and last instruction at equal prices."""
     return finish_filled(request, order_zb_v(request))
 
 
 @remembered
 def order_zb_v(request: PipelineRequest) -> PipelineSchedule:
-    """Forwards and input gradients of ``zb-v``, for each rank."""
+    """The order of ``zb-v`` without weight gradients."""
     request.need_chunks(2)
     request.need_whole_documents()
     return request.finish([_zb_v_rank(request, rank) for rank in range(request.ranks)], in_v=True)
 
 
 def _zb_v_rank(request: PipelineRequest, rank: int) -> Order:
-    """Micro-batches beyond the last are left out: the order is one for at least 2 p - 1."""
+    """One rank's order for at least 2 p - 1 micro-batches, minus those that do not exist."""
     down, up = rank, 2 * request.ranks - 1 - rank
     behind = request.ranks - rank
     count = max(2 * request.ranks - 1, request.micro_batches)
@@ -106,37 +106,37 @@ def _zb_v_rank(request: PipelineRequest, rank: int) -> Order:
 
 
 def v_half(request: PipelineRequest) -> PipelineSchedule:
-    """Half of what 1F1B holds."""
+    """Hold half of what 1F1B holds."""
     return _build(request, HALF)
 
 
 def v_min(request: PipelineRequest) -> PipelineSchedule:
-    """A third of what 1F1B holds."""
+    """Hold a third of what 1F1B holds."""
     return _build(request, LEAST)
 
 
 def _build(request: PipelineRequest, pace: Pace) -> PipelineSchedule:
-    """Weight gradients in the least room in which they cost no more than in slots of their own."""
+    """Fill weight gradients in the least memory that costs no more time than own slots for them."""
     request.need_chunks(2)
     request.need_whole_documents()
     in_slots = lay_blocks(request, pace, weights=True)
     goal = replay_pipeline(in_slots, request.prices).makespan_ns
     bare = lay_blocks(request, pace, weights=False)
     for slack in range(_MOST_SLACK):
-        found = finish_filled(request, bare, slack=slack)
-        if replay_pipeline(found, request.prices).makespan_ns <= goal:
-            return found
+        filled = finish_filled(request, bare, slack=slack)
+        if replay_pipeline(filled, request.prices).makespan_ns <= goal:
+            return filled
     return finish_filled(request, bare, slack=_MOST_SLACK)
 
 
 @remembered
 def lay_blocks(request: PipelineRequest, pace: Pace, *, weights: bool) -> PipelineSchedule:
-    """The order of each rank, a building block for each micro-batch.
+    """Each rank's order, with one building block per micro-batch.
 
     Args:
-        request: What was asked.
+        request: The request.
         pace: Slots from rank to rank.
-        weights: Whether weight gradients stand in slots of their own, or are left out.
+        weights: Whether weight gradients have slots of their own, or are left out.
     """
     ranks, last = request.ranks, 2 * request.ranks - 1
     starts = _leg_starts(ranks, pace)
@@ -167,7 +167,7 @@ def _slots_of(rank: int, ranks: int, pace: Pace, starts: list[int]) -> list[int]
 
 
 def _leg_starts(ranks: int, pace: Pace) -> list[int]:
-    """The first slot of each leg, as early as what it follows and the other legs allow."""
+    """The first slot of each leg, as early as its predecessor and the other legs allow."""
     starts = [0]
     for leg in range(1, 4):
         length = (pace.down if leg % 2 else pace.up) * (ranks - 1)
@@ -186,12 +186,12 @@ def _is_apart(ranks: int, pace: Pace, starts: list[int]) -> bool:
 
 @remembered
 def dualpipe_v(request: PipelineRequest) -> PipelineSchedule:
-    """A forward of one direction beside a backward of the other."""
+    """Run a forward of one direction beside a backward of the other."""
     request.need_chunks(2)
     request.need_whole_documents()
     if request.micro_batches < 2 * request.ranks:
         raise LayoutError(
-            f"dualpipe-v needs {2 * request.ranks} micro-batches on {request.ranks} ranks, there "
+            f"dualpipe-v needs {2 * request.ranks} micro-batches on {request.ranks} ranks; there "
             f"are {request.micro_batches}. Take zb-v, which runs any number."
         )
     orders = [_dualpipe_rank(request, rank) for rank in range(request.ranks)]
@@ -232,13 +232,13 @@ def _dualpipe_rank(request: PipelineRequest, rank: int) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """An order whose micro-batches count themselves."""
+    """Writes an order, and counts micro-batches itself."""
 
     order: Order
     counts: dict[tuple[bool, int], int]
-    """Next micro-batch of each (is it a forward, stage)."""
+    """Next micro-batch of each (is_forward, stage)."""
     pending: list[tuple[int, int]]
-    """Weight gradients that are left, oldest first."""
+    """Pending weight gradients, oldest first."""
 
     def add(self, op: int, stage: int) -> None:
         micro_batch = self.counts.get((op == F, stage), 0)

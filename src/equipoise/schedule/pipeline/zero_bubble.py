@@ -2,17 +2,17 @@
 
 What it decides
     ``zb-h1``           1F1B's order of forwards and backwards. Each rank may hold as much as
-                        1F1B's first rank does, and so puts off weight gradients until the end,
-                        where ranks would wait.
-    ``zb-h2``           twice the forwards ahead: nobody waits between its first and its last
-                        instruction if prices are equal, and ranks start and end one after the
-                        other. It pays where steps follow each other so; against the makespan
-                        of a step that all ranks begin together, it is zb-h1 with more memory.
-    ``interleaved-zb``  several stages a rank, half the forwards ahead of ``interleaved``.
+                        1F1B's first rank, and so delays weight gradients to the end, where it
+                        would wait.
+    ``zb-h2``           twice the forwards ahead: at equal prices no rank waits between its first
+                        and last instruction, and ranks start and end one after the other. It
+                        pays if steps follow each other that way; if all ranks begin a step
+                        together, it is zb-h1 with more memory.
+    ``interleaved-zb``  several stages per rank, half the forwards ahead of ``interleaved``.
 
 Kept true (tests/unit/schedule/pipeline/test_strategies.py)
-    In-flight activations and bubble rates equal the published ones, on 12 rows of profiled
-    times to the last digit.
+    In-flight activations and bubble rates equal the published ones, to the last digit on 12 rows
+    of profiled times.
 
 Sources
     Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 2 and tables 5 and 6.
@@ -45,7 +45,7 @@ def zb_h2(request: PipelineRequest) -> PipelineSchedule:
 
 
 def interleaved_zb(request: PipelineRequest) -> PipelineSchedule:
-    """Several stages a rank, with split backwards."""
+    """Several stages per rank, with split backwards."""
     return _split(request, (request.chunks - 1) * largest_round(request), 1)
 
 
@@ -59,7 +59,7 @@ def _split(request: PipelineRequest, ahead: int, factor: int) -> PipelineSchedul
 
 @remembered
 def lay_split(request: PipelineRequest, warm_ups: tuple[int, ...]) -> PipelineSchedule:
-    """Forwards and input gradients in turn, after so many forwards of each rank."""
+    """Alternate forwards and input gradients after each rank's ``warm_ups`` forwards."""
     return request.finish(
         [alternate(request, rank, each, _INPUT) for rank, each in enumerate(warm_ups)]
     )
@@ -68,10 +68,10 @@ def lay_split(request: PipelineRequest, warm_ups: tuple[int, ...]) -> PipelineSc
 def finish_filled(
     request: PipelineRequest, bare: PipelineSchedule, *, slack: int = 0
 ) -> PipelineSchedule:
-    """Fill in weight gradients, every rank in the memory that the most laden one needs anyway.
+    """Fill in weight gradients, letting every rank hold what the fullest needs anyway.
 
     Args:
-        request: What was asked.
+        request: The request.
         bare: Forwards and input gradients of each rank.
         slack: How much more each rank may hold, in activations of the largest stage.
     """

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
-from equipoise.cost.memory.device import RankShare, kept_bytes, rank_memory, resident_bytes
+from equipoise.cost.memory.device import kept_bytes, rank_memory, resident_bytes
+from equipoise.cost.memory.share import StageShare
 from equipoise.cost.step.request import StepOptions
-from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.sim.memory import StageMemory, host_of_ranks, share_of_ranks
+from equipoise.sim.memory import StageMemory, host_of_ranks, stage_shares
 from equipoise.sim.mixed.layers import LayerStrategy
 from equipoise.sim.parts import PipelineRun, layers_of_ranks
 from equipoise.spec.layout import Layout
@@ -32,7 +32,7 @@ class LayerMemory:
     stays: dict[str, float]
     """Weights, gradients and moments."""
     kept: float
-    """Of one micro-batch in flight."""
+    """What it keeps of one micro-batch in flight."""
     passing: dict[str, float]
     """While it runs; of all layers only the most of them counts."""
 
@@ -50,9 +50,8 @@ def layer_memory(
         tokens: Of the largest micro-batch, on this rank [tokens].
     """
     layout, sparse = strategy.layout, model.is_sparse(layer)
-    window, skew = float(options.context_tokens), options.expert_skew
-    share = RankShare((layer,), False, False, 0.0, tokens, window, skew)
-    terms = rank_memory(model, layout, options, share)
+    share = StageShare((layer,), embeds=False, has_head=False, kept_micro_batches=0.0)
+    terms = rank_memory(model, layout, options, share, tokens)
     passing = {name: terms[name] for name in ("working space", "communication", "allocator")}
     stays = {name: terms[name] for name in ("gradients", "optimizer")}
     # What ZeRO 3 gathers is let go of when the next layer runs.
@@ -63,8 +62,8 @@ def layer_memory(
         options,
         sparse=sparse,
         recompute=strategy.recompute,
-        doc_tokens=window,
-        received_rows=skew,
+        doc_tokens=float(options.context_tokens),
+        received_rows=options.expert_skew,
     )
     return LayerMemory(stays, kept * tokens, passing)
 
@@ -78,9 +77,8 @@ def ends_memory(
     has_head: bool,
     tokens: float,
 ) -> dict[str, float]:
-    """Of a rank without its layers: tables, logits, and a place for every term [bytes]."""
-    window = float(options.context_tokens)
-    return rank_memory(model, layout, options, RankShare((), embeds, has_head, 0.0, tokens, window))
+    """A rank without its layers: tables, logits, and a place for every term [bytes]."""
+    return rank_memory(model, layout, options, StageShare((), embeds, has_head, 0.0), tokens)
 
 
 def layered_memory(
@@ -110,15 +108,12 @@ def layered_memory(
     kept = np.add.reduceat([*(one.kept for one in each), 0.0], split.edges[:-1])
     kept[split.layers == 0] = 0.0
     peaks = [
-        count_in_flight(
-            run.schedule,
-            np.round(kept[:, None] * np.array(run.tokens)[None, :] / most).astype(np.int64),
-        ).peak
+        run.in_flight(np.round(kept[:, None] * np.array(run.tokens) / most).astype(np.int64))
         for run in runs
     ]
     in_flight = np.max(peaks, axis=0)
     held = layers_of_ranks(split, layout, options)
-    found, batches, flight = list[dict[str, float]](), list[float](), list[float]()
+    by_rank, batches, flight = list[dict[str, float]](), list[float](), list[float]()
     for rank, mine in enumerate(held):
         has_head, tokens = model.layers - 1 in mine, most / layout.cp
         terms = ends_memory(
@@ -126,7 +121,7 @@ def layered_memory(
         )
         sizes = [each[layer].kept for layer in mine]
         here = resident_bytes(layout, options, float(in_flight[rank]), max(sizes, default=0.0))
-        batches.append(float(in_flight[rank]) / max(1.0, sum(sizes)))
+        batches.append(max(1.0, sum(sizes)))
         terms["activations"] += here
         terms["allocator"] += options.stack.slack_share * here
         flight.append((1 + options.stack.slack_share) * here)
@@ -134,9 +129,9 @@ def layered_memory(
         for more in (passing, *(each[layer].stays for layer in mine)):
             for name, value in more.items():
                 terms[name] += value
-        found.append(terms)
-    totals = np.array([sum(terms.values()) for terms in found])
-    shares = share_of_ranks(model, layout, options, held, most, batches)
-    host = host_of_ranks(model, layout, options, shares)
-    units, fullest = in_flight.astype(np.float64), found[int(totals.argmax())]
-    return StageMemory(totals, fullest, host, np.array(flight), units, kept / most)
+        by_rank.append(terms)
+    totals = np.array([sum(terms.values()) for terms in by_rank])
+    shares = stage_shares(held, batches, in_flight)
+    host = host_of_ranks(model, layout, options, shares, most)
+    units, fullest = in_flight.astype(np.float64), by_rank[int(totals.argmax())]
+    return StageMemory(totals, fullest, host, np.array(flight), units, kept / most, shares)

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.balance.stage import StageSplit
+from equipoise.base.arrays import Floats
 from equipoise.base.errors import LayoutError
 from equipoise.cost.offload import copies_share, require_host
 from equipoise.cost.step.layer import add
-from equipoise.cost.step.request import Floats, StepOptions, element_bytes
+from equipoise.cost.step.request import StepOptions, element_bytes
 from equipoise.sim.divided import DividedStep, require_whole
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.layers import LayerStrategy, redistribute_s, require_strategy
@@ -199,7 +200,7 @@ class _Step:
         place = rank_of_stages(layout, self.options)
         begins, stops = set(split.edges[:-1].tolist()), set((split.edges[1:] - 1).tolist())
         site_of = [self.sites[rank] for rank in np.repeat(place, split.layers).tolist()]
-        found = []
+        layers = []
         for layer, (site, strategy) in enumerate(zip(site_of, self.layers, strict=True)):
             before = layout if layer in begins else self.layers[layer - 1].layout
             moved = self._moved(site, before, strategy.layout, share)
@@ -210,10 +211,10 @@ class _Step:
                 table = table.copy()
                 add(table, 0, "redistribution", moved)
                 add(table, 1, "redistribution", moved)
-            found.append(table)
+            layers.append(table)
         base = [self._base[id(self.sites[rank])].price(doc_tokens) for rank in place.tolist()]
         hop_s = slowest_hop_s(self.machine, layout, base[0].hop_s)
-        return BatchParts(tuple(found), base[0].first, base[-1].last, hop_s)
+        return BatchParts(tuple(layers), base[0].first, base[-1].last, hop_s)
 
     def _moved(self, site: Machine, before: Layout, after: Layout, tokens: float) -> float:
         slow = self.options.residuals.traffic

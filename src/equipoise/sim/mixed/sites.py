@@ -28,14 +28,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.balance.stage import StageSplit, split_stages
+from equipoise.base.arrays import Ints
 from equipoise.cost.offload import loads_without_copies
 from equipoise.cost.step.request import Precision, StepOptions
-from equipoise.schedule.pipeline.instruction import Ints
-from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V
-from equipoise.sim.kernel_key import kernel_key
+from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.machine import Machine
-from equipoise.sim.parts import BatchParts, StepParts
+from equipoise.sim.parts import BatchParts, StepParts, kernel_key
 from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -69,8 +67,8 @@ class Site(Machine):
 
     def stand(self, ranks: Sequence[int]) -> list[int]:
         """Rank r of the first stage stands where this stage's does."""
-        found: list[int] = self._places[list(ranks)].tolist()
-        return found
+        places: list[int] = self._places[list(ranks)].tolist()
+        return places
 
 
 def _classes(cluster: ClusterSpec, layout: Layout, rank: int) -> tuple[int, ...]:
@@ -98,14 +96,14 @@ def find_sites(machine: Machine, layout: Layout) -> list[Machine]:
     if len(cluster.classes) == 1 or layout.pp == 1:
         return [machine] * layout.pp
     known: dict[tuple[int, ...], Machine] = {}
-    found = []
+    sites = []
     for rank in range(layout.pp):
         classes = _classes(cluster, layout, rank)
         if classes not in known:
             known[classes] = Site(cluster, layout, rank)
             known[classes].extrapolated = machine.extrapolated
-        found.append(known[classes])
-    return found
+        sites.append(known[classes])
+    return sites
 
 
 class SiteParts:
@@ -142,8 +140,7 @@ def slowest_hop_s(machine: Machine, layout: Layout, first_s: float) -> float:
 
 def rank_of_stages(layout: Layout, options: StepOptions) -> Ints:
     """Pipeline rank of each stage, int64 [pp x virtual]."""
-    in_v = options.schedule in IN_V
-    return place_in_v(layout.pp) if in_v else place_in_loop(layout.pp, layout.pp * options.virtual)
+    return place_stages(options.schedule, layout.pp, layout.pp * options.virtual)
 
 
 def split_by_speed(parts: Sequence[BatchParts], layout: Layout, options: StepOptions) -> StageSplit:

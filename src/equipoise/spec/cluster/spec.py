@@ -29,12 +29,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.spec.cluster.link import LinkSpec, find_link
 from equipoise.spec.device.by_name import THIS_CPU, DeviceSpec, find_device
-
-Ints = npt.NDArray[np.int64]
 
 MOST_DEVICES = 1 << 20
 """Of a cluster: every rank is a number in some array."""

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.base.digest import digest
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, build, keys, toml
 from equipoise.spec.run.resolve_model import resolve_model
-from equipoise.spec.run.spec import LOSSY_SCHEDULES, RunSpec
+from equipoise.spec.run.spec import RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
 
@@ -142,7 +143,7 @@ def _judge_pipeline(wish: Wish) -> None:
     """Keys of a pipeline that would do nothing, or not what they say."""
     if not wish.is_sound("layout.pp", "layout.schedule", "layout.skip", "layout.virtual"):
         return
-    skips = wish["layout.schedule"] in LOSSY_SCHEDULES
+    skips = SCHEDULES[wish["layout.schedule"]].is_lossy
     for name, idle in (("layout.skip", 0), ("layout.virtual", None)):
         if wish["layout.pp"] == 1 and wish[name] not in (idle, 1):
             wish.tell(
@@ -155,7 +156,7 @@ def _judge_pipeline(wish: Wish) -> None:
         wish.tell(
             "layout.skip",
             f"{wish['layout.skip']:g} leaves out stages, and {wish.cite('layout.schedule')}, runs "
-            f"all of them. Set layout.schedule to {' or '.join(map(toml, LOSSY_SCHEDULES))}, "
+            f"all of them. Set layout.schedule to {' or '.join(map(toml, LOSSY))}, "
             f"which train another model, or layout.skip to 0.",
         )
     if skips and not wish["layout.skip"] and wish["layout.pp"] > 1:

@@ -46,6 +46,9 @@ class ResolvedFile:
     init_folder: str
     context_machine: ContextMachine | None = None
     """Settled when the run began; None unless ``layout.sharding`` is ``auto``."""
+    stage_edges: tuple[int, ...] = ()
+    """Stage s of a pipeline has layers ``stage_edges[s]`` to ``stage_edges[s + 1]``, as in the plan
+    that the run obeys; empty where ranks split the layers when they start."""
 
 
 def write_resolved(folder: Path, resolved: ResolvedFile) -> None:

@@ -11,24 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from equipoise.base.errors import LayoutError
+from equipoise.spec.catalog import LOSSY, POLICIES, SCHEDULES, Policy, Schedule
 from equipoise.spec.layout import Layout
 from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS
 from equipoise.spec.model.presets import Balance
 
 Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
-Policy = Literal[
-    "in-order",
-    "fixed",
-    "fixed-exact",
-    "by-tokens",
-    "by-work",
-    "delayed",
-    "divided",
-    "divided-in-time",
-    "gangs",
-    "flexsp",
-    "bytescale",
-]
 Precision = Literal["fp32", "bf16"]
 StrategyName = Literal[
     "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
@@ -37,34 +25,6 @@ Sharding = Literal[
     "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
 ]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
-Schedule = Literal[
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "interleaved-zb",
-    "zb-v",
-    "dualpipe-v",
-    "v-half",
-    "v-min",
-    "auto",
-    "skip-partial",
-    "skip-reordered",
-]
-
-TWO_STAGES: tuple[Schedule, ...] = (
-    "interleaved",
-    "interleaved-zb",
-    "zb-v",
-    "dualpipe-v",
-    "v-half",
-    "v-min",
-)
-"""Schedules of two stages a rank; interleaved ones also run more."""
-
-LOSSY_SCHEDULES: tuple[Schedule, ...] = ("skip-partial", "skip-reordered")
-"""Schedules that train another model: micro-batches leave stages out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +165,7 @@ class PackSpec:
     @property
     def most_tokens(self) -> int:
         """Most tokens that one micro-batch may hold under this policy."""
-        if self.policy in ("in-order", "fixed", "fixed-exact"):
+        if POLICIES[self.policy].fills_windows:
             return self.context_tokens
         if self.max_tokens is not None:
             return self.max_tokens
@@ -286,7 +246,7 @@ class LayoutSpec:
         Field(
             ge=0,
             lt=1,
-            description="of skip-partial and skip-reordered, which train another model: share of "
+            description=f"of {' and '.join(LOSSY)}, which train another model: share of "
             "the stages between the first and the last that each micro-batch leaves out",
         ),
     ] = 0.0
@@ -355,8 +315,8 @@ class LayoutSpec:
     @property
     def stages(self) -> int:
         """Stages of the pipeline, over all its ranks."""
-        two = self.schedule in TWO_STAGES
-        return self.pp * (self.virtual or (2 if two and self.pp > 1 else 1))
+        usual = SCHEDULES[self.schedule].least_stages if self.pp > 1 else 1
+        return self.pp * (self.virtual or usual)
 
     def of_ranks(self, ranks: int) -> Layout:
         """Where so many ranks stand: data parallelism outermost, tensor parallelism innermost.

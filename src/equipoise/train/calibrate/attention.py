@@ -1,9 +1,9 @@
 """Time the attention core of a step on this machine's ranks: by document, and over ranks.
 
 What it decides
-    Documents of each length are attended to as a layer does it, so many at once that a call holds
-    512 tokens. Over context ranks every strategy is run on packs of one to sixteen equal
-    documents, so that what a call costs and what a tile costs can be told apart. Each is
+    Documents of each length are attended to as a layer does it, enough of them at once for a call
+    of 512 tokens. Over context ranks every strategy is run on packs of one to sixteen equal
+    documents, so that what a call costs and what a tile costs can be separated. Each is
     timed once after every step of the others, so that what passes over the machine meets all alike.
 
 Kept true (tests/multi/train/test_calibrate_parts.py)
@@ -17,18 +17,18 @@ from functools import partial
 
 import torch
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.nn.attention import attend_documents
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.parallel.context.plan import plan_context
 from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
 
 STRATEGIES = ("needed-kv", "all-gather", "ring", "ulysses")
-"""Of attention over context ranks, that are timed."""
+"""Strategies over context ranks that are timed."""
 
 _CALL_TOKENS = 512
-"""Of short documents that one call attends to."""
+"""Tokens of short documents that one call attends to."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -58,8 +58,8 @@ def time_documents(ranks: Ranks, plan: PartsPlan, shares: int, samples: WaySampl
         for tokens, copies, operands in calls:
             attend = partial(attend_documents, doc_tokens=[tokens] * copies)
             both = _time_both(attend, operands, ranks.barrier)
-            for seconds, found in zip(both, samples.documents[tokens], strict=True):
-                found.extend([seconds / copies] * kept)
+            for seconds, kept_s in zip(both, samples.documents[tokens], strict=True):
+                kept_s.extend([seconds / copies] * kept)
 
     return sample
 
@@ -81,8 +81,8 @@ def time_context(ranks: Ranks, plan: PartsPlan, samples: WaySamples) -> Sample:
     def sample(kept: bool) -> None:
         for lists, planned, operands in calls:
             both = _time_both(partial(attend_by_plan, plan=planned), operands, ranks.barrier)
-            for seconds, found in zip(both, lists, strict=True):
-                found.extend([seconds] * kept)
+            for seconds, kept_s in zip(both, lists, strict=True):
+                kept_s.extend([seconds] * kept)
 
     return sample
 

@@ -2,8 +2,8 @@
 
 Why
     A core of this machine multiplies at its own rate, slower when its neighbour computes too,
-    and gloo's wait for a message is no constant of nature. A minute of measuring replaces every
-    guess about them.
+    and gloo's wait for a message varies from machine to machine. A minute of measuring replaces
+    every guess about them.
 
 What it decides
     Which sizes are measured. Kernels run on every core at once, one rank a core, pinned and
@@ -17,6 +17,7 @@ Kept true (tests/multi/train/test_calibrate.py)
     A small plan gives a whole device file; its curves price what was measured.
 """
 
+import dataclasses
 import itertools
 import os
 import time
@@ -51,10 +52,11 @@ from equipoise.spec.device.file import (
 )
 from equipoise.spec.device.here import cpu_model, memory_share_bytes
 from equipoise.spec.device.spec import Dtype
+from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.train.process import settle
 
 MOST_RANKS = 16
-"""Of those that measure at once."""
+"""Ranks that measure at once, at most."""
 
 _ENOUGH = 6
 """Samples that give a 95% interval."""
@@ -75,11 +77,11 @@ class CalibrationPlan:
     dtypes: tuple[Dtype, ...] = ("fp32", "bf16")
     rows: tuple[int, ...] = (16, 128, 1024, 8192)
     widths: tuple[int, ...] = (64, 256, 1024, 4096)
-    """Of both other sizes of a product."""
+    """Both other sizes of a product."""
     most_flop: float = 9e9
     doc_tokens: tuple[int, ...] = (16, 64, 256, 1024, 4096, 8192)
     head_widths: tuple[int, ...] = (32, 64)
-    """Of one head: a core computes one after the other."""
+    """Widths of one head: a core computes one head after the other."""
     stream_elements: int = 12 << 20
     """Three arrays of 96 MiB: what a core streams is seldom in its cache."""
     collective_bytes: tuple[int, ...] = tuple(1 << power for power in range(10, 27, 4))
@@ -87,12 +89,38 @@ class CalibrationPlan:
     limit_s: float = 50.0
     """Time on the clock after which every point gets one sample a rank."""
 
+    @classmethod
+    def for_run(cls, run: ResolvedRun) -> "CalibrationPlan":
+        """The usual sizes, and those of a run where they are larger.
+
+        >>> from equipoise.spec.run.load import read_run
+        >>> run = read_run(None, [("pack.context_tokens", "16384")])
+        >>> CalibrationPlan.for_run(run).doc_tokens[-1]
+        16384
+        """
+        usual, model, pack = cls(), run.model, run.spec.pack
+        query = model.heads * model.head_width
+        widest = max(model.hidden, 2 * model.ffn, query * 3, model.vocab, 2 * model.expert_ffn)
+        return dataclasses.replace(
+            usual,
+            rows=_reaching(usual.rows, pack.most_tokens),
+            widths=_reaching(usual.widths, widest),
+            doc_tokens=_reaching(usual.doc_tokens, pack.context_tokens),
+            head_widths=tuple(sorted({*usual.head_widths, model.head_width})),
+        )
+
+
+def _reaching(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The sizes, the last of them grown to a power of two that is enough."""
+    most = max(sizes[-1], 1 << (size - 1).bit_length())
+    return (*sizes[:-1], most)
+
 
 class Progress(Protocol):
     """Somebody who watches."""
 
     def start(self, label: str, total: int) -> None:
-        """So many stages follow."""
+        """``total`` stages follow."""
 
     def advance(self, amount: int = 1) -> None:
         """One is done."""
@@ -113,7 +141,7 @@ def measure_machine(plan: CalibrationPlan, folder: Path, progress: Progress) -> 
     """
     begin, busy_s, mine_s = time.perf_counter(), busy_core_s(), _own_s()
     ranks_s = 0.0
-    found: Samples = {}
+    taken: Samples = {}
     stages = list(_stages(plan, folder))
     progress.start("measure", len(stages))
     for index, (_, stage) in enumerate(stages):
@@ -121,15 +149,15 @@ def measure_machine(plan: CalibrationPlan, folder: Path, progress: Progress) -> 
         share = stages[index][0] / sum(weight for weight, _ in stages[index:])
         samples, spent_s = stage(left_s * share)
         for place, values in samples.items():
-            found.setdefault(place, []).extend(values)
+            taken.setdefault(place, []).extend(values)
         ranks_s += spent_s
         progress.advance()
     progress.finish()
     seconds = time.perf_counter() - begin
     others_s = busy_core_s() - busy_s - (_own_s() - mine_s) - ranks_s
     gemm = tuple(
-        GemmPoint(dtype, m, n, k, median_interval(found["gemm", dtype, m, n, k]))
-        for _, dtype, m, n, k in _of_kind(found, "gemm")
+        GemmPoint(dtype, m, n, k, median_interval(taken["gemm", dtype, m, n, k]))
+        for _, dtype, m, n, k in _of_kind(taken, "gemm")
     )
     return DeviceFile(
         form=FORM,
@@ -138,37 +166,37 @@ def measure_machine(plan: CalibrationPlan, folder: Path, progress: Progress) -> 
         torch=torch.__version__,
         seconds=round(seconds, 1),
         other_load_cores=round(max(0.0, others_s) / seconds, 2),
-        thin_points=sum(len(values) < _ENOUGH for values in found.values()),
+        thin_points=sum(len(values) < _ENOUGH for values in taken.values()),
         memory_bytes=memory_share_bytes(),
         peaks=tuple(
             (dtype, max(2.0 * p.m * p.n * p.k / p.s.mid for p in gemm if p.dtype == dtype))
             for dtype in plan.dtypes
         ),
         stream=Stream(
-            *(median_interval(found["stream", name]) for name in ("copy", "scale", "add", "triad"))
+            *(median_interval(taken["stream", name]) for name in ("copy", "scale", "add", "triad"))
         ),
-        disk_read_bytes_per_s=median_interval(found["disk", "read"]),
-        disk_write_bytes_per_s=median_interval(found["disk", "write"]),
+        disk_read_bytes_per_s=median_interval(taken["disk", "read"]),
+        disk_write_bytes_per_s=median_interval(taken["disk", "write"]),
         gemm=gemm,
         attention=tuple(
             AttentionPoint(
                 dtype,
                 tokens,
                 width,
-                median_interval(found["forward", dtype, tokens, width]),
-                median_interval(found["backward", dtype, tokens, width]),
+                median_interval(taken["forward", dtype, tokens, width]),
+                median_interval(taken["backward", dtype, tokens, width]),
             )
-            for _, dtype, tokens, width in _of_kind(found, "forward")
+            for _, dtype, tokens, width in _of_kind(taken, "forward")
         ),
         collectives=tuple(
-            CollectivePoint(op, ranks, size, median_interval(found["collective", op, ranks, size]))
-            for _, op, ranks, size in _of_kind(found, "collective")
+            CollectivePoint(op, ranks, size, median_interval(taken["collective", op, ranks, size]))
+            for _, op, ranks, size in _of_kind(taken, "collective")
         ),
     )
 
 
-def _of_kind(found: Samples, kind: str) -> list[Place]:
-    return [place for place in found if place[0] == kind]
+def _of_kind(taken: Samples, kind: str) -> list[Place]:
+    return [place for place in taken if place[0] == kind]
 
 
 def _own_s() -> float:
@@ -232,49 +260,49 @@ def _patience(ranks: Ranks, points: int, limit_s: float) -> Patience:
 
 
 def _gemm(ranks: Ranks, points: list[Place], limit_s: float) -> tuple[Samples, float]:
-    found: Samples = {}
+    taken: Samples = {}
     patience = _patience(ranks, len(points), limit_s)
 
     def measure(dtype: str, m: int, n: int, k: int) -> None:
-        found["gemm", dtype, m, n, k] = gemm_samples(dtype, m, n, k, patience)
+        taken["gemm", dtype, m, n, k] = gemm_samples(dtype, m, n, k, patience)
 
-    return found, _together(ranks, points, measure)
+    return taken, _together(ranks, points, measure)
 
 
 def _attention(ranks: Ranks, shapes: list[Place], limit_s: float) -> tuple[Samples, float]:
-    found: Samples = {}
+    taken: Samples = {}
     patience = _patience(ranks, 2 * len(shapes), limit_s)
 
     def measure(dtype: str, tokens: int, head_width: int) -> None:
         both = attention_samples(dtype, tokens, head_width, patience)
-        found["forward", dtype, tokens, head_width] = both[0]
-        found["backward", dtype, tokens, head_width] = both[1]
+        taken["forward", dtype, tokens, head_width] = both[0]
+        taken["backward", dtype, tokens, head_width] = both[1]
 
-    return found, _together(ranks, shapes, measure)
+    return taken, _together(ranks, shapes, measure)
 
 
 def _stream(ranks: Ranks, elements: int, limit_s: float) -> tuple[Samples, float]:
-    found: Samples = {}
+    taken: Samples = {}
     patience = _patience(ranks, len(KERNELS), limit_s)
 
     def measure() -> None:
         for name, rates in stream_samples(elements, patience).items():
-            found["stream", name] = rates
+            taken["stream", name] = rates
 
-    return found, _together(ranks, [()], measure)
+    return taken, _together(ranks, [()], measure)
 
 
 def _collectives(ranks: Ranks, sizes: tuple[int, ...], limit_s: float) -> tuple[Samples, float]:
-    found: Samples = {}
+    taken: Samples = {}
     # All ranks must take as many, so what is left decides and no rank's own clock.
     samples = 7 if limit_s > _HURRY_S else 2
 
     def measure(op: str, size: int) -> None:
         slowest = collective_samples(ranks, op, size, samples=samples)
         if ranks.rank == 0:  # every rank has the same
-            found["collective", op, ranks.world, size] = slowest
+            taken["collective", op, ranks.world, size] = slowest
 
-    return found, _together(ranks, itertools.product(OPS, sizes), measure)
+    return taken, _together(ranks, itertools.product(OPS, sizes), measure)
 
 
 def _disk(folder: Path, size_bytes: int, limit_s: float) -> tuple[Samples, float]:

@@ -5,7 +5,7 @@ What it decides
     it together.
 
 Kept true (tests/multi/train/test_calibrate_parts.py)
-    Every way that a model allows is timed, and another depth is foreseen from it.
+    Every way that a model allows is timed, and another depth is predicted from it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,33 +33,33 @@ def measure_parts(plan: PartsPlan, link: LinkPrice, progress: Progress) -> Model
     cores = min(len(usable_cores()), MOST_RANKS)
     ways = ways_of(plan.model, cores)
     progress.start("time the parts of a step", len(ways))
-    found = {}
+    by_way = {}
     for way in ways:
-        found[way] = run_ranks(cores, time_way, plan, way)
+        by_way[way] = run_ranks(cores, time_way, plan, way)
         progress.advance()
     progress.finish()
-    return put_together(plan, found, link)
+    return put_together(plan, by_way, link)
 
 
 def put_together(
-    plan: PartsPlan, found: Mapping[Way, Sequence[WaySamples]], link: LinkPrice
+    plan: PartsPlan, by_way: Mapping[Way, Sequence[WaySamples]], link: LinkPrice
 ) -> ModelParts:
     """The parts of a model's step from what every rank timed of every way.
 
     Args:
         plan: What was timed.
-        found: Samples of each rank, by way.
+        by_way: Samples of each rank, by way.
         link: Between two ranks.
     """
-    alone = [rank for way, samples in found.items() if way != "tensor" for rank in samples]
+    alone = [rank for way, samples in by_way.items() if way != "tensor" for rank in samples]
     documents = {
         way: document_points(samples if way == "tensor" else alone)
-        for way, samples in found.items()
+        for way, samples in by_way.items()
     }
-    tables = [way_table(way, plan, samples, documents[way]) for way, samples in found.items()]
+    tables = [way_table(way, plan, samples, documents[way]) for way, samples in by_way.items()]
     whole = next((points for way, points in documents.items() if way != "tensor"), ())
-    ranks = len(next(iter(found.values())))
-    context = context_points(plan, ranks, list(found.values()), whole, link)
+    ranks = len(next(iter(by_way.values())))
+    context = context_points(plan, ranks, list(by_way.values()), whole, link)
     return ModelParts(
         model=parts_name(plan.model),
         title=f"hidden {plan.model.hidden:,}, vocabulary {plan.model.vocab:,}",

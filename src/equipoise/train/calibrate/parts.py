@@ -12,14 +12,11 @@ What it decides
     itself over lengths, is little. Time is the clock's, as a step's is.
 
 Kept true (tests/multi/train/test_calibrate_parts.py)
-    Every way that a model allows is timed, and its table foresees a step of another depth.
+    Every way that a model allows is timed, and its table predicts a step of another depth.
 """
 
 import dataclasses
 import itertools
-import tempfile
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +27,9 @@ from equipoise.comm.group import Ranks
 from equipoise.cost.curve import counted_curve
 from equipoise.data.cache.store import TokenStore
 from equipoise.observe.event import Kind
-from equipoise.observe.journal import Journal
+from equipoise.observe.journal import EventSink
+from equipoise.sim.rank_loads import ContextPlanner
+from equipoise.sim.stages import StagePlanner
 from equipoise.spec.device.parts import WAYS, Way
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
@@ -48,8 +47,6 @@ from equipoise.train.calibrate.parts_plan import (
 )
 from equipoise.train.context import ContextGroup
 from equipoise.train.process import settle
-from equipoise.train.shares import ContextPlanner
-from equipoise.train.stages import StagePlanner
 from equipoise.train.step import StepRunner
 
 _CLIP = 1e9
@@ -58,16 +55,16 @@ _WITH_CONTEXT: tuple[Way, ...] = ("zero-0", "zero-2")
 """Beside whose steps attention over context ranks is timed: twice, minutes apart."""
 
 
-class _Spans(Journal):
+class _Spans(EventSink):
     """Keeps spans in memory."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        super().__init__(folder, rank)
-        self.found: list[dict[str, Any]] = []
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
 
     def write(self, kind: Kind, name: str, *, t: float | None = None, **fields: Any) -> None:
+        """Keep a span."""
         if kind == "span":
-            self.found.append({"name": name, "t": t, **fields})
+            self.spans.append({"name": name, "t": t, **fields})
 
 
 def layout_of(way: Way, ranks: int, schedule: str = "1f1b") -> LayoutSpec:
@@ -75,67 +72,63 @@ def layout_of(way: Way, ranks: int, schedule: str = "1f1b") -> LayoutSpec:
     if way == "tensor":
         return LayoutSpec(dp=1, tp=ranks)
     if way == "pipeline":
-        return LayoutSpec(dp=1, pp=ranks, schedule=schedule)  # type: ignore[arg-type]
+        return LayoutSpec(dp=1, pp=ranks, schedule=schedule)
     return LayoutSpec(dp=ranks, zero=WAYS.index(way))  # type: ignore[arg-type]
 
 
 def ways_of(model: ModelSpec, ranks: int) -> tuple[Way, ...]:
-    """Ways that this model allows on so many ranks."""
-    found: list[Way] = list(WAYS[:4])
+    """Ways that this model allows on this number of ranks."""
+    allowed: list[Way] = list(WAYS[:4])
     if ranks > 1:
         try:
             Layout(tp=ranks).require_model(model)
-            found.append("tensor")
+            allowed.append("tensor")
         except LayoutError:
             pass
-        found.append("pipeline")
-    return tuple(found)
+        allowed.append("pipeline")
+    return tuple(allowed)
 
 
 def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
     """Steps of each depth, and of a pipeline by each kind of schedule, and attention, in turn."""
     settle(ranks.rank, pin=True)
-    schedules = ("1f1b", "zb-h1") if way == "pipeline" else ("1f1b",)
+    schedules = ["1f1b", *(["zb-h1"] if way == "pipeline" else [])]
     packed, store = _make_step(plan, 1 if way in ("tensor", "pipeline") else ranks.world)
     samples = WaySamples({})
     attention = [time_documents(ranks, plan, ranks.world if way == "tensor" else 1, samples)]
     if way in _WITH_CONTEXT and ranks.world > 1:
         attention.append(time_context(ranks, plan, samples))
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        runners = []
-        for depth, schedule in itertools.product(DEPTHS, schedules):
-            name = Path(folder) / f"{depth}-{schedule}"
-            journal = stack.enter_context(_Spans(name, ranks.rank))
-            layout = layout_of(way, ranks.world, schedule)
-            model = dataclasses.replace(plan.model, layers=depth * layout.pp)
-            samples.steps[depth, schedule] = StepRecord()
-            runner = _make_runner(ranks, plan, model, layout, store, journal)
-            runners.append((runner, journal, samples.steps[depth, schedule]))
-        # In turn, so that what passes over the machine meets all alike.
-        for step in range(plan.steps + 1):
-            for runner, journal, record in runners:
-                journal.found.clear()
-                ranks.barrier()
-                result = runner.run(
-                    packed,
-                    step=step,
-                    rate=1e-4,
-                    clip_norm=_CLIP,
-                    last_good=lambda: None,
-                    stop_asked=False,
-                )
-                if step:
-                    record.step_s.append(result.step_s)
-                    _read_spans(journal.found, record)
-            for sample in attention:
-                sample(step > 0)
+    runners = []
+    for depth, schedule in itertools.product(DEPTHS, schedules):
+        journal, layout = _Spans(), layout_of(way, ranks.world, schedule)
+        model = dataclasses.replace(plan.model, layers=depth * layout.pp)
+        samples.steps[depth, schedule] = StepRecord()
+        runner = _make_runner(ranks, plan, model, layout, store, journal)
+        runners.append((runner, journal, samples.steps[depth, schedule]))
+    # In turn, so that what passes over the machine meets all alike.
+    for step in range(plan.steps + 1):
+        for runner, journal, record in runners:
+            journal.spans.clear()
+            ranks.barrier()
+            result = runner.run(
+                packed,
+                step=step,
+                rate=1e-4,
+                clip_norm=_CLIP,
+                last_good=lambda: None,
+                stop_asked=False,
+            )
+            if step:
+                record.step_s.append(result.step_s)
+                _read_spans(journal.spans, record)
+        for sample in attention:
+            sample(step > 0)
     return samples
 
 
-def _read_spans(found: list[dict[str, Any]], record: StepRecord) -> None:
+def _read_spans(spans: list[dict[str, Any]], record: StepRecord) -> None:
     instructions = []
-    for span in found:
+    for span in spans:
         key = span["name"], span.get("stage", -1), span.get("micro_batch", -1)
         record.spans.setdefault(key, []).append(span["duration_s"])
         if "stage" in span:
@@ -161,22 +154,8 @@ def _make_step(plan: PartsPlan, data_ranks: int) -> tuple[PackedStep, TokenStore
             batches.append(MicroBatch(pieces))
         rows.append(tuple(batches))
     tokens = np.random.default_rng(0).integers(0, plan.model.vocab, at * SHORT_TOKENS)
-    store = TokenStore(
-        tokens=tokens.astype(np.uint32),
-        doc_tokens=np.full(at, SHORT_TOKENS),
-        offsets=np.arange(at + 1) * SHORT_TOKENS,
-        origins=np.zeros((at, 2), np.int64),
-        vocab=plan.model.vocab,
-        end=0,
-        tokenizer_file=Path(),
-        folder=Path(),
-        digest="",
-        first_digest="",
-        source_name="drawn",
-        source_kind="text",
-        empty_documents=0,
-        undecodable_documents=0,
-    )
+    lengths = np.full(at, SHORT_TOKENS)
+    store = TokenStore.in_memory(tokens.astype(np.uint32), lengths, plan.model.vocab)
     return PackedStep("by-work", tuple(rows)), store
 
 
@@ -186,7 +165,7 @@ def _make_runner(
     model: ModelSpec,
     layout: LayoutSpec,
     store: TokenStore,
-    journal: Journal,
+    journal: EventSink,
 ) -> StepRunner:
     planner, stages = ContextPlanner(model, layout), None
     if layout.pp > 1:

@@ -11,13 +11,14 @@ Kept true (tests/unit/train/calibrate/test_parts_table.py)
 from dataclasses import dataclass, field
 
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.spec import Precision
 
 DEPTHS = (1, 4)
 """Layers of the decoders, of each stage of a pipeline."""
 
 SHORT_TOKENS = 64
-"""Of a document of the steps."""
+"""Length of each document of a timed step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,29 @@ class PartsPlan:
     model: ModelSpec
     precision: Precision
     most_tokens: int
-    """Of a micro-batch."""
+    """Tokens of the largest micro-batch."""
     context_tokens: int
-    """Of a document."""
+    """Tokens of the longest document."""
     steps: int = 6
     """After one that warms up."""
+
+    @classmethod
+    def for_run(cls, run: ResolvedRun) -> "PartsPlan":
+        """What is timed of a run's steps: its model, at its precision, up to its largest pack.
+
+        >>> from equipoise.spec.run.load import read_run
+        >>> PartsPlan.for_run(read_run(None, [("pack.context_tokens", "1024")])).sizes
+        (128, 1024, 1280)
+        """
+        spec = run.spec
+        return cls(run.model, spec.train.precision, spec.pack.most_tokens, spec.pack.context_tokens)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Tokens of micro-batches, whole documents each."""
         most = -(-self.most_tokens // SHORT_TOKENS) * SHORT_TOKENS
-        found = {SHORT_TOKENS * 2, SHORT_TOKENS * 16, most}
-        return tuple(sorted(size for size in found if size <= most))
+        sizes = {SHORT_TOKENS * 2, SHORT_TOKENS * 16, most}
+        return tuple(sorted(size for size in sizes if size <= most))
 
     @property
     def doc_tokens(self) -> tuple[int, ...]:
@@ -77,6 +89,6 @@ class WaySamples:
     steps: dict[tuple[int, str], StepRecord]
     """By depth and schedule."""
     documents: dict[int, Both] = field(default_factory=dict)
-    """Of the attention core of one document, by its tokens."""
+    """The attention core of one document, by its tokens."""
     context: dict[tuple[str, int], Both] = field(default_factory=dict)
-    """Of attention over all ranks, by strategy and pack."""
+    """Attention over all ranks, by strategy and pack."""

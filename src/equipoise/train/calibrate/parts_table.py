@@ -16,9 +16,9 @@ from functools import partial
 
 import numpy as np
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.cost.curves.interval import median_interval
 from equipoise.cost.curves.parts import document_curves
-from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core
@@ -41,7 +41,7 @@ from equipoise.train.calibrate.parts_plan import (
 )
 
 Records = Sequence[dict[tuple[int, str], StepRecord]]
-"""Of each rank: steps by depth and schedule."""
+"""Each rank's steps, by depth and schedule."""
 
 Seconds = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -51,12 +51,12 @@ _NOTHING = Measured(0.0, 0.0, 0.0)
 _MORE_LAYERS = DEPTHS[1] - DEPTHS[0]
 
 
-def document_points(found: Sequence[WaySamples]) -> tuple[DocPoint, ...]:
+def document_points(samples: Sequence[WaySamples]) -> tuple[DocPoint, ...]:
     """The attention core over lengths, from every rank's samples beside any steps."""
     points = []
-    for tokens in sorted(found[0].documents):
+    for tokens in sorted(samples[0].documents):
         forward, backward = (
-            median_interval([s for rank in found for s in rank.documents[tokens][row]])
+            median_interval([s for rank in samples for s in rank.documents[tokens][row]])
             for row in (0, 1)
         )
         points.append(DocPoint(tokens, forward, backward))
@@ -82,7 +82,7 @@ class _Whole:
         self._core_s = {"forward": short.forward_s.mid, "backward": short.backward_s.mid}
 
     def sizes(self) -> tuple[SizePoint, ...]:
-        """Of each timed number of tokens."""
+        """A row for each timed number of tokens."""
         return tuple(self._size(tokens, at) for at, tokens in enumerate(self._plan.sizes, start=1))
 
     def _size(self, tokens: int, at: int) -> SizePoint:
@@ -107,7 +107,7 @@ class _Whole:
         return OncePoint(*layers), nothing, OncePoint(*lasts)
 
     def rest(self) -> Measured:
-        """Of a step, of the rank that waits least."""
+        """What a step takes beside its parts, on the rank that waits least."""
         left = [
             [
                 np.subtract(record.step_s, _spent(record))
@@ -152,11 +152,11 @@ class _Pipeline(_Whole):
         for name in _ONCE:
             layer, ends = self._stages("1f1b", partial(_once, name=name, again=again))
             columns.append((_measured(layer), *map(_measured, ends)))
-        found = [OncePoint(*each) for each in zip(*columns, strict=True)]
-        return found[0], found[1], found[2]
+        points = [OncePoint(*each) for each in zip(*columns, strict=True)]
+        return points[0], points[1], points[2]
 
     def rest(self) -> Measured:
-        """Of a step, beside what lies between the first instruction and the last."""
+        """What a step takes outside of its first to its last instruction."""
         left = []
         for key in self._records[0]:
             records = [rank[key] for rank in self._records]
@@ -212,19 +212,19 @@ def _undivided(forward: Measured, backward: Measured) -> Passes:
 
 
 def _spent(record: StepRecord) -> Seconds:
-    """Seconds of each step in what is told apart."""
-    told = [
+    """Seconds of each step in what has spans of its own."""
+    timed = [
         values
         for (name, _, _), values in record.spans.items()
         if name in ("forward", "backward", "reduce", "optimizer")
     ]
-    return np.asarray(np.sum(told, axis=0))
+    return np.asarray(np.sum(timed, axis=0))
 
 
 def context_points(
     plan: PartsPlan,
     ranks: int,
-    found: Sequence[Sequence[WaySamples]],
+    samples_of: Sequence[Sequence[WaySamples]],
     documents: tuple[DocPoint, ...],
     link: LinkPrice,
 ) -> tuple[ContextPoint, ...]:
@@ -233,13 +233,13 @@ def context_points(
     Args:
         plan: Model and packs.
         ranks: That share each pack.
-        found: Of every way, of every rank.
+        samples_of: What every rank timed of every way.
         documents: The core of whole documents.
         link: Between two ranks.
     """
     forward, backward = document_curves(documents)
     wire = Wire(plan.model.head_width, 2 if plan.precision == "bf16" else 4)
-    timed = [way for way in found if way[0].context]
+    timed = [way for way in samples_of if way[0].context]
     points = []
     for strategy in dict.fromkeys(name for way in timed for name, _ in way[0].context):
         tiles, beyond = [], []

@@ -1,4 +1,4 @@
-"""The cases of ``equipoise check``: which layouts are proven, with which packing and strategy.
+"""The cases of ``equipoise check``: which runs are proven, with which packing and strategy.
 
 Why
     Layouts, packings, ZeRO stages, strategies and shardings multiply to thousands. What may go
@@ -10,10 +10,16 @@ What it decides
     some of the stages; then every way to write the ranks as data times
     context, with every stage, and with recomputation; then every strategy, once; then every way
     to write the ranks as data times context times tensor; then, of a model with experts, every
-    number of ranks that may share them, beside each of the other ways to share.
+    number of ranks that may share them, beside each of the other ways to share; then every
+    pipeline schedule that trains the same model, and pipelines with every other axis. Models are
+    as deep as a pipeline has stages.
 
-    *Played* in one process, where a case takes a twentieth of the time: every strategy with
-    every kind of sharding, and every sharding there is.
+    *Played* in one process, where ranks take turns and a case takes a fraction of the time: every
+    strategy with every kind of sharding, and every sharding there is.
+
+    Models with experts are computed in fp64. In fp32 two experts whose scores differ by rounding
+    may be ranked one way on one layout and the other way on another, and then all that follows
+    differs, rightly.
 
 Kept true (tests/unit/train/check/test_case.py)
     Every stage, policy, strategy, sharding and factor of the ranks is in some case.
@@ -21,20 +27,42 @@ Kept true (tests/unit/train/check/test_case.py)
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Literal, get_args
 
-from equipoise.balance.packing.turns import TOGETHER
-from equipoise.spec.run.spec import LayoutSpec, Policy, Recompute, Sharding, StrategyName
+from equipoise.spec.catalog import POLICIES, SCHEDULES, Policy
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resolved import ResolvedFile
+from equipoise.spec.run.spec import (
+    LayoutSpec,
+    PackSpec,
+    Recompute,
+    RunSpec,
+    Sharding,
+    StrategyName,
+    TrainSpec,
+)
+
+Precision = Literal["fp32", "fp64"]
 
 TOLERANCE = 1e-5
 """Largest error of a loss, logit or gradient in fp32, relative to its scale (design, Tests)."""
 
+DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
+
 _STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 
-_POLICIES: tuple[Policy, ...] = ("in-order", "fixed", "by-tokens", "by-work")
+_UNDIVIDED = [
+    name
+    for name, traits in POLICIES.items()
+    if not (traits.divides or traits.lets_wait or traits.is_slow)
+]
+_ALONE = ["in-order", PackSpec().policy]
+"""Of one rank, which shares documents with nobody: as they come, and the default."""
+_TOGETHER = [name for name, traits in POLICIES.items() if traits.runs_together]
 
 _WINDOWS = (512, 256)
-"""Of few and of many micro-batches [tokens]."""
+"""Windows that make few and many micro-batches [tokens]."""
 
 _SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
 """One of each kind: uneven work, every document on every rank, short documents whole."""
@@ -42,85 +70,67 @@ _SHARDINGS: tuple[Sharding, ...] = ("contiguous", "head-tail-document", "mixed")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One layout, packing and strategy to be proven."""
+    """A run of one step, to be compared with one rank."""
 
     ranks: int
-    zero: Literal[0, 1, 2, 3]
-    policy: Policy
-    context_tokens: int
-    recompute: Recompute
-    cp: int = 1
-    """Ranks that share each micro-batch."""
-    strategy: StrategyName = "needed-kv"
-    sharding: Sharding = "mixed"
-    tp: int = 1
-    """Ranks that share the weights of each layer."""
-    ep: int = 1
-    """Ranks that share the experts of each layer."""
-    etp: int = 1
-    """Ranks that share the hidden units of each expert."""
-    pp: int = 1
-    """Ranks that share the layers."""
-    schedule: str = "1f1b"
-    """Of a pipeline: who runs what when."""
+    model: ModelSpec
+    layout: LayoutSpec
+    pack: PackSpec
+    train: TrainSpec
+    precision: Precision = "fp32"
+    """Dtype of weights and activations."""
+    tolerance: float = TOLERANCE
+    """Largest error of a loss, logit or gradient, relative to its scale."""
+    doc_tokens: tuple[int, ...] = DOCUMENT_TOKENS
+    """Lengths of the documents of the step."""
+    repeats: bool = False
+    """Whether the step runs twice and must have the same bits."""
     played: bool = False
-    """All ranks in one process, without data parallelism and ZeRO."""
+    """Meant for ranks that take turns in one process."""
 
     @property
-    def shares_weights(self) -> bool:
-        """Whether ranks hold other parts of the model than ZeRO gives them."""
-        return max(self.tp, self.ep, self.etp) > 1
-
-    @property
-    def layout(self) -> LayoutSpec:
-        """The same as run.toml says it; two ranks to a node where they divide."""
-        return LayoutSpec(
-            dp=self.ranks // (self.cp * self.tp * self.pp),
-            cp=self.cp,
-            tp=self.tp,
-            ep=self.ep,
-            etp=self.etp,
-            strategy=self.strategy,
-            sharding=self.sharding,
-            ranks_per_node=2 if self.cp % 2 == 0 else None,
-            zero=self.zero,
-        )
+    def resolved(self) -> ResolvedFile:
+        """The same as a launcher hands it to the ranks of a run."""
+        spec = RunSpec(pack=self.pack, train=self.train, layout=self.layout)
+        return ResolvedFile(spec, self.model, {}, self.ranks, "", "")
 
     def __str__(self) -> str:
+        layout = self.layout
         where = (
             f"{self.ranks} ranks played in one process" if self.played else f"{self.ranks} ranks"
         )
-        parts = [f"zero = {self.zero}", f'policy = "{self.policy}"']
-        if self.cp > 1:
-            parts = [f"cp = {self.cp}", f"{self.strategy}, {self.sharding}"]
-            parts += [] if self.played else [f"zero = {self.zero}"]
-        parts += [f"tp = {self.tp}"] if self.tp > 1 else []
-        parts += [f"ep = {self.ep}"] if self.ep > 1 else []
-        parts += [f"etp = {self.etp}"] if self.etp > 1 else []
-        parts += [f"pp = {self.pp}, {self.schedule}"] if self.pp > 1 else []
+        parts = [f"zero = {layout.zero}", f'policy = "{self.pack.policy}"']
+        if layout.cp > 1:
+            parts = [f"cp = {layout.cp}", f"{layout.strategy}, {layout.sharding}"]
+            parts += [] if self.played else [f"zero = {layout.zero}"]
+        degrees = {"tp": layout.tp, "ep": layout.ep, "etp": layout.etp}
+        parts += [f"{axis} = {ranks}" for axis, ranks in degrees.items() if ranks > 1]
+        parts += [f"pp = {layout.pp}, {layout.schedule}"] if layout.pp > 1 else []
         return f"{where} ({', '.join(parts)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far a case is from one rank."""
+    """How far a case is from one rank, and from itself."""
 
     case: Case
     micro_batches: int
-    """Of the rank that has most."""
+    """Micro-batches of the rank that has most."""
     loss_error: float
     forward_error: float
-    """Of the logits."""
+    """Error of the logits."""
     gradient_error: float
     worst_parameter: str
     bytes: int
-    """That attention sent between ranks, counted as they were sent, in both passes [bytes]."""
+    """Sent between ranks by attention and between stages, counted as they were sent [bytes]."""
     messages: int
     scheduled_bytes: int
     """What the schedules say is sent [bytes]."""
     scheduled_messages: int
     skew: float
     """Predicted load of the fullest rank over the mean."""
+    is_repeated: bool = True
+    """Whether a second run, where the case has one, had the same bits."""
 
     @property
     def error(self) -> float:
@@ -128,124 +138,176 @@ class Verdict:
         return max(self.loss_error, self.forward_error, self.gradient_error)
 
     @property
+    def strain(self) -> float:
+        """The error over what is allowed."""
+        return self.error / self.case.tolerance
+
+    @property
     def is_exact(self) -> bool:
-        """Within the tolerance, and nothing was sent that the schedule does not say."""
+        """Within the tolerance, the same again, and nothing sent that no schedule says."""
         sent = (self.bytes, self.messages) == (self.scheduled_bytes, self.scheduled_messages)
-        return self.error <= TOLERANCE and sent
+        return self.strain <= 1.0 and self.is_repeated and sent
 
 
-def all_cases(ranks: int) -> list[Case]:
+def make_case(
+    model: ModelSpec,
+    ranks: int,
+    *,
+    policy: Policy = "by-work",
+    context_tokens: int = 256,
+    recompute: Recompute = "none",
+    played: bool = False,
+    **layout: Any,
+) -> Case:
+    """A case of this model, which is deepened where a pipeline has more stages than layers.
+
+    Args:
+        model: Its sizes.
+        ranks: In all; the layout's ``dp`` is what the other degrees leave.
+        policy: Of the pack.
+        context_tokens: Its window [tokens].
+        recompute: What layers make again in the backward.
+        played: On ranks that take turns in one process.
+        layout: Fields of ``LayoutSpec``; two ranks to a node where they divide the context.
+    """
+    spec = LayoutSpec(**layout)
+    per_node = 2 if spec.cp % 2 == 0 else None
+    return Case(
+        ranks,
+        deepen(model, spec.stages),
+        dataclasses.replace(spec, dp=ranks // spec.sharing, ranks_per_node=per_node),
+        PackSpec(policy=policy, context_tokens=context_tokens, step_tokens=sum(DOCUMENT_TOKENS)),
+        TrainSpec(recompute=recompute),
+        precision="fp64" if model.experts else "fp32",
+        played=played,
+    )
+
+
+def deepen(model: ModelSpec, stages: int) -> ModelSpec:
+    """The model with a layer for each stage at least."""
+    return dataclasses.replace(model, layers=max(model.layers, stages))
+
+
+def all_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every ZeRO stage with every packing, each of both with few and with many micro-batches.
 
-    One rank has nobody to share documents with, so of its packings two will do.
+    One rank has nobody to share documents with, so two packings will do.
     """
     cases = []
     for zero in _STAGES:
-        for turn, policy in enumerate(_POLICIES if ranks > 1 else ("in-order", "by-work")):
+        for turn, policy in enumerate(_UNDIVIDED if ranks > 1 else _ALONE):
             window = _WINDOWS[(zero + turn) % 2]
-            cases.append(Case(ranks, zero, policy, window, "none"))
-        cases.append(Case(ranks, zero, "by-work", 512, "full"))
+            cases.append(make_case(model, ranks, policy=policy, context_tokens=window, zero=zero))
+        cases.append(make_case(model, ranks, context_tokens=512, recompute="full", zero=zero))
     return cases
 
 
-def divided_cases(ranks: int) -> list[Case]:
+def divided_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Policies that divide documents over ranks, each under some ZeRO stages."""
     cases = []
-    for turn, policy in enumerate(TOGETHER if ranks > 1 else ()):
-        stages = (_STAGES[(ranks + turn) % 4], _STAGES[(ranks + turn + 2) % 4])
-        cases += [
-            Case(ranks, stages[0], policy, 256, "none"),
-            # Windows that are shorter than documents: each must be divided.
-            Case(ranks, stages[1], policy, 128, "full" if turn % 2 else "none"),
-        ]
+    for turn, policy in enumerate(_TOGETHER if ranks > 1 else ()):
+        make = partial(make_case, model, ranks, policy=policy)
+        first, second = _STAGES[(ranks + turn) % 4], _STAGES[(ranks + turn + 2) % 4]
+        again: Recompute = "full" if turn % 2 else "none"
+        # Windows of 128 are shorter than documents: each must be divided.
+        cases += [make(zero=first), make(zero=second, context_tokens=128, recompute=again)]
     return cases
 
 
 def context_cases(
-    ranks: int, strategy: StrategyName = "needed-kv", sharding: Sharding = "mixed"
+    ranks: int,
+    model: ModelSpec,
+    strategy: StrategyName = "needed-kv",
+    sharding: Sharding = "mixed",
 ) -> list[Case]:
-    """Every way to share micro-batches between so many real ranks, and every strategy once.
+    """Every way to share micro-batches between real ranks, and every strategy once.
 
     Args:
         ranks: In all.
+        model: Its sizes.
         strategy: Of the cases that vary something else: the run's own.
         sharding: Likewise.
     """
     cases = []
-    for context in [n for n in range(2, ranks + 1) if ranks % n == 0]:
-        own = (context, strategy, sharding)
+    for context in _factors(ranks):
+        make = partial(make_case, model, ranks, cp=context, strategy=strategy, sharding=sharding)
         cases += [
-            *(Case(ranks, zero, "by-work", 256, "none", *own) for zero in _STAGES),
-            Case(ranks, 1, "in-order", 512, "full", *own),
-            Case(ranks, 3, "by-work", 512, "full", *own),
+            *(make(zero=zero) for zero in _STAGES),
+            make(policy="in-order", context_tokens=512, recompute="full"),
+            make(zero=3, context_tokens=512, recompute="full"),
         ]
     if ranks > 1:
-        cases += [
-            Case(ranks, 1, "by-work", 512, "none", ranks, each, "head-tail-document")
-            for each in get_args(StrategyName)
-        ]
+        make = partial(make_case, model, ranks, cp=ranks, sharding="head-tail-document")
+        cases += [make(strategy=each, context_tokens=512) for each in get_args(StrategyName)]
     return cases
 
 
-_SHARED = Case(1, 1, "by-work", 256, "none")
-
-
-def tensor_cases(ranks: int, heads: int) -> list[Case]:
-    """Every way to share weights between so many real ranks, alone and with context ranks.
-
-    Args:
-        ranks: In all.
-        heads: Query heads of the model, which the ranks must divide.
-    """
+def tensor_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Every way to share weights between real ranks, alone and with context ranks."""
     cases = []
-    for tensor in [n for n in range(2, ranks + 1) if ranks % n == 0 and heads % n == 0]:
-        for context in [n for n in range(1, ranks // tensor + 1) if ranks // tensor % n == 0]:
-            own = dataclasses.replace(_SHARED, ranks=ranks, cp=context, tp=tensor)
+    for tensor in _factors(ranks, of=model.heads):
+        for context in (1, *_factors(ranks // tensor)):
+            make = partial(make_case, model, ranks, cp=context, tp=tensor)
             cases += [
-                *(dataclasses.replace(own, zero=zero) for zero in _STAGES),
-                dataclasses.replace(own, policy="in-order", context_tokens=512, recompute="full"),
-                dataclasses.replace(own, zero=3, context_tokens=512, recompute="full"),
+                *(make(zero=zero) for zero in _STAGES),
+                make(policy="in-order", context_tokens=512, recompute="full"),
+                make(zero=3, context_tokens=512, recompute="full"),
             ]
             if context == 1:
                 alone = tensor == ranks  # one data-parallel rank has nobody to divide with
+                policies = ["divided"] if alone else _TOGETHER
+                window = 1024 if alone else 128
                 cases += [
-                    dataclasses.replace(
-                        own, policy=each, zero=zero, context_tokens=1024 if alone else 128
-                    )
-                    for zero, each in zip(
-                        _STAGES, TOGETHER[:1] if alone else TOGETHER, strict=False
-                    )
+                    make(policy=policy, zero=zero, context_tokens=window)
+                    for zero, policy in zip(_STAGES, policies, strict=False)
                 ]
     return cases
 
 
-def expert_cases(ranks: int, experts: int, heads: int) -> list[Case]:
-    """Every way to share experts between so many real ranks, which share other things or nothing.
-
-    Args:
-        ranks: In all.
-        experts: Of a layer; 0 where there are none to share.
-        heads: Query heads, which tensor-parallel ranks must divide.
-    """
-    cases = []
-    for expert in [n for n in range(2, ranks + 1) if ranks % n == 0]:
-        if experts and -(-experts // -(-experts // expert)) == expert:  # none is left without
-            own = dataclasses.replace(_SHARED, ranks=ranks, ep=expert)
+def expert_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Every way to share experts between real ranks, which share other things or nothing."""
+    cases: list[Case] = []
+    experts = model.experts
+    if not experts:
+        return cases
+    for expert in _factors(ranks):
+        if -(-experts // -(-experts // expert)) == expert:  # every rank has some
+            make = partial(make_case, model, ranks, ep=expert)
             cases += [
-                *(dataclasses.replace(own, zero=zero) for zero in _STAGES),
-                dataclasses.replace(own, policy="divided", context_tokens=128),
-                dataclasses.replace(own, zero=3, context_tokens=512, recompute="full"),
-                dataclasses.replace(own, cp=ranks, zero=2),
+                *(make(zero=zero) for zero in _STAGES),
+                make(policy="divided", context_tokens=128),
+                make(zero=3, context_tokens=512, recompute="full"),
+                make(cp=ranks, zero=2),
             ]
-            cases += [dataclasses.replace(own, tp=ranks)] if heads % ranks == 0 else []
-    for split in [n for n in range(2, ranks + 1) if ranks % n == 0 and experts]:
+            cases += [make(tp=ranks)] if model.heads % ranks == 0 else []
+    for split in _factors(ranks):
         expert = ranks // split if experts % (ranks // split) == 0 else 1
-        own = dataclasses.replace(_SHARED, ranks=ranks, ep=expert, etp=split)
-        cases += [own, dataclasses.replace(own, zero=3, context_tokens=512, recompute="full")]
+        make = partial(make_case, model, ranks, ep=expert, etp=split)
+        cases += [make(), make(zero=3, context_tokens=512, recompute="full")]
     return cases
 
 
-def played_cases(ranks: int) -> list[Case]:
+def pipeline_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Every schedule that trains the same model, and pipelines with every other axis."""
+    cases = []
+    for stages in _factors(ranks):
+        make = partial(make_case, model, ranks, pp=stages, policy="in-order", context_tokens=64)
+        cases += [
+            make(schedule=name)
+            for name, traits in SCHEDULES.items()
+            # Of many stages, some need more micro-batches than the sample has.
+            if not traits.is_lossy and (stages == 2 or not traits.batches_per_rank)
+        ]
+        cases += [
+            make(zero=0, schedule="zb-h1"),
+            make(context_tokens=256, policy="by-work", recompute="full"),
+        ]
+        cases += [make(cp=n, schedule="zb-v") for n in _factors(ranks // stages)]
+        cases += [make(tp=n) for n in _factors(ranks // stages, of=model.heads)]
+    return cases
+
+
+def played_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every strategy with every kind of sharding, and every sharding, on ranks that are played."""
     if ranks < 2:
         return []
@@ -253,4 +315,14 @@ def played_cases(ranks: int) -> list[Case]:
         (strategy, sharding) for strategy in get_args(StrategyName) for sharding in _SHARDINGS
     ]
     pairs += [("needed-kv", each) for each in get_args(Sharding) if each not in _SHARDINGS]
-    return [Case(ranks, 0, "by-work", 512, "none", ranks, *pair, played=True) for pair in pairs]
+    make = partial(make_case, model, ranks, cp=ranks, zero=0, context_tokens=512, played=True)
+    return [make(strategy=strategy, sharding=sharding) for strategy, sharding in pairs]
+
+
+def _factors(ranks: int, *, of: int = 0) -> list[int]:
+    """Divisors of the ranks above 1; of another number too, where one is given.
+
+    >>> _factors(6), _factors(6, of=4)
+    ([2, 3, 6], [2])
+    """
+    return [n for n in range(2, ranks + 1) if ranks % n == 0 and of % n == 0]

@@ -1,7 +1,7 @@
-"""How far cases on other processes have come, told through a file that grows by a byte with each.
+"""How far cases on other processes have come: a file grows by a byte with each of them.
 
 Kept true (tests/multi/check/test_check.py)
-    As many steps are told as there are cases.
+    Progress advances once for each case.
 """
 
 import tempfile
@@ -22,19 +22,19 @@ def tell(ranks: Ranks, done: Path | None) -> None:
 
 @contextmanager
 def growing_file(advance: Callable[[int], None]) -> Iterator[Path]:
-    """A file whose growth is told, byte by byte, while it grows."""
+    """A file whose growth is passed on, byte by byte, while it grows."""
     with tempfile.TemporaryDirectory(prefix="equipoise-check-") as folder:
-        file, over, told = Path(folder) / "done", threading.Event(), 0
+        file, over, seen = Path(folder) / "done", threading.Event(), 0
         file.touch()
 
         def tell() -> None:
-            nonlocal told
+            nonlocal seen
             is_over = False
             while not is_over:
                 is_over = over.wait(0.1)
                 size = file.stat().st_size
-                advance(size - told)
-                told = size
+                advance(size - seen)
+                seen = size
 
         teller = threading.Thread(target=tell, daemon=True)
         teller.start()

@@ -1,15 +1,16 @@
-"""What every case of ``equipoise check`` computes on, and what it is held against.
+"""What every case of ``equipoise check`` computes on, and what it is compared with.
 
 What it decides
-    The documents are uneven on purpose: 12 of them, of 1 to 200 tokens. The reference is the
-    plain model in one process, in fp32, one piece at a time, in the order of the stream, with
-    autograd's accumulation alone: no mesh, no packer, no sharding in it. Under ``in-order``
-    documents are cut at window edges, so it is given the same cut pieces.
+    The documents are uneven on purpose. The reference is the plain model in one process, in the
+    case's precision, one piece at a time, in the order of the stream, with autograd's accumulation
+    alone: no mesh, no packer, no sharding in it. Under ``in-order`` documents are cut at window
+    edges, so it gets the same cut pieces.
 
-    Models with experts are computed in fp64. In fp32 two experts whose scores differ by rounding
-    may be ranked one way on one layout and the other way on another, and then all that follows
-    differs, rightly. Their routers begin as if the last step had been out of balance, so that the
-    auxiliary loss is in every gradient.
+    Routers begin as if the last step had been out of balance, so that the auxiliary loss is in
+    every gradient.
+
+    The error of a parameter is ``max |g - reference| / max |reference|`` over its elements, that
+    of the logits is over the largest logit of the sample.
 
 Kept true (tests/multi/check/test_check.py)
     A gradient that is wrong in one parameter alone differs from the reference.
@@ -26,13 +27,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from equipoise.data.batch import Batch
+from equipoise.data.cache.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
 from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
-
-DOCUMENT_TOKENS = (173, 5, 1, 64, 97, 31, 8, 129, 2, 40, 77, 200)
+from equipoise.train.check.case import Case, Precision
 
 Row = tuple[int, int, int]
 """A piece: document, start, stop."""
@@ -43,12 +44,14 @@ class Sample:
     """Documents of random tokens."""
 
     tokens: tuple[Tensor, ...]
+    vocab: int
 
     @classmethod
-    def draw(cls, vocab: int, doc_tokens: Sequence[int] = DOCUMENT_TOKENS) -> "Sample":
+    def draw(cls, vocab: int, doc_tokens: Sequence[int]) -> "Sample":
         """The same documents on every rank."""
         generator = torch.Generator().manual_seed(0)
-        return cls(tuple(torch.randint(vocab, (n,), generator=generator) for n in doc_tokens))
+        drawn = tuple(torch.randint(vocab, (n,), generator=generator) for n in doc_tokens)
+        return cls(drawn, vocab)
 
     @property
     def pieces(self) -> Pieces:
@@ -57,23 +60,23 @@ class Sample:
         index = np.arange(len(lengths), dtype=np.int64)
         return np.stack((index, np.zeros_like(index), lengths), axis=1)
 
-    def batch(self, batch: MicroBatch) -> Batch:
-        """Tokens and labels of a micro-batch; the last token of a document has no label."""
-        parts = [self._piece(*row) for row in batch.pieces.tolist()]
-        empty = torch.zeros(0, dtype=torch.int64)
-        tokens = torch.cat([empty, *(tokens for tokens, _ in parts)])
-        labels = torch.cat([empty, *(labels for _, labels in parts)])
-        return Batch(tokens, labels, tuple(batch.doc_tokens.tolist()))
+    @property
+    def store(self) -> TokenStore:
+        """The same documents as a run reads them."""
+        return TokenStore.in_memory(torch.cat(self.tokens).numpy(), self.pieces[:, 2], self.vocab)
 
-    def _piece(self, document: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    @property
+    def labels(self) -> int:
+        """Labels of a whole step: the last token of a document has none."""
+        return sum(len(each) - 1 for each in self.tokens)
+
+    def piece(self, row: Row) -> Batch:
+        """Tokens and labels of one piece."""
+        document, start, stop = row
         labels = torch.full((stop - start,), IGNORED)
         known = self.tokens[document][start + 1 : stop + 1]
         labels[: len(known)] = known
-        return self.tokens[document][start:stop], labels
-
-    def count_labels(self, packed: PackedStep) -> int:
-        """Labels of a whole step: what every loss is divided by."""
-        return sum(int((self.batch(batch).labels_T != IGNORED).sum()) for batch in packed)
+        return Batch(self.tokens[document][start:stop], labels, (stop - start,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +85,8 @@ class Reference:
 
     loss: float
     gradients: dict[str, Tensor]
+    scales: dict[str, float]
+    """Largest element of each gradient."""
     logits: dict[tuple[int, int], Tensor]
     """By the document and the first token of each piece."""
     largest_logit: float
@@ -95,43 +100,52 @@ class Reference:
             parts.append(self.logits[document, begin][start - begin : stop - begin])
         return torch.cat(parts)
 
+    def gradient_error(self, decoder: Decoder) -> tuple[float, str]:
+        """Error of the worst gradient that is here, and its parameter."""
+        errors = [
+            (held_error(parameter.grad, self.gradients[name], self.scales[name]), name)
+            for name, parameter in decoder.named_parameters()
+        ]
+        return max(errors)
 
-def make_decoder(model: ModelSpec, labels: int) -> Decoder:
+
+def make_decoder(model: ModelSpec, labels: int, precision: Precision) -> Decoder:
     """The decoder that the reference and every case begin with.
 
     Args:
         model: Its sizes.
         labels: What every loss is divided by.
+        precision: Of weights and activations.
     """
     decoder = Decoder(model)
     initialize(decoder, 0)
     for balance in balances(decoder):
         balance.state_X.copy_(torch.arange(model.experts))
     set_loss_scale(decoder, 1 / labels)
-    return decoder.double() if model.experts else decoder
+    return decoder.double() if precision == "fp64" else decoder
 
 
-def compute_reference(decoder: Decoder, sample: Sample, packed: PackedStep) -> Reference:
+def compute_reference(decoder: Decoder, sample: Sample, rows: Sequence[Row]) -> Reference:
     """Run the pieces of a step one after another.
 
     Args:
         decoder: As ``make_decoder`` returns it; gets no gradient.
         sample: Its tokens.
-        packed: Its pieces.
+        rows: Its pieces, in the order of the stream.
     """
-    labels = sample.count_labels(packed)
     decoder = copy.deepcopy(decoder)
     total, logits = 0.0, {}
-    for row in rows_of(packed):
-        piece = sample.batch(MicroBatch(np.array([row])))
-        loss = decoder(piece.tokens_T, piece.doc_tokens, labels_T=piece.labels_T) / labels
+    for row in rows:
+        piece = sample.piece(row)
+        loss = decoder(piece.tokens_T, piece.doc_tokens, labels_T=piece.labels_T) / sample.labels
         loss.backward()
         total += float(loss.detach())
         with torch.no_grad():
             logits[row[:2]] = decoder(piece.tokens_T, piece.doc_tokens)
     grads = {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
+    scales = {name: float(grad.abs().max()) for name, grad in grads.items()}
     largest = max(float(each.abs().max()) for each in logits.values())
-    return Reference(total, grads, logits, largest)
+    return Reference(total, grads, scales, logits, largest)
 
 
 def rows_of(packed: PackedStep) -> tuple[Row, ...]:
@@ -144,30 +158,65 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
     return tuple(sorted((*begin, stop) for begin, stop in stops.items()))
 
 
+_Model = tuple[ModelSpec, Precision, tuple[int, ...]]
+
+
 class References:
-    """References by the pieces that they are of, each computed when first asked for."""
+    """Documents, first weights and references of cases, each made when first asked for."""
 
-    def __init__(self, model: ModelSpec) -> None:
-        self.model, self.sample = model, Sample.draw(model.vocab)
-        self._found: dict[tuple[Row, ...], Reference] = {}
+    def __init__(self) -> None:
+        self._samples: dict[tuple[int, tuple[int, ...]], Sample] = {}
+        self._decoders: dict[_Model, Decoder] = {}
+        self._references: dict[tuple[_Model, tuple[Row, ...]], Reference] = {}
 
-    def of(self, packed: PackedStep) -> Reference:
-        """What a step must equal."""
-        rows = rows_of(packed)
-        if rows not in self._found:
-            decoder = make_decoder(self.model, self.sample.count_labels(packed))
-            self._found[rows] = compute_reference(decoder, self.sample, packed)
-        return self._found[rows]
+    def sample(self, case: Case) -> Sample:
+        """Its documents."""
+        key = case.model.vocab, case.doc_tokens
+        if key not in self._samples:
+            self._samples[key] = Sample.draw(*key)
+        return self._samples[key]
+
+    def decoder(self, case: Case) -> Decoder:
+        """Its decoder before the step, not shared with anybody."""
+        return copy.deepcopy(self._first_decoder(case))
+
+    def of(self, case: Case, packed: PackedStep) -> Reference:
+        """What its step must equal."""
+        key = self._model(case), rows_of(packed)
+        if key not in self._references:
+            first = self._first_decoder(case)
+            self._references[key] = compute_reference(first, self.sample(case), key[1])
+        return self._references[key]
+
+    def _first_decoder(self, case: Case) -> Decoder:
+        key = self._model(case)
+        if key not in self._decoders:
+            labels = self.sample(case).labels
+            self._decoders[key] = make_decoder(case.model, labels, case.precision)
+        return self._decoders[key]
+
+    def _model(self, case: Case) -> _Model:
+        return case.model, case.precision, case.doc_tokens
 
 
-def relative_error(found: Tensor | None, expected: Tensor, scale: float | None = None) -> float:
+def loss_error(computed: float, expected: float) -> float:
+    """Difference over the reference; infinite where the loss is not a number.
+
+    >>> loss_error(3.0, 2.0), loss_error(math.nan, 2.0)
+    (0.5, inf)
+    """
+    error = abs(computed - expected) / (abs(expected) or 1.0)
+    return error if math.isfinite(error) else float("inf")
+
+
+def relative_error(computed: Tensor | None, expected: Tensor, scale: float | None = None) -> float:
     """Largest difference of any element over the largest element of the reference.
 
     What is missing or not a number is infinitely wrong.
 
     Args:
-        found: Of the case.
-        expected: Of the reference.
+        computed: The case's.
+        expected: The reference's.
         scale: Instead of the largest element.
 
     >>> relative_error(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 4.0]))
@@ -177,25 +226,26 @@ def relative_error(found: Tensor | None, expected: Tensor, scale: float | None =
     >>> relative_error(torch.tensor([torch.nan]), torch.ones(1))
     inf
     """
-    if found is None:
+    if computed is None:
         return float("inf")
-    if not found.numel():
+    if not computed.numel():
         return 0.0
     scale = float(expected.abs().max()) if scale is None else scale
-    error = float((found - expected).abs().max()) / (scale or 1.0)
+    error = float((computed - expected).abs().max()) / (scale or 1.0)
     return error if math.isfinite(error) else float("inf")
 
 
-def held_error(found: Tensor | None, expected: Tensor, scale: float | None = None) -> float:
+def held_error(computed: Tensor | None, expected: Tensor, scale: float | None = None) -> float:
     """``relative_error`` of the part of a tensor that this rank holds; nothing is gathered.
 
     Args:
-        found: Of the case: whole, or placed on a mesh.
-        expected: Of the reference, whole.
+        computed: The case's: whole, or placed on a mesh.
+        expected: The reference's, whole.
         scale: Instead of the largest element of the whole.
     """
     scale = float(expected.abs().max()) if scale is None else scale
-    if not isinstance(found, DTensor):
-        return relative_error(found, expected, scale)
-    placed = distribute_tensor(expected, found.device_mesh, found.placements, src_data_rank=None)
-    return relative_error(found.to_local(), placed.to_local(), scale)
+    if not isinstance(computed, DTensor):
+        return relative_error(computed, expected, scale)
+    mesh, places = computed.device_mesh, computed.placements
+    placed = distribute_tensor(expected, mesh, places, src_data_rank=None)
+    return relative_error(computed.to_local(), placed.to_local(), scale)

@@ -65,7 +65,7 @@ def test_auto_of_drawn_packs_is_what_explain_rates_fastest(
 
 
 def explained(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[str, float]:
-    assert main(["explain", "--attention", "--json", *flags]) == 0
+    assert main(["explain", "attention", "--json", *flags]) == 0
     [answer] = json.loads(capsys.readouterr().out)["strategies"]
     return answer["sharding"], answer["predicted_s"]
 

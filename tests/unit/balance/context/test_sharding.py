@@ -234,15 +234,15 @@ def test_lengths_that_are_no_lengths(lengths, shape: str, kind: str) -> None:
 @pytest.mark.parametrize("ranks", [0, -2])
 def test_no_ranks(ranks: int) -> None:
     assert message([5], ranks) == (
-        f"A context cannot be shared out over {ranks} ranks. Give 1 or more."
+        f"A context cannot be divided between {ranks} ranks. Give 1 or more."
     )
 
 
 @pytest.mark.parametrize(("tile", "slack"), [(0, 0.02), (128, -0.5), (128, float("nan"))])
 def test_sizes_that_are_none(tile: int, slack: float) -> None:
     assert message([5], 2, tile=tile, token_slack=slack) == (
-        f"A tile of {tile} tokens and a token slack of {slack:g} are no sizes. Give a tile of 1 "
-        f"or more and a slack of 0 or more."
+        f"The tile is {tile} tokens and the token slack {slack:g}. Give a tile of 1 or more and a "
+        f"slack of 0 or more."
     )
 
 
@@ -265,8 +265,8 @@ def test_nodes_that_ranks_do_not_fill(strategy: str, per_node: int, fix: int) ->
 def test_a_shared_prefix() -> None:
     mask = Mask("prefix", prefix_tokens=2, branch_tokens=(3,))
     assert message([5], 2, mask=mask) == (
-        "Shared-prefix masks are not shared out over context-parallel ranks. Use a causal, full "
-        "or window mask, or give the branches as documents."
+        "Context-parallel ranks cannot divide a shared-prefix mask. Use a causal, full or window "
+        "mask, or give the branches as documents."
     )
 
 

@@ -106,5 +106,6 @@ def test_two_layers_leave_nothing_to_offload() -> None:
     with pytest.raises(SpecError) as error:
         Offload(2, 1.0, 1.0)
     assert str(error.value) == (
-        "Of 2 layers none is offloaded: two stay on the device. Give 3 or more, or no offload."
+        "A model of 2 layers has none to offload: two stay on the device. Give 3 or more, or no "
+        "offload."
     )

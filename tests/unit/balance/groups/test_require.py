@@ -69,20 +69,19 @@ def test_what_offloading_leaves_is_named() -> None:
 def test_what_is_no_length_is_named(policy: str, lengths: list[float], at: int, shown: str) -> None:
     text = message(DataError, lambda: GROUP_POLICIES[policy](lengths, 2, COSTS, 10))
     assert text == (
-        f"Document {at} has a length of {shown} tokens. Give each document a whole number of "
-        f"tokens from 1 to 2,147,483,647."
+        f"Document {at} has a length of {shown} tokens. Lengths are whole numbers from 1 to "
+        f"2,147,483,647."
     )
 
 
 def test_lengths_are_a_list() -> None:
     assert message(DataError, lambda: plan_gangs([[1, 2]], 2, COSTS, 10)) == (
-        "Document lengths of shape (1, 2) are not a list. Give one whole number of tokens for "
-        "each document."
+        "Document lengths have shape (1, 2). Give a list: one whole number of tokens per document."
     )
 
 
 @pytest.mark.parametrize(("ranks", "cap"), [(0, 10), (2, 0)])
 def test_no_ranks_or_no_tokens_hold_nothing(ranks: int, cap: int) -> None:
     assert message(LayoutError, lambda: plan_gangs([1], ranks, COSTS, cap)) == (
-        f"Groups over {ranks} ranks of {cap} tokens hold nothing. Give 1 or more of each."
+        f"Groups need at least 1 rank and 1 token per rank; got {ranks} ranks and {cap} tokens."
     )

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from equipoise.balance.context.share import share_micro_batch
 from equipoise.balance.packing.evaluate import Setting, run_policy, score_policy
-from equipoise.balance.packing.pack import ALL_POLICIES
 from equipoise.cost.curve import break_even_curve
 from equipoise.data.stream import DocumentStream
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import MicroBatch, Pieces
 from equipoise.spec.run.spec import PackSpec
 
 CURVE = break_even_curve(100)
-QUICK = [policy for policy in ALL_POLICIES if policy not in ("fixed-exact", "flexsp")]
+QUICK = [name for name, traits in POLICIES.items() if not traits.is_slow]
 
 
 def whole(*lengths: int) -> Pieces:

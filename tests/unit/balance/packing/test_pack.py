@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balance.packing.pack import POLICIES, make_packer, pack_step, rank_seconds, skew
+from equipoise.balance.packing.pack import make_packer, pack_step, rank_seconds, skew
 from equipoise.balance.packing.whole import best_fit_decreasing, even_tokens
 from equipoise.balance.packing.windows import cut_at_windows, fill_windows
 from equipoise.balance.partition import partition
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
 from equipoise.data.stream import DocumentStream
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import PackedStep, Pieces
 from equipoise.spec.run.spec import PackSpec
@@ -21,9 +22,7 @@ from equipoise.spec.run.spec import PackSpec
 MODEL = ModelSpec(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=300, head_width=16)
 CURVE = counted_curve(MODEL)
 WHOLE = ("by-tokens", "by-work")
-QUICK = tuple(
-    policy for policy in POLICIES if policy not in ("fixed-exact", "flexsp")
-)  # see test_exact.py
+QUICK = [name for name, traits in POLICIES.items() if not (traits.is_slow or traits.lets_wait)]
 
 
 @st.composite

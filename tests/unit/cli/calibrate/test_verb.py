@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.cli.calibrate.table import comparison_rows, file_rows, print_comparison, print_file
-from equipoise.cli.calibrate.verb import fitted, plan_for
+from equipoise.cli.calibrate.table import file_rows, print_comparison, print_file
 from equipoise.cli.main import main
-from equipoise.cost.compare import Comparison, Factor
+from equipoise.cost.compare import Comparison, Factor, fitted
 from equipoise.spec.run.load import read_run
+from equipoise.train.calibrate.measure import CalibrationPlan
 from support.device_files import A_FILE
 
 COMPARISON = Comparison(
@@ -31,9 +31,9 @@ COMPARISON = Comparison(
 
 
 def test_the_sizes_of_a_run_are_covered() -> None:
-    plan = plan_for(read_run(None, []))
+    plan = CalibrationPlan.for_run(read_run(None, []))
     assert (plan.rows[-1], plan.widths[-1], plan.doc_tokens[-1]) == (16_384, 4096, 8192)
-    long = plan_for(
+    long = CalibrationPlan.for_run(
         read_run(None, [("pack.context_tokens", "32768"), ("model.preset", "smollm2-135m")])
     )
     assert (long.rows[-1], long.widths[-1], long.doc_tokens[-1]) == (65_536, 4096, 32_768)
@@ -61,7 +61,7 @@ def test_a_comparison_names_the_wrong_curve(capsys) -> None:
     assert "Products and moves rise together" in text
     assert "The curve of attention is wrong: this run took 1.50 times what it foresees" in text
     assert "The factors are kept in lab.json" in text
-    assert comparison_rows(COMPARISON)["wrong"] == "attention"
+    assert COMPARISON.as_row()["wrong"] == "attention"
 
 
 def test_fitting_twice_multiplies() -> None:

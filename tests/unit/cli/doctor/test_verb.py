@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.cli.asked_run import AskedRun
 from equipoise.cli.doctor.verb import needs_of
-from equipoise.cli.launch import Asked
 from equipoise.cli.main import main
 from equipoise.launch.forms import Nodes
 from equipoise.spec.cluster.spec import find_cluster
@@ -99,13 +99,13 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused("--port", 70_000) == ("--port 70000 is no port. Choose one from 1 to 65535.\n")
 
 
-def asked(layout: LayoutSpec, model: str, ranks: int) -> Asked:
+def asked(layout: LayoutSpec, model: str, ranks: int) -> AskedRun:
     spec = RunSpec(
         layout=layout,
         pack=PackSpec(context_tokens=8192, step_tokens=65_536),
         checkpoint=CheckpointSpec(keep=3),
     )
-    return Asked(spec, preset(model), Path("/run"), ranks, "", "", ())
+    return AskedRun(spec, preset(model), Path("/run"), ranks, "", "", ())
 
 
 def test_what_a_run_needs_here() -> None:

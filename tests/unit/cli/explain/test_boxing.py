@@ -1,4 +1,4 @@
-"""``equipoise explain --boxing``: the cheapest path beside others, and what is refused."""
+"""``equipoise explain boxing``: the cheapest path beside others, and what is refused."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ EXAMPLE = ("S(0), P -> B, S(1)", "--link", "10:50,5:450")
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["explain", "--boxing", *argv]) == 0
+    assert main(["explain", "boxing", *argv]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
@@ -115,84 +115,57 @@ def test_nothing_to_do_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "message"),
     [
         (
-            ("--boxing", "S(0), P"),
-            '--boxing: "S(0), P" does not say from where to where. Write the placements before and '
-            'after, as in "S(0), P -> B, S(1)".',
+            ("boxing", "S(0), P"),
+            '"S(0), P" does not say from where to where. Write the placements before and after, as '
+            'in "S(0), P -> B, S(1)".',
         ),
         (
-            ("--boxing", "S(0), P -> B, R"),
+            ("boxing", "S(0), P -> B, R"),
             '"R" is no placement. Give S(dim), S(dim: 3+1) with the share of each rank, B, P or '
             "P(max), one for each mesh axis, as in S(0), B.",
         ),
         (
-            ("--boxing", "P -> B", "--mesh", "2*4"),
+            ("boxing", "P -> B", "--mesh", "2*4"),
             '--mesh: "2*4" is not sizes with x between them, as in 2x4.',
         ),
         (
-            ("--boxing", "P -> B", "--shape", "4x-4"),
+            ("boxing", "P -> B", "--shape", "4x-4"),
             '--shape: "4x-4" is not sizes with x between them, as in 2x4.',
         ),
         (
-            ("--boxing", "P -> B"),
+            ("boxing", "P -> B"),
             "P is 1 placement for a mesh of 2 axes (2x4). Give one for each axis.",
         ),
         (
-            ("--boxing", "P, B -> B, B", "--link", "1:2,3:4,5:6"),
+            ("boxing", "P, B -> B, B", "--link", "1:2,3:4,5:6"),
             "--link 1:2,3:4,5:6: 3 links for a mesh of 2 axes. Give one for all, or one for each "
             "axis, outermost first, as in 10:50,5:450.",
         ),
         (
-            ("--boxing", "P, B -> B, B", "--link", "1:2,fast"),
-            '--link: "fast" is no latency in us and bandwidth in GB/s, as in 10:50.',
+            ("boxing", "P, B -> B, B", "--link", "1:2,fast"),
+            '--link: "fast" is not a latency in us and a bandwidth in GB/s, as in 10:50.',
         ),
         (
-            ("--boxing", "P, B -> B, B", "--cluster", "h100-sxm:4"),
+            ("boxing", "P, B -> B, B", "--cluster", "h100-sxm:4"),
             "--cluster h100-sxm:4 has 4 devices for a mesh of 8 ranks. Give one of 8 or more.",
         ),
         (
-            ("--boxing", "P, B -> B, B", "--cluster", "h100-sxm:8", "--link", "1:2"),
+            ("boxing", "P, B -> B, B", "--cluster", "h100-sxm:8", "--link", "1:2"),
             "--link 1:2 and --cluster h100-sxm:8: both say what links there are. Give one of them.",
         ),
         (
-            ("--attention", "--cluster", "h100-sxm:8"),
-            "--cluster goes with --boxing, not with --attention. Leave it out.",
+            ("boxing", "P -> B", "--tflop-per-s", "300"),
+            "equipoise explain boxing: --tflop-per-s: no such flag. Nearest: --dtype",
         ),
         (
-            ("--boxing", "P -> B", "--tflop-per-s", "300"),
-            "--tflop-per-s goes with --attention and --schedule, not with --boxing. Leave it out.",
+            ("boxing", "P -> B", "run.toml"),
+            'equipoise explain boxing: "run.toml" is one argument too many. See "equipoise explain '
+            'boxing --help".',
         ),
         (
-            ("--boxing", "P -> B", "run.toml"),
-            "A run.toml goes with --attention and --schedule, not with --boxing. Leave it out.",
-        ),
-        (
-            ("--boxing", "P -> B", "--layout.dp", "2"),
-            "A key of a run.toml goes with --attention and --schedule, not with --boxing. Leave it "
-            "out.",
-        ),
-        (
-            ("--boxing", "P -> B", "--chunks", "2"),
-            "--chunks goes with --schedule, not with --boxing. Leave it out.",
-        ),
-        (
-            ("--schedule", "--mesh", "2x4"),
-            "--mesh goes with --boxing, not with --schedule. Leave it out.",
-        ),
-        (
-            ("--attention", "--memory", "400"),
-            "--memory goes with --schedule, not with --attention. Leave it out.",
-        ),
-        (
-            ("--attention", "--boxing", "P -> B"),
-            "equipoise explain: say one of them: --attention, for ranks that share attention, "
-            "--schedule, for the stages of a pipeline, --boxing, for a tensor's placements, or "
-            "--plan, for why a plan.lock says what it says.",
-        ),
-        (
-            (),
-            "equipoise explain: say what to explain: --attention, for ranks that share attention, "
-            "--schedule, for the stages of a pipeline, --boxing, for a tensor's placements, or "
-            "--plan, for why a plan.lock says what it says.",
+            ("boxing",),
+            "equipoise explain boxing: the following arguments are required: FROM->TO. See "
+            '"equipoise explain boxing --help".',
         ),
     ],
 )
@@ -205,7 +178,7 @@ def test_what_is_refused(
 def test_it_needs_no_torch() -> None:
     code = (
         "import sys; from equipoise.cli.main import main; "
-        "main(['explain', '--boxing', 'P, S(0) -> B, B']); "
+        "main(['explain', 'boxing', 'P, S(0) -> B, B']); "
         "assert not {'torch', 'pydantic'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

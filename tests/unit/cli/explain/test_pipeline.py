@@ -1,4 +1,4 @@
-"""``equipoise explain --schedule``: the picture, the table, the trace, and what is refused."""
+"""``equipoise explain pipeline``: the picture, the table, the trace, and what is refused."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,13 @@ import pytest
 from equipoise.balance.packing.divided import macro_units
 from equipoise.balance.packing.pack import batch_ns, pack_step
 from equipoise.balance.stage import price_layers, price_stages, split_model
-from equipoise.cli.explain.pipeline_lanes import draw_lanes
+from equipoise.cli.explain.pipeline_table import draw_lanes
 from equipoise.cli.main import main
 from equipoise.cost.curve import counted_curve
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import replay_pipeline
-from equipoise.schedule.pipeline.strategies import LOSSY, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import PackSpec
 
@@ -29,7 +30,7 @@ PACKED += ("--context-tokens", "131072")
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["explain", "--schedule", *argv]) == 0
+    assert main(["explain", "pipeline", *argv]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
@@ -116,7 +117,7 @@ def test_json_holds_what_the_replay_says(capsys: pytest.CaptureFixture[str]) -> 
     assert [(each["name"], each["stages_a_rank"]) for each in answer["strategies"]] == [
         *(("gpipe", 1), ("gpipe", 2), ("1f1b", 1), ("auto", 1), ("auto", 2))
     ]
-    assert {each["strategy"] for each in answer["left_out"]} == set(STRATEGIES) - {
+    assert {each["strategy"] for each in answer["left_out"]} == set(SCHEDULES) - {
         *("gpipe", "1f1b", "auto")
     }
     layers = price_layers(curve, model, batches)
@@ -228,7 +229,7 @@ def test_a_picture_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_document_is_counted_once_however_it_is_divided(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    argv = ["explain", "--schedule", "--lengths", "4000,100,100,100", "--micro-batches", "4"]
+    argv = ["explain", "pipeline", "--lengths", "4000,100,100,100", "--micro-batches", "4"]
     assert main([*argv, "--policy", "divided-in-time"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "of 4 documents, divided into 7 pieces (--lengths; packed by the policy" in out

@@ -148,8 +148,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "tokens, as in tokens+pairs:28000.\n"
     )
     assert refused(capsys, *SMALL, "--cost", "tokens+pairs:0") == (
-        "A break-even length of 0 tokens is not above 0. Published ones lie near 30,000 to "
-        "200,000; inf counts tokens alone.\n"
+        "The break-even length is 0 tokens. Give one above 0: published ones lie near 30,000 to "
+        "200,000, and inf counts only tokens.\n"
     )
     assert refused(capsys, "--plot", "packs.gif") == (
         '--plot packs.gif: a picture\'s name ends in .png, .svg or .pdf, not ".gif". Try '

@@ -45,7 +45,7 @@ def test_layers_of_their_own_are_faster_and_simulate_alike(
     code, out, _ = run(capsys, "simulate", *TIGHT, *flags, "--json")
     assert code == 0
     assert json.loads(out) == best["price"] | {"sources": plan["sources"]}
-    code, out, _ = run(capsys, "explain", "--plan", str(tmp_path / "plan.lock"))
+    code, out, _ = run(capsys, "explain", "plan", str(tmp_path / "plan.lock"))
     assert code == 0
     assert f"Layers of the best: {best['words']['layers']}." in out
     assert "strategies of layers" in out and "None with all layers alike can be faster" in out
@@ -83,8 +83,8 @@ def test_stages_stand_on_classes_of_nodes(
     [
         (
             ["plan", *TIGHT, "--layers", "own", "--export", "megatron"],
-            "--layers own plans layers that differ, and --export megatron has one setting for all. "
-            "Export a plan of --layers alike.\n",
+            "layers = own plans layers that differ, and export = megatron has one setting for all. "
+            "Export a plan of layers = alike.\n",
         ),
         (
             ["simulate", *TIGHT, "--layout", "pp=8", "--layers", "23:dp=1:none"],

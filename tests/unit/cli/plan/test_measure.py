@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
-from equipoise.cli.plan import measure as plan_measure
-from equipoise.cli.plan.measure_table import say
-from equipoise.launch.trial import STEPS, TrialEnd
+from equipoise.launch import trial as launch_trial
+from equipoise.launch.trial import TrialEnd
+from equipoise.plan.measured import request as measured
+from equipoise.plan.measured.request import STEPS, say_keys
 from equipoise.spec.plan import read_plan
 from equipoise.spec.run.resolved import read_resolved
 from support.verbs import plan
@@ -21,7 +22,7 @@ KEYS = "--layout.dp 2 --layout.cp 1 --layout.tp 1 --layout.pp 1 --layout.zero 1"
 @pytest.fixture
 def run_toml(texts: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))  # some tests write a device file
-    monkeypatch.setattr(plan_measure, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(measured, "usable_cores", lambda: [0, 1])
     path = tmp_path / "run.toml"
     path.write_text(f"""
 [data]
@@ -67,7 +68,7 @@ def test_failures_are_told_beside_measured_seconds(
             TrialEnd(0.4, "", "", 8.0),
         ]
     )
-    monkeypatch.setattr(plan_measure, "run_trial", trials)
+    monkeypatch.setattr(launch_trial, "run_trial", trials)
     folder = run_toml.parent / "out"
     asked = [run_toml, "--measure", "--out", folder, "--trial-seconds", 30]
     code, out, err = plan(capsys, *asked)
@@ -110,7 +111,7 @@ def test_train_obeys_the_lock_and_explain_tells_it(
     run_toml: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lies where any plan of the run.toml lies; keys of the command line are said again."""
-    monkeypatch.setattr(plan_measure, "run_trial", Trials([TrialEnd(0.5, "", "", 9.0)] * 3))
+    monkeypatch.setattr(launch_trial, "run_trial", Trials([TrialEnd(0.5, "", "", 9.0)] * 3))
     monkeypatch.chdir(run_toml.parent)
     code, out, _ = plan(capsys, run_toml, "--measure", "--train.seed", 7)
     lock = run_toml.parent / "plan.lock"
@@ -123,7 +124,7 @@ def test_train_obeys_the_lock_and_explain_tells_it(
         section, key = name.split(".")
         assert getattr(getattr(settled.spec, section), key) == value
     capsys.readouterr()
-    assert main(["explain", "--plan", str(lock)]) == 0
+    assert main(["explain", "plan", str(lock)]) == 0
     said = capsys.readouterr().out
     assert "500.0 ms a step, measured, and planned to take" in said
     assert "12 choices, 3 trained for some steps each." in said
@@ -138,7 +139,7 @@ def test_train_obeys_the_lock_and_explain_tells_it(
 def test_what_no_price_knows_has_no_lock(
     run_toml: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_measure, "run_trial", Trials([TrialEnd(0.5, "", "", 9.0)] * 3))
+    monkeypatch.setattr(launch_trial, "run_trial", Trials([TrialEnd(0.5, "", "", 9.0)] * 3))
     asked = [run_toml, "--measure", "--out", run_toml.parent / "out", "--pack.policy", "divided"]
     code, out, _ = plan(capsys, *asked)
     assert code == 0 and not (run_toml.parent / "out" / "plan.lock").exists()
@@ -156,7 +157,7 @@ def test_a_stop_is_not_a_failure(
     def stop(*_: object, **__: object) -> TrialEnd:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_measure, "run_trial", stop)
+    monkeypatch.setattr(launch_trial, "run_trial", stop)
     folder = run_toml.parent / "out"
     code, _, err = plan(capsys, run_toml, "--measure", "--out", folder)
     assert code == 130 and "stopped at 0% after" in err
@@ -168,7 +169,7 @@ def test_all_trials_fail(
     run_toml: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = TrialEnd(None, "killed", "Rank 1 of 2 (pid 7) was ended by SIGKILL.", 1.0)
-    monkeypatch.setattr(plan_measure, "run_trial", Trials([end] * 3))
+    monkeypatch.setattr(launch_trial, "run_trial", Trials([end] * 3))
     folder = run_toml.parent / "out"
     code, _, err = plan(capsys, run_toml, "--measure", "--out", folder, "--quiet")
     assert code == 6
@@ -189,21 +190,21 @@ def test_messages(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "equipoise plan run.toml --measure.\n"
         ),
         (run_toml, "--export", "megatron"): (
-            "--export is of a search by prices, and --measure times runs for train alone: it ends "
-            "after a quarter of all trials. Leave --export away.\n"
+            "--export belongs to a search by prices; --measure times runs of train and ends after "
+            "a quarter of all trials. Leave --export out.\n"
         ),
         (run_toml, "--seconds", 30): (
-            "--seconds is of a search by prices, and --measure times runs for train alone: it ends "
-            "after a quarter of all trials. Leave --seconds away.\n"
+            "--seconds belongs to a search by prices; --measure times runs of train and ends after "
+            "a quarter of all trials. Leave --seconds out.\n"
         ),
         (run_toml, "--trial-seconds", 0): "--trial-seconds is 0. Give a time above 0.\n",
         (run_toml, "--ranks", 3): (
-            "--measure times a core a rank, and 3 ranks are not 1 to 2, the cores of this machine. "
-            "Give --ranks 2 or less.\n"
+            "--measure trains one rank a core: 3 ranks are not 1 to 2, the cores of this machine. "
+            "Give 2 ranks or less.\n"
         ),
         (run_toml, "--lengths", "prolong"): (
-            f"{run_toml} is planned by its own keys on this machine, and --lengths is of a model "
-            f"on a described cluster. Give keys instead, as in --layout.tp 2.\n"
+            f"{run_toml} is planned by its own keys on this machine, and --lengths describes a "
+            f"model on a cluster. Give keys instead, as in --layout.tp 2.\n"
         ),
     }
     for words, text in told.items():
@@ -211,10 +212,10 @@ def test_messages(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(capsys, run_toml, "--trial-seconds", 9) == (
         2,
         "",
-        "--trial-seconds 9 is of --measure. Give both, or none.\n",
+        "--trial-seconds needs --measure. Give both or neither.\n",
     )
 
 
 def test_say() -> None:
     keys = {"layout.dp": "1", "layout.pp": "2", "layout.zero": "1", "train.recompute": "full"}
-    assert say(keys) == "pp=2 zero=1 recompute=full"
+    assert say_keys(keys) == "pp=2 zero=1 recompute=full"

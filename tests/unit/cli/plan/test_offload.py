@@ -39,7 +39,7 @@ def test_a_model_that_fits_only_with_offloading_is_planned_with_both_prices(
     assert again[0] == 0 and json.loads((tmp_path / "plan.lock").read_text()) == lock
     state = (tmp_path / "search.jsonl").read_text().splitlines()
     assert len(state) == len(set(state)) == lock["priced"] + 1
-    code, told, _ = run(capsys, "explain", "--plan", str(tmp_path / "plan.lock"))
+    code, told, _ = run(capsys, "explain", "plan", str(tmp_path / "plan.lock"))
     assert code == 0 and "offload traffic" in told and "Without offloading" in told
 
 
@@ -67,7 +67,7 @@ def test_a_stale_lock_says_what_was_asked(
     lock = json.loads(file.read_text())
     lock["read"]["cluster"] = "another"
     file.write_text(json.dumps(lock))
-    code, _, err = run(capsys, "explain", "--plan", str(file))
+    code, _, err = run(capsys, "explain", "plan", str(file))
     assert code == 4
     assert f"{file} is stale: cluster changed since it was written." in err
     assert f"--step-sequences 8 --offload any --out {tmp_path}" in err
@@ -77,7 +77,7 @@ def test_exports(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "plan", *ALONE, "--export", "megatron")
     assert code == 3  # its master weights stay
     assert err == (
-        "llama3-8b does not fit h100-sxm:1: of 24 layouts the smallest, with --offload both, needs "
+        "llama3-8b does not fit h100-sxm:1: of 24 layouts the smallest, with offload = both, needs "
         "83.3 GiB on its fullest rank, which has 78.7. The smallest that would do, by doubling: "
         "h100-sxm:2.\n"
     )
@@ -103,35 +103,35 @@ def test_exports(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ["plan", *ALONE, "--offload", "activations"],
             3,
-            "llama3-8b does not fit h100-sxm:1: of 28 layouts the smallest, with --offload "
+            "llama3-8b does not fit h100-sxm:1: of 28 layouts the smallest, with offload = "
             "activations, needs 141.2 GiB on its fullest rank, which has 78.7. The smallest that "
             "would do, by doubling: h100-sxm:2.\n",
         ),
         (
             ["plan", *ALONE, "--model", "llama3-70b", "--cluster", "h100-sxm:4"],
             3,
-            "llama3-70b does not fit h100-sxm:4: of 14,840 layouts the smallest, with --offload "
+            "llama3-70b does not fit h100-sxm:4: of 14,840 layouts the smallest, with offload = "
             "both, needs 255.3 GiB on its fullest rank, which has 78.7. The smallest that would "
             "do, by doubling: h100-sxm:8.\n",
         ),
         (
             ["plan", *ALONE, "--model", "llama3-70b", "--offload", "both"],
             3,
-            "llama3-70b does not fit h100-sxm:1: of 28 layouts the smallest, with --offload both, "
+            "llama3-70b does not fit h100-sxm:1: of 28 layouts the smallest, with offload = both, "
             "needs more host memory than a device's share of it, 238.4 GiB. The smallest that "
             "would do, by doubling: h100-sxm:8.\n",
         ),
         (
             ["plan", *ALONE, "--cluster", "this-cpu:2", "--offload", "any"],
             2,
-            "this-cpu computes in host memory, so there is nowhere to offload to. Leave --offload "
-            "out.\n",
+            "this-cpu computes in host memory, so there is nowhere to offload to. Omit "
+            "--offload.\n",
         ),
         (
             ["plan", *ALONE, "--layers", "own", "--offload", "any"],
             2,
-            "Layers of their own keep all on the device, and --offload any does not. Leave one of "
-            "--layers and --offload out.\n",
+            "layers with strategies of their own keep everything on the device, so offload = any "
+            "does not go with them. Leave layers or offload out.\n",
         ),
         (
             [
@@ -139,8 +139,8 @@ def test_exports(capsys: pytest.CaptureFixture[str]) -> None:
                 *("--layers", "32:tp=1,dp=1,zero=1:none"),
             ],
             2,
-            "Layers of their own keep all on the device, and --offload both does not. Leave one of "
-            "--layers and --offload out.\n",
+            "layers with strategies of their own keep everything on the device, so offload = both "
+            "does not go with them. Leave layers or offload out.\n",
         ),
         (
             ["plan", *ALONE, "--export", "torchtitan", "--offload", "optimizer"],
@@ -163,6 +163,6 @@ def test_a_run_keeps_all_on_the_device(capsys: pytest.CaptureFixture[str], tmp_p
     assert run(capsys, "plan", str(file), "--offload", "optimizer", "--quiet") == (
         2,
         "",
-        f"{file} is planned by its own keys on this machine, and --offload is of a model on a "
-        f"described cluster. Give keys instead, as in --layout.tp 2.\n",
+        f"{file} is planned by its own keys on this machine, and --offload describes a model on a "
+        f"cluster. Give keys instead, as in --layout.tp 2.\n",
     )

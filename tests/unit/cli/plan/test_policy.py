@@ -1,16 +1,16 @@
 """plan --policy any: the faster packing of documents, in words that simulate takes; idle flags."""
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from equipoise.cli.simulate.setting import step_packer
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
+from equipoise.sim.drawn import step_packer
 from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import preset
 from support.verbs import run
 
 SMALL = ["--model", "layers=4,hidden=1024,heads=8,vocab=8000", "--cluster", "h100-sxm:4"]
@@ -31,7 +31,7 @@ def test_any_is_the_faster_policy_and_simulates_alike(
     capsys: pytest.CaptureFixture[str], documents: list[str]
 ) -> None:
     asked = ["plan", *SMALL, *FIXED, *documents, "--json"]
-    searched = (*POLICIES, "divided", "gangs", "bytescale")  # one over time needs a pipeline
+    searched = (*COMPARED, "divided", "gangs", "bytescale")  # one over time needs a pipeline
     *single, every = (
         json.loads(run(capsys, *asked, "--policy", policy)[1]) for policy in (*searched, "any")
     )
@@ -84,12 +84,12 @@ def test_a_lock_of_any_policy_is_resumed_and_explained(
     assert run(capsys, *asked, "--policy", "any", "--quiet")[0] == 0
     assert (out / "plan.lock").read_text() == lock
     assert sorted((out / "search.jsonl").read_text().splitlines(keepends=True)) == sorted(lines)
-    code, told, _ = run(capsys, "explain", "--plan", str(out / "plan.lock"))
+    code, told, _ = run(capsys, "explain", "plan", str(out / "plan.lock"))
     assert code == 0 and told.startswith(named)
     changed = json.loads(lock)
     changed["read"]["cluster"] = "another"
     (out / "plan.lock").write_text(json.dumps(changed))
-    code, _, err = run(capsys, "explain", "--plan", str(out / "plan.lock"))
+    code, _, err = run(capsys, "explain", "plan", str(out / "plan.lock"))
     assert code == 4
     assert f'{" ".join(documents)} --policy any --out {out}".' in err
 
@@ -114,23 +114,21 @@ def test_any_policy_goes_with_other_searches(
     [
         (
             ["--policy", "any"],
-            "--policy any packs documents, and there are none. Give --lengths too, or leave "
-            "--policy out.\n",
+            "policy = any needs lengths, the documents that it packs. Give both or neither.\n",
         ),
         (
             ["--policy", "by-work"],
-            "--policy by-work packs documents, and there are none. Give --lengths too, or leave "
-            "--policy out.\n",
+            "policy = by-work needs lengths, the documents that it packs. Give both or neither.\n",
         ),
         (
             ["--policy", "by-wrok", "--lengths", "wikipedia"],
-            '--policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
+            'policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
             'delayed, divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "by-work".\n',
         ),
         (
             ["--policy", "delayed", "--lengths", "wikipedia"],
-            "--policy delayed packs other documents for every layout, so their steps are not to be "
-            "compared. Plan with --policy by-work, and price its layout under delayed with "
+            "policy = delayed packs other documents for every layout, so their steps cannot be "
+            "compared. Plan with policy = by-work, and price its layout under delayed with "
             "equipoise simulate.\n",
         ),
         (
@@ -140,17 +138,18 @@ def test_any_policy_goes_with_other_searches(
         ),
         (
             ["--policy", "divided", "--lengths", "wikipedia", "--layers", "own"],
-            "--policy divided divides documents, which is priced on a cluster of one class, with "
-            "all layers alike, and not with --export or on this machine. Take --policy by-work.\n",
+            "policy = divided divides documents, which is priced on a cluster of one class, with "
+            "all layers alike, and not with export or on this machine. Take policy = by-work.\n",
         ),
         (
             ["--expert-skew", "2"],
-            "--expert-skew 2 is of experts, and the model has none. Leave it out.\n",
+            "expert_skew = 2 needs a model with experts, and this one has none. Leave expert_skew "
+            "out.\n",
         ),
         (
             ["--layout", "cp=1", "--context-strategy", "ring"],
-            "--context-strategy ring is of context ranks, and cp is 1. Give cp of 2 or more, or "
-            "leave it out.\n",
+            "context_strategy = ring needs context ranks; cp = 1. Give cp of 2 or more, or leave "
+            "context_strategy out.\n",
         ),
     ],
 )
@@ -166,23 +165,21 @@ def test_a_run_has_a_key_for_its_policy(capsys: pytest.CaptureFixture[str], tmp_
     assert run(capsys, "plan", str(file), "--policy", "any", "--quiet") == (
         2,
         "",
-        f"{file} is planned by its own keys on this machine, and --policy is of a model on a "
-        f"described cluster. Give keys instead, as in --layout.tp 2.\n",
+        f"{file} is planned by its own keys on this machine, and --policy describes a model on a "
+        f"cluster. Give keys instead, as in --layout.tp 2.\n",
     )
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "in-order", "fixed"])
+@pytest.mark.parametrize("policy", [*COMPARED, "in-order", "fixed"])
 @pytest.mark.parametrize("windows", [1, 2, 4])
 def test_a_micro_batch_of_windows_is_a_token_cap(policy: str, windows: int) -> None:
-    words = argparse.Namespace(model="llama3-8b", lengths="wikipedia", policy=policy, seed=0)
     options = StepOptions(4096, 32, micro_batch=windows, policy=policy)
-    pack, layout = step_packer(words, options), Layout(dp=4)
-    assert pack is not None
-    packed = pack(layout, options)
+    layout = Layout(dp=4)
+    packed = step_packer(preset("llama3-8b"), "wikipedia", options)(layout, options)
     tokens = [sum(batch) for rank in packed for batch in rank]
     cap = windows * 4096
     assert sum(tokens) == 4096 * 32
-    assert max(tokens) <= (1.25 if policy in POLICIES else 1.0) * cap
+    assert max(tokens) <= (1.25 if policy in COMPARED else 1.0) * cap
     assert max(length for rank in packed for batch in rank for length in batch) <= 4096
     assert {len(rank) for rank in packed} == {options.count_micro_batches(layout)}
     assert max(sum(map(len, rank)) for rank in packed) > options.count_micro_batches(layout)

@@ -8,8 +8,8 @@ import pytest
 
 from equipoise.base.errors import PlanError, SpecError
 from equipoise.cli.main import main
-from equipoise.cli.plan.run import read_obeyed
 from equipoise.observe.machine import usable_cores
+from equipoise.plan.run import read_obeyed
 from equipoise.spec.device.file import write_device_file
 from equipoise.spec.device.here import cpu_model, device_file
 from equipoise.spec.plan import read_plan
@@ -51,7 +51,7 @@ def test_a_lock_is_written_beside_the_run(
         f"This machine was never measured ({home}/.cache/equipoise/this-cpu.json is not there), "
         'so seconds are guesses. "equipoise calibrate" takes a minute; then plan again.\n'
     ) in err
-    assert main(["explain", "--plan", str(lock), "--json"]) == 0
+    assert main(["explain", "plan", str(lock), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(lock.read_text())
 
 
@@ -141,20 +141,20 @@ def test_a_run_obeys_a_fresh_lock_and_refuses_a_stale_one(
 ) -> None:
     assert plan(capsys, run_toml, "--ranks", 1, "--quiet")[0] == 0
     lock = run_toml.parent / "plan.lock"
-    kept, run = read_obeyed(lock, read_run(run_toml), is_quiet=True)
+    kept, run = read_obeyed(lock, read_run(run_toml))
     assert kept == read_plan(lock)
     assert run.spec.layout.count_ranks(cores=64) == 1
     assert run.origins["layout.zero"] == "plan.lock"
     changed = read_run(run_toml, [("model.layers", "3"), ("train.precision", "bf16")])
     with pytest.raises(PlanError) as caught:
-        read_obeyed(lock, changed, is_quiet=True)
+        read_obeyed(lock, changed)
     assert caught.value.exit_code == 4
     assert str(caught.value) == (
         f"{lock} is stale: model and precision changed since it was written. Plan again: "
         f'"equipoise plan {run_toml} --ranks 1 --out {lock.parent}".'
     )
     with pytest.raises(SpecError) as refused:
-        read_obeyed(lock, read_run(run_toml, [("layout.dp", "2")]), is_quiet=True)
+        read_obeyed(lock, read_run(run_toml, [("layout.dp", "2")]))
     assert str(refused.value) == (
         "layout.dp = 2 (--layout.dp) contradicts the plan, which says 1. Leave it out, or plan "
         f'with it: "equipoise plan {run_toml} --ranks 1".'
@@ -206,9 +206,9 @@ def test_layers_of_their_own_are_not_compared_with_timed_parts(
     step += ["--step-sequences", "4", "--precision", "fp32"]
     own = "4:dp=2:none"
     told = (
-        "--layers prices each layer from kernels alone, and steps of this model on this-cpu:2 are "
-        "priced from parts that were timed, which hold the host's time: the two are not to be "
-        "compared. Leave --layers out.\n"
+        "layers are priced one by one from kernels alone, while steps of this model on this-cpu:2 "
+        "are priced from timed parts, which include the host's time; the two cannot be compared. "
+        "Leave layers out.\n"
     )
     assert plan(capsys, *step, "--layers", "own") == (2, "", told)
     assert main(["simulate", *step, "--layout", "dp=2", "--layers", own]) == 2
@@ -222,14 +222,14 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], run_toml: Pa
     assert plan(capsys, run_toml, "--ranks", more) == (
         2,
         "",
-        f"A plan prices a core a rank, and {more} ranks are not 1 to {CORES}, the cores of this "
-        f"machine. Give --ranks {CORES} or less.\n",
+        f"A plan prices one rank a core: {more} ranks are not 1 to {CORES}, the cores of this "
+        f"machine. Give {CORES} ranks or less.\n",
     )
     assert plan(capsys, run_toml, "--cluster", "h100-sxm:8", "--seed", 3) == (
         2,
         "",
-        f"{run_toml} is planned by its own keys on this machine, and --cluster, --seed are of a "
-        "model on a described cluster. Give keys instead, as in --layout.tp 2.\n",
+        f"{run_toml} is planned by its own keys on this machine, and --cluster, --seed describe a "
+        "model on a cluster. Give keys instead, as in --layout.tp 2.\n",
     )
     assert plan(capsys, "--model", "llama3-8b", "--context-tokens", 8192) == (
         2,
@@ -241,7 +241,7 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], run_toml: Pa
     assert plan(capsys, *words, "--step-sequences", 8, "--ranks", 2, "--train.steps", 5) == (
         2,
         "",
-        "equipoise plan: --train.steps, --ranks are of a run.toml, and none is given. Give one, or "
+        "equipoise plan: --train.steps, --ranks need a run.toml, and none is given. Give one, or "
         "words of --layout.\n",
     )
 

@@ -49,12 +49,12 @@ def test_a_lock_is_written_resumed_and_explained(
     assert (tmp_path / "plan.lock").read_text() == lock
     assert (tmp_path / "search.jsonl").read_text() == state
     file = str(tmp_path / "plan.lock")
-    assert main(["explain", "--plan", file]) == 0
+    assert main(["explain", "plan", file]) == 0
     told = capsys.readouterr().out
     assert "seconds of the busiest rank" in told and "GiB of the fullest rank" in told
     assert told.splitlines()[-1].startswith("  under load: products x 1.13")
     assert not [line for line in told.splitlines() if line.startswith("logits") and line[6:] == ""]
-    assert main(["explain", "--plan", file, "--json"]) == 0
+    assert main(["explain", "plan", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(lock)
 
 
@@ -64,7 +64,7 @@ def test_a_stale_lock(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     asked = [*SMALL, "--layout", "tp=1,cp=1,pp=1", "--lengths", str(lengths)]
     assert plan(capsys, *asked, "--out", str(tmp_path), "--quiet")[0] == 0
     lengths.write_text("tokens\n" + "2000\n2000\n" * 50)
-    assert main(["explain", "--plan", str(tmp_path / "plan.lock")]) == 4
+    assert main(["explain", "plan", str(tmp_path / "plan.lock")]) == 4
     assert capsys.readouterr().err == (
         f"{tmp_path}/plan.lock is stale: lengths changed since it was written. Plan again: "
         '"equipoise plan --model layers=4,hidden=1024,heads=8,vocab=8000 --cluster h100-sxm:4 '
@@ -120,17 +120,17 @@ def test_an_export_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) ->
         (
             [*SMALL, "--seconds", "0"],
             2,
-            "--seconds is 0. Give a time above 0.\n",
+            "seconds is 0. Give a time above 0.\n",
         ),
         (
             [*SMALL, "--seconds", "nan"],
             2,
-            "--seconds is nan. Give a time above 0.\n",
+            "seconds is nan. Give a time above 0.\n",
         ),
         (
             [*SMALL, "--seconds", "1e-9"],
             2,
-            "Within 1e-09 s no layout that fits was found among 5,929. Give more --seconds, or "
+            "Within 1e-09 s no layout that fits was found among 5,929. Give more seconds, or "
             "fix more of the layout.\n",
         ),
     ],

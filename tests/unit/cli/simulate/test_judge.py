@@ -21,47 +21,46 @@ SMALL = (
     [
         (
             ("--context-tokens=99999999999",),
-            "--context-tokens is 99999999999. Give a whole number of 1 to 2,147,483,647.",
+            "context_tokens is 99999999999. Give a whole number of 1 to 2,147,483,647.",
         ),
         (
             ("--step-sequences=-16",),
-            "--step-sequences is -16. Give a whole number of 1 to 1,048,576.",
+            "step_sequences is -16. Give a whole number of 1 to 1,048,576.",
         ),
-        (("--micro-batch=0",), "--micro-batch is 0. Give a whole number of 1 to 1,048,576."),
-        (("--seed=-1",), "--seed is -1. Give a whole number of 0 or more."),
+        (("--micro-batch=0",), "micro_batch is 0. Give a whole number of 1 to 1,048,576."),
+        (("--seed=-1",), "seed is -1. Give a whole number of 0 or more."),
         (
             ("--model=mixtral-8x7b", "--expert-skew=inf"),
-            "--expert-skew is inf. Give the rows of the expert rank that has most over the mean: 1 "
+            "expert_skew is inf. Give the rows of the expert rank that has most over the mean: 1 "
             "is balanced.",
         ),
         (
             ("--expert-skew=2",),
-            "--expert-skew 2 is of experts, and the model has none. Leave it out.",
+            "expert_skew = 2 needs a model with experts, and this one has none. Leave expert_skew "
+            "out.",
         ),
         (
             ("--cluster=v100-32:16", "--precision=fp8"),
-            "--precision fp8: v100-32 multiplies fp16, fp32 alone. Give bf16, for which fp16 "
-            "stands where there is no bf16, or fp32.",
+            "v100-32 has no fp8; it multiplies fp16, fp32. Give precision bf16, which is computed "
+            "in fp16 where there is no bf16, or fp32.",
         ),
         (
             ("--restart-s=5",),
-            "--restart-s 5 is of a run that fails, and nothing does. Give --mtbf-hours too, or "
-            "leave --restart-s out.",
+            "restart_s = 5 needs mtbf_hours, for without it nothing fails. Give both or neither.",
         ),
         (
             ("--checkpoint-steps=5",),
-            "--checkpoint-steps 5 is of a run that fails, and nothing does. Give --mtbf-hours too, "
-            "or leave --checkpoint-steps out.",
+            "checkpoint_steps = 5 needs mtbf_hours, for without it nothing fails. Give both or "
+            "neither.",
         ),
         (
             ("--context-strategy=ring",),
-            "--context-strategy ring is of context ranks, and cp is 1. Give cp of 2 or more, or "
-            "leave it out.",
+            "context_strategy = ring needs context ranks; cp = 1. Give cp of 2 or more, or leave "
+            "context_strategy out.",
         ),
         (
             ("--policy=by-work",),
-            "--policy by-work packs documents, and there are none. Give --lengths too, or leave "
-            "--policy out.",
+            "policy = by-work needs lengths, the documents that it packs. Give both or neither.",
         ),
     ],
 )
@@ -86,7 +85,7 @@ def test_files_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_what_is_said_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
-    said = "Experts are taken as balanced; --expert-skew says by how much they are not.\n"
+    said = "Experts count as balanced; --expert-skew says by how much they are not.\n"
     sparse = [*SMALL, "--model=mixtral-8x7b", "--layout=dp=16,ep=8"]
     assert main(sparse) == 0
     assert said in capsys.readouterr().out

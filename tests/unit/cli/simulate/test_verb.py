@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from equipoise.balance.packing.pack import ALL_POLICIES, DIVIDES
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.cli.main import main
 from equipoise.cost.step.request import Residuals, residuals_of
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.device.by_name import find_device
 
 ASKED = (
@@ -150,13 +149,13 @@ def test_a_table_a_line_a_picture_and_a_trace(
         ),
         (
             ("--layout=dp=16", "--schedule=1f2b"),
-            '--schedule: "1f2b" is not one of gpipe, 1f1b, interleaved, zb-h1, zb-h2, '
+            'schedule: "1f2b" is not one of gpipe, 1f1b, interleaved, zb-h1, zb-h2, '
             "interleaved-zb, zb-v, dualpipe-v, v-half, v-min, auto. Nearest: "
             '"1f1b".\n',
         ),
         (
             ("--layout=dp=16", "--lengths=prolong", "--policy=by-wrok"),
-            '--policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
+            'policy: "by-wrok" is not one of in-order, fixed, fixed-exact, by-tokens, by-work, '
             "delayed, divided, divided-in-time, gangs, flexsp, bytescale. Nearest: "
             '"by-work".\n',
         ),
@@ -240,9 +239,9 @@ def test_lengths_below_zero(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 
 
 POLICIES_HERE = {
-    "dp=16": [each for each in ALL_POLICIES if each != "divided-in-time"],
-    "tp=2,pp=2,dp=4": [each for each in ALL_POLICIES if each not in TOGETHER],
-    "tp=2,cp=2,dp=4": [each for each in ALL_POLICIES if each not in DIVIDES],
+    "dp=16": [each for each in POLICIES if each != "divided-in-time"],
+    "tp=2,pp=2,dp=4": [each for each in POLICIES if not POLICIES[each].runs_together],
+    "tp=2,cp=2,dp=4": [each for each in POLICIES if not POLICIES[each].divides],
 }
 
 

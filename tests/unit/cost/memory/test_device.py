@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 
-from equipoise.cost.memory.device import RankShare, kept_bytes, rank_memory
+from equipoise.cost.memory.device import kept_bytes, rank_memory
+from equipoise.cost.memory.share import StageShare
 from equipoise.cost.step.request import Stack, StepOptions
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import PLANNED, preset
 from equipoise.spec.run.spec import Recompute
 
 GPT = PLANNED["gpt3-175b"]
-SHARE = RankShare((0, 1), True, True, 1.0, 4096.0, 4096.0)
+SHARE, TOKENS = StageShare((0, 1)), 4096.0
 
 
 def kept(recompute: str, tp: int, *, sequence: bool) -> float:
@@ -73,32 +74,34 @@ def test_states_of_a_weight() -> None:
     model = dataclasses.replace(preset("llama3-8b"), layers=2)
     weights = 2 * model.count_layer(sparse=False, active=False) + 2 * 4096 * 128_256
     options = StepOptions(4096, 8)
-    whole = rank_memory(model, Layout(dp=8, zero=0), options, SHARE)
+    whole = rank_memory(model, Layout(dp=8, zero=0), options, SHARE, TOKENS)
     assert whole["parameters"] == 2 * weights
     assert whole["gradients"] == 4 * weights
     assert whole["optimizer"] == 12 * weights
-    shard = rank_memory(model, Layout(dp=8, zero=1), options, SHARE)
+    shard = rank_memory(model, Layout(dp=8, zero=1), options, SHARE, TOKENS)
     assert shard["optimizer"] == 12 * weights / 8
     assert shard["gradients"] == 4 * weights
-    scattered = rank_memory(model, Layout(dp=8, zero=2), options, SHARE)
+    scattered = rank_memory(model, Layout(dp=8, zero=2), options, SHARE, TOKENS)
     assert scattered["gradients"] == 4 * weights / 8
-    gathered = rank_memory(model, Layout(dp=8, zero=3), options, SHARE)
+    gathered = rank_memory(model, Layout(dp=8, zero=3), options, SHARE, TOKENS)
     assert gathered["parameters"] == scattered["parameters"]  # two layers of two, and tables
     deep = dataclasses.replace(SHARE, layers=tuple(range(8)))
-    more = rank_memory(dataclasses.replace(model, layers=8), Layout(dp=8, zero=3), options, deep)
+    more = rank_memory(
+        dataclasses.replace(model, layers=8), Layout(dp=8, zero=3), options, deep, TOKENS
+    )
     assert more["parameters"] == gathered["parameters"]
-    copies = rank_memory(model, Layout(dp=8, zero=1, replicas=4), options, SHARE)
+    copies = rank_memory(model, Layout(dp=8, zero=1, replicas=4), options, SHARE, TOKENS)
     assert copies["optimizer"] == 4 * shard["optimizer"]
 
 
 def test_terms_shrink_with_ranks_and_grow_with_tokens() -> None:
     model = dataclasses.replace(preset("llama3-8b"), layers=2)
     options = StepOptions(4096, 8)
-    one = rank_memory(model, Layout(), options, SHARE)
-    four = rank_memory(model, Layout(tp=4), options, SHARE)
+    one = rank_memory(model, Layout(), options, SHARE, TOKENS)
+    four = rank_memory(model, Layout(tp=4), options, SHARE, TOKENS)
     for term in ("parameters", "gradients", "optimizer", "activations", "logits"):
         assert four[term] < one[term]
-    more = rank_memory(model, Layout(), options, dataclasses.replace(SHARE, tokens=8192.0))
+    more = rank_memory(model, Layout(), options, SHARE, 8192.0)
     for term in ("activations", "logits", "working space", "allocator"):
         assert more[term] > one[term]
 
@@ -110,7 +113,7 @@ def test_fp32_is_twice_as_wide_as_bf16(name: str, recompute: Recompute) -> None:
     narrow = StepOptions(4096, 8, recompute=recompute)
     wide = dataclasses.replace(narrow, precision="fp32")
     found = {
-        each.precision: rank_memory(model, layout, each, SHARE)
+        each.precision: rank_memory(model, layout, each, SHARE, TOKENS)
         for each in (narrow, wide, dataclasses.replace(narrow, precision="fp8"))
     }
     assert found["fp8"] == found["bf16"]
@@ -132,7 +135,7 @@ def test_fp32_widens_what_was_16_bits() -> None:
         for one in (narrow, wide)
     ]
     assert each[1] - 4 * 32 == 2 * (each[0] - 4 * 32)
-    terms = [rank_memory(model, Layout(), one, SHARE) for one in (narrow, wide)]
+    terms = [rank_memory(model, Layout(), one, SHARE, TOKENS) for one in (narrow, wide)]
     assert terms[1]["gradients"] == 2 * terms[0]["gradients"]
     # A logit in 16 bits and one in fp32 become two in fp32; two streams become twice as wide.
     assert terms[0]["logits"] == 4096 * (6 * model.vocab + 4 * model.hidden)

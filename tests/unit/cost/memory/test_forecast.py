@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cost.memory.forecast import MemoryForecast, StageShare, forecast_memory, whole_model
+from equipoise.cost.memory.forecast import MemoryForecast, forecast_memory
 from equipoise.cost.memory.overhead import DeviceOverhead
+from equipoise.cost.memory.share import StageShare, whole_model
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.run.spec import Recompute

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from equipoise.base.arrays import Floats
 from equipoise.cost.step.layer import LayerTraffic, price_layer, product_passes
-from equipoise.cost.step.request import PASSES, TERMS, Floats, Residuals, Stack, StepOptions
+from equipoise.cost.step.request import PASSES, TERMS, Residuals, Stack, StepOptions
 from equipoise.cost.step.work import Product, layer_work
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import preset

@@ -10,7 +10,7 @@ from equipoise.cost.memory.forecast import forecast_memory
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_price import find_window_wall, forecast_ranks, packer_of, price_run
-from equipoise.plan.answer.run_steps import POLICIES, RunSteps
+from equipoise.plan.answer.run_steps import COMPARED, RunSteps
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import list_trainable
@@ -40,7 +40,7 @@ def finalists(steps: RunSteps) -> list[Finalist]:
     search = Search(RUN.model, MACHINE, space, packer_of(steps, "by-work"), gap=-math.inf)
     found = search.run()
     assert found.progress.priced > 20
-    return price_run(search, found, steps, policies=POLICIES, precision="fp32")
+    return price_run(search, found, steps, policies=COMPARED, precision="fp32")
 
 
 def test_the_first_is_the_fastest_and_none_is_there_twice(finalists: list[Finalist]) -> None:
@@ -51,12 +51,12 @@ def test_the_first_is_the_fastest_and_none_is_there_twice(finalists: list[Finali
         for each in finalists
     ]
     assert all(bare.count(each) == 1 for each in bare)
-    assert {each.choice.options.policy for each in finalists} <= set(POLICIES)
+    assert {each.choice.options.policy for each in finalists} <= set(COMPARED)
 
 
 def test_every_finalist_has_the_faster_policy(steps: RunSteps, finalists: list[Finalist]) -> None:
     for each in finalists:
-        for policy in POLICIES:
+        for policy in COMPARED:
             documents = steps.documents(policy, each.choice.layout)
             options = dataclasses.replace(each.choice.options, policy=policy)
             other = run_step(RUN.model, MACHINE, each.choice.layout, options, documents=documents)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import Precision, Stack
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.bounds.choices import bubble, least_bytes, least_seconds
 from equipoise.plan.bounds.family import Kernels, own_passes
 from equipoise.plan.bounds.kernels import bound_by_kernels
@@ -29,7 +29,7 @@ STACKS = {
 
 
 @settings(deadline=None, max_examples=80)
-@given(*draws(STACKS), st.sampled_from([1, 64, 1000]), st.sampled_from(["drawn", *POLICIES]))
+@given(*draws(STACKS), st.sampled_from([1, 64, 1000]), st.sampled_from(["drawn", *COMPARED]))
 def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain, policy) -> None:
     model = MODELS[name]
     machine, space = setting(name, devices, STACKS[stack], micro)

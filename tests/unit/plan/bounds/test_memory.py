@@ -11,12 +11,13 @@ from equipoise.cost.step.request import StepOptions
 from equipoise.plan.bounds.family import Kernels
 from equipoise.plan.bounds.memory import even_layers, fullest_bytes, least_in_flight
 from equipoise.plan.search.bins import sort_batches
-from equipoise.plan.space.columns import SCHEDULES, Space, list_space
+from equipoise.plan.space.columns import Space, list_space
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight
-from equipoise.schedule.pipeline.strategies import IN_V, ONE_STAGE, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.words import read_model
 
@@ -36,7 +37,7 @@ def test_layers_are_those_of_the_split(layers: int, stages: int, first: float, l
 
 @settings(deadline=None)
 @given(
-    st.sampled_from(SCHEDULES[:-2]),
+    st.sampled_from([name for name, each in SCHEDULES.items() if each.ahead or each.order]),
     st.integers(1, 6),
     st.integers(2, 4),
     st.integers(1, 30),
@@ -45,7 +46,7 @@ def test_layers_are_those_of_the_split(layers: int, stages: int, first: float, l
 def test_what_is_in_flight_is_what_is_replayed(
     schedule: str, ranks: int, virtual: int, micro_batches: int, seed: int
 ) -> None:
-    virtual = 1 if schedule in ONE_STAGE else 2 if schedule in IN_V else virtual
+    virtual = SCHEDULES[schedule].most_stages or virtual
     draw = np.random.default_rng(seed)
     layers = draw.integers(1, 4, ranks * virtual)
     # Heaviest first, as packers have them: of others a part is looked at.

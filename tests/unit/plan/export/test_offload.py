@@ -31,8 +31,8 @@ def test_megatron_offloads_its_distributed_optimizer_and_layers_but_two() -> Non
     with pytest.raises(SpecError) as caught:
         last("optimizer", zero=3)
     assert str(caught.value) == (
-        "Megatron-LM offloads the optimizer that it distributes, and zero=3 is none. Plan with "
-        "--layout zero=1."
+        "Megatron-LM offloads its distributed optimizer alone, which zero=3 does not use. Plan "
+        "with --layout zero=1."
     )
 
 

@@ -248,8 +248,8 @@ def test_every_stage_keeps_its_layers(stages: list[int]) -> None:
         (
             to_megatron,
             {"schedule": "interleaved", "virtual": 2, "context_strategy": "ring"},
-            "Megatron-LM interleaves micro-batches by the pp=2, and 9 of a rank are no multiple "
-            "of it. Plan with --step-sequences that give each rank one.",
+            "Megatron-LM interleaves micro-batches in rounds of pp=2, which does not divide a "
+            "rank's 9. Plan with --step-sequences that give each rank a multiple of 2.",
         ),
     ],
 )

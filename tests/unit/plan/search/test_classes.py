@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import price_finalists
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.bounds.held import least_worst
 from equipoise.plan.search.classes import ClassSearch
 from equipoise.plan.search.offload import search_offloaded
@@ -133,14 +133,14 @@ def test_no_policy_is_bounded_by_documents_of_another() -> None:
     def pack(choice: Choice) -> list[list[list[int]]]:
         options, layout = choice.options, choice.layout
         draw = np.random.default_rng(
-            [2, POLICIES.index(options.policy), layout.dp, options.micro_batch]
+            [2, COMPARED.index(options.policy), layout.dp, options.micro_batch]
         )
         batch = [int(4096 * draw.uniform(1, 3))] * options.micro_batch
         return [[batch] * options.count_micro_batches(layout)] * layout.dp
 
     fixed: dict[str, int | str] = {"cp": 1, "recompute": "none", "zero": 1, "schedule": "1f1b"}
     best = []
-    for policies in (*((policy,) for policy in POLICIES), POLICIES):
+    for policies in (*((policy,) for policy in COMPARED), COMPARED):
         rows = list_space(MODEL, 8, BASE, fixed=fixed, policies=policies)
         found = ClassSearch(MODEL, machine, rows, packer=pack, gap=0.0).run()
         best.append(found.progress.best_s)

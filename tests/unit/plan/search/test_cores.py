@@ -3,7 +3,7 @@
 import numpy as np
 
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import list_space
@@ -18,14 +18,14 @@ MACHINE = Machine(find_cluster("h100-sxm:8"))
 
 def pack(choice: Choice) -> Documents:
     """Twenty micro-batches, no two alike: more than are replayed."""
-    draw = np.random.default_rng(choice.layout.dp + POLICIES.index(choice.options.policy))
+    draw = np.random.default_rng(choice.layout.dp + COMPARED.index(choice.options.policy))
     sizes = draw.integers(200, 3000, (choice.layout.dp, 20, 2)).tolist()
     return [[list(batch) for batch in rank] for rank in sizes]
 
 
 def test_times_do_not_depend_on_who_asked_before() -> None:
     fixed: dict[str, int | str] = {"cp": 2, "dp": 2, "micro_batch": 1, "zero": 1, "order": "dp-pp"}
-    space = list_space(MODEL, 8, StepOptions(8192, 40), fixed=fixed, policies=POLICIES)
+    space = list_space(MODEL, 8, StepOptions(8192, 40), fixed=fixed, policies=COMPARED)
     search = Search(MODEL, MACHINE, space, packer=pack)
     rows = np.flatnonzero(space["context_strategy"] < 2)[::-17].tolist()
     found = [search.documents(space.choice(row))[:1] for row in rows]

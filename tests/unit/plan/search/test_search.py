@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.answer.run_steps import POLICIES
+from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.search.outcome import Outcome, Priced, Progress
 from equipoise.plan.search.packs import Packer, Packs
 from equipoise.plan.search.search import Search
@@ -15,8 +15,8 @@ from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import Documents, price_step
+from equipoise.spec.catalog import Policy
 from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
-from equipoise.spec.run.spec import Policy
 from equipoise.spec.words import read_model
 from support.drawn_batches import packer_of
 
@@ -86,13 +86,13 @@ def test_any_policy_is_as_fast_as_the_faster_one(
 ) -> None:
     machine, pack = Machine(cluster(40.0)), packer_of(MODEL, BASE, 0)
     best = {}
-    for policies in (POLICIES, *((policy,) for policy in POLICIES)):
+    for policies in (COMPARED, *((policy,) for policy in COMPARED)):
         rows = list_space(MODEL, 8, BASE, fixed=fixed, policies=policies)
         found = Search(MODEL, machine, rows, packer=pack, gap=0.0).run()
         assert found.progress.best_s == brute(machine, rows, pack)
         assert rows.choice(found.fitting[0].row).options.policy in policies
         best[policies] = found.progress.best_s
-    assert best[POLICIES] == best[winner,] == min(best.values()) < max(best.values())
+    assert best[COMPARED] == best[winner,] == min(best.values()) < max(best.values())
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_no_policy_is_bounded_by_documents_of_another(
 
     def pack(choice: Choice) -> Documents:
         options, layout = choice.options, choice.layout
-        place = POLICIES.index(options.policy), layout.dp, options.micro_batch
+        place = COMPARED.index(options.policy), layout.dp, options.micro_batch
         draw = np.random.default_rng([seed, *place])
         count = options.count_micro_batches(layout)
         windows = [[int(4096 * draw.uniform(1, 3))] * options.micro_batch for _ in range(count)]
         return [windows] * layout.dp
 
     machine, best, told = Machine(cluster(60.0)), [], list[Progress]()
-    for policies in (*((policy,) for policy in POLICIES), POLICIES):
+    for policies in (*((policy,) for policy in COMPARED), COMPARED):
         rows = list_space(MODEL, 8, BASE, fixed=fixed, policies=policies)
         told.clear()
         found = Search(MODEL, machine, rows, packer=pack, gap=0.0).run(watch=told.append)
@@ -129,10 +129,10 @@ def test_no_policy_is_bounded_by_documents_of_another(
 
 def test_a_search_of_policies_goes_on() -> None:
     pack, told = packer_of(MODEL, BASE, 0), list[Priced]()
-    rows = list_space(MODEL, 8, BASE, fixed={"tp": 2, "cp": 1, "micro_batch": 1}, policies=POLICIES)
+    rows = list_space(MODEL, 8, BASE, fixed={"tp": 2, "cp": 1, "micro_batch": 1}, policies=COMPARED)
     machine = Machine(cluster(40.0))
     whole = Search(MODEL, machine, rows, packer=pack, gap=0.0, note=told.append).run()
-    assert {rows.choice(each.row).options.policy for each in told} == set(POLICIES)
+    assert {rows.choice(each.row).options.policy for each in told} == set(COMPARED)
     again: list[Priced] = []
     known = {each.row: each for each in told[: len(told) // 2]}
     search = Search(MODEL, machine, rows, pack, 0.0, dict(known), again.append)

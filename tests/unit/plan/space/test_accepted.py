@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.base.errors import LayoutError
 from equipoise.plan.space.accepted import require_accepted, require_step
-from equipoise.schedule.pipeline.strategies import STRATEGIES
+from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 
@@ -33,8 +33,8 @@ def refused(lengths=None, *, policy: str = "by-work", window: int = 256, **layou
 def test_a_schedule_of_one_stage_a_rank(schedule: str) -> None:
     assert refused(pp=2, schedule=schedule, virtual=2) == (
         f'layout.schedule = "{schedule}", layout.pp = 2, layout.virtual = 2: {schedule} '
-        "needs 2 stages on 2 ranks, there are 4. Split the layers so, or take interleaved, which "
-        "runs any whole number of stages a rank."
+        "needs 2 stages on 2 ranks; there are 4. Split the layers that way, or take interleaved, "
+        "which runs any whole number of stages per rank."
     )
 
 
@@ -49,23 +49,24 @@ def test_a_schedule_in_a_v_has_two_stages_a_rank(schedule: str, virtual: int) ->
 
 def test_documents_divided_over_time_under_a_schedule_that_does_not_turn_back() -> None:
     assert refused(pp=2, schedule="zb-h1", policy="divided-in-time") == (
-        'layout.schedule = "zb-h1", layout.pp = 2: zb-h1 runs backward in the order of '
-        "forward, and 2 micro-batches share a document over time, which needs the reverse. Take "
+        'layout.schedule = "zb-h1", layout.pp = 2: zb-h1 runs backwards in the order of '
+        "forwards, but 2 micro-batches share a document over time, which needs the reverse. Take "
         "gpipe, 1f1b or auto, or pack with a policy that divides nothing over time."
     )
 
 
 def test_a_share_that_skips_no_stage() -> None:
     assert refused(pp=2, schedule="skip-partial", skip=0.3) == (
-        'layout.schedule = "skip-partial", layout.pp = 2: skip-partial cannot skip 0.3 of 0 '
-        "stages between the first and the last: that is none. Give more stages or a larger share."
+        'layout.schedule = "skip-partial", layout.pp = 2: skip = 0.3 of the 0 stages '
+        "between the first and the last skips none. Give skip-partial more stages or a larger "
+        "share."
     )
 
 
 def test_fewer_micro_batches_than_the_schedule_wants() -> None:
     assert refused(LENGTHS, pp=2, schedule="dualpipe-v", window=1024) == (
         'layout.schedule = "dualpipe-v", layout.pp = 2: dualpipe-v needs 4 micro-batches on '
-        "2 ranks, there are 2. Take zb-v, which runs any number."
+        "2 ranks; there are 2. Take zb-v, which runs any number."
     )
 
 
@@ -76,7 +77,7 @@ def test_fewer_documents_than_ranks() -> None:
     )
 
 
-@pytest.mark.parametrize("schedule", list(STRATEGIES))
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_every_schedule_runs_as_it_is_meant(schedule: str) -> None:
     skips = schedule.startswith("skip")
     layout = LayoutSpec(

@@ -112,10 +112,11 @@ def test_a_message_moved_to_another_round_is_late_or_harmless(schedule, data) ->
         moved = change(moved, end, at + 1, **{what: tuple(later)})
     for fault in find_faults(moved):
         assert (
-            "has not all" in fault
+            "does not have all" in fault
+            or "lacks some" in fault
             or "has some" in fault
             or "receives" in fault
-            or ("under way" in fault)
+            or "in flight" in fault
         )
 
 
@@ -138,8 +139,8 @@ def test_a_dropped_send() -> None:
 def test_a_dropped_message() -> None:
     schedule = change(change(write("ring"), 0, 0, sends=()), 1, 0, receives=())
     assert fault_of(schedule) == (
-        "ring: Rank 1 computes in round 1 document 0 queries 4:6 keys 0:4 full, heads 0:2: it has "
-        "not all of these keys."
+        "ring: Rank 1 computes in round 1 document 0 queries 4:6 keys 0:4 full, heads 0:2: it "
+        "lacks some of these keys."
     )
 
 
@@ -174,7 +175,7 @@ def test_a_tile_that_is_no_square_and_one_of_no_kind() -> None:
     tiles[0, 1] = 1
     assert fault_of(change(schedule, 0, 0, tiles=tiles)) == (
         "needed-kv: Rank 0 computes in round 0 document 0 queries 1:4 keys 0:4 causal, heads 0:2: "
-        "it is no square."
+        "it is not square."
     )
     tiles[0, 5] = 3
     assert fault_of(change(schedule, 0, 0, tiles=tiles)) == (
@@ -200,7 +201,7 @@ def test_a_tile_of_heads_across_groups() -> None:
     tiles[0, 7] = 3
     assert fault_of(change(schedule, 0, 0, tiles=tiles)) == (
         "ring: Rank 0 computes in round 0 document 0 queries 0:4 keys 0:4 causal, heads 0:3: it "
-        "has heads that are neither whole groups nor within one."
+        "has heads that are neither whole groups nor part of one."
     )
 
 
@@ -219,7 +220,7 @@ def test_queries_that_are_not_there() -> None:
     tiles = np.array([[1, 0, 1, 0, 1, 1, 0, 2]])
     assert fault_of(change(schedule, 0, 0, tiles=tiles)) == (
         "ring: Rank 0 computes in round 0 document 1 queries 0:1 keys 0:1 causal, heads 0:2: it "
-        "has not all of these queries."
+        "lacks some of these queries."
     )
 
 
@@ -229,7 +230,7 @@ def test_a_message_that_comes_twice() -> None:
         messages = getattr(schedule.rounds[rank][0], what)
         schedule = change(schedule, rank, 1, **{what: messages})
     assert fault_of(schedule) == (
-        "ring: Rank 1 receives kv 0[0:4] heads 0:1 in round 1, and has some of it."
+        "ring: Rank 1 receives kv 0[0:4] heads 0:1 in round 1 but has some of it."
     )
 
 
@@ -238,7 +239,7 @@ def test_an_output_that_stays_away() -> None:
     at = len(schedule.rounds[0]) - 1
     schedule = change(change(schedule, 0, at, sends=()), 1, at, receives=())
     assert fault_of(schedule) == (
-        "pass-q: Rank 0 computes for query 4 of document 0 in head 0, and never sends it home."
+        "pass-q: Rank 0 computes query 4 of document 0 in head 0 but never sends it home."
     )
 
 
@@ -248,7 +249,7 @@ def test_an_output_that_leaves_too_early() -> None:
     schedule = change(change(schedule, 0, 2, sends=()), 1, 2, receives=())
     schedule = change(change(schedule, 0, 1, sends=sends), 1, 1, receives=receives)
     assert fault_of(schedule) == (
-        "pass-q: Rank 0 sends partial 0[4:6] heads 0:2 in round 1, and has not computed all of it "
+        "pass-q: Rank 0 sends partial 0[4:6] heads 0:2 in round 1 but has not computed all of it "
         "for another rank."
     )
 
@@ -260,8 +261,8 @@ def test_half_an_output_that_is_called_whole() -> None:
         whole = dataclasses.replace(message, carries="output")
         schedule = change(schedule, rank, 2, **{what: (whole,)})
     assert fault_of(schedule) == (
-        "pass-q: Rank 1 receives as whole the output of token 4 of document 0 in head 0, "
-        "which 2 ranks compute."
+        "pass-q: Rank 1 receives the output of token 4 of document 0 in head 0 as complete, but "
+        "2 ranks compute it."
     )
 
 
@@ -302,7 +303,7 @@ def test_a_message_that_outlives_the_schedule() -> None:
         late = tuple(dataclasses.replace(m, rounds=3) for m in messages)
         schedule = change(schedule, rank, 0, **{what: late})
     assert fault_of(schedule) == (
-        "ring: Rank 0 has a message under way until round 2, and only 2 rounds."
+        "ring: Rank 0 has a message in flight until round 2 but only 2 rounds."
     )
 
 
@@ -345,7 +346,7 @@ def test_tokens_without_a_home_or_with_two() -> None:
         "ring: Rank 0 holds its pieces out of order: 0[0:2] comes after document 0 from 2."
     )
     assert fault_of(home_of([[0, 0, 5]])) == (
-        "ring: Rank 0 holds tokens 0:5 of document 0, which are no tokens of the 1 documents."
+        "ring: Rank 0 holds tokens 0:5 of document 0, which do not exist in the 1 documents."
     )
 
 
@@ -355,6 +356,6 @@ def test_too_much_under_way() -> None:
     with pytest.raises(CheckError) as caught:
         check_attention(schedule, wire=wire, in_flight_bytes=255)
     assert str(caught.value) == (
-        "all-gather: Rank 0 has 256 bytes under way at a time, 255 are allowed. A ring has less "
-        "under way than an all-gather."
+        "all-gather: Rank 0 has 256 bytes in flight; the limit is 255. A ring has fewer in flight "
+        "than an all-gather."
     )

@@ -36,11 +36,11 @@ def refusal(call) -> str:
 def test_masks_that_are_refused() -> None:
     lengths = np.array([4, 5])
     assert refusal(lambda: masks_of([Mask()], lengths)) == (
-        "1 masks are not one for each of 2 documents. Give one mask a document, or one for all."
+        "1 masks for 2 documents. Give one mask per document, or one for all."
     )
     prefix = Mask("prefix", prefix_tokens=1, branch_tokens=(1, 2))
     assert refusal(lambda: masks_of(prefix, lengths)) == (
-        "Document 1 has 5 tokens, and its mask is a prefix of 1 and branches of 3. Give it a mask "
+        "Document 1 has 5 tokens, but its mask has a prefix of 1 and branches of 3. Give it a mask "
         "of 5 tokens."
     )
     assert refusal(lambda: Mask("windw")) == (

@@ -120,6 +120,5 @@ def test_a_link_that_carries_nothing() -> None:
     with pytest.raises(LayoutError) as caught:
         LinkPrice(0.0, 0.0)
     assert str(caught.value) == (
-        "A link of 0 s and 0 bytes/s carries nothing. Give a latency of 0 or more and a bandwidth "
-        "above 0."
+        "A link has a latency of 0 s and a bandwidth of 0 bytes/s. Give 0 or more and above 0."
     )

@@ -63,10 +63,9 @@ def test_what_is_assumed_is_said() -> None:
     )
     with pytest.raises(LayoutError) as caught:
         AssumedMachine(0.0, link)
-    assert str(caught.value) == "A rank of 0 FLOP/s computes nothing. Give a speed above 0."
+    assert str(caught.value) == "A rank's speed is 0 FLOP/s. Give a speed above 0."
     with pytest.raises(LayoutError) as caught:
         AssumedMachine(4e14, link, block=0, tile_s=-1.0)
     assert str(caught.value) == (
-        "A kernel of blocks of 0 tokens that takes -1 s a tile does not exist. Give blocks of 1 or "
-        "more, and 0 s or more."
+        "A kernel's block is 0 tokens and its fixed time -1 s. Give 1 or more and 0 or more."
     )

@@ -180,15 +180,14 @@ def test_requests_that_are_refused() -> None:
         "divides the query heads."
     )
     assert refusal("usp") == (
-        "usp works within nodes and between them. Say with ranks_per_node how many ranks share a "
-        "node."
+        "usp works within nodes and between them. Give ranks_per_node, the number of ranks that "
+        "share a node."
     )
     assert refusal("usp", ranks_per_node=3) == (
-        "2 ranks are no whole number of nodes of 3. Give ranks_per_node that divides the ranks."
+        "2 ranks do not fill nodes of 3. Give a ranks_per_node that divides the ranks."
     )
     with pytest.raises(LayoutError) as caught:
         Wire(head_width=0)
     assert str(caught.value) == (
-        "Heads of width 0, elements of 2 bytes and sums of 4 bytes have no size. Give 1 or more "
-        "for each."
+        "Head width 0, elements of 2 bytes and sums of 4 bytes: each must be at least 1."
     )

@@ -116,7 +116,8 @@ def test_a_stage_of_another_rank() -> None:
     rows = rows_of(schedule, 0)
     rows[1][STAGE] = 1
     assert fault_of(change(schedule, 0, rows)) == (
-        "1f1b: Rank 0 has at place 1 the forward of micro-batch 1 on stage 1, which is on rank 1."
+        "1f1b: Rank 0 has the forward of micro-batch 1 on stage 1 at place 1, but that stage is on "
+        "rank 1."
     )
 
 
@@ -127,8 +128,8 @@ def test_an_instruction_that_does_not_exist(column: int) -> None:
     rows[1][column] = 9
     op, stage, micro_batch = rows[1]
     assert fault_of(change(schedule, 0, rows)) == (
-        f"1f1b: Rank 0 has at place 1 operation {op} of micro-batch {micro_batch} on stage "
-        f"{stage}; there are 4 operations, 3 micro-batches and 2 stages."
+        f"1f1b: Rank 0 has operation {op} of micro-batch {micro_batch} on stage {stage} at place "
+        f"1; there are 4 operations, 3 micro-batches and 2 stages."
     )
 
 
@@ -152,21 +153,18 @@ def test_a_weight_gradient_before_its_input_gradient() -> None:
 
 
 def test_slices_of_a_document_in_the_wrong_order() -> None:
-    words = (
-        "they are slices of one document, whose forwards run in order and whose backwards run in "
-        "reverse."
-    )
+    words = "They are slices of one document: forwards must run in order and backwards in reverse."
     schedule = dataclasses.replace(write("1f1b"), units=np.array([[0, 2], [2, 3]]))
     assert fault_of(schedule) == (
         "1f1b: Rank 0 has the input gradient of micro-batch 0 on stage 0 before that of "
-        f"micro-batch 1; {words}"
+        f"micro-batch 1. {words}"
     )
     schedule = dataclasses.replace(write("gpipe"), units=np.array([[0, 3]]))
     check_pipeline(schedule)
     rows = rows_of(schedule, 1)
     rows[0], rows[1] = rows[1], rows[0]
     assert fault_of(change(schedule, 1, rows)) == (
-        "gpipe: Rank 1 has the forward of micro-batch 1 on stage 1 before that of micro-batch 0; "
+        "gpipe: Rank 1 has the forward of micro-batch 1 on stage 1 before that of micro-batch 0. "
         f"{words}"
     )
 
@@ -179,7 +177,8 @@ def test_ranks_that_wait_for_each_other() -> None:
     schedule = change(change(schedule, 0, first + tail[0]), 1, other + tail[1])
     assert fault_of(schedule) == (
         "1f1b: Rank 0 waits at place 1, the backward of micro-batch 0 on stage 0, for the backward "
-        "of micro-batch 0 on stage 1, which rank 1 has at its place 2 and waits at place 1."
+        "of micro-batch 0 on stage 1, which rank 1 has at place 2, and rank 1 waits at "
+        "place 1."
     )
 
 
@@ -189,11 +188,11 @@ def test_too_much_in_flight() -> None:
     with pytest.raises(FitError) as caught:
         check_pipeline(schedule, most_held=[2, 0])
     assert str(caught.value) == (
-        "1f1b: Rank 1 holds 1 at a time, 0 are allowed. Take a strategy that holds less, such as "
+        "1f1b: Rank 1 holds 1 at a time; the limit is 0. Take a strategy that holds less, such as "
         "v-half or auto, or raise the bound."
     )
     sizes = np.array([[5, 7, 9], [1, 1, 1]])
-    with pytest.raises(FitError, match="Rank 0 holds 16 at a time, 15 are allowed"):
+    with pytest.raises(FitError, match="Rank 0 holds 16 at a time; the limit is 15"):
         check_pipeline(schedule, activation=sizes, most_held=[15, 15])
 
 
@@ -206,8 +205,8 @@ def test_a_skipped_stage() -> None:
     )
     rows = [[Op.FORWARD, 1, 0], *rows_of(schedule, 1)]
     assert fault_of(change(schedule, 1, rows), allow_lossy=True) == (
-        "skip-partial: Rank 1 has at place 0 the forward of micro-batch 0 on stage 1, which is not "
-        "on that micro-batch's path."
+        "skip-partial: Rank 1 has the forward of micro-batch 0 on stage 1 at place 0, but that "
+        "stage is not on the micro-batch's path."
     )
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.base.arrays import Ints
 from equipoise.schedule import compiled
 from equipoise.schedule.compiled import compile_loop, run_loop
 from equipoise.schedule.pipeline import fill as pipeline_fill
 from equipoise.schedule.pipeline import replay as pipeline_replay
-from equipoise.schedule.pipeline.instruction import Ints
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight, run_order
 from equipoise.schedule.pipeline.strategies import write_pipeline

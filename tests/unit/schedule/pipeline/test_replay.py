@@ -119,7 +119,7 @@ def test_a_schedule_that_waits_for_ever() -> None:
     with pytest.raises(CheckError) as caught:
         replay_pipeline(turned, prices)
     assert str(caught.value) == (
-        "1f1b: 2 of 2 ranks wait for ever, the first is rank 0. check_pipeline says for what."
+        "1f1b: 2 of 2 ranks wait for ever, rank 0 first. check_pipeline says for what."
     )
 
 
@@ -131,15 +131,15 @@ def refusal(*args, **more) -> str:
 
 def test_prices_that_do_not_go_together() -> None:
     assert refusal([[1, 2]], [[1, 2, 3]], 1) == (
-        "Prices of shapes (1, 2), (1, 3), (), (), () and 1 stages of 1 micro-batches do not go "
-        "together. Give tables of [stages, micro-batches]."
+        "Prices of shapes (1, 2), (1, 3), (), (), () do not match 1 stages and 1 micro-batches. "
+        "Give tables of [stages, micro-batches]."
     )
     assert refusal([[[1]]], 1, 1) == (
-        "Prices have the shape (1, 1, 1), hops (). Give tables of [stages, micro-batches] and "
+        "Prices have shape (1, 1, 1) and hops (). Give tables of [stages, micro-batches] and "
         "hops of [micro-batches]."
     )
     assert refusal([[1]], 1, 1, hop_ns=[[1]]) == (
-        "Prices have the shape (1, 1), hops (1, 1). Give tables of [stages, micro-batches] and "
+        "Prices have shape (1, 1) and hops (1, 1). Give tables of [stages, micro-batches] and "
         "hops of [micro-batches]."
     )
 

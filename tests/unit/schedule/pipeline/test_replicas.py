@@ -61,8 +61,8 @@ def test_who_meets_otherwise_is_told_where() -> None:
     assert str(caught.value) == (
         "Rank 1 of the pipeline meets its replicas out of order: meeting 1 is the backward of "
         "micro-batch 0 on stage 1 (4 collectives) on replica 0 and the forward of micro-batch 1 on "
-        "stage 1 (6 collectives) on replica 2. Give every replica as many micro-batches and one "
-        "schedule, written from the highest price of each micro-batch."
+        "stage 1 (6 collectives) on replica 2. Give all replicas equally many micro-batches and "
+        "one schedule, written from the highest price of each micro-batch."
     )
 
 
@@ -78,9 +78,9 @@ def test_who_has_fewer_micro_batches_is_told() -> None:
         check_meetings([many, few])
     assert str(caught.value) == (
         "Rank 0 of the pipeline meets its replicas out of order: meeting 1 is the backward of "
-        "micro-batch 1 on stage 0 (1 collective) on replica 0 and none on replica 1. Give every "
-        "replica as many micro-batches and one schedule, written from the highest price of each "
-        "micro-batch."
+        "micro-batch 1 on stage 0 (1 collective) on replica 0 and none on replica 1. Give all "
+        "replicas equally many micro-batches and one schedule, written from the highest price of "
+        "each micro-batch."
     )
 
 

@@ -9,7 +9,8 @@ from equipoise.base.errors import LayoutError
 from equipoise.schedule.pipeline.check import check_pipeline
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight, replay_pipeline
-from equipoise.schedule.pipeline.strategies import LOSSY, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import LOSSY
 
 
 @given(
@@ -73,12 +74,11 @@ def test_shares_that_cannot_be_skipped() -> None:
         with pytest.raises(LayoutError) as caught:
             write_pipeline("skip-partial", prices, ranks=4, skip=skip)
         assert str(caught.value) == (
-            f"skip-partial is to skip {skip:g} of the stages. Give a share of 0 or more and below "
-            f"1."
+            f"skip-partial has skip = {skip:g}. Give a share of 0 or more and below 1."
         )
     with pytest.raises(LayoutError) as caught:
         write_pipeline("skip-partial", prices, ranks=4, skip=0.2)
     assert str(caught.value) == (
-        "skip-partial cannot skip 0.2 of 2 stages between the first and the last: that is none. "
-        "Give more stages or a larger share."
+        "skip = 0.2 of the 2 stages between the first and the last skips none. Give skip-partial "
+        "more stages or a larger share."
     )

@@ -11,7 +11,8 @@ from equipoise.schedule.pipeline.check import check_pipeline
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight, replay_pipeline
 from equipoise.schedule.pipeline.schedule import PipelineSchedule, place_in_loop, place_in_v
-from equipoise.schedule.pipeline.strategies import IN_V, ONE_STAGE, STRATEGIES, write_pipeline
+from equipoise.schedule.pipeline.strategies import write_pipeline
+from equipoise.spec.catalog import SCHEDULES
 from support.pipelines import WHOLE, steps, units_of, write_if_legal
 
 
@@ -99,7 +100,7 @@ def test_every_strategy_writes_what_is_right(step, strategy: str, arranged: bool
     ranks, prices = step
     schedule = write_if_legal(strategy, prices, ranks=ranks, arranged=arranged)
     if schedule is None:
-        assert strategy in {*IN_V, *ONE_STAGE}
+        assert SCHEDULES[strategy].most_stages is not None
         return
     check_pipeline(schedule)
     timeline = replay_pipeline(schedule, prices)
@@ -171,7 +172,7 @@ def test_auto_takes_a_loop_where_no_v_fits() -> None:
     schedule = write_pipeline("auto", prices, ranks=2, most_held=3)
     assert schedule.rank_of.tolist() == [0, 1, 0, 1]
     assert fault_of("auto", 4, 1, 2, most_held=1) == (
-        "Rank 0 may hold 1 at a time, and the largest micro-batch alone needs 2. Allow that much, "
+        "Rank 0 may hold 1 at a time, but the largest micro-batch alone needs 2. Allow that much, "
         "or make micro-batches smaller."
     )
 
@@ -198,7 +199,7 @@ def fault_of(strategy: str, stages: int, micro_batches: int, ranks: int, **more)
 
 def test_an_unknown_name() -> None:
     assert fault_of("zbv", 4, 4, 4) == (
-        'No pipeline strategy is called "zbv". Nearest: zb-v. All: ' + ", ".join(STRATEGIES) + "."
+        'No pipeline strategy is called "zbv". Nearest: zb-v. All: ' + ", ".join(SCHEDULES) + "."
     )
 
 
@@ -213,25 +214,25 @@ def test_stages_that_ranks_cannot_share() -> None:
 
 def test_a_number_of_stages_that_a_strategy_does_not_know() -> None:
     assert fault_of("zb-v", 4, 8, 4) == (
-        "zb-v needs 8 stages on 4 ranks, there are 4. Split the layers so, or take interleaved, "
-        "which runs any whole number of stages a rank."
+        "zb-v needs 8 stages on 4 ranks; there are 4. Split the layers that way, or take "
+        "interleaved, which runs any whole number of stages per rank."
     )
     assert fault_of("1f1b", 8, 8, 4) == (
-        "1f1b needs 4 stages on 4 ranks, there are 8. Split the layers so, or take interleaved, "
-        "which runs any whole number of stages a rank."
+        "1f1b needs 4 stages on 4 ranks; there are 8. Split the layers that way, or take "
+        "interleaved, which runs any whole number of stages per rank."
     )
 
 
 def test_too_few_micro_batches_for_dualpipe() -> None:
     assert fault_of("dualpipe-v", 8, 7, 4) == (
-        "dualpipe-v needs 8 micro-batches on 4 ranks, there are 7. Take zb-v, which runs any "
+        "dualpipe-v needs 8 micro-batches on 4 ranks; there are 7. Take zb-v, which runs any "
         "number."
     )
 
 
 def test_documents_that_a_strategy_cannot_divide() -> None:
     assert fault_of("zb-v", 4, 4, 2, units=[(0, 3), (3, 4)]) == (
-        "zb-v runs backward in the order of forward, and 3 micro-batches share a document over "
+        "zb-v runs backwards in the order of forwards, but 3 micro-batches share a document over "
         "time, which needs the reverse. Take gpipe, 1f1b or auto, or pack with a policy that "
         "divides nothing over time."
     )
@@ -257,11 +258,11 @@ def test_a_bound_that_is_exceeded() -> None:
 
 def test_a_bound_that_nothing_fits() -> None:
     assert fault_of("auto", 2, 4, 2, most_held=0) == (
-        "Rank 0 may hold 0 at a time, and the largest micro-batch alone needs 1. Allow that much, "
+        "Rank 0 may hold 0 at a time, but the largest micro-batch alone needs 1. Allow that much, "
         "or make micro-batches smaller."
     )
     assert fault_of("auto", 2, 4, 2, most_held=2, units=[(0, 1), (1, 4)]) == (
-        "Rank 0 may hold 2 at a time, and 3 micro-batches that share a document need 3. Allow "
+        "Rank 0 may hold 2 at a time, but 3 micro-batches that share a document need 3. Allow "
         "that much, or make micro-batches smaller."
     )
 

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
+from equipoise.balance.context.plan import plan_context
 from equipoise.cost.curve import LoadCurve
-from equipoise.parallel.context.plan import plan_context
 from equipoise.schedule.attention.count import Wire
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.sim.here import count_tiles, replay_core

@@ -7,54 +7,64 @@ from typing import get_args
 
 import pytest
 
-from equipoise.balance.packing.turns import TOGETHER
 from equipoise.base.errors import CheckError
 from equipoise.cli.check import verb
+from equipoise.cli.check.model import scaled_down
 from equipoise.cli.main import main
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import Sharding, StrategyName
 from equipoise.train.check import prove as check
 from equipoise.train.check.case import (
-    Case,
     Verdict,
     all_cases,
     context_cases,
     divided_cases,
+    make_case,
     played_cases,
     tensor_cases,
 )
 
+MODEL = scaled_down(preset("2m"))
+
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6])
 def test_everything_is_in_some_case(ranks: int) -> None:
-    plain, shared, played = all_cases(ranks), context_cases(ranks), played_cases(ranks)
-    assert {(c.zero, c.policy) for c in plain} == {
+    plain, shared, played = (
+        make(ranks, MODEL) for make in (all_cases, context_cases, played_cases)
+    )
+    assert {(c.layout.zero, c.pack.policy) for c in plain} == {
         (zero, policy)
         for zero in range(4)
         for policy in ("in-order", "fixed", "by-tokens", "by-work")
     }
     for policy in ("in-order", "fixed", "by-tokens", "by-work"):
-        assert {c.context_tokens for c in plain if c.policy == policy} == {512, 256}
-    assert {c.zero for c in plain if c.recompute == "full"} == {0, 1, 2, 3}
+        assert {c.pack.context_tokens for c in plain if c.pack.policy == policy} == {512, 256}
+    assert {c.layout.zero for c in plain if c.train.recompute == "full"} == {0, 1, 2, 3}
     divisors = {n for n in range(2, ranks + 1) if ranks % n == 0}
-    assert {(c.cp, c.zero) for c in shared} == {(n, z) for n in divisors for z in range(4)}
-    assert {c.cp for c in shared if c.recompute == "full"} == divisors
+    assert {(c.layout.cp, c.layout.zero) for c in shared} == {
+        (n, z) for n in divisors for z in range(4)
+    }
+    assert {c.layout.cp for c in shared if c.train.recompute == "full"} == divisors
     assert (
-        {c.strategy for c in shared} == {c.strategy for c in played} == set(get_args(StrategyName))
+        {c.layout.strategy for c in shared}
+        == {c.layout.strategy for c in played}
+        == set(get_args(StrategyName))
     )
-    assert {c.sharding for c in played} == set(get_args(Sharding))
+    assert {c.layout.sharding for c in played} == set(get_args(Sharding))
     assert not {c.played for c in plain + shared} - {False}
     for cases in (plain, shared, played):
         assert len(set(cases)) == len(cases)
 
 
 def test_one_rank_shares_with_nobody() -> None:
-    assert context_cases(1) == played_cases(1) == divided_cases(1) == tensor_cases(1, 4) == []
+    for make in (context_cases, played_cases, divided_cases, tensor_cases):
+        assert make(1, MODEL) == []
 
 
 @pytest.mark.parametrize(("ranks", "heads"), [(4, 6), (8, 4), (6, 6)])
 def test_every_way_to_share_weights_is_in_some_case(ranks: int, heads: int) -> None:
-    cases = tensor_cases(ranks, heads)
+    cases = tensor_cases(ranks, dataclasses.replace(MODEL, heads=heads, kv_heads=1))
     assert len(set(cases)) == len(cases)
     factors = {
         (context, tensor)
@@ -62,34 +72,36 @@ def test_every_way_to_share_weights_is_in_some_case(ranks: int, heads: int) -> N
         for tensor in range(2, ranks + 1)
         if ranks % (context * tensor) == 0 and heads % tensor == 0
     }
-    assert {(c.cp, c.tp, c.zero) for c in cases} == {
+    assert {(c.layout.cp, c.layout.tp, c.layout.zero) for c in cases} == {
         (*each, zero) for each in factors for zero in range(4)
     }
-    assert {(c.cp, c.tp) for c in cases if c.recompute == "full"} == factors
+    assert {(c.layout.cp, c.layout.tp) for c in cases if c.train.recompute == "full"} == factors
     assert {c.ranks for c in cases} == {ranks}
     for case in cases:
         assert case.layout.of_ranks(ranks).world == ranks
-    assert str(cases[0]).endswith(f"tp = {cases[0].tp})")
+    assert str(cases[0]).endswith(f"tp = {cases[0].layout.tp})")
 
 
 def test_policies_that_divide_meet_every_stage_somewhere() -> None:
-    cases = [case for ranks in (2, 3, 4) for case in divided_cases(ranks)]
-    for policy in TOGETHER:
-        mine = [case for case in cases if case.policy == policy]
-        assert {case.zero for case in mine} == {0, 1, 2, 3}
-        assert {case.context_tokens for case in mine} == {256, 128}
-    assert {case.recompute for case in cases} == {"none", "full"}
+    cases = [case for ranks in (2, 3, 4) for case in divided_cases(ranks, MODEL)]
+    for policy in (name for name, traits in POLICIES.items() if traits.runs_together):
+        mine = [case for case in cases if case.pack.policy == policy]
+        assert {case.layout.zero for case in mine} == {0, 1, 2, 3}
+        assert {case.pack.context_tokens for case in mine} == {256, 128}
+    assert {case.train.recompute for case in cases} == {"none", "full"}
 
 
 def test_a_runs_own_strategy_and_sharding_are_proven() -> None:
-    cases = context_cases(4, "ring", "by-work")
-    assert {(c.cp, c.zero) for c in cases if (c.strategy, c.sharding) == ("ring", "by-work")} == {
-        (context, zero) for context in (2, 4) for zero in range(4)
-    }
+    cases = context_cases(4, MODEL, "ring", "by-work")
+    assert {
+        (c.layout.cp, c.layout.zero)
+        for c in cases
+        if (c.layout.strategy, c.layout.sharding) == ("ring", "by-work")
+    } == {(context, zero) for context in (2, 4) for zero in range(4)}
 
 
 RIGHT = Verdict(
-    case=Case(4, 2, "by-work", 512, "none", 2, "ring", "mixed"),
+    case=make_case(MODEL, 4, context_tokens=512, zero=2, cp=2, strategy="ring"),
     micro_batches=2,
     loss_error=1e-7,
     forward_error=2e-7,
@@ -104,12 +116,21 @@ RIGHT = Verdict(
 WRONG = dataclasses.replace(RIGHT, gradient_error=0.5, worst_parameter="norm.weight")
 PLAYED = dataclasses.replace(
     RIGHT,
-    case=Case(3, 0, "by-work", 512, "none", 3, "ulysses", "contiguous", played=True),
+    case=make_case(
+        MODEL,
+        3,
+        context_tokens=512,
+        played=True,
+        zero=0,
+        cp=3,
+        strategy="ulysses",
+        sharding="contiguous",
+    ),
     messages=5,
 )
 ALONE = dataclasses.replace(
     RIGHT,
-    case=Case(2, 0, "in-order", 256, "full"),
+    case=make_case(MODEL, 2, policy="in-order", recompute="full", zero=0),
     bytes=0,
     messages=0,
     scheduled_bytes=0,
@@ -118,8 +139,10 @@ ALONE = dataclasses.replace(
 
 
 def told(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], *argv: str) -> int:
-    monkeypatch.setattr(check, "play_cases", lambda *_: [v for v in verdicts if v.case.played])
-    monkeypatch.setattr(check, "run_cases", lambda *_: [v for v in verdicts if not v.case.played])
+    def run_cases(*_: object, over_gloo: bool = True) -> list[Verdict]:
+        return [verdict for verdict in verdicts if verdict.case.played != over_gloo]
+
+    monkeypatch.setattr(check, "run_cases", run_cases)
     return main(["check", *argv])
 
 
@@ -197,6 +220,14 @@ def test_one_sentence_where_all_is_right(
     assert capsys.readouterr().out == ""
 
 
+def test_pipelines_deepen_the_model_and_the_scope_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped = dataclasses.replace(ALONE, case=make_case(MODEL, 4, pp=4))
+    assert told(monkeypatch, [ALONE, piped]) == 0
+    assert "Model: 2 to 4 layers of width 64, fp32" in capsys.readouterr().out
+
+
 def test_which_half_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,7 +239,7 @@ def test_which_half_is_asked_for(
 
 def test_a_number_of_ranks_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--ranks", "2", "0"]) == 2
-    assert capsys.readouterr().err == "--ranks 0 is no number of ranks. Give 1 or more.\n"
+    assert capsys.readouterr().err == "--ranks 0 is below 1. Give 1 or more ranks.\n"
 
 
 def test_the_sentence_of_a_case_without_context() -> None:

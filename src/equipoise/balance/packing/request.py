@@ -1,0 +1,125 @@
+"""Lengths in, packed steps out, with their skew and what no deal could beat: ``balance.pack``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balance.packing.evaluate import (
+    PackedRecord,
+    PackScore,
+    Setting,
+    bound_ns,
+    score_policy,
+)
+from equipoise.base.arrays import Ints
+from equipoise.base.errors import DataError, LayoutError, SpecError
+from equipoise.base.nearest import nearest
+from equipoise.cost.curve import counted_curve
+from equipoise.cost.work import kv_bytes_per_token
+from equipoise.spec.catalog import POLICIES, Policy
+from equipoise.spec.model.presets import ModelSpec, preset
+from equipoise.spec.pack import Pieces
+from equipoise.spec.run.spec import PackSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PackAnswer:
+    """Steps packed by one policy."""
+
+    score: PackScore
+    """Skew, gap to the bound, tokens over the cap, cuts, delays: means over the steps."""
+    steps: tuple[PackedRecord, ...]
+    """Which pieces each rank computes in which micro-batch, step by step."""
+    bound_s: tuple[float, ...]
+    """Per step, what the heaviest rank takes at least under any deal of the same pieces [s]."""
+
+    @property
+    def skew(self) -> float:
+        """Heaviest rank over the mean, mean over steps [ratio]."""
+        return self.score.skew
+
+    @property
+    def gap(self) -> float:
+        """Heaviest rank over its bound, less 1, mean over steps."""
+        return self.score.gap
+
+
+def pack(
+    documents: Sequence[int] | Ints | Setting,
+    ranks: int = 1,
+    policy: Policy = "by-work",
+    *,
+    context_tokens: int = 8192,
+    max_tokens: int | None = None,
+    model: ModelSpec | str = "7m",
+) -> PackAnswer:
+    """Pack documents for data-parallel ranks, and say how even that is.
+
+    Args:
+        documents: Length of each document of one step [tokens], each >= 1; or a ``Setting``, for
+            many steps, a price curve of your own, context ranks or the micro-batches of a
+            pipeline, which says everything but the policy.
+        ranks: Data-parallel ranks, >= 1.
+        policy: A packing policy by name.
+        context_tokens: Window: longer documents are cut at its multiples [tokens], >= 2.
+        max_tokens: Most tokens of a micro-batch, for policies that do not fill windows; 1.25
+            windows unless given.
+        model: Whose FLOP are the price: sizes, or a preset's name.
+
+    Raises:
+        SpecError: no policy or preset has that name.
+        DataError: there is no document, or one is empty.
+        LayoutError: the documents cannot be packed for so many ranks; says what can.
+
+    >>> answer = pack([8192, 300, 300, 4000, 120, 2500, 900, 72], ranks=2, model="2m")
+    >>> [[share.doc_tokens.tolist() for (share,) in rank] for rank in answer.steps[0].bins]
+    [[[8192]], [[300, 300, 4000, 120, 2500, 900, 72]]]
+    >>> round(answer.skew, 3), round(answer.gap, 3)
+    (1.335, 0.0)
+    """
+    if policy not in POLICIES:
+        raise SpecError(
+            f'No packing policy is called "{policy}". Nearest: {nearest(policy, POLICIES)}. '
+            f"All: {', '.join(POLICIES)}."
+        )
+    if isinstance(documents, Setting):
+        setting = documents
+    else:
+        if ranks < 1:
+            raise LayoutError(f"balance.pack needs ranks of 1 or more, and there are {ranks}.")
+        if context_tokens < 2:
+            raise LayoutError(
+                f"balance.pack needs windows of 2 tokens or more, and context_tokens is "
+                f"{context_tokens}."
+            )
+        sizes = preset(model) if isinstance(model, str) else model
+        pieces = _pieces(documents, context_tokens)
+        step_tokens = max(2, int((pieces[:, 2] - pieces[:, 1]).sum()))
+        spec = PackSpec(policy, context_tokens, step_tokens, max_tokens=max_tokens)
+        kv_bytes = kv_bytes_per_token(sizes) * sizes.layers
+        curve = counted_curve(sizes)
+        setting = Setting([pieces], spec, ranks, curve, kv_bytes_per_token=kv_bytes)
+    score, records = score_policy(policy, setting)
+    bounds = (bound_ns(record, setting) / 1e9 for record in records if not record.is_flush)
+    return PackAnswer(score, tuple(records), tuple(bounds))
+
+
+def _pieces(doc_tokens: Sequence[int] | Ints, context_tokens: int) -> Pieces:
+    """Documents in order, whole or cut at multiples of a window, int64 [pieces, 3]."""
+    lengths = np.asarray(doc_tokens, dtype=np.int64).reshape(-1)
+    if not len(lengths):
+        raise DataError(
+            "A step needs documents of 1 token or more each, and there are none. Give lengths."
+        )
+    if lengths.min() < 1:
+        raise DataError(
+            f"A step needs documents of 1 token or more each; there are {len(lengths):,}, and the "
+            f"shortest has {int(lengths.min()):,}. Leave empty ones out."
+        )
+    windows = -(-lengths // context_tokens)
+    document = np.repeat(np.arange(len(lengths)), windows)
+    window = np.arange(len(document)) - np.repeat(np.cumsum(windows) - windows, windows)
+    starts = window * context_tokens
+    stops = np.minimum(lengths[document], starts + context_tokens)
+    return np.stack((document, starts, stops), axis=1)

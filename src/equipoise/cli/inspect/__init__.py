@@ -1,0 +1,1 @@
+"""``equipoise inspect``: the verb and its table."""

@@ -1,0 +1,86 @@
+"""Document lengths as ``--lengths`` gives them: a list, a distribution, a file, or the corpus."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.base.errors import SpecError
+from equipoise.cli.console import make_progress
+from equipoise.spec.limits import MOST_SIZE
+
+if TYPE_CHECKING:
+    from equipoise.spec.run.resolve import ResolvedRun
+    from equipoise.spec.workload import Lengths
+
+_BYTES_PER_TOKEN = 3.3
+"""Of the standard library under a byte-level BPE of 4,096 tokens trained on it (measured)."""
+
+
+def listed_lengths(text: str) -> tuple[int, ...] | None:
+    """Lengths in a list, as in 3000,40,900; None if the text names something instead.
+
+    Raises:
+        SpecError: a word of the list is not a length.
+    """
+    if "," not in text and not text.isdigit():
+        return None
+    words = [word.strip() for word in text.rstrip(",").split(",")]
+    wrong = [word for word in words if not re.fullmatch(r"\d+(_\d+)*", word)]
+    wrong = wrong or [word for word in words if len(word) > 20 or int(word) > MOST_SIZE]
+    if not wrong:
+        return tuple(int(word) for word in words)
+    if Path(text).is_file():
+        return None
+    raise SpecError(
+        f'--lengths {text}: "{wrong[0]}" is not a length. Give whole numbers of tokens, as in '
+        f"3000,40,900."
+    )
+
+
+def document_lengths(
+    name: str | None, run: "ResolvedRun", *, least_tokens: int, is_quiet: bool
+) -> tuple["Lengths", str]:
+    """Lengths by name, or of the run's corpus, and where they come from.
+
+    Args:
+        name: A distribution, a file, or None for the corpus.
+        run: Its ``pack.context_tokens`` is the window to fill.
+        least_tokens: Tokens to draw at least from a distribution, documents cut to a window.
+        is_quiet: Show no progress.
+
+    Raises:
+        DataError: no such distribution and no such file, or a file with no lengths.
+    """
+    import numpy as np
+
+    from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
+
+    if name is None:
+        return _corpus_lengths(run, is_quiet)
+    if name not in distribution_names():
+        return read_lengths(Path(name)), name
+    documents = 4096
+    lengths = draw_lengths(name, documents)
+    while int(np.minimum(lengths, run.spec.pack.context_tokens).sum()) < least_tokens:
+        documents *= 2
+        lengths = draw_lengths(name, documents)
+    return lengths, f"{name} (embedded distribution)"
+
+
+def _corpus_lengths(run: "ResolvedRun", is_quiet: bool) -> tuple["Lengths", str]:
+    """Counted if a tokenizer is installed, else estimated from bytes."""
+    import numpy as np
+
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        from equipoise.data.source import open_source
+
+        sizes = np.array(open_source(run.spec.data, run.base).sizes_bytes)
+        lengths = np.maximum(1, sizes[sizes > 0] / _BYTES_PER_TOKEN).astype(np.int64)
+        return lengths, f"file sizes at {_BYTES_PER_TOKEN} bytes a token (estimated)"
+    from equipoise.data.cache.store import prepare
+
+    store = prepare(run.spec.data, run.base, progress=make_progress(is_quiet))
+    left_out = f"; {store.left_out}" if store.left_out else ""
+    return store.doc_tokens, f"{store.source_name} (counted{left_out})"

@@ -1,0 +1,66 @@
+"""Every axis of a layout, applied to a decoder in one order.
+
+What it decides
+    The order. Each row takes the decoder as the row above leaves it:
+
+    ====  ===========  ==========================================  ==============================
+    row   axis         what becomes of the decoder                 by
+    ====  ===========  ==========================================  ==============================
+    0     pp           the stages of this rank (the caller cuts)   ``pipeline.part.DecoderPart``
+    1     ep, etp      its own experts stay; rows travel           ``expert.exchange``
+    2     tp           its share of every other weight stays       ``tensor.shard``
+    3     (recompute)  what each layer makes again in a backward   ``nn.decoder.set_recompute``
+    4     dp, cp       ZeRO shards what is left                    ``zero.shard``
+    ====  ===========  ==========================================  ==============================
+
+    Experts come first: they lie on axes of their own, and tensor parallelism passes over what is
+    placed already. ZeRO comes last and flattens whatever the rank still has. Context parallelism
+    changes no weight: attention over its ranks arrives with each micro-batch.
+
+Kept true (tests/multi/check/test_layout.py, tests/multi/parallel/test_pipeline_experts.py)
+    Loss and every gradient of any axes together equal one rank's.
+"""
+
+from equipoise.comm.group import Ranks
+from equipoise.comm.mesh import Mesh
+from equipoise.cost.memory.weights import SMALL_BYTES
+from equipoise.nn.decoder import Decoder, set_recompute
+from equipoise.parallel.expert.exchange import spread_experts
+from equipoise.parallel.tensor.shard import split_weights
+from equipoise.parallel.zero.shard import ShardedDecoder, mixed_precision
+from equipoise.spec.run.spec import Recompute
+
+
+def apply_axes(
+    decoder: Decoder,
+    ranks: Ranks,
+    *,
+    zero: int,
+    precision: str,
+    mesh: Mesh | None = None,
+    recompute: Recompute = "none",
+    small_bytes: int = SMALL_BYTES,
+) -> ShardedDecoder:
+    """Divide a decoder over the ranks of a layout; every rank calls it.
+
+    Args:
+        decoder: Whole, or some stages of a pipeline; with the same weights on every rank.
+        ranks: All of them.
+        zero: ZeRO stage.
+        precision: ``fp32``, or ``bf16`` with fp32 master weights and sums.
+        mesh: Groups of the layout; without one all ranks share the data alone.
+        recompute: What layers make again in the backward.
+        small_bytes: Groups of weights up to this size, gathered, stay whole for the step under
+            ZeRO 3; 0 gathers every group each time [bytes].
+
+    Raises:
+        LayoutError: the model does not divide over tp, ep or etp.
+    """
+    if mesh is not None:
+        spread_experts(decoder, mesh, policy=mixed_precision(precision))
+        if mesh.layout.tp > 1:
+            split_weights(decoder, mesh)
+    set_recompute(decoder, recompute)
+    return ShardedDecoder(
+        decoder, ranks, zero=zero, precision=precision, mesh=mesh, small_bytes=small_bytes
+    )

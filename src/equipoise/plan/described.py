@@ -1,0 +1,363 @@
+"""A plan for a model on a described cluster: what is asked, what is read, which choices there are.
+
+Kept true (tests/unit/cli/plan, tests/unit/plan/test_request.py)
+    The words that a lock keeps under ``asked`` are read back as the same request; each refusal has
+    one sentence.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, cast
+
+from equipoise import __version__, cost
+from equipoise.balance.packing.turns import require_policy
+from equipoise.base.digest import digest, digest_file
+from equipoise.base.errors import SpecError
+from equipoise.cost.offload import require_host
+from equipoise.cost.step.request import Precision, StepOptions
+from equipoise.plan.answer.explain import find_walls
+from equipoise.plan.answer.final import Finalist, price_finalists, with_layers
+from equipoise.plan.answer.run_steps import COMPARED
+from equipoise.plan.export.program import Program
+from equipoise.plan.export.settings import EXPORTS
+from equipoise.plan.search.classes import ClassSearch
+from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.offload import search_offloaded
+from equipoise.plan.search.outcome import Outcome, Progress
+from equipoise.plan.search.packs import Packer
+from equipoise.plan.search.search import Search
+from equipoise.plan.search.seeds import RECIPES
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.columns import list_space
+from equipoise.sim.drawn import step_packer
+from equipoise.sim.machine import Machine
+from equipoise.sim.request import (
+    StepRequest,
+    require_kernel_prices,
+    require_known,
+    require_no_offload,
+    require_used,
+    step_options,
+)
+from equipoise.spec.catalog import POLICIES, Policy
+from equipoise.spec.cluster.file import read_cluster
+from equipoise.spec.cluster.spec import ClusterSpec
+from equipoise.spec.device.spec import THIS_CPU
+from equipoise.spec.layout import ORDERS, Layout
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.offload import OFFLOADS, Offload
+from equipoise.spec.plan import Wall
+from equipoise.spec.run.spec import Recompute
+from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
+from equipoise.spec.workload import distribution_names
+
+_SEARCHED = tuple(
+    name for name, traits in POLICIES.items() if traits.divides and not traits.is_slow
+)
+"""Policies that divide documents and are searched; a slow one packs one step for a minute."""
+
+_LIST_SHARE = 0.25
+"""The share of the time for listing every choice."""
+_LIST_S = 1.0
+"""What listing may take however little time there is."""
+
+SECONDS = 30.0
+"""A plan's budget unless one is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A model to be planned on a described cluster.
+
+    Names and words are those of ``equipoise plan``; what is None is searched.
+    """
+
+    model: str
+    """A known model, ``layers=..,hidden=..,heads=..,vocab=..``, or the path of a config.json."""
+    cluster: str
+    """``h100-sxm:64``, or the path of a cluster.toml."""
+    context_tokens: int
+    """Window: tokens of a sequence."""
+    step_sequences: int
+    """Sequences of one step, over all ranks."""
+    layout: str | None = None
+    """Degrees that are fixed, as ``tp=8,zero=1``."""
+    micro_batch: int | None = None
+    recompute: Recompute | None = None
+    offload: Offload | Literal["any"] | None = None
+    """None: nothing, unless nothing fits without; ``any`` searches all."""
+    precision: Precision = "bf16"
+    schedule: str | None = None
+    context_strategy: str | None = None
+    order: Literal["dp-pp", "pp-dp"] | None = None
+    layers: Literal["alike", "own"] | None = None
+    """``own`` lets each layer have its own degrees, where that is faster."""
+    export: str | None = None
+    """A program whose settings alone are searched: torchtitan or megatron."""
+    expert_skew: float = 1.0
+    """Rows of the expert rank that has most, over the mean [ratio]."""
+    lengths: str | None = None
+    """Document lengths: a distribution or a file; None: full windows."""
+    policy: str | None = None
+    """``pack.policy`` for ``lengths``; None: by-work; ``any`` searches."""
+    seed: int = 0
+    """Seed of the documents drawn."""
+    seconds: float = SECONDS
+    """The most to list, search and price."""
+    out: Path | None = None
+    """Folder that keeps what the search has priced; the same request goes on from it."""
+
+    def asked(self) -> dict[str, str]:
+        """The words of a command line that differ from its defaults, in its order."""
+        same = {"layers": "alike", "precision": "bf16", "expert_skew": 1.0, "seed": 0}
+        same |= {"policy": "by-work"}
+        values = {name: getattr(self, name) for name in _ASKED}
+        return {
+            name.replace("_", "-"): str(value)
+            for name, value in values.items()
+            if value is not None and value != same.get(name)
+        }
+
+
+_ASKED = (
+    "model",
+    "cluster",
+    "context_tokens",
+    "step_sequences",
+    "layout",
+    "micro_batch",
+    "recompute",
+    "offload",
+    "precision",
+    "schedule",
+    "context_strategy",
+    "order",
+    "layers",
+    "export",
+    "expert_skew",
+    "lengths",
+    "policy",
+    "seed",
+)
+"""What of a request decides the plan, in the order of a lock."""
+
+
+_KNOWN = {
+    "offload": (*OFFLOADS, "any"),
+    "order": tuple(ORDERS),
+    "layers": ("alike", "own"),
+    "export": tuple(EXPORTS),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterInputs:
+    """A model on a described cluster."""
+
+    request: PlanRequest
+    policies: tuple[Policy, ...]
+    """Those that are searched; none where one is given, or nothing is packed."""
+    program: Program | None
+    """The program whose settings the choices are, if any."""
+    asked: dict[str, str]
+    read: dict[str, str]
+    search: Search
+    is_whole: bool
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.request.model
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether layers may have strategies of their own."""
+        return self.request.layers == "own"
+
+    @property
+    def last_resort(self) -> Offload:
+        """All that is not excluded; where layers differ or compute in host memory, nothing."""
+        is_here = self.by_layer or self.search.machine.device.name == THIS_CPU
+        if is_here or (self.program is not None and "both" not in self.program.known["offload"]):
+            return "none"
+        return next((each for each in OFFLOADS if each == self.request.offload), "both")
+
+    def go_on(
+        self, outcome: Outcome, *, seconds: float, watch: Callable[[Progress], None]
+    ) -> Outcome:
+        """Search with offloading, too, where that is asked for or nothing fits without."""
+        offload = self.request.offload
+        nothing_fits = not outcome.fitting and outcome.progress.bound_s == float("inf")
+        is_open = offload == "any" or (offload is None and nothing_fits)
+        if not is_open or self.last_resort == "none":
+            return outcome
+        may = None if self.program is None else partial(self.program.can, self.search.model)
+        return search_offloaded(self.search, outcome, seconds=seconds, watch=watch, may=may)
+
+    def finalists(self, outcome: Outcome, due: Deadline) -> list[Finalist]:
+        """The best and the next, priced whole."""
+        finalists = price_finalists(self.search, outcome, due=due)
+        return with_layers(self.search, outcome, finalists, due) if self.by_layer else finalists
+
+    def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
+        """Flags, the packing policy among them where it was searched, and no keys."""
+        lengths = self.request.lengths
+        packed = {} if lengths is None else {"lengths": lengths}
+        packed |= {"policy": choice.options.policy} if self.policies else {}
+        return choice.words() | packed, {}
+
+    def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
+        """The walls of window, micro-batch and layers; none where layers differ."""
+        if best.layers:
+            return ()
+        search = self.search
+        return due.attempt(partial(find_walls, search.model, search.machine, best.choice)) or ()
+
+
+def read_inputs(request: PlanRequest, due: Deadline) -> ClusterInputs:
+    """Read model, cluster and lengths, and list the space; of a vast one, its recipes.
+
+    Raises:
+        SpecError: a word is wrong, or nothing is left to choose.
+    """
+    for name, known in _KNOWN.items():
+        if getattr(request, name) is not None:
+            require_known(name, getattr(request, name), known)
+    model, cluster = read_model(request.model), read_cluster(request.cluster)
+    by_layer = request.layers == "own"
+    if by_layer and request.export is not None:
+        raise SpecError(
+            f"layers = own plans layers that differ, and export = {request.export} has one setting "
+            f"for all. Export a plan of layers = alike."
+        )
+    if by_layer:
+        require_no_offload(request.offload)
+        require_kernel_prices(model, cluster, request.precision)
+    fixed = _fixed(request)
+    step = StepRequest(
+        *(request.model, request.cluster, Layout()),
+        context_tokens=request.context_tokens,
+        step_sequences=request.step_sequences,
+        micro_batch=1 if request.micro_batch is None else request.micro_batch,
+        schedule=request.schedule,
+        recompute=request.recompute or "none",
+        offload=cast(Offload, fixed.get("offload", "none")),
+        precision=request.precision,
+        context_strategy=request.context_strategy or "needed-kv",
+        expert_skew=request.expert_skew,
+        lengths=request.lengths,
+        policy=request.policy,
+        seed=request.seed,
+    )
+    require_used(step, experts=model.experts, cp=cast("int | None", fixed.get("cp")))
+    is_plain = not by_layer and request.export is None and len(cluster.classes) == 1
+    is_plain &= cluster.classes[0].device.name != THIS_CPU
+    policies = _searched(request, is_plain=is_plain, fixed=fixed)
+    machine = Machine(cluster)
+    if policies:
+        step = dataclasses.replace(step, policy=None)
+    base = step_options(step, 1, machine.device)
+    if request.offload is not None:
+        require_host(machine.device, request.offload)
+    program = None if request.export is None else EXPORTS[request.export][0]
+    if program is not None:
+        stack = dataclasses.replace(base.stack, offloads_master=program.offloads_master)
+        base = dataclasses.replace(base, stack=stack)
+    packer = None if request.lengths is None else choice_packer(model, request.lengths, base)
+    some = partial(list_space, model, cluster.devices, base, fixed=fixed, policies=policies)
+    listing = due.part(_LIST_SHARE)
+    listing = dataclasses.replace(listing, until_s=max(listing.until_s, listing.clock() + _LIST_S))
+    every = listing.attempt(some)
+    space = some(only=RECIPES) if every is None else every
+    if program is not None:
+        space = program.keep(model, space)
+    kind = Search if len(cluster.classes) == 1 else ClassSearch
+    search = kind(model, machine, space, packer=packer)
+    read = read_digests(request.model, request.cluster, request.lengths)
+    return ClusterInputs(
+        request, policies, program, request.asked(), read, search, every is not None
+    )
+
+
+def choice_packer(model: ModelSpec, lengths: str, base: StepOptions) -> Packer:
+    """A function that packs one step's documents for any choice.
+
+    Args:
+        model: What a document's work is counted for.
+        lengths: A distribution's name, or a file of lengths.
+        base: Window, sequences, policy and seed, which no choice changes.
+    """
+    pack = step_packer(model, lengths, base)
+    return lambda choice: pack(choice.layout, choice.options)
+
+
+def _fixed(request: PlanRequest) -> dict[str, int | str]:
+    """What is not to be searched, by its name in the space."""
+    fixed: dict[str, int | str] = {}
+    if request.layout is not None:
+        fixed |= read_words("--layout", request.layout, LAYOUT_WORDS)
+    for name in ("micro_batch", "recompute", "offload", "schedule", "context_strategy", "order"):
+        if getattr(request, name) not in (None, "any"):
+            fixed[name] = getattr(request, name)
+    return fixed
+
+
+def _searched(
+    request: PlanRequest, *, is_plain: bool, fixed: dict[str, int | str]
+) -> tuple[Policy, ...]:
+    """The policies that are searched; none where one is given.
+
+    Args:
+        request: The policy, and what it is searched for.
+        is_plain: Whether all layers, and all devices, are alike and known from kernels: only so are
+            divided documents priced.
+        fixed: Degrees that are given.
+
+    Raises:
+        SpecError: layouts cannot be compared under the policy.
+    """
+    policy = request.policy
+    if policy == "any":
+        return (*COMPARED, *_SEARCHED) if is_plain else COMPARED
+    traits = None if policy is None else POLICIES.get(policy)
+    if traits is not None and traits.lets_wait:
+        raise SpecError(
+            f"policy = {policy} packs other documents for every layout, so their steps cannot be "
+            f"compared. Plan with policy = by-work, and price its layout under {policy} with "
+            f"equipoise simulate."
+        )
+    if traits is not None and traits.divides and not is_plain:
+        raise SpecError(
+            f"policy = {policy} divides documents, which is priced on a cluster of one class, with "
+            f"all layers alike, and not with export or on this machine. Take policy = by-work."
+        )
+    if policy is not None and traits is not None:
+        cp, pp = (cast("int | None", fixed.get(name)) for name in ("cp", "pp"))
+        stages = pp or (1 if traits.runs_together else 2)
+        require_policy(policy, context=cp or 1, pipeline=stages)
+    return ()
+
+
+def read_digests(model: str, cluster: str, lengths: str | None) -> dict[str, str]:
+    """Digests of what a plan of these words reads today."""
+    known = read_cluster(cluster)
+    digests = {
+        "model": digest(read_model(model)),
+        "cluster": digest(known),
+        "curves": digest_curves(known),
+        "equipoise": __version__,
+    }
+    if lengths is not None:
+        is_known = lengths in distribution_names()
+        digests["lengths"] = lengths if is_known else digest_file(Path(lengths))
+    return digests
+
+
+def digest_curves(cluster: ClusterSpec) -> str:
+    """The digest of the shipped curves, and of those measured on a cluster's own machine."""
+    shipped = sorted(Path(cost.__file__).with_name("data").iterdir())
+    own = [each.device.curve_file for each in cluster.classes]
+    return digest([digest_file(file) for file in (*shipped, *own) if file is not None])

@@ -1,0 +1,292 @@
+"""A plan for a run.toml on this machine's cores, and a run that obeys it.
+
+What it decides
+    What is read: the run's model, its packing keys, the lengths of its own corpus, this machine as
+    ``equipoise calibrate`` measured it. Each has a digest by a name that a user knows. Keys that a
+    plan decides are not among them: one that was given stands in the plan, or contradicts it.
+
+Kept true (tests/unit/cli/plan/test_run.py, tests/multi/train/test_plan_train.py)
+    A lock is refused when any of it changed, and obeyed when none did.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise import __version__
+from equipoise.base.digest import digest
+from equipoise.base.errors import LayoutError, PlanError
+from equipoise.cost.step.request import StepOptions, residuals_of
+from equipoise.data.cache.store import TokenStore, prepare
+from equipoise.data.progress import Progress, SilentProgress
+from equipoise.observe.machine import usable_cores
+from equipoise.plan.answer.final import Finalist
+from equipoise.plan.answer.run_price import find_window_wall, packer_of, price_run
+from equipoise.plan.answer.run_stages import require_stages
+from equipoise.plan.answer.run_steps import RunSteps, policies_of
+from equipoise.plan.described import SECONDS, digest_curves
+from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.search import Search
+from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys
+from equipoise.sim.machine import Machine
+from equipoise.spec.catalog import Policy
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
+from equipoise.spec.device.here import cpu_model, device_file
+from equipoise.spec.device.spec import THIS_CPU
+from equipoise.spec.offload import Offload
+from equipoise.spec.plan import RUN_TOML, Plan, Wall, read_plan, require_fresh
+from equipoise.spec.run.load import read_run
+from equipoise.spec.run.obey import is_given, obey
+from equipoise.spec.run.resolve import ResolvedRun
+
+_EVERY = -math.inf
+"""No choice is left out while time lasts: there are some hundred, and bounds hold for kernels,
+which a step's own parts, where they were timed here, may undercut."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunPlanRequest:
+    """A run to be planned on this machine's cores; a key that it gives is not searched."""
+
+    run: ResolvedRun
+    file: Path
+    """The run.toml that the run was read from."""
+    keys: tuple[tuple[str, str], ...] = ()
+    """Dotted keys, and their text, that were given beside the file."""
+    ranks: int | None = None
+    """None: what the run's layout says, else a core each."""
+    seconds: float = SECONDS
+    """The most to search and price; the time that a corpus takes is not counted."""
+    out: Path | None = None
+    """Folder that keeps what the search has priced; the same request goes on from it."""
+
+    @classmethod
+    def read(
+        cls, file: str | Path, keys: Mapping[str, object] | None = None, **more: Any
+    ) -> "RunPlanRequest":
+        """The request for a run.toml.
+
+        Args:
+            file: The run.toml.
+            keys: Dotted keys that replace the file's, as ``{"layout.tp": 2}``.
+            more: Other fields.
+
+        Raises:
+            SpecError: every fault of the file and of the keys.
+        """
+        given = tuple((name, str(value)) for name, value in (keys or {}).items())
+        return cls(read_run(Path(file), list(given)), Path(file), given, **more)
+
+    def asked(self, ranks: int) -> dict[str, str]:
+        """The words of a command line, in the order of a lock."""
+        return {RUN_TOML: str(self.file), "ranks": str(ranks), **dict(self.keys)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunInputs:
+    """A run on this machine's cores."""
+
+    run: ResolvedRun
+    asked: dict[str, str]
+    read: dict[str, str]
+    search: Search
+    steps: RunSteps
+    policies: tuple[Policy, ...]
+    doubt: str
+    """A sentence on prices that were not measured; empty where all were."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.run.spec.name
+
+    @property
+    def is_whole(self) -> bool:
+        """Always: there are some hundred choices."""
+        return True
+
+    @property
+    def last_resort(self) -> Offload:
+        """Nothing: ``train`` keeps all on the device, which here is the host."""
+        return "none"
+
+    def go_on(self, outcome: Outcome, **_: object) -> Outcome:
+        """As it is."""
+        return outcome
+
+    def finalists(self, outcome: Outcome, due: Deadline) -> list[Finalist]:
+        """The best and the next under every policy, with the memory of this package's ranks."""
+        return price_run(
+            self.search,
+            outcome,
+            self.steps,
+            policies=self.policies,
+            precision=self.run.spec.train.precision,
+            due=due,
+        )
+
+    def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
+        """Flags, the packing policy among them, and keys of run.toml."""
+        policy = choice.options.policy
+        return choice.words() | {"policy": policy}, run_keys(choice)
+
+    def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
+        """The wall that a longer window hits: a forecast, which takes no time."""
+        del due
+        policy = best.choice.options.policy
+        tokens = self.steps.most_tokens(policy, best.choice.layout)
+        return find_window_wall(self.search.model, best, tokens, self.run.spec.train.precision)
+
+
+def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None) -> RunInputs:
+    """Read the run's corpus and this machine, and list what the run could do.
+
+    Args:
+        request: The run.
+        progress: Shown while a corpus is made.
+
+    Raises:
+        SpecError: nothing is left to choose.
+        LayoutError: more ranks than cores.
+        DataError: there is no corpus.
+    """
+    run, cores = request.run, len(usable_cores())
+    ranks = run.spec.layout.count_ranks(cores) if request.ranks is None else request.ranks
+    if not 1 <= ranks <= cores:
+        raise LayoutError(
+            f"A plan prices one rank a core: {ranks} ranks are not 1 to {cores}, the cores of this "
+            f"machine. Give {cores} ranks or less."
+        )
+    policies = policies_of(run.spec.pack.policy, is_given=is_given(run, "pack.policy"))
+    store = open_corpus(run, progress)
+    cluster = find_cluster(f"{THIS_CPU}:{ranks}")
+    machine = Machine(cluster)
+    steps = RunSteps(run.spec, run.model, store.doc_tokens)
+    base = run_options(run, machine, policies[0])
+    space = list_trainable(
+        run, ranks, base, count_batches=lambda dp: steps.count_batches(policies[0], dp)
+    )
+    timed = keep_timed(run, machine, space)
+    search = Search(
+        *(run.model, machine, timed if len(timed) else space),
+        packer_of(steps, policies[0]),
+        gap=_EVERY,
+    )
+    read = digest_run(run, store, cluster)
+    doubt = _doubt(request, machine, timed=len(timed), listed=len(space))
+    return RunInputs(run, request.asked(ranks), read, search, steps, policies, doubt)
+
+
+def open_corpus(run: ResolvedRun, progress: Progress | None = None) -> TokenStore:
+    """The run's tokens; they are made where there are none yet."""
+    return prepare(run.spec.data, run.base, progress=progress or SilentProgress())
+
+
+def run_options(run: ResolvedRun, machine: Machine, policy: Policy) -> StepOptions:
+    """What the run says of a step that is not to be chosen."""
+    pack = run.spec.pack
+    return StepOptions(
+        pack.context_tokens,
+        pack.step_tokens // pack.context_tokens,
+        precision=run.spec.train.precision,
+        policy=policy,
+        sharding=run.spec.layout.sharding,
+        seed=run.spec.train.seed,
+        residuals=residuals_of(machine.device),
+    )
+
+
+def digest_run(run: ResolvedRun, store: TokenStore, cluster: ClusterSpec) -> dict[str, str]:
+    """Digests of what a plan of this run reads today."""
+    spec = run.spec
+    pack = dataclasses.asdict(spec.pack)
+    del pack["policy"]
+    layout = spec.layout
+    return {
+        "model": digest(run.model),
+        "lengths": digest(store.doc_tokens),
+        "packing": digest([pack, spec.train.seed, layout.sharding, layout.ranks_per_node]),
+        "precision": digest(spec.train.precision),
+        "machine": digest([cpu_model(), cluster.devices]),
+        "curves": digest_curves(cluster),
+        "equipoise": __version__,
+    }
+
+
+def guess_sentence(cluster: ClusterSpec) -> str:
+    """What to say of a machine that was not measured; nothing of one that was."""
+    if cluster.classes[0].device.curve_file is not None:
+        return ""
+    return (
+        f"This machine was never measured ({device_file()} is not there), so seconds are guesses. "
+        f'"equipoise calibrate" takes a minute; then plan again.'
+    )
+
+
+def _doubt(request: RunPlanRequest, machine: Machine, *, timed: int, listed: int) -> str:
+    """What to say of prices that were not measured; nothing where all were."""
+    run = request.run
+    flags = "".join(f" --{name} {value}" for name, value in request.keys)
+    command = f'"equipoise calibrate {request.file}{flags}"'
+    if guess := guess_sentence(machine.cluster):
+        return guess
+    if timed == 0 and run.model.experts:
+        return (
+            "Steps of models with experts are priced from kernels alone, which miss the host's "
+            "time: nothing times their parts."
+        )
+    if timed == 0:
+        return (
+            f"The parts of this run's steps were never timed here, so they are priced from kernels "
+            f"alone, which miss the host's time. {command} times them; then plan again."
+        )
+    if timed < listed:
+        return (
+            f"{listed - timed:,} of {listed:,} choices mix ways of sharing a step, which nobody "
+            f"timed here; they are left out."
+        )
+    return ""
+
+
+def read_obeyed(
+    file: Path, run: ResolvedRun, progress: Progress | None = None
+) -> tuple[Plan, ResolvedRun]:
+    """A fresh lock, and the run as it says.
+
+    Raises:
+        PlanError: it is no lock, of a cluster, of layers that differ, of another version, or stale.
+        SpecError: a key was given another value.
+    """
+    plan = read_plan(file)
+    if "layers" in plan.best.words:
+        raise PlanError(
+            f"{file} gives layers strategies of their own ({plan.best.words['layers']}), and train "
+            f"runs one for all. Plan without --layers own: equipoise plan run.toml."
+        )
+    if not plan.best.keys:
+        raise PlanError(
+            f"{file} plans {plan.asked.get('model')} on {plan.asked.get('cluster')}, and train "
+            f"obeys plans of a run.toml on this machine. Make one: equipoise plan run.toml."
+        )
+    obeyed = obey(run, plan.best.keys, plan.command)
+    ranks = obeyed.spec.layout.count_ranks(len(usable_cores()))
+    store = open_corpus(run, progress)
+    now = digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))
+    require_fresh(plan, now, file)
+    if plan.best.stages is not None:
+        require_stages(plan.best.stages, obeyed.spec.layout, run.model.layers, file)
+    return plan, obeyed
+
+
+def digest_asked(plan: Plan, progress: Progress | None = None) -> dict[str, str]:
+    """Digests of what the words of a run's plan read today."""
+    asked = dict(plan.asked)
+    file, ranks = Path(asked.pop(RUN_TOML)), int(asked.pop("ranks"))
+    run = read_run(file, list(asked.items()))
+    store = open_corpus(run, progress)
+    return digest_run(run, store, find_cluster(f"{THIS_CPU}:{ranks}"))

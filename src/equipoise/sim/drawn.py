@@ -1,0 +1,115 @@
+"""The documents of one step, drawn from a distribution or a list of lengths and packed by a policy.
+
+What it decides
+    Which step of a policy stands for all: the first, and under ``delayed``, where documents wait
+    for later steps, one of median work among the first that no longer wait for the run to begin.
+
+Kept true (tests/unit/cli/plan/test_policy.py, tests/unit/sim/test_request.py)
+    The same lengths and seed give the same packs for any order of layouts.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equipoise.balance.packing.pack import make_packer
+from equipoise.balance.packing.turns import require_policy
+from equipoise.base.errors import SpecError
+from equipoise.base.nearest import nearest
+from equipoise.cost.curve import counted_curve
+from equipoise.cost.step.request import StepOptions
+from equipoise.cost.work import causal_pairs, useful_flop
+from equipoise.data.stream import DocumentStream, tell_apart
+from equipoise.sim.divided import DividedStep
+from equipoise.sim.step import Documents
+from equipoise.spec.catalog import POLICIES
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.pack import PackedStep, Pieces
+from equipoise.spec.run.spec import PackSpec
+from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
+
+STEPS = 9
+"""Steps of which the one of median work stands for all; odd, so that one is the median."""
+
+StepPacker = Callable[[Layout, StepOptions], Documents | DividedStep]
+
+
+def middle_step(model: ModelSpec, steps: Sequence[PackedStep]) -> PackedStep:
+    """The step of median work, among steps whose documents are whole.
+
+    Args:
+        model: What a document's work is counted for.
+        steps: An odd number of them.
+    """
+    work = []
+    for step in steps:
+        lengths = np.concatenate([batch.doc_tokens for batch in step])
+        work.append(useful_flop(model, int(lengths.sum()), int(causal_pairs(lengths).sum())))
+    return steps[int(np.argsort(work, kind="stable")[len(work) // 2])]
+
+
+def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions) -> StepPacker:
+    """A function that packs one step's documents for any layout.
+
+    Args:
+        model: What a document's work is counted for.
+        lengths: A distribution's name, a file of lengths, or lengths [tokens].
+        options: Window, sequences, policy and seed, which no choice changes.
+
+    Raises:
+        SpecError: there is no such policy.
+        DataError: the lengths cannot be read.
+    """
+    if options.policy not in POLICIES:
+        raise SpecError(
+            f'policy: "{options.policy}" is not one of {", ".join(POLICIES)}. Nearest: '
+            f'"{nearest(options.policy, POLICIES)}".'
+        )
+    step_tokens = options.context_tokens * options.step_sequences
+    doc_tokens = _read(lengths, options, step_tokens)
+    stream = DocumentStream(doc_tokens, seed=options.seed, context_tokens=options.context_tokens)
+    curve = counted_curve(model)
+
+    def pieces_of(step: int) -> Pieces:
+        return stream.step(step * step_tokens, step_tokens)
+
+    def pack(layout: Layout, options: StepOptions) -> Documents | DividedStep:
+        options.count_micro_batches(layout)
+        traits = POLICIES[options.policy]
+        require_policy(options.policy, context=layout.cp, pipeline=layout.pp)
+        spec = PackSpec(
+            policy=options.policy,
+            context_tokens=options.context_tokens * options.micro_batch,
+            step_tokens=step_tokens,
+        )
+        packer = make_packer(spec, layout.dp, curve, meets_each_turn=layout.meets_each_turn)
+        if traits.lets_wait:  # as soon as the longest waiting document has been through
+            steps = [packer.step(pieces_of(at)) for at in range(spec.max_delay_steps + STEPS)]
+            packed = middle_step(model, steps[spec.max_delay_steps :])
+        else:
+            pieces = pieces_of(0)
+            if traits.divides:
+                pieces = tell_apart(pieces, len(doc_tokens))
+            packed = packer.step(pieces)
+        if traits.divides:
+            return DividedStep.of(packed)
+        return [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
+
+    return pack
+
+
+def _read(lengths: str | ArrayLike, options: StepOptions, step_tokens: int) -> NDArray[np.int64]:
+    """Lengths as given or as a file has them; of a distribution, enough to fill a step."""
+    if not isinstance(lengths, str):
+        return np.asarray(lengths)
+    if lengths not in distribution_names():
+        return read_lengths(Path(lengths))
+    documents = 4096
+    drawn = draw_lengths(lengths, documents, seed=options.seed)
+    while int(drawn.clip(max=options.context_tokens).sum()) < step_tokens:
+        documents *= 2
+        drawn = draw_lengths(lengths, documents, seed=options.seed)
+    return drawn

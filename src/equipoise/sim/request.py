@@ -1,0 +1,387 @@
+"""How long a step takes on a cluster that is not here, and whether it fits: one call.
+
+Why
+    A person at a shell, a notebook, a bench and the planner ask the same question and must get the
+    same answer, or the same refusal.
+
+What it decides
+    What a step is asked for by: names and words as ``equipoise simulate`` takes them, or the specs
+    that they stand for. A setting that would change nothing is refused: whoever gave it would read
+    an answer to another question.
+
+Kept true (tests/unit/sim/test_request.py, tests/unit/cli/simulate)
+    The answer is what ``equipoise simulate --json`` prints; each refusal has one sentence.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.base.nearest import nearest
+from equipoise.base.units import GIB
+from equipoise.cost.curves.parts import is_timed
+from equipoise.cost.step.request import Precision, StepOptions, residuals_of
+from equipoise.sim.answer import FittingChange, StepAnswer
+from equipoise.sim.divided import DividedStep
+from equipoise.sim.drawn import step_packer
+from equipoise.sim.faults import FaultOptions, FaultRun, run_with_faults
+from equipoise.sim.jitter import run_with_jitter
+from equipoise.sim.machine import Machine
+from equipoise.sim.mixed.replay import run_layered, run_sites
+from equipoise.sim.mixed.words import CONTEXT_STRATEGIES, read_layers
+from equipoise.sim.step import Documents, StepRun
+from equipoise.spec.catalog import SCHEDULES
+from equipoise.spec.cluster.file import read_cluster
+from equipoise.spec.cluster.spec import ClusterSpec
+from equipoise.spec.device.by_name import Dtype
+from equipoise.spec.device.spec import THIS_CPU, DeviceSpec
+from equipoise.spec.layout import ORDERS, Layout
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.offload import OFFLOADS, Offload
+from equipoise.spec.run.spec import Recompute
+from equipoise.spec.words import LayoutWords, read_layout, read_model
+
+_MOST_TOKENS = 2**31 - 1
+"""Attention kernels count a document's tokens in int32."""
+
+_MOST_SEQUENCES = 1 << 20
+"""Each micro-batch of a step is replayed."""
+
+_CHECKPOINT_S, _RESTART_S = 30.0, 600.0
+
+_FAULT_STEPS = 100_000
+"""Long enough that goodput no longer moves in its third digit."""
+
+_ZERO: tuple[Literal[2, 3], ...] = (2, 3)
+
+_SPARING: tuple[Recompute, ...] = ("attention", "every-2", "selective", "full")
+"""Recomputation, from what costs least time to what saves most memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """A step to be priced: a model, a cluster, a layout, and what one step trains.
+
+    Names and words are those of ``equipoise simulate``.
+    """
+
+    model: str | ModelSpec
+    """A known model, ``layers=..,hidden=..,heads=..,vocab=..``, or the path of a config.json."""
+    cluster: str | ClusterSpec
+    """``h100-sxm:8192``, or the path of a cluster.toml."""
+    layout: str | Layout
+    """``tp=8,pp=16,dp=64,zero=1,virtual=2``, or degrees."""
+    context_tokens: int
+    """Window: tokens of a sequence."""
+    step_sequences: int
+    """Sequences of one step, over all ranks."""
+    micro_batch: int = 1
+    """Sequences of one micro-batch."""
+    virtual: int = 1
+    """Stages of each pipeline rank, beside a ``Layout``; words have their own ``virtual=``."""
+    schedule: str | None = None
+    """Order of a pipeline's work; None: 1f1b, and interleaved where virtual is above 1."""
+    recompute: Recompute = "none"
+    offload: Offload = "none"
+    precision: Precision = "bf16"
+    context_strategy: str = "needed-kv"
+    """What travels between context ranks."""
+    order: Literal["dp-pp", "pp-dp"] | None = None
+    """Which of two axes is outermost; None: the layout's own order."""
+    layers: str | None = None
+    """Strategies of layers, run after run, as ``12:tp=2,dp=4,zero=1:full 20:tp=1,dp=8:none``."""
+    expert_skew: float = 1.0
+    """Rows of the expert rank that has most, over the mean [ratio]."""
+    lengths: str | Sequence[int] | None = None
+    """Document lengths: a distribution, a file or the lengths [tokens]; None: full windows."""
+    documents: Documents | None = None
+    """Micro-batches that are packed already: document lengths of each micro-batch of each
+    data-parallel rank [tokens], in place of ``lengths``."""
+    policy: str | None = None
+    """``pack.policy`` for ``lengths``; None: by-work."""
+    seed: int = 0
+    """Seed of the documents drawn, of jitter and of failures."""
+    jitter: float | None = None
+    """Standard deviation of a pass's time over its mean, 0 to 1."""
+    mtbf_hours: float | None = None
+    """Mean time between failures of one device; None: nothing fails."""
+    checkpoint_s: float | None = None
+    """For which a checkpoint holds training up; None: 30 s."""
+    checkpoint_steps: int | None = None
+    """Steps between checkpoints; None: Young's interval."""
+    restart_s: float | None = None
+    """From a failure to the next step; None: 600 s."""
+
+
+def simulate(request: StepRequest) -> StepAnswer:
+    """Price one step.
+
+    Raises:
+        SpecError: a name or a number of the request is wrong, or a setting would change nothing.
+        ModelError: the config.json is none, or of a model that the decoder is not.
+        LayoutError: degrees do not go with the cluster, the step or each other.
+        DataError: the lengths cannot be read.
+
+    Cost: some milliseconds for tens of micro-batches, a second for thousands.
+
+    >>> answer = simulate(StepRequest("llama3-8b", "h100-sxm:8", "dp=8", 8192, 16))
+    >>> answer.fits, [each.change for each in answer.would_fit or ()][:2]
+    (False, ['zero=2', 'zero=3'])
+    """
+    _require_failures(request)
+    model, words = _model_of(request), _layout_of(request)
+    require_used(request, experts=model.experts, cp=words.layout.cp)
+    cluster = request.cluster
+    machine = Machine(read_cluster(cluster) if isinstance(cluster, str) else cluster)
+    layout = words.layout
+    layout.require_world(machine.cluster.devices)
+    options = step_options(request, words.virtual, machine.device)
+    documents = _documents_of(request, model, layout, options)
+    price: Callable[[Layout, StepOptions], StepRun]
+    price = partial(run_sites, model, machine, documents=documents)
+    if request.layers is not None:
+        require_kernel_prices(model, machine.cluster, request.precision)
+        require_no_offload(request.offload)
+        layers = read_layers(request.layers, layout)
+        price = partial(run_layered, model, machine, layers=layers, documents=documents)
+    run = price(layout, options)
+    jitter = goodput = would_fit = None
+    step_s = run.price.step_s
+    if request.jitter is not None:
+        jitter = run_with_jitter(run.slowest, layout.dp, request.jitter, seed=request.seed)
+        step_s *= jitter.mean
+    if request.mtbf_hours is not None:
+        goodput = _goodput(request, request.mtbf_hours, step_s, machine.cluster.devices)
+    if not run.price.fits and request.layers is None:
+        would_fit = _would_fit(price, layout, options, machine.device)
+    return StepAnswer(run, machine, options, jitter, goodput, would_fit)
+
+
+def step_options(request: StepRequest, virtual: int, device: DeviceSpec) -> StepOptions:
+    """The request's options of a step on a device.
+
+    Args:
+        request: Its model, cluster, layout and documents are not read.
+        virtual: Stages of each pipeline rank.
+        device: That computes.
+
+    Raises:
+        SpecError: names the setting.
+    """
+    _require_numbers(request, device)
+    schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
+    known = [name for name, traits in SCHEDULES.items() if not traits.is_lossy]
+    require_known("schedule", schedule, known)
+    return StepOptions(
+        request.context_tokens,
+        request.step_sequences,
+        micro_batch=request.micro_batch,
+        virtual=virtual,
+        schedule=schedule,
+        recompute=request.recompute,
+        offload=request.offload,
+        precision=request.precision,
+        expert_skew=request.expert_skew,
+        policy=request.policy or "by-work",
+        context_strategy=request.context_strategy,
+        seed=request.seed,
+        residuals=residuals_of(device),
+    )
+
+
+def require_used(request: StepRequest, *, experts: int, cp: int | None) -> None:
+    """Refuse settings that would change nothing.
+
+    Args:
+        request: Of the step.
+        experts: Of the model; 0 where it has none.
+        cp: Ranks that share the tokens of a micro-batch; None where that is searched.
+
+    Raises:
+        SpecError: names the setting, and what it needs.
+    """
+    if request.lengths is None and request.policy is not None:
+        raise SpecError(
+            f"policy = {request.policy} needs lengths, the documents that it packs. Give both or "
+            f"neither."
+        )
+    if request.context_strategy != "needed-kv" and cp == 1:
+        raise SpecError(
+            f"context_strategy = {request.context_strategy} needs context ranks; cp = 1. Give cp "
+            f"of 2 or more, or leave context_strategy out."
+        )
+    if request.expert_skew != 1 and not experts:
+        raise SpecError(
+            f"expert_skew = {request.expert_skew:g} needs a model with experts, and this one has "
+            f"none. Leave expert_skew out."
+        )
+
+
+def require_kernel_prices(model: ModelSpec, cluster: ClusterSpec, precision: Precision) -> None:
+    """Refuse layers of their own where steps are priced from timed parts, which are of whole steps.
+
+    Raises:
+        SpecError: names the cluster.
+    """
+    dtype: Dtype = "fp32" if precision == "fp32" else "bf16"
+    if precision != "fp8" and is_timed(cluster.device, model, dtype, cluster.devices):
+        raise SpecError(
+            f"layers are priced one by one from kernels alone, while steps of this model on "
+            f"{cluster.name} are priced from timed parts, which include the host's time; the two "
+            f"cannot be compared. Leave layers out."
+        )
+
+
+def require_no_offload(offload: str | None) -> None:
+    """Refuse layers of their own that offload.
+
+    Raises:
+        SpecError: says what to leave out.
+    """
+    if offload not in (None, "none"):
+        raise SpecError(
+            f"layers with strategies of their own keep everything on the device, so offload = "
+            f"{offload} does not go with them. Leave layers or offload out."
+        )
+
+
+def _model_of(request: StepRequest) -> ModelSpec:
+    return read_model(request.model) if isinstance(request.model, str) else request.model
+
+
+def _layout_of(request: StepRequest) -> LayoutWords:
+    if isinstance(request.layout, str):
+        words = read_layout(request.layout)
+        if request.virtual != 1:
+            raise SpecError(
+                f"virtual = {request.virtual} goes beside a Layout. Write it into the words: "
+                f"{request.layout},virtual={request.virtual}."
+            )
+    else:
+        words = LayoutWords(request.layout, request.virtual)
+    if request.order is not None:
+        require_known("order", request.order, tuple(ORDERS))
+    if request.order == "pp-dp":
+        words = dataclasses.replace(
+            words, layout=dataclasses.replace(words.layout, order=ORDERS["pp-dp"])
+        )
+    return words
+
+
+def _documents_of(
+    request: StepRequest, model: ModelSpec, layout: Layout, options: StepOptions
+) -> Documents | DividedStep | None:
+    """Micro-batches of documents; None for full windows."""
+    if request.documents is None:
+        if request.lengths is None:
+            return None
+        return step_packer(model, request.lengths, options)(layout, options)
+    if request.lengths is not None:
+        raise SpecError(
+            "documents are packed already, and lengths are still to be packed. Give one of them."
+        )
+    if len(request.documents) not in (1, layout.dp):
+        raise LayoutError(
+            f"documents has micro-batches of {len(request.documents)} ranks for dp = {layout.dp}. "
+            f"Give a row for each data-parallel rank, or one that stands for all."
+        )
+    if not all(row and all(batch for batch in row) for row in request.documents):
+        raise SpecError("documents has a rank or a micro-batch with nothing in it. Fill it.")
+    return request.documents
+
+
+def _require_numbers(request: StepRequest, device: DeviceSpec) -> None:
+    for name, most in (
+        ("context_tokens", _MOST_TOKENS),
+        ("step_sequences", _MOST_SEQUENCES),
+        ("micro_batch", _MOST_SEQUENCES),
+        ("virtual", _MOST_SEQUENCES),
+    ):
+        value: Any = getattr(request, name)
+        if not isinstance(value, int) or not 1 <= value <= most:
+            raise SpecError(f"{name} is {value}. Give a whole number of 1 to {most:,}.")
+    if request.seed < 0:
+        raise SpecError(f"seed is {request.seed}. Give a whole number of 0 or more.")
+    if not 1 <= request.expert_skew < math.inf:
+        raise SpecError(
+            f"expert_skew is {request.expert_skew:g}. Give the rows of the expert rank that has "
+            f"most over the mean: 1 is balanced."
+        )
+    require_known("recompute", request.recompute, get_args(Recompute))
+    require_known("offload", request.offload, OFFLOADS)
+    require_known("precision", request.precision, get_args(Precision))
+    require_known("context_strategy", request.context_strategy, CONTEXT_STRATEGIES)
+    if request.precision == "fp8" and "fp8" not in device.dtypes:
+        raise SpecError(
+            f"{device.name} has no fp8; it multiplies {', '.join(device.dtypes)}. Give precision "
+            f"bf16, which is computed in fp16 where there is no bf16, or fp32."
+        )
+
+
+def require_known(name: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a name that is not known.
+
+    Raises:
+        SpecError: names the setting, all that is known and the nearest.
+    """
+    if value not in known:
+        raise SpecError(
+            f'{name}: "{value}" is not one of {", ".join(known)}. Nearest: '
+            f'"{nearest(str(value), known)}".'
+        )
+
+
+def _require_failures(request: StepRequest) -> None:
+    """Refuse settings of failures where nothing fails."""
+    for name in ("checkpoint_s", "checkpoint_steps", "restart_s"):
+        value = getattr(request, name)
+        if value is not None and request.mtbf_hours is None:
+            raise SpecError(
+                f"{name} = {value:g} needs mtbf_hours, for without it nothing fails. Give both or "
+                f"neither."
+            )
+
+
+def _goodput(request: StepRequest, mtbf_hours: float, step_s: float, devices: int) -> FaultRun:
+    """A long run with failures."""
+    checkpoint_s, restart_s = (
+        usual if given is None else given
+        for given, usual in ((request.checkpoint_s, _CHECKPOINT_S), (request.restart_s, _RESTART_S))
+    )
+    faults = FaultOptions(mtbf_hours * 3600, checkpoint_s, restart_s, request.checkpoint_steps)
+    return run_with_faults(step_s, devices, faults, steps=_FAULT_STEPS, seed=request.seed)
+
+
+def _would_fit(
+    price: Callable[[Layout, StepOptions], StepRun],
+    layout: Layout,
+    options: StepOptions,
+    device: DeviceSpec,
+) -> tuple[FittingChange, ...]:
+    """Changes of one setting that fit, fastest first."""
+    changed = [
+        (f"zero={zero}", dataclasses.replace(layout, zero=zero), options)
+        for zero in _ZERO
+        if zero > layout.zero and layout.zero_ranks > 1
+    ]
+    changed += [
+        (f"--recompute {name}", layout, dataclasses.replace(options, recompute=name))
+        for name in _SPARING
+        if options.recompute == "none"
+    ]
+    changed += [
+        (f"--offload {name}", layout, dataclasses.replace(options, offload=name))
+        for name in OFFLOADS[1:]
+        if options.offload == "none" and device.name != THIS_CPU
+    ]
+    fitting = []
+    for change, other, asked in changed:
+        tried = price(other, asked).price
+        if tried.fits:
+            gib = float(tried.memory_bytes.max()) / GIB
+            fitting.append(FittingChange(change, gib, tried.step_s))
+    return tuple(sorted(fitting, key=lambda each: each.step_s))

@@ -1,0 +1,181 @@
+"""Prose of the source and the pages keeps to plain English: the worst patterns are refused.
+
+Docstrings, comments and messages are read from the syntax tree and the token stream, so no
+identifier is mistaken for prose. ``python tests/unit/test_words.py`` lists what is left.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A pattern, and what to write instead. Spaces match line ends, too.
+PATTERNS = {
+    r"(?<!there\s)\b(?:is|are) no (?!longer\b|more\b|less\b|worse\b|\w+er than\b)": (
+        '"is not a ..." or "must be ..."'
+    ),
+    r"\bl(?:eave|eaves|eaving|eft) away\b": '"leave out" or "omit"',
+    r"\bso many\b": 'the number\'s name, "this many" or "n"',
+    r"(?:,|\bthose|\bthat|\brows) of which\b|\bof which so\b": "a sentence of its own",
+    r"\btold\b(?! apart)": '"reported", "said", "named" or "given"',
+    r"\bfore(?:tells?|told|telling|sees?|saw|seen|seeing)\b": '"predict" and "predicted"',
+    r"\bmend(?:s|ed|ing)?\b": '"fix"',
+    r"\bthe least is\b": '"must be at least ..."',
+    r"\bas such\b": "nothing, or the reason",
+}
+RULES = {re.compile(text.replace(" ", r"\s+"), re.I): use for text, use in PATTERNS.items()}
+OF = re.compile(r"\AOf\s")
+
+# Rooms that are not cleaned yet. Strike yours once it is clean; never add one.
+UNCLEAN = (
+    "docs",
+    "src/equipoise/balance",
+    "src/equipoise/base",
+    "src/equipoise/checkpoint",
+    "src/equipoise/cli",
+    "src/equipoise/comm",
+    "src/equipoise/cost",
+    "src/equipoise/dash",
+    "src/equipoise/data",
+    "src/equipoise/launch",
+    "src/equipoise/nn",
+    "src/equipoise/observe",
+    "src/equipoise/optim",
+    "src/equipoise/parallel",
+    "src/equipoise/plan",
+    "src/equipoise/schedule",
+    "src/equipoise/sim",
+    "src/equipoise/spec",
+    "src/equipoise/train",
+)
+
+
+def _prose(text: str, line: int, *, opens: bool = False) -> Iterator[tuple[int, str, str]]:
+    """Lines, words and advice: what the rules refuse in a text that begins at a line."""
+    if opens and OF.match(text):
+        yield line, "Of ...", "a noun or a verb that says what it is"
+    for rule, advice in RULES.items():
+        for match in rule.finditer(text):
+            yield line + text.count("\n", 0, match.start()), match.group(), advice
+
+
+def _code(source: str) -> Iterator[tuple[int, str, str]]:
+    """What the rules refuse in a module's strings, comments and names of locals."""
+    tree = ast.parse(source)
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = {
+        id(node.value)
+        for parent in ast.walk(tree)
+        if isinstance(parent, documented)
+        for node in parent.body  # an attribute's docstring stands behind it
+        if isinstance(node, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        opens = id(node) in docstrings
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and (opens or " " in node.value):
+            yield from _prose(node.value, node.lineno, opens=opens)
+        is_local = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        if (is_local and node.id == "found") or (isinstance(node, ast.arg) and node.arg == "found"):
+            yield node.lineno, "found", "the name of what it holds"
+    begin, lines = 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        row = token.start[0]
+        if row != begin + len(lines):
+            yield from _prose("\n".join(lines), begin)
+            begin, lines = row, []
+        lines.append(token.string.lstrip("# "))
+    yield from _prose("\n".join(lines), begin)
+
+
+def faults(file: Path) -> list[str]:
+    """``file:line: "words": write ...`` for each refused pattern of a file, in order of lines."""
+    text = file.read_text()
+    seen = _code(text) if file.suffix == ".py" else _prose(text, 1)
+    name = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
+    return [
+        f'{name}:{line}: "{" ".join(words.split())}": write {advice}'
+        for line, words, advice in sorted(seen)
+    ]
+
+
+def files() -> list[Path]:
+    """The modules and data files of the source, and the pages."""
+    source = ROOT / "src" / "equipoise"
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "changes").glob("*.md")]
+    return sorted((*source.rglob("*.py"), *source.rglob("*.toml"), *pages))
+
+
+def test_prose_keeps_to_plain_english() -> None:
+    cleaned = [file for file in files() if not _is_unclean(file)]
+    refused = [fault for file in cleaned for fault in faults(file)]
+    assert not refused, "\n".join(["Refused words:", *refused])
+
+
+def _is_unclean(file: Path) -> bool:
+    return any(file.is_relative_to(ROOT / room) for room in UNCLEAN)
+
+
+BAD = '''"""Of a rank, which is
+no rank, and is told."""
+
+WAIT = 3  # so
+# many looks, as such
+
+
+def price(found: int) -> str:
+    """Those of which we foresaw the price."""
+    for found in (1, 2):
+        pass
+    # leave away what nobody mends
+    return f"{found} is no price; the least is " f"1"
+'''
+
+
+def test_each_pattern_is_refused_where_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(BAD)
+    assert [fault.removeprefix(f"{file}:").rpartition(": write")[0] for fault in faults(file)] == [
+        '1: "Of ..."',
+        '1: "is no"',
+        '2: "told"',
+        '4: "so many"',
+        '5: "as such"',
+        '8: "found"',
+        '9: "Those of which"',
+        '9: "foresaw"',
+        '10: "found"',
+        '12: "leave away"',
+        '12: "mends"',
+        '13: "is no"',
+        '13: "the least is"',
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "there is no such file",
+        "the run is no longer there",
+        "sizes cannot be told apart",
+        "which pieces of which documents",
+        "amendments recommend an offer of choice",
+    ],
+)
+def test_plain_words_pass(line: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(line)
+    assert faults(page) == []
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{fault}\n" for file in files() for fault in faults(file))
