@@ -116,12 +116,12 @@ def attend_by_plan(
             f"ranks of the group."
         )
     program = compile_rank(schedule, mail.rank)
-    found = (len(q_tHE), q_tHE.shape[1], k_tGE.shape[1])
-    if found != (program.home_tokens, schedule.heads, schedule.kv_heads):
+    sizes = (len(q_tHE), q_tHE.shape[1], k_tGE.shape[1])
+    if sizes != (program.home_tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(
             f"Rank {mail.rank} of {mail.ranks} holds {program.home_tokens:,} tokens of this pack "
             f"in {schedule.heads} query heads and {schedule.kv_heads} key/value heads, and its "
-            f"tensors are of {found[0]:,}, {found[1]} and {found[2]}. Take its share with "
+            f"tensors are of {sizes[0]:,}, {sizes[1]} and {sizes[2]}. Take its share with "
             f"shard_tokens, from the same lengths and the same sharding."
         )
     out: Tensor = AttendOverRanks.apply(  # type: ignore[no-untyped-call]
@@ -253,12 +253,12 @@ def attend_in_one_process(
     q_THE, k_TGE, v_TGE = cast_as_autocast(q_THE, k_TGE, v_TGE)
     require_alike(q_THE, k_TGE, v_TGE)
     schedule = plan.schedule
-    found = (len(q_THE), q_THE.shape[1], k_TGE.shape[1])
-    if found != (schedule.tokens, schedule.heads, schedule.kv_heads):
+    sizes = (len(q_THE), q_THE.shape[1], k_TGE.shape[1])
+    if sizes != (schedule.tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(
             f"The plan is of {schedule.tokens:,} tokens, {schedule.heads} query heads and "
-            f"{schedule.kv_heads} key/value heads, the tensors are of {found[0]:,}, {found[1]} and "
-            f"{found[2]}. Plan for these tensors."
+            f"{schedule.kv_heads} key/value heads, the tensors are of {sizes[0]:,}, {sizes[1]} and "
+            f"{sizes[2]}. Plan for these tensors."
         )
     if sent_bytes is None:
         sent_bytes = np.zeros((schedule.ranks, schedule.ranks), dtype=np.int64)

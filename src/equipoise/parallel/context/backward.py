@@ -126,8 +126,8 @@ class Backward:
         elif transfer.carries == "output":
             self.grad_o[rows, heads] = parts[0]
         else:
-            found = self.sums_of if transfer.is_held else self.home_sums_of
-            for x, part in zip(found[transfer.carries], parts, strict=True):
+            sums = self.sums_of if transfer.is_held else self.home_sums_of
+            for x, part in zip(sums[transfer.carries], parts, strict=True):
                 add_rows(x, rows, heads, part)
 
     def _finish(self) -> tuple[Tensor, ...]:

@@ -30,7 +30,7 @@ def check_context_parallelism(
             of a weight's gradient; what is usual in fp32. Models in bf16 want about 0.1.
 
     Returns:
-        The largest difference, as such a part.
+        The largest difference, as a part of the same.
 
     Raises:
         ModelError: ``use_context_parallelism`` refuses the model.

@@ -271,8 +271,8 @@ def _differences(
     model: nn.Module, mine: Tensor, right: Tensor, source: torch.Generator
 ) -> list[tuple[float, str]]:
     """Errors of the logits, and of the gradient that differs most, of a drawn sum of the logits."""
-    found, wanted = mine.detach().double(), right.detach().double()
-    errors = [(float((found - wanted).abs().max() / wanted.abs().max()), "largest logit")]
+    logits, wanted = mine.detach().double(), right.detach().double()
+    errors = [(float((logits - wanted).abs().max() / wanted.abs().max()), "largest logit")]
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     if not named or not right.requires_grad:
         return errors

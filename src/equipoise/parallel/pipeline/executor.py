@@ -49,7 +49,7 @@ class StageBatch:
     """Next token of each, int64 [t]; the last stage reads them."""
     pack: Sequence[int] | PackAttention | Slices
     """Length of each document [tokens]; how these tokens attend, under context parallelism; or
-    pieces, of which some read earlier micro-batches of their unit."""
+    pieces, some of which read earlier micro-batches of their unit."""
 
     @property
     def counted(self) -> int:
@@ -153,7 +153,7 @@ class Executor:
         return PipelineRun(self.losses, timeline)
 
     def _expect(self, message: PipelineMessage) -> Parcel:
-        """Room for a message, of which what arrives is a view."""
+        """Room for a message; what arrives is a view of it."""
         tokens = len(self._batches[message.micro_batch].tokens_t)
         shape = (self._part.count_rows(tokens), self._part.model.hidden)
         sections = [(shape, self._dtype)]
@@ -165,11 +165,11 @@ class Executor:
 
     def _take(self, slot: Slot, *, is_gradient: bool) -> Tensor:
         batch = self._batches[slot.micro_batch]
-        found = self._inputs.pop((is_gradient, slot.stage, slot.micro_batch), None)
-        if found is None:  # a micro-batch without tokens does not travel
+        x_tD = self._inputs.pop((is_gradient, slot.stage, slot.micro_batch), None)
+        if x_tD is None:  # a micro-batch without tokens does not travel
             width = self._part.model.hidden
-            found = torch.zeros(0, width, dtype=self._dtype, device=batch.tokens_t.device)
-        return found
+            x_tD = torch.zeros(0, width, dtype=self._dtype, device=batch.tokens_t.device)
+        return x_tD
 
     def _run(self, slot: Slot) -> Tensor | None:
         """Compute; what the next stage on the path is to have, if anything."""

@@ -31,7 +31,7 @@ What it decides
 Kept true (tests/multi/parallel/test_pipeline.py)
     Loss and every gradient equal one rank's: alone, with replicas, with context and tensor
     parallelism, with experts, at every ZeRO stage, tied and untied, over several runs before a
-    sum; ranks that would run different schedules are told so before one waits.
+    sum; ranks that would run different schedules are refused before one waits.
 """
 
 from collections.abc import Sequence
@@ -81,14 +81,14 @@ class Pipeline:
             ledger: Counts what this rank sends to the others and receives.
 
         Raises:
-            LayoutError: the model is no part.
+            LayoutError: the model is a whole decoder.
         """
         self._sharded = model if isinstance(model, ShardedDecoder) else None
         part = model.decoder if isinstance(model, ShardedDecoder) else model
         if not isinstance(part, DecoderPart):
             raise LayoutError(
-                "A whole decoder is no part of a pipeline. Cut it with DecoderPart, as the "
-                "schedule's rank_of says."
+                "A pipeline runs parts, and this is a whole decoder. Cut it with DecoderPart, as "
+                "the schedule's rank_of says."
             )
         self.part, self._peers = part, peers
         self._mail = Mail(peers.group, ledger)
@@ -163,7 +163,7 @@ class Pipeline:
         drive(_tied_steps(self.part, rank_of, self._peers.rank), self._mail)
 
     def _widen(self) -> None:
-        """Let ``fully_shard`` take over gradients that no backward of its own has told it of.
+        """Let ``fully_shard`` take over gradients that came without a backward of its own.
 
         It adds up in fp32 at the end of each backward, and a weight's half is none: a pass
         without tokens is.

@@ -6,7 +6,7 @@ What it decides
     one whose own stages never meet anybody: it would wait for messages of one that does.
 
 Kept true (tests/multi/parallel/test_pipeline_experts.py)
-    Replicas with other orders are told so, all of them, before one waits; what is counted before
+    Replicas with other orders are refused, all of them, before one waits; what is counted before
     a step is what ranks do in it.
 """
 

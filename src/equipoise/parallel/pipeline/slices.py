@@ -44,7 +44,7 @@ _Piece = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """A micro-batch's pieces, of which some read earlier micro-batches of the same step."""
+    """A micro-batch's pieces, some of which read earlier micro-batches of the same step."""
 
     pieces: tuple[_Piece, ...]
 
@@ -222,20 +222,20 @@ class _AttendSlices(torch.autograd.Function):
 
 def _rows_of(slices: Slices) -> list[tuple[slice, _Piece]]:
     """Rows of each piece that has a token."""
-    found, at = [], 0
+    rows, at = [], 0
     for piece in slices.pieces:
         tokens = piece[2] - piece[1]
         if tokens:
-            found.append((slice(at, at + tokens), piece))
+            rows.append((slice(at, at + tokens), piece))
         at += tokens
-    return found
+    return rows
 
 
 def _earlier(held: _Layer, piece: _Piece) -> list[_Held]:
     """What a piece reads of earlier slices, in order."""
     document, start, _, reads = piece
-    found, at = [], reads
+    earlier, at = [], reads
     while at < start:
-        found.append(held[document, at])
-        at = found[-1].stop
-    return found
+        earlier.append(held[document, at])
+        at = earlier[-1].stop
+    return earlier

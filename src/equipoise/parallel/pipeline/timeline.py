@@ -50,7 +50,7 @@ def measured_prices(timelines: Sequence[PipelineTimeline], like: PipelinePrices)
     Args:
         timelines: Of all ranks, of steps of the same micro-batches.
         like: Where nothing was measured, these stand: hops, activations, and the halves of
-            backwards that ran whole, of which each has its share of what the whole took.
+            backwards that ran whole, each with its share of what the whole took.
     """
     tables = like.of_ops().astype(np.float64)
     input_share = like.input_ns / np.maximum(like.input_ns + like.weight_ns, 1)
