@@ -22,11 +22,11 @@ from equipoise.cost.memory.forecast import MemoryForecast, forecast_memory
 from equipoise.plan.answer.final import Finalist, degrees_of, price_finalists
 from equipoise.plan.answer.run_steps import RunSteps
 from equipoise.plan.search.deadline import NEVER, Deadline
-from equipoise.plan.search.outcome import Outcome
-from equipoise.plan.search.packs import Packer
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space
+from equipoise.plan.space.packs import Packer
 from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.catalog import Policy
 from equipoise.spec.model.presets import ModelSpec

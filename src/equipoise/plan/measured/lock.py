@@ -15,11 +15,12 @@ from pathlib import Path
 
 from equipoise.base.errors import EquipoiseError
 from equipoise.observe.reader import read_run
-from equipoise.plan.answer.explain import Inputs, decide
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.measured.next import Trial
+from equipoise.plan.request import decide
+from equipoise.plan.run import RunInputs
 from equipoise.plan.search.deadline import NEVER
-from equipoise.plan.search.outcome import Outcome, Progress
+from equipoise.plan.search.incumbent import Outcome, Progress
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan, Stages
 
 _CANDIDATES = 4
@@ -27,7 +28,7 @@ _CANDIDATES = 4
 
 
 def measured_plan(
-    inputs: Inputs, priced: Sequence[Finalist | None], trials: Sequence[Trial], folder: Path
+    inputs: RunInputs, priced: Sequence[Finalist | None], trials: Sequence[Trial], folder: Path
 ) -> Plan | None:
     """The plan of a search's trials; None where its best has no price, or nothing was measured.
 

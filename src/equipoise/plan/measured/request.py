@@ -25,8 +25,7 @@ from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_steps import RunSteps
 from equipoise.plan.measured.lock import measured_plan, trial_folder
 from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial, next_choice
-from equipoise.plan.measured.settings import DEGREES, Choices, list_choices
-from equipoise.plan.measured.settings_price import price_choices, prior_of
+from equipoise.plan.measured.settings import DEGREES, Choices, list_choices, price_choices, prior_of
 from equipoise.plan.measured.trials import TrialJournal
 from equipoise.plan.run import (
     RunInputs,

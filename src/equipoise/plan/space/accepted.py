@@ -1,8 +1,8 @@
 """Which runs ``equipoise train`` begins: what layout, model and packing must have in common.
 
 Why
-    A plan that train refuses is none, and a run that cannot work should end before a token is made
-    or a rank started. So both ask here.
+    A plan that train refuses is useless, and a run that cannot work should end before a token is
+    made or a rank started. So both ask here.
 
 What it decides
     Degrees make up the ranks and divide the model, each stage has a layer, experts fold, and the
@@ -74,7 +74,7 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
     Raises:
         LayoutError: fewer documents than ranks want, or micro-batches than the schedule wants; a
             document that is too long.
-        DataError: a length that is none.
+        DataError: a length is not a positive number.
     """
     pack, layout = spec.pack, spec.layout
     stream = DocumentStream(doc_tokens, seed=spec.train.seed, context_tokens=pack.context_tokens)
