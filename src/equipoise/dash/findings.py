@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from equipoise.base.units import format_bytes, format_count
-from equipoise.dash.compare import Comparison, setting_of
+from equipoise.dash.compare import RunComparison, setting_of
 from equipoise.dash.summary import IN_ORDER, Summary, highest, skew_of, steady_steps
 from equipoise.observe.run_record import RunRecord
 
 
-def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) -> str:
+def headline(summaries: Sequence[Summary], comparisons: Sequence[RunComparison]) -> str:
     """The page in one sentence with its numbers."""
     known = [each for each in comparisons if not math.isnan(each.measured)]
     if known:
@@ -31,7 +31,7 @@ def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) ->
     return _alone(summaries[0])
 
 
-def _same_documents(best: Comparison) -> str:
+def _same_documents(best: RunComparison) -> str:
     took = _change(1 / best.measured, "longer", "less time")
     took = f"{took} per step than" if took else "as long per step as"
     predicted = _change(1 / best.predicted, "longer", "shorter") or "as long"
@@ -39,7 +39,7 @@ def _same_documents(best: Comparison) -> str:
     return f"{best.label} took {took} {best.baseline}{beside}."
 
 
-def _other_documents(best: Comparison) -> str:
+def _other_documents(best: RunComparison) -> str:
     keys = best.differs_in[:3] + (("more",) if len(best.differs_in) > 3 else ())
     differ = f" The runs differ in {_listed(keys)}." if keys else " Their documents differ."
     more = _change(best.measured, "more", "fewer")
