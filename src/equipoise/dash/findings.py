@@ -86,12 +86,12 @@ def _alone(only: Summary) -> str:
 
 
 def _predicted(clause: str, times: float) -> str:
-    """The clause around a ratio; nothing where the ratio is unknown."""
+    """The clause around a ratio; empty if the ratio is unknown."""
     return "" if math.isnan(times) else clause.format(f"{times:.2f}×")
 
 
 def _by_turn(only: Summary) -> str:
-    """What the slowest ranks of all turns add up to, where that is more than the fullest rank."""
+    """What the slowest ranks of all turns add up to, if more than the fullest rank."""
     if not only.predicted_turn_skew >= only.predicted_skew + 0.005:
         return ""
     return _predicted(" and, added up turn by turn, {}", only.predicted_turn_skew)
@@ -102,7 +102,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict[str, str]:
-    """One sentence for each figure, by the figure's name; none where there is nothing to say."""
+    """One sentence for each figure, by the figure's name; left out if there is nothing to say."""
     worst = {
         one.label: highest(skew_of(record.busy_s)[steady_steps(record)])
         for record, one in zip(records, summaries, strict=True)

@@ -50,7 +50,7 @@ class Block:
 
     @property
     def elements(self) -> int:
-        """How many they are."""
+        """How many elements the block has."""
         return math.prod(self.counts)
 
     @property
@@ -59,7 +59,7 @@ class Block:
         return not self.counts or (len(self.counts) == 1 and self.strides == (1,))
 
     def canonical(self) -> "Block":
-        """The one form of this walk.
+        """This block in its canonical form.
 
         >>> Block(30, (2, 3, 1, 5), (15, 5, 7, 1)).canonical()
         Block(offset=30, counts=(30,), strides=(1,))
@@ -113,7 +113,7 @@ def block_in(box: Box, strides: Sequence[int], offset: int = 0) -> Block:
 
 
 def join_blocks(blocks: Sequence[Block]) -> list[Block]:
-    """The same walk through all blocks, in their order, in as few blocks as a look ahead finds.
+    """The elements of all blocks, in order, in as few blocks as one look ahead allows.
 
     >>> join_blocks([Block(4 * i, (2,), (1,)) for i in (0, 1, 2, 5)])
     [Block(offset=0, counts=(3, 2), strides=(4, 1)), Block(offset=20, counts=(2,), strides=(1,))]

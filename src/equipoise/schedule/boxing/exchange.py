@@ -61,13 +61,13 @@ class RankExchange:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What a rank has after it became one of a partial tensor's."""
+    """What a rank holds after a step that made the tensor partial."""
 
     shape: tuple[int, ...]
     is_whole: bool
-    """It keeps what it has."""
+    """Whether it keeps what it has."""
     box: Box | None
-    """Where what it has lies in what it has then; None: nowhere."""
+    """Where its part before lies in its part after; None: nowhere."""
 
 
 def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> RankExchange:
@@ -80,7 +80,7 @@ def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> RankExchange:
 def flat_exchanges(
     on: MeshTensor, step: BoxingStep, rank: int
 ) -> tuple[RankExchange, RankExchange]:
-    """One rank's parts in an all-reduce, of the elements that it has as one row."""
+    """One rank's parts in an all-reduce of its elements, flattened."""
     members = groups_along(on.mesh, step.axes)
     row = members[(members == rank).any(axis=1)][0]
     held = on.boxes(step.before)[rank]
@@ -186,7 +186,7 @@ def _turns(on: MeshTensor, step: BoxingStep) -> tuple[Ints, int, Literal["sum", 
 
 
 def _common(one: Ints, other: Ints) -> Ints | None:
-    """What two boxes share, if that is anything."""
+    """The box that two boxes share; None if they share nothing."""
     common = np.stack((np.maximum(one[:, 0], other[:, 0]), np.minimum(one[:, 1], other[:, 1])), 1)
     return common if bool((common[:, 1] > common[:, 0]).all()) else None
 
