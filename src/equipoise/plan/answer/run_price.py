@@ -63,11 +63,11 @@ def price_run(
     Args:
         search: What was searched, under one of the policies.
         outcome: The search's answer.
-        steps: Of the run.
-        policies: To be compared; a finalist's is in its options.
-        precision: Of the run.
+        steps: The run's first steps.
+        policies: What is compared; a finalist's policy is in its options.
+        precision: The run's.
         count: How many, with the best.
-        due: When they are to be priced.
+        due: By when they are to be priced.
     """
     finalists: list[Finalist] = []
     for policy in policies:
@@ -105,8 +105,8 @@ def with_memory(
     Args:
         model: Sizes.
         finalist: Layout, and its replayed step.
-        tokens: Of the largest micro-batch [tokens].
-        precision: Of activations.
+        tokens: Tokens of the largest micro-batch.
+        precision: Precision of activations.
     """
     ranks = forecast_ranks(model, finalist.choice, finalist.run, tokens, precision)
     fullest = max(ranks, key=lambda each: each.total_bytes)
@@ -127,8 +127,8 @@ def forecast_ranks(
         model: Sizes.
         choice: Layout and recomputation.
         run: Its replayed step.
-        tokens: Of the largest micro-batch [tokens].
-        precision: Of activations.
+        tokens: Tokens of the largest micro-batch.
+        precision: Precision of activations.
     """
     sizes = run.slowest.tokens
     # Others' keys and values of a layer's share, where context ranks bring them together.
@@ -154,13 +154,13 @@ def forecast_ranks(
 def find_window_wall(
     model: ModelSpec, finalist: Finalist, tokens: int, precision: Precision
 ) -> tuple[Wall, ...]:
-    """The first longer window that does not fit, micro-batches growing with it; none may be.
+    """The first longer window that does not fit, micro-batches growing with it; empty if all fit.
 
     Args:
         model: Sizes.
         finalist: Layout, and its replayed step.
-        tokens: Of the largest micro-batch [tokens].
-        precision: Of activations.
+        tokens: Tokens of the largest micro-batch.
+        precision: Precision of activations.
     """
     window, capacity = finalist.choice.options.context_tokens, finalist.run.price.capacity_bytes
     for factor in _FACTORS:
