@@ -7,9 +7,12 @@ Why
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -65,3 +68,23 @@ def explain_refusal(error: OSError, path: Path) -> str:
     if error.errno in _BROKEN:
         return f"{words}; it lies on the disk at {disk_of(path).mount}"
     return words
+
+
+@contextmanager
+def writing(flag: str, place: Path) -> Iterator[None]:
+    """Say in one sentence why a file or a folder cannot be written.
+
+    Args:
+        flag: The setting that chooses another place, without dashes.
+        place: The file or folder.
+
+    Raises:
+        SpecError: with the system's words.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SpecError(
+            f"{place} cannot be written: {reason}. Choose another with --{flag}."
+        ) from error

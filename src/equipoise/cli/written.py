@@ -1,13 +1,10 @@
-"""What is asked of a file that a verb is to write, before the verb computes anything for it.
+"""Refusals of a file that a verb is to write, before the verb computes anything for it.
 
 Kept true (tests/unit/cli/pack/test_verb.py, test_explain.py, test_simulate.py, test_calibrate.py,
 test_plan.py)
-    A name of another kind and a folder that is not there are refused first; what cannot be written
-    after all is told in one sentence.
+    A name of another kind and a folder that is not there are refused before anything is computed.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from equipoise.base.errors import SpecError
@@ -46,23 +43,3 @@ def require_folder_of(flag: str, file: Path | None) -> None:
         raise SpecError(f"--{flag} {file}: there is no folder {file.parent}. Create it first.")
     if file is not None and file.is_dir():
         raise SpecError(f"--{flag} {file} is a folder. Give a file in it.")
-
-
-@contextmanager
-def writing(flag: str, place: Path) -> Iterator[None]:
-    """Tell in one sentence that a file or a folder cannot be written.
-
-    Args:
-        flag: Of the command line, without its dashes, that chooses another.
-        place: What is written.
-
-    Raises:
-        SpecError: with the system's words.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise SpecError(
-            f"{place} cannot be written: {reason}. Choose another with --{flag}."
-        ) from error

@@ -7,13 +7,11 @@ Kept true (tests/unit/cli/plan/test_verb.py)
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from equipoise.base.errors import SpecError
+from equipoise.base.disk import writing
 from equipoise.base.read import parse_json
-from equipoise.plan.search.outcome import Priced
+from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.search.search import Search
 
 _FILE = "search.jsonl"
@@ -31,7 +29,7 @@ def keep_priced(folder: Path, search: Search, digest: str) -> None:
         SpecError: the folder cannot be written.
     """
     file = folder / _FILE
-    with _writing(folder):
+    with writing("out", folder):
         folder.mkdir(parents=True, exist_ok=True)
         lines = file.read_text().splitlines() if file.exists() else []
     header = json.dumps({"digest": digest})
@@ -43,22 +41,11 @@ def keep_priced(folder: Path, search: Search, digest: str) -> None:
                 continue
             search.known[priced.row] = priced
     known = "".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in search.known.values())
-    with _writing(folder):
+    with writing("out", folder):
         file.write_text(f"{header}\n{known}")
 
     def note(priced: Priced) -> None:
-        with _writing(folder), file.open("a") as opened:
+        with writing("out", folder), file.open("a") as opened:
             opened.write(json.dumps(dataclasses.asdict(priced)) + "\n")
 
     search.note = note
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise SpecError(
-            f"{folder} cannot be written: {reason}. Choose another with --out."
-        ) from error

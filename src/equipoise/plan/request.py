@@ -9,26 +9,35 @@ Kept true (tests/unit/plan/test_request.py, tests/unit/cli/plan)
     The answer's lock is what ``equipoise plan --json`` prints and ``--out`` keeps.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import FitError, SpecError
 from equipoise.base.units import GIB
+from equipoise.cost.curves.sources import sources_of
 from equipoise.data.progress import Progress, SilentProgress
-from equipoise.plan.answer.explain import Inputs, decide
-from equipoise.plan.answer.final import Finalist, smallest_cluster
-from equipoise.plan.described import PlanRequest, read_inputs
+from equipoise.plan.answer.explain import find_flip, loses_by
+from equipoise.plan.answer.final import Finalist, price_choice, smallest_cluster
+from equipoise.plan.answer.run_stages import run_stages
+from equipoise.plan.described import ClusterInputs, PlanRequest, read_inputs
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.kept import keep_priced
-from equipoise.plan.run import RunPlanRequest, read_run_inputs
+from equipoise.plan.run import RunInputs, RunPlanRequest, read_run_inputs
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.incumbent import Outcome
+from equipoise.plan.space.choice import Choice
+from equipoise.sim.answer import step_row
+from equipoise.sim.mixed.words import say_layers
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Candidate, Flip, Plan, Wall
 
-__all__ = ["PlanAnswer", "PlanRequest", "RunPlanRequest", "plan"]
+__all__ = ["PlanAnswer", "PlanRequest", "RunPlanRequest", "decide", "plan"]
+
+Inputs = ClusterInputs | RunInputs
 
 _SEARCH_SHARE = 0.8
 """The search's share of the time; the rest is for pricing the best and the next whole."""
@@ -64,8 +73,8 @@ class PlanAnswer:
         return self.lock.bound_s
 
     @property
-    def gap(self) -> float:
-        """What may be left to gain."""
+    def gap(self) -> float | None:
+        """The best's ``step_s`` over ``bound_s``, minus 1; None without a bound."""
         return self.lock.gap
 
     @property
@@ -153,6 +162,56 @@ def plan(
         raise _too_large(inputs, outcome.listed, least, due)
     lock = decide(inputs, outcome, finalists, due)
     return PlanAnswer(lock, tuple(finalists), search.model, inputs.is_whole, due.is_over())
+
+
+def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Deadline) -> Plan:
+    """The plan of a search, with the reasons for it.
+
+    Args:
+        inputs: What was read.
+        outcome: What the search found.
+        finalists: The best and the next, fastest first.
+        due: When the reasons are to be priced.
+    """
+    search = inputs.search
+    best = finalists[0].run.price
+
+    def candidate(each: Finalist) -> Candidate:
+        words, keys = inputs.words(each.choice)
+        words |= {"layers": say_layers(each.layers)} if each.layers else {}
+        apart = {} if each is finalists[0] else loses_by(best.terms, each.run.price.terms)
+        row = step_row(each.run, search.machine, each.choice.options)
+        stages = run_stages(each.choice, each.run) if keys else None
+        return Candidate(words, row, apart, keys, stages)
+
+    flip = None
+    if len(finalists) > 1:
+        second = finalists[1]
+        flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
+    bound = min(outcome.progress.bound_s, best.step_s) if inputs.is_whole else 0.0
+    without = None
+    if finalists[0].choice.options.offload != "none":
+        choice = finalists[0].choice
+        here = Choice(choice.layout, dataclasses.replace(choice.options, offload="none"))
+        kept = due.attempt(partial(price_choice, search, here))
+        if kept is not None:
+            gib = float(kept.run.price.memory_bytes.max()) / GIB
+            without = {"step_s": kept.run.price.step_s, "memory_gib_max": gib}
+    return Plan(
+        asked=inputs.asked,
+        best=candidate(finalists[0]),
+        runners_up=tuple(candidate(each) for each in finalists[1:]),
+        bound_s=bound,
+        gap=best.step_s / bound - 1.0 if bound > 0.0 else None,
+        listed=outcome.listed,
+        priced=outcome.progress.priced,
+        wall=inputs.walls(finalists[0], due),
+        flip=flip,
+        nodes=finalists[0].nodes,
+        read=inputs.read,
+        sources=sources_of(search.machine.cluster, search.space.base.precision),
+        without_offload=without,
+    )
 
 
 def _search(inputs: Inputs, due: Deadline, seconds: float, progress: Progress) -> Outcome:

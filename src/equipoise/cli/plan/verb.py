@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.step_arguments import add_step_arguments
-from equipoise.cli.written import writing
 
 if TYPE_CHECKING:
     from equipoise.plan.request import PlanAnswer, PlanRequest, RunPlanRequest
@@ -43,8 +43,9 @@ not searched. Without one, --model and --cluster describe what is planned.
 --out FOLDER keeps plan.lock, and search.jsonl, from which the same command goes on; --json prints
 plan.lock:
   best and runners_up: words, flags of equipoise simulate; price, what simulate --json prints;
-    loses_by, seconds of each term beyond the best's; keys, of run.toml
-  bound_s gap: no choice takes less than bound_s, which is the share gap below the best's step_s
+    loses_by, seconds of each term beyond the best's; keys, of run.toml; stages, of its pipeline:
+    where layers are cut (edges), and which rank has each stage (ranks)
+  bound_s gap: no choice takes less than bound_s; gap is the best's step_s / bound_s - 1, or null
   without_offload: of a best that offloads, its step_s and memory_gib_max without
   listed priced: choices in the space, and those that were replayed, or of --measure trained
   measured_s: in a price of --measure, what a step took; bound_s is then 0, and there is no flip
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         help="the most to list, search and price, the program's own start left out; the answer "
-        "says what may be left to gain (default: 30)",
+        "has a gap to the lower bound (default: 30)",
     )
     parser.add_argument(
         "--out",
@@ -265,8 +266,14 @@ def _run_request(args: argparse.Namespace) -> "RunPlanRequest":
 
 def _require_own_flags(args: argparse.Namespace) -> None:
     """Refuse flags that only a described cluster needs."""
-    wrong = [name for name in _OF_CLUSTERS if getattr(args, name) is not None]
-    wrong += [name for name, plain in _PLAIN.items() if getattr(args, name) != plain]
+    from equipoise.plan.request import PlanRequest
+
+    shared = ("seconds", "out", "export")
+    wrong = [
+        each.name
+        for each in dataclasses.fields(PlanRequest)
+        if each.name not in shared and getattr(args, each.name) not in (None, each.default)
+    ]
     if wrong:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise SpecError(
@@ -274,25 +281,3 @@ def _require_own_flags(args: argparse.Namespace) -> None:
             f"{'describes' if len(wrong) == 1 else 'describe'} a model on a cluster. Give keys "
             f"instead, as in --layout.tp 2."
         )
-
-
-_OF_CLUSTERS = (
-    "model",
-    "cluster",
-    "context_tokens",
-    "step_sequences",
-    "micro_batch",
-    "recompute",
-    "offload",
-    "schedule",
-    "context_strategy",
-    "order",
-    "lengths",
-    "policy",
-    "layout",
-    "layers",
-)
-"""Flags that a run.toml has keys for, or that a run on this machine does not have."""
-
-_PLAIN = {"precision": "bf16", "expert_skew": 1.0, "seed": 0}
-"""Likewise; flags at these defaults were not given."""

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from equipoise.base.disk import writing
 from equipoise.cli.step_arguments import add_step_arguments
-from equipoise.cli.written import require_folder_of, require_kind, writing
+from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
     from equipoise.sim.answer import StepAnswer

@@ -1,4 +1,4 @@
-"""What a search found as a plan, and why this choice and not the next.
+"""Why this choice and not the next: terms beside terms, the nearest wall, what would flip it.
 
 What it decides
     *Loses by*: seconds of each term beyond the best's; they add up to the difference of the steps.
@@ -6,128 +6,24 @@ What it decides
     to grow least, for both, until they are equal. *Wall*: window, micro-batch and layers grow, each
     by itself, layout and the rest staying; the first of a few sizes that does not fit.
 
-Kept true (tests/unit/plan/answer/test_explain.py, tests/unit/plan/test_request.py)
-    Differences add up; a flip makes the two equal; the size before a wall fits; a candidate has
-    what ``equipoise simulate --json`` prints of its words.
+Kept true (tests/unit/plan/answer/test_explain.py)
+    Differences add up; a flip makes the two equal; the size before a wall fits.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Protocol
 
 from equipoise.base.errors import EquipoiseError
 from equipoise.base.units import GIB
-from equipoise.cost.curves.sources import sources_of
-from equipoise.plan.answer.final import Finalist, price_choice
-from equipoise.plan.answer.run_stages import run_stages
-from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.outcome import Outcome, Progress
-from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
-from equipoise.sim.answer import step_row
 from equipoise.sim.machine import Machine
-from equipoise.sim.mixed.words import say_layers
 from equipoise.sim.step import price_step
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.offload import Offload
-from equipoise.spec.plan import Candidate, Flip, Plan, Wall
+from equipoise.spec.plan import Flip, Wall
 
 _ROUNDED_S = 1e-9
 """Replays are in whole nanoseconds: less is no difference."""
 _FACTORS = (1.125, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
-
-
-class Inputs(Protocol):
-    """Everything that a plan depends on: a described cluster's, or a run's."""
-
-    @property
-    def name(self) -> str:
-        """The name of what is planned."""
-
-    @property
-    def asked(self) -> dict[str, str]:
-        """Words of the command line."""
-
-    @property
-    def read(self) -> dict[str, str]:
-        """Digests of what was read, by name."""
-
-    @property
-    def search(self) -> Search:
-        """What is searched."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every choice is searched; there may be no time to list them."""
-
-    @property
-    def last_resort(self) -> Offload:
-        """What may be offloaded where nothing fits without."""
-
-    def go_on(
-        self, outcome: Outcome, *, seconds: float, watch: Callable[[Progress], None]
-    ) -> Outcome:
-        """Search with offloading, too, where that is asked for or nothing fits without."""
-
-    def finalists(self, outcome: Outcome, due: Deadline) -> list[Finalist]:
-        """The best and the next, fastest first, as far as there is time."""
-
-    def words(self, choice: Choice) -> tuple[dict[str, str], dict[str, int | str]]:
-        """Flags of ``equipoise simulate``, and keys of run.toml."""
-
-    def walls(self, best: Finalist, due: Deadline) -> tuple[Wall, ...]:
-        """What no longer fits when it grows; none if there is no time to price it."""
-
-
-def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Deadline) -> Plan:
-    """The plan of a search, with the reasons for it.
-
-    Args:
-        inputs: What was read.
-        outcome: What the search found.
-        finalists: The best and the next, fastest first.
-        due: When the reasons are to be priced.
-    """
-    search = inputs.search
-    best = finalists[0].run.price
-
-    def candidate(each: Finalist) -> Candidate:
-        words, keys = inputs.words(each.choice)
-        words |= {"layers": say_layers(each.layers)} if each.layers else {}
-        apart = {} if each is finalists[0] else loses_by(best.terms, each.run.price.terms)
-        row = step_row(each.run, search.machine, each.choice.options)
-        stages = run_stages(each.choice, each.run) if keys else None
-        return Candidate(words, row, apart, keys, stages)
-
-    flip = None
-    if len(finalists) > 1:
-        second = finalists[1]
-        flip = find_flip(best.terms, second.run.price.terms, second.choice.words()["layout"])
-    bound = min(outcome.progress.bound_s, best.step_s) if inputs.is_whole else 0.0
-    without = None
-    if finalists[0].choice.options.offload != "none":
-        choice = finalists[0].choice
-        here = Choice(choice.layout, dataclasses.replace(choice.options, offload="none"))
-        kept = due.attempt(partial(price_choice, search, here))
-        if kept is not None:
-            gib = float(kept.run.price.memory_bytes.max()) / GIB
-            without = {"step_s": kept.run.price.step_s, "memory_gib_max": gib}
-    return Plan(
-        asked=inputs.asked,
-        best=candidate(finalists[0]),
-        runners_up=tuple(candidate(each) for each in finalists[1:]),
-        bound_s=bound,
-        gap=1.0 - bound / best.step_s,
-        listed=outcome.listed,
-        priced=outcome.progress.priced,
-        wall=inputs.walls(finalists[0], due),
-        flip=flip,
-        nodes=finalists[0].nodes,
-        read=inputs.read,
-        sources=sources_of(search.machine.cluster, search.space.base.precision),
-        without_offload=without,
-    )
 
 
 def loses_by(best: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

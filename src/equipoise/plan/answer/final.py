@@ -19,10 +19,10 @@ from equipoise.base.errors import EquipoiseError
 from equipoise.cost.step.request import StepOptions
 from equipoise.cost.step.work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
-from equipoise.plan.bounds.choices import needed_bytes
+from equipoise.plan.bounds.roofline import needed_bytes
 from equipoise.plan.layers.search import plan_layers
 from equipoise.plan.search.deadline import NEVER, Deadline
-from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.place import Placement, place_nodes, placed
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
@@ -37,7 +37,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import Offload
 
 _PIPELINES = 4
-"""Of those with documents, how many are priced."""
+"""Pipelines that are priced, of those with documents."""
 _MOST_DEVICES = 1 << 17
 _TRIES = 6
 
@@ -49,9 +49,9 @@ class Finalist:
     choice: Choice
     run: StepRun
     nodes: tuple[int, ...] = ()
-    """Which node stands in which place; as they are given where it is empty."""
+    """Which node stands in which place; empty where nodes stand as given."""
     layers: tuple[LayerStrategy, ...] = ()
-    """Of every layer; empty where all are as the choice says."""
+    """The strategy of each layer; empty where all are as the choice says."""
 
 
 def price_finalists(
@@ -61,9 +61,9 @@ def price_finalists(
 
     Args:
         search: What was searched.
-        outcome: What it found.
-        count: How many, with the best.
-        due: When they are to be priced.
+        outcome: What the search found.
+        count: How many, the best included.
+        due: When pricing ends.
     """
     chosen: list[Choice] = []
     choices = [search.space.choice(each.row) for each in outcome.fitting]
@@ -71,20 +71,20 @@ def price_finalists(
         if all(degrees_of(choice) != degrees_of(each) for each in chosen):
             chosen.append(choice)
     chosen += [each for each in choices if each not in chosen]
-    found: list[Finalist] = []
+    priced: list[Finalist] = []
     if chosen and due is not NEVER:  # soon: the search has priced its parts
-        found.append(_as_searched(search, chosen[0]))
+        priced.append(_as_searched(search, chosen[0]))
     for at, choice in enumerate(chosen[:count]):
         whole = due.attempt(partial(price_choice, search, choice))
         if whole is None:
             break
-        found = [*found[:at], whole]
-    found = [each for each in found if each.run.price.fits] or found[:1]
-    return sorted(found, key=lambda each: each.run.price.step_s)
+        priced = [*priced[:at], whole]
+    priced = [each for each in priced if each.run.price.fits] or priced[:1]
+    return sorted(priced, key=lambda each: each.run.price.step_s)
 
 
 def degrees_of(choice: Choice) -> tuple[int, ...]:
-    """What makes a runner-up another layout."""
+    """The degrees that make a runner-up another layout."""
     layout = choice.layout
     return layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.etp
 
@@ -107,7 +107,7 @@ def _as_searched(search: Search, choice: Choice) -> Finalist:
 
 
 def _of_all(search: Search, documents: Documents | DividedStep, run: StepRun) -> StepRun:
-    """Tokens and FLOP of all pipelines, of which some were replayed."""
+    """Tokens and FLOP of all pipelines, where only some were replayed."""
     if search.packer is None:
         return run
     if isinstance(documents, DividedStep):
@@ -125,32 +125,32 @@ def _of_all(search: Search, documents: Documents | DividedStep, run: StepRun) ->
 
 
 def with_layers(
-    search: Search, outcome: Outcome, found: list[Finalist], due: Deadline = NEVER
+    search: Search, outcome: Outcome, finalists: list[Finalist], due: Deadline = NEVER
 ) -> list[Finalist]:
     """Finalists, and before them a plan whose layers have strategies of their own, if faster.
 
     Args:
         search: What was searched.
-        outcome: What it found.
-        found: Finalists of one strategy for all layers, fastest first.
-        due: When they are to be planned.
+        outcome: What the search found.
+        finalists: Those with one strategy for all layers, fastest first.
+        due: When planning ends.
     """
     plan = plan_layers(search, outcome, due)
     if plan is None:
-        return found
+        return finalists
     documents, choice = search.documents(plan.choice), plan.choice
     rows = search.estimates.packs.deciding(choice, _PIPELINES) if search.packer else None
     machine = Machine(search.machine.cluster)
     layout, options = choice.layout, choice.options
     of_all = search.model, machine, layout, options, plan.layers
     run = due.attempt(lambda: run_layered(*of_all, documents=rows)) or plan.run
-    if not run.price.fits or run.price.step_s >= found[0].run.price.step_s:
-        return found
-    return [Finalist(choice, _of_all(search, documents, run), (), plan.layers), *found]
+    if not run.price.fits or run.price.step_s >= finalists[0].run.price.step_s:
+        return finalists
+    return [Finalist(choice, _of_all(search, documents, run), (), plan.layers), *finalists]
 
 
 def _run(search: Search, choice: Choice, cluster: ClusterSpec) -> StepRun:
-    """On a machine of its own, which remembers what was extrapolated for this choice alone."""
+    """Replayed on a new machine, which remembers what was extrapolated for this choice alone."""
     rows = search.estimates.packs.deciding(choice, _PIPELINES)
     machine = Machine(cluster)
     return run_sites(search.model, machine, choice.layout, choice.options, documents=rows)
@@ -178,8 +178,8 @@ def smallest_cluster(
 
     Args:
         model: Sizes.
-        name: Of a shipped cluster.
-        devices: Too few.
+        name: A shipped cluster's.
+        devices: A number that is too small.
         base: The step.
         offload: What may be offloaded.
 
