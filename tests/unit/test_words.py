@@ -45,13 +45,11 @@ UNCLEAN = (
     "src/equipoise/launch",
     "src/equipoise/nn",
     "src/equipoise/optim",
-    "src/equipoise/parallel",
     "src/equipoise/plan",
     "src/equipoise/schedule/boxing",
     "src/equipoise/schedule/pipeline/strategies.py",
     "src/equipoise/sim",
     "src/equipoise/spec/run/spec.py",
-    "src/equipoise/train",
 )
 
 
