@@ -94,8 +94,8 @@ def read_words(setting: str, text: str, known: tuple[str, ...]) -> dict[str, int
         is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
         if not is_number or not least <= int(digits) <= MOST:
             raise SpecError(
-                f'{setting}: {name} is "{value}". Give a whole number of {least} to {MOST:,}, as in '
-                f"{name}={1 if name in ('gated', 'tied', 'zero') else 8}."
+                f'{setting}: {name} is "{value}". Give a whole number of {least} to {MOST:,}, as '
+                f"in {name}={1 if name in ('gated', 'tied', 'zero') else 8}."
             )
         found[name] = int(digits)
     return found
