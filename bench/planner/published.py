@@ -27,11 +27,12 @@ from equipoise.base.errors import EquipoiseError
 from equipoise.cost.step.request import StepOptions, StepPrice
 from equipoise.plan.answer.explain import loses_by
 from equipoise.plan.search.search import Search
-from equipoise.plan.space.choice import ORDERS, Choice
+from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space, list_space
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.layout import ORDERS
 
 _SECONDS = 2.0
 """Of this process, for each of the two searches."""

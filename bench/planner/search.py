@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.lib.stamp import LoadStamp, environment, spread
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.bounds.choices import least_bytes, least_seconds
+from equipoise.plan.bounds.roofline import memory_bound_bytes, peak_bound_s
 from equipoise.plan.described import choice_packer
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.columns import list_space
@@ -43,8 +43,8 @@ def judge() -> dict[str, Any]:
     for _ in range(5):
         begin = time.process_time()
         space = list_space(model, DEVICES, StepOptions(8192, 2048))
-        least_bytes(model, space)
-        least_seconds(model, machine, space)
+        memory_bound_bytes(model, space)
+        peak_bound_s(model, machine, space)
         choices = len(space)
         rates.append(choices / (time.process_time() - begin))
     return {"choices": choices, "choices_per_s": spread(rates)}

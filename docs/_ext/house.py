@@ -22,16 +22,16 @@ QUESTIONS = {
         "src/equipoise/parallel/context/backward.py",
     ),
     "How do I add a packing policy?": (
-        "src/equipoise/balance/packing/pack.py",
-        "src/equipoise/spec/run/spec.py",
-        "tests/unit/balance/packing/test_pack.py",
+        "docs/recipes.md",
+        "src/equipoise/spec/catalog.py",
+        "src/equipoise/balance/packing/whole.py",
     ),
     "How do I add a pipeline schedule?": (
+        "docs/recipes.md",
+        "src/equipoise/spec/catalog.py",
         "src/equipoise/schedule/pipeline/orders.py",
-        "src/equipoise/schedule/pipeline/strategies.py",
-        "tests/unit/schedule/pipeline/test_strategies.py",
     ),
-    "How do I add a device?": ("src/equipoise/spec/device/table.py",),
+    "How do I add a device?": ("docs/recipes.md", "src/equipoise/spec/device/table.py"),
     "Where is the loss normalised?": (
         "src/equipoise/train/step.py",
         "src/equipoise/nn/loss.py",
@@ -41,7 +41,11 @@ QUESTIONS = {
         "src/equipoise/parallel/zero/shard.py",
         "src/equipoise/parallel/zero/exchange.py",
     ),
-    "How do I add a verb?": ("src/equipoise/cli/main.py", "src/equipoise/cli/trace.py"),
+    "How do I add a verb?": (
+        "docs/recipes.md",
+        "src/equipoise/cli/main.py",
+        "src/equipoise/cli/trace.py",
+    ),
     "Which formula gives a step's time?": (
         "src/equipoise/sim/step.py",
         "src/equipoise/sim/parts.py",

@@ -8,8 +8,8 @@ import numpy as np
 from equipoise.balance.packing.pack import pack_step
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.search.packs import Packer
 from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.packs import Packer
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.step import Documents
 from equipoise.spec.catalog import POLICIES, Policy

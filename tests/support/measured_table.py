@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.base.arrays import Floats
-from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial, next_choice
+from equipoise.plan.measured.next import Floats, MeasuredSpace, Trial, best_trial, next_choice
 
 SIZES = (4, 2, 3, 2)
 

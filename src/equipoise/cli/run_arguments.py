@@ -69,11 +69,11 @@ def split_overrides(
     for word in left:
         if word == "--":
             rest += [word, *left]
-        elif found := _OVERRIDE.fullmatch(word):
-            value = found[2] if found[2] is not None else next(left, "--")
-            if value.startswith("--") and found[2] is None:
+        elif flag := _OVERRIDE.fullmatch(word):
+            value = flag[2] if flag[2] is not None else next(left, "--")
+            if value.startswith("--") and flag[2] is None:
                 error(f"{word} needs a value")
-            overrides.append((found[1], value))
+            overrides.append((flag[1], value))
         else:
             rest.append(word)
     return rest, overrides

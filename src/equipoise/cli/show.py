@@ -112,9 +112,11 @@ def _step(price: Mapping[str, Any]) -> str:
 def _looked_at(plan: Plan) -> str:
     if MEASURED_S in plan.best.price:
         return "trained for some steps each."
+    if plan.gap is None or not plan.bound_s:
+        return "replayed. The search has no lower bound, so the gap is not known."
     return (
-        f"replayed. {_whose(plan)} can be faster than {format_seconds(plan.bound_s)}: at most "
-        f"{plan.gap:.1%} is left to gain."
+        f"replayed. {_whose(plan)} can be faster than {format_seconds(plan.bound_s)}: a gap of "
+        f"{plan.gap:.1%} at most."
     )
 
 

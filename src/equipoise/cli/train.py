@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plan",
         type=Path,
         metavar="FILE",
-        help="obey this plan.lock of equipoise plan run.toml: layout, schedule, recomputation and "
-        "packing are its; a key that says otherwise, or a lock of another model, corpus, machine "
-        "or version, is refused",
+        help="obey this plan.lock of equipoise plan run.toml: layout, stages, schedule, "
+        "recomputation and packing are its; a key that says otherwise, or a lock of another model, "
+        "corpus, machine or version, is refused",
     )
     parser.add_argument(
         "--port",

@@ -26,7 +26,7 @@ def paint_plane(schedule: AttentionSchedule, pixels: int) -> npt.NDArray[np.int6
         int64 [pixels, pixels, 2]: rank and round by query (down) and key (across); -1 where
         the query does not read the key.
     """
-    found = np.full((pixels, pixels, 2), -1, dtype=np.int64)
+    plane = np.full((pixels, pixels, 2), -1, dtype=np.int64)
     lengths = schedule.doc_tokens
     begins = np.cumsum(lengths) - lengths
     at = (np.arange(pixels) + 0.5) * schedule.tokens / pixels  # a place in the pack
@@ -36,12 +36,12 @@ def paint_plane(schedule: AttentionSchedule, pixels: int) -> npt.NDArray[np.int6
     head = (2 * place + 1) * schedule.heads // (2 * shares)
     for rank, index, each in schedule:
         for tile in each.tiles:
-            _paint_tile(found, tile, int(begins[tile[0]]), token, head, (rank, index))
-    return found
+            _paint_tile(plane, tile, int(begins[tile[0]]), token, head, (rank, index))
+    return plane
 
 
 def _paint_tile(
-    found: npt.NDArray[np.int64],
+    plane: npt.NDArray[np.int64],
     tile: Tiles,
     begin: int,
     token: npt.NDArray[np.int64],
@@ -59,7 +59,7 @@ def _paint_tile(
         is_mine &= key <= query
     elif kind == 2:
         is_mine &= key >= query
-    found[top:bottom, left:right][is_mine] = paint
+    plane[top:bottom, left:right][is_mine] = paint
 
 
 def lane_bars(replay: Replay, rank: int) -> npt.NDArray[np.float64]:

@@ -50,7 +50,7 @@ _OKABE_ITO = (
 )
 
 _PIXELS = 420
-"""Of a large plane, each way; of a small one half as many."""
+"""A large plane's side; a small one has half as many."""
 
 _PALEST = 0.62
 """How much of the last round's colour is white."""
@@ -191,8 +191,8 @@ def _draw_plane(axis: "Axes", schedule: AttentionSchedule, pixels: int) -> None:
 
 def _rounds_with_tiles(schedule: AttentionSchedule) -> tuple[int, int]:
     """The first and the last round in which anything is computed."""
-    found = [at for _, at, each in schedule if len(each.tiles)]
-    return min(found, default=0), max(found, default=0)
+    busy = [at for _, at, each in schedule if len(each.tiles)]
+    return min(busy, default=0), max(busy, default=0)
 
 
 def _draw_lanes(axis: "Axes", score: AttentionScore, longest_ns: float) -> None:

@@ -10,12 +10,12 @@ _COLORS = ("#2f6690", "#c8553d", "#6a994e", "#8d6a9f", "#d9a441", "#5b6770")
 _INK, _PALE = "#1d2733", "#e7ebef"
 
 
-def plot_device_file(file: Path, found: DeviceFile) -> None:
+def plot_device_file(file: Path, device: DeviceFile) -> None:
     """Draw products, attention, memory and collectives, narrow enough for a phone.
 
     Args:
         file: Where to; the ending says whether PNG, SVG or PDF.
-        found: What was measured.
+        device: What was measured.
     """
     import matplotlib as mpl
 
@@ -24,15 +24,15 @@ def plot_device_file(file: Path, found: DeviceFile) -> None:
 
     figure, axes = pyplot.subplots(4, 1, figsize=(5.4, 11), layout="constrained")
     for axis, draw in zip(axes, (_products, _attention, _memory, _collectives), strict=True):
-        draw(axis, found)
+        draw(axis, device)
         axis.grid(color=_PALE)
         axis.set_axisbelow(True)
         axis.tick_params(which="both", length=0, labelsize=9, colors=_INK)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
     figure.suptitle(
-        f"{found.machine}, {found.date}\n"
-        f"one rank a core, all at once; {found.other_load_cores:.1f} cores of other load",
+        f"{device.machine}, {device.date}\n"
+        f"one rank a core, all at once; {device.other_load_cores:.1f} cores of other load",
         fontsize=10,
         x=0.01,
         ha="left",
@@ -62,9 +62,9 @@ def _rate(time: Measured, amount: float) -> Measured:
     return Measured(amount / time.mid / 1e9, amount / time.high / 1e9, amount / time.low / 1e9)
 
 
-def _products(axis: Any, found: DeviceFile) -> None:
-    for (dtype, _), color in zip(found.peaks, _COLORS, strict=False):
-        points = [point for point in found.gemm if point.dtype == dtype]
+def _products(axis: Any, device: DeviceFile) -> None:
+    for (dtype, _), color in zip(device.peaks, _COLORS, strict=False):
+        points = [point for point in device.gemm if point.dtype == dtype]
         flop = [2.0 * point.m * point.n * point.k for point in points]
         rates = [_rate(point.s, each) for point, each in zip(points, flop, strict=True)]
         _bars(axis, flop, rates, dtype, color)
@@ -74,10 +74,10 @@ def _products(axis: Any, found: DeviceFile) -> None:
     axis.legend(frameon=False, fontsize=9)
 
 
-def _attention(axis: Any, found: DeviceFile) -> None:
-    kinds = sorted({(point.dtype, point.head_width) for point in found.attention})
+def _attention(axis: Any, device: DeviceFile) -> None:
+    kinds = sorted({(point.dtype, point.head_width) for point in device.attention})
     for (dtype, width), color in zip(kinds, _COLORS, strict=False):
-        points = [p for p in found.attention if (p.dtype, p.head_width) == (dtype, width)]
+        points = [p for p in device.attention if (p.dtype, p.head_width) == (dtype, width)]
         rates = [_rate(p.forward_s, 2.0 * width * p.tokens * (p.tokens + 1)) for p in points]
         _bars(axis, [float(p.tokens) for p in points], rates, f"{dtype}, {width} wide", color)
     axis.set_xscale("log", base=2)
@@ -86,14 +86,14 @@ def _attention(axis: Any, found: DeviceFile) -> None:
     axis.legend(frameon=False, fontsize=9)
 
 
-def _memory(axis: Any, found: DeviceFile) -> None:
+def _memory(axis: Any, device: DeviceFile) -> None:
     rows = {
-        "copy": found.stream.copy,
-        "scale": found.stream.scale,
-        "add": found.stream.add,
-        "triad": found.stream.triad,
-        "disk, read": found.disk_read_bytes_per_s,
-        "disk, write": found.disk_write_bytes_per_s,
+        "copy": device.stream.copy,
+        "scale": device.stream.scale,
+        "add": device.stream.add,
+        "triad": device.stream.triad,
+        "disk, read": device.disk_read_bytes_per_s,
+        "disk, write": device.disk_write_bytes_per_s,
     }
     names = list(rows)
     rates = [each.mid / 1e9 for each in rows.values()]
@@ -105,11 +105,11 @@ def _memory(axis: Any, found: DeviceFile) -> None:
     _title(axis, "memory (STREAM) and disk", "", "GB/s")
 
 
-def _collectives(axis: Any, found: DeviceFile) -> None:
-    ranks = min(point.ranks for point in found.collectives)
-    ops = list(dict.fromkeys(point.op for point in found.collectives))
+def _collectives(axis: Any, device: DeviceFile) -> None:
+    ranks = min(point.ranks for point in device.collectives)
+    ops = list(dict.fromkeys(point.op for point in device.collectives))
     for op, color in zip(ops, _COLORS, strict=False):
-        points = [p for p in found.collectives if (p.op, p.ranks) == (op, ranks)]
+        points = [p for p in device.collectives if (p.op, p.ranks) == (op, ranks)]
         rates = [_rate(point.s, float(point.bytes)) for point in points]
         _bars(axis, [float(point.bytes) for point in points], rates, op, color)
     axis.set_xscale("log", base=2)

@@ -70,12 +70,12 @@ def compare(
     def ratio(theirs_s: float, ours_s: float) -> float:
         return theirs_s / ours_s if ours_s > 0 else math.nan
 
-    foreseen_s = baseline.predicted_step_s
+    predicted_s = baseline.predicted_step_s
     if is_same and baseline.start.policy == IN_ORDER:
         # Each run measured its own prices, and a machine is not twice the same: the ratio is
-        # taken within one run, which also foresaw what in order would have cost.
-        foreseen_s = np.full(baseline.step.size, np.nan)
-        foreseen_s[theirs] = _in_order_step_s(record)[ours]
+        # taken within one run, which also predicted the cost of packing in order.
+        predicted_s = np.full(baseline.step.size, np.nan)
+        predicted_s[theirs] = _in_order_step_s(record)[ours]
     return Comparison(
         baseline=baseline_label,
         label=label,
@@ -84,7 +84,7 @@ def compare(
             seconds_a_token(record, ours, record.step_s),
         ),
         predicted=ratio(
-            seconds_a_token(baseline, theirs, foreseen_s),
+            seconds_a_token(baseline, theirs, predicted_s),
             seconds_a_token(record, ours, record.predicted_step_s),
         ),
         steps=int(ours.size),
@@ -100,7 +100,7 @@ def compare(
 
 
 def _in_order_step_s(record: RunRecord) -> Floats:
-    """Seconds of each step that the run foresaw for an in-order pack of its documents."""
+    """Seconds of each step that the run predicted for an in-order pack of its documents."""
     beside_compute_s = record.predicted_step_s - record.longest_s
     answer: Floats = record.in_order_longest_s + beside_compute_s
     return answer
@@ -117,7 +117,7 @@ def compare_all(records: Sequence[RunRecord], names: Sequence[str]) -> list[Comp
 
 
 def setting_of(record: RunRecord, section: str, key: str) -> object:
-    """A key of the run's run.toml; None where the journal does not tell."""
+    """A key of the run's run.toml; None if the journal does not have it."""
     table = record.start.spec.get(section)
     return table.get(key) if isinstance(table, dict) else None
 

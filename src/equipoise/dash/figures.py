@@ -44,7 +44,7 @@ Table = dict[str, Any]
 
 
 SHARED_AXES = ("cp", "tp", "pp", "ep", "etp")
-"""Degrees of a layout that are told where they are more than one."""
+"""Degrees of a layout that are shown if they are more than one."""
 
 
 def page_data(records: Sequence[RunRecord]) -> Table:

@@ -1,4 +1,4 @@
-"""What the report's page is told of how runs were configured, and where they ran.
+"""What the report's page shows of how runs were configured, and where they ran.
 
 Kept true (tests/unit/dash/test_report.py)
     Every key of run.toml is there once, with what each run says and why.

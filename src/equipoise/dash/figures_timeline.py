@@ -1,7 +1,7 @@
 """The timeline of a report: spans of some whole steps, and what was predicted of them.
 
 What it decides
-    Which steps a page holds: evenly chosen ones and the last ones, so many that it stays light.
+    Which steps a page holds: evenly chosen ones and the last, few enough to keep it light.
 
 Kept true (tests/unit/dash/test_report.py, tests/browser/test_report.py)
     A step that is there is whole.

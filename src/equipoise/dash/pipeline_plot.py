@@ -41,7 +41,7 @@ _COLOURS = {
     Op.BACKWARD_INPUT: ("#f6d3c8", "#efb9a9", "#e59a86", "#d67a62"),
     Op.BACKWARD_WEIGHT: ("#d9e6c8", "#bcd4a0", "#9bbf77", "#79a653"),
 }
-"""Of each operation, from a rank's first stage to its fourth."""
+"""Colours of each operation, from a rank's first stage to its fourth."""
 
 _NAMES = {
     Op.FORWARD: "forward",
@@ -54,7 +54,7 @@ _LEAST_WIDTH = 0.0075
 """Share of the picture's width from which a rectangle has room for each digit."""
 
 _LEAST_EDGE = 0.004
-"""Likewise for a white edge: of a narrower one it takes a large part, and looks like waiting."""
+"""Likewise for a white edge, which takes a large part of a narrower bar and looks like waiting."""
 
 
 def plot_pipeline(file: Path, timelines: Sequence[PipelineTimeline]) -> None:
@@ -85,8 +85,8 @@ def plot_pipeline(file: Path, timelines: Sequence[PipelineTimeline]) -> None:
     for axis, timeline in zip(axes[:, 0], timelines, strict=True):
         _draw(axis, timeline, (unit_ns, unit), top)
     axes[-1, 0].set_xlabel(f"time [{unit}]", fontsize=9, color=_INK)
-    found = {op for each in timelines for op in np.unique(each.op).tolist()}
-    used = [op for op in _COLOURS if op in found]
+    ops = {op for each in timelines for op in np.unique(each.op).tolist()}
+    used = [op for op in _COLOURS if op in ops]
     patches = [Rectangle((0, 0), 1, 1, color=_COLOURS[op][1]) for op in used]
     figure.legend(
         patches,

@@ -69,7 +69,7 @@ class Planned:
     terms: dict[str, float]
     """What the planned seconds are made of, most first."""
     memory_bytes: Beside
-    """Of the fullest rank."""
+    """Peak memory of the fullest rank."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, None for NaN."""
@@ -117,10 +117,14 @@ def read_plans(
 
 def plan_finding(plans: Sequence[Planned | None], names: Sequence[str]) -> dict[str, str]:
     """The sentence of the plan's figure, by the figure's name; none where no run obeyed one."""
-    said = [(name, planned_sentence(plan)) for plan, name in zip(plans, names, strict=True) if plan]
-    if not said:
+    sentences = [
+        (name, planned_sentence(plan)) for plan, name in zip(plans, names, strict=True) if plan
+    ]
+    if not sentences:
         return {}
-    return {"plan": " ".join(f"{name}: {text}" if len(names) > 1 else text for name, text in said)}
+    return {
+        "plan": " ".join(f"{name}: {text}" if len(names) > 1 else text for name, text in sentences)
+    }
 
 
 def hold(plan: Plan, record: RunRecord) -> Planned:
@@ -182,7 +186,7 @@ def planned_sentence(planned: Planned) -> str:
 
 
 def _fullest(seconds: Floats) -> Floats:
-    """Of each step the rank that has most; NaN where none is known."""
+    """The most that any rank has in each step; NaN where none is known."""
     answer = np.full(len(seconds), np.nan)
     known = ~np.isnan(seconds).all(axis=1)
     answer[known] = np.nanmax(seconds[known], axis=1)

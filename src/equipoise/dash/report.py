@@ -39,7 +39,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
     Raises:
         SpecError: no run, no such folder, the same folder twice, or no writing to ``out``.
-        DataError: a folder is no run.
+        DataError: a folder is not a run.
     """
     return write_page(read_runs(runs), out)
 
@@ -49,7 +49,7 @@ def read_runs(runs: Sequence[Path]) -> list[RunRecord]:
 
     Raises:
         SpecError: no run, no such folder, or the same folder twice.
-        DataError: a folder is no run.
+        DataError: a folder is not a run.
     """
     if not runs:
         raise SpecError("There is no run to report on. Give one or more run folders.")

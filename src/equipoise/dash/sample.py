@@ -21,7 +21,7 @@ from equipoise.base.arrays import Floats
 WHOLE_STEPS = 60
 """Steps that a figure holds one by one."""
 LAST_STEPS = 12
-"""Of them the last ones, without a gap."""
+"""The last of them, without a gap."""
 
 
 def choose_evenly(count: int, most: int, *, tail: int = 0) -> list[int]:

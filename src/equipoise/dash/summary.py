@@ -82,7 +82,7 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def skew_of(seconds: Floats) -> Floats:
-    """Max over mean of each step's ranks; NaN for a step of which no rank is known."""
+    """Max over mean of each step's ranks; NaN for a step without a known rank."""
     answer = np.full(seconds.shape[0], np.nan)
     known = ~np.isnan(seconds).all(axis=1) if seconds.size else np.zeros(0, dtype=np.bool_)
     if known.any():

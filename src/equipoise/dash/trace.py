@@ -119,8 +119,12 @@ def write_run_trace(record: RunRecord, steps: Sequence[int], file: Path) -> None
 def _event(spans: Spans, at: int, process: int, rank: int, begin_s: float) -> dict[str, Any]:
     name = spans.names[spans.name[at]]
     takes_s = spans.duration_s[at] if process == MEASURED else spans.predicted_s[at]
-    told = {"step": spans.step[at], "stage": spans.stage[at], "micro_batch": spans.micro_batch[at]}
-    known = {key: int(value) for key, value in told.items() if not math.isnan(value)}
+    fields = {
+        "step": spans.step[at],
+        "stage": spans.stage[at],
+        "micro_batch": spans.micro_batch[at],
+    }
+    known = {key: int(value) for key, value in fields.items() if not math.isnan(value)}
     if "stage" in known:
         shown = f"{known['stage']}{_LETTERS[name]}{known['micro_batch']}"
     else:

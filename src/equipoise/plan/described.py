@@ -23,15 +23,15 @@ from equipoise.plan.answer.final import Finalist, price_finalists, with_layers
 from equipoise.plan.answer.run_steps import COMPARED
 from equipoise.plan.export.program import Program
 from equipoise.plan.export.settings import EXPORTS
-from equipoise.plan.search.classes import ClassSearch
 from equipoise.plan.search.deadline import Deadline
+from equipoise.plan.search.heuristics import RECIPES
+from equipoise.plan.search.incumbent import Outcome, Progress
+from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.offload import search_offloaded
-from equipoise.plan.search.outcome import Outcome, Progress
-from equipoise.plan.search.packs import Packer
 from equipoise.plan.search.search import Search
-from equipoise.plan.search.seeds import RECIPES
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.packs import Packer
 from equipoise.sim.drawn import step_packer
 from equipoise.sim.machine import Machine
 from equipoise.sim.request import (
@@ -54,10 +54,7 @@ from equipoise.spec.run.spec import Recompute
 from equipoise.spec.words import LAYOUT_WORDS, read_model, read_words
 from equipoise.spec.workload import distribution_names
 
-_SEARCHED = tuple(
-    name for name, traits in POLICIES.items() if traits.divides and not traits.is_slow
-)
-"""Policies that divide documents and are searched; a slow one packs one step for a minute."""
+_SEARCHED = tuple(name for name, traits in POLICIES.items() if traits.planned == "for any")
 
 _LIST_SHARE = 0.25
 """The share of the time for listing every choice."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from equipoise.base.disk import writing
 from equipoise.base.read import parse_json
-from equipoise.plan.search.outcome import Priced
+from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.search.search import Search
 
 _FILE = "search.jsonl"

@@ -28,7 +28,7 @@ from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.kept import keep_priced
 from equipoise.plan.run import RunInputs, RunPlanRequest, read_run_inputs
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.space.choice import Choice
 from equipoise.sim.answer import step_row
 from equipoise.sim.mixed.words import say_layers
@@ -73,8 +73,8 @@ class PlanAnswer:
         return self.lock.bound_s
 
     @property
-    def gap(self) -> float:
-        """What may be left to gain."""
+    def gap(self) -> float | None:
+        """The best's ``step_s`` over ``bound_s``, minus 1; None without a bound."""
         return self.lock.gap
 
     @property
@@ -202,7 +202,7 @@ def decide(inputs: Inputs, outcome: Outcome, finalists: list[Finalist], due: Dea
         best=candidate(finalists[0]),
         runners_up=tuple(candidate(each) for each in finalists[1:]),
         bound_s=bound,
-        gap=1.0 - bound / best.step_s,
+        gap=best.step_s / bound - 1.0 if bound > 0.0 else None,
         listed=outcome.listed,
         priced=outcome.progress.priced,
         wall=inputs.walls(finalists[0], due),

@@ -29,7 +29,7 @@ from equipoise.plan.answer.run_stages import require_stages
 from equipoise.plan.answer.run_steps import RunSteps, policies_of
 from equipoise.plan.described import SECONDS, digest_curves
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.trainable import keep_timed, list_trainable, run_keys

@@ -71,8 +71,8 @@ def with_keys(memory: StageMemory, keys_bytes: Floats) -> StageMemory:
     """With the keys of other pieces of divided documents.
 
     Args:
-        memory: Of a step without them.
-        keys_bytes: Of each pipeline rank, float64 [pp] [bytes].
+        memory: The step without them.
+        keys_bytes: The keys of each pipeline rank, float64 [pp] [bytes].
     """
     peaks = memory.stage_bytes + keys_bytes
     # One rank's terms are known: that of the fullest without keys, which pipelines even out.

@@ -89,7 +89,7 @@ class StepParts:
             machine: Device and links.
             layout: Degrees.
             options: Everything else.
-            core: Of attention; the layout's own unless given.
+            core: The attention core; the layout's own unless given.
             kinds: Layers without their core that were priced before, of a layout with the same
                 groups for tensors and experts and the same ZeRO of 3 or less; is added to.
         """
@@ -285,7 +285,7 @@ class PipelineRun(PlannedPipeline):
     parts: Floats
     """Seconds by stage's rank and term, over all its instructions, float64 [pp, TERMS]."""
     last_backward_s: Floats
-    """Backward of the last micro-batch on each rank, all its stages, float64 [pp]."""
+    """Backward of the last micro-batch through all stages of each rank, float64 [pp]."""
     first_forward_s: Floats
     """Forward of the first micro-batch, likewise."""
     tokens: tuple[int, ...]
@@ -308,7 +308,7 @@ def run_pipeline(
         split: Layers of every stage.
         layout: Degrees.
         options: Schedule.
-        tokens: Of each micro-batch.
+        tokens: Tokens of each micro-batch.
         units: Runs of micro-batches that share documents over time; each alone unless given.
     """
     stages = split.stages

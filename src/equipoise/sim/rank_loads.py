@@ -65,7 +65,7 @@ class RankLoads:
     tokens: list[int]
     pieces: list[int]
     flop: list[int]
-    """Useful ones."""
+    """Useful FLOP."""
     pipeline_s: float = 0.0
     """The longest pipeline from its first forward to its last backward, bubbles included [s]."""
     kept_layer_tokens: tuple[int, ...] = ()

@@ -11,9 +11,9 @@ What it decides
     checkpoint knows weights by name, so a run that goes on may split otherwise.
 
     *Schedules* are written by every rank from the pack alone. Data-parallel ranks have schedules
-    of their own, unless they meet in each turn (``Layout.meets_each_turn``). Then they must run the
-    same instructions in the same order, and one schedule is written for the heaviest micro-batch of
-    each turn (``sim.turns``).
+    of their own, unless they meet in a stage: in shared experts, or under ZeRO 2 and 3, which split
+    gradients in every backward. Then they must run the same instructions in the same order, and one
+    schedule is written for the heaviest micro-batch of each turn (``sim.turns``).
 
 Kept true (tests/unit/sim/test_stages.py)
     Loads of all ranks add up to those of one rank; data-parallel ranks that meet within a step
@@ -40,6 +40,7 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.share import StageShare
 from equipoise.schedule.pipeline.prices import PipelinePrices
+from equipoise.schedule.pipeline.schedule import PipelineSchedule
 from equipoise.schedule.pipeline.strategies import place_stages, write_pipeline
 from equipoise.sim.memory import stage_shares
 from equipoise.sim.planned import PlannedPipeline
@@ -49,7 +50,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.plan import Stages
 from equipoise.spec.run.resolved import read_resolved
-from equipoise.spec.run.spec import Recompute, RunSpec
+from equipoise.spec.run.spec import LayoutSpec, Recompute, RunSpec
 
 
 def settle_edges(
@@ -109,13 +110,7 @@ class StagePlanner:
         layout, stages = planner.layout, planner.layout.stages
         typical = price_layers(curve, planner.model, [MicroBatch(pieces)])
         split = split_at(typical, edges) if edges else split_model(typical, planner.model, stages)
-        rank_of = place_stages(layout.schedule, layout.pp, stages)
-        if len(rank_of) != stages:
-            raise LayoutError(
-                f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '
-                f"2 stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
-            )
-        return cls(planner, curve, recompute, split, rank_of)
+        return cls(planner, curve, recompute, split, ranks_of_stages(layout))
 
     @property
     def placed(self) -> Stages:
@@ -140,17 +135,17 @@ class StagePlanner:
         Raises:
             LayoutError: the strategy cannot run these micro-batches; says what can.
         """
-        if self._meet(packed):
-            common = self._plan_together(packed).schedule
+        if self._has_one_order:
+            common = self._write_common(packed)
             return [PlannedPipeline(common, self._price(turns)) for turns in packed.ranks]
-        return [self._plan(turns, _units(turns)) for turns in packed.ranks]
+        return [self._plan(turns, units_of(turns)) for turns in packed.ranks]
 
     def plan_rank(self, packed: PackedStep, data_rank: int) -> PlannedPipeline:
         """The schedule of one data-parallel rank, as ``plan`` has it."""
         turns = packed.ranks[data_rank]
-        if self._meet(packed):
-            return PlannedPipeline(self._plan_together(packed).schedule, self._price(turns))
-        return self._plan(turns, _units(turns))
+        if self._has_one_order:
+            return PlannedPipeline(self._write_common(packed), self._price(turns))
+        return self._plan(turns, units_of(turns))
 
     def loads(self, packed: PackedStep) -> RankLoads:
         """Load of each rank of the world: each stage's part of what its context ranks compute."""
@@ -189,17 +184,28 @@ class StagePlanner:
 
     def _longest_ns(self, packed: PackedStep, planned: Sequence[PlannedPipeline]) -> int:
         """When the last pipeline ends; those that meet go at the pace of each turn's slowest."""
-        deciding = [self._plan_together(packed)] if self._meet(packed) else planned
-        return max(each.timeline.makespan_ns for each in deciding)
+        if not self._has_one_order:
+            return max(each.timeline.makespan_ns for each in planned)
+        heaviest = self._price(self._heaviest(packed))
+        return PlannedPipeline(planned[0].schedule, heaviest).timeline.makespan_ns
 
-    def _meet(self, packed: PackedStep) -> bool:
+    @property
+    def _has_one_order(self) -> bool:
+        """Whether all data-parallel ranks run one schedule, as ``parallel.pipeline`` asks of them.
+
+        Ranks that share experts run it even where no other data-parallel rank has any of these
+        experts, and so never waits for them (``Layout.meets_each_turn``).
+        """
         layout = self.planner.layout
-        return layout.of_ranks(len(packed.ranks) * layout.sharing).meets_each_turn
+        return layout.ep * layout.etp > 1 or layout.zero >= 2
 
-    def _plan_together(self, packed: PackedStep) -> PlannedPipeline:
-        """One pipeline for ranks that meet in each turn: of each turn the heaviest micro-batch."""
-        heaviest = heaviest_turns(packed.ranks, lambda batch: batch_flop(batch, self.planner.model))
-        return self._plan(heaviest, _joined([_units(turns) for turns in packed.ranks]))
+    def _heaviest(self, packed: PackedStep) -> list[MicroBatch]:
+        return heaviest_turns(packed.ranks, lambda batch: batch_flop(batch, self.planner.model))
+
+    def _write_common(self, packed: PackedStep) -> PipelineSchedule:
+        """The schedule of data-parallel ranks that meet in each turn."""
+        units = _joined([units_of(turns) for turns in packed.ranks])
+        return self._plan(self._heaviest(packed), units).schedule
 
     def _price(self, turns: Sequence[MicroBatch]) -> PipelinePrices:
         layers = self.planner.layer_prices(turns, self.curve)
@@ -213,7 +219,22 @@ class StagePlanner:
         return PlannedPipeline(written, prices)
 
 
-def _units(turns: Sequence[MicroBatch]) -> list[tuple[int, int]]:
+def ranks_of_stages(layout: LayoutSpec) -> Ints:
+    """The pipeline rank of each stage of a run, int64 [stages].
+
+    Raises:
+        LayoutError: the schedule has another number of stages.
+    """
+    rank_of = place_stages(layout.schedule, layout.pp, layout.stages)
+    if len(rank_of) != layout.stages:
+        raise LayoutError(
+            f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has 2 '
+            f"stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
+        )
+    return rank_of
+
+
+def units_of(turns: Sequence[MicroBatch]) -> list[tuple[int, int]]:
     """Runs of micro-batches that share documents; a document that comes twice is not shared."""
     if all(turn.attends_from is None for turn in turns):
         return [(at, at + 1) for at in range(len(turns))]

@@ -70,7 +70,7 @@ class StepRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ends:
-    """What comes before and after the pipeline, of each stage's rank, float64 [pp] [s]."""
+    """What each pipeline rank does before and after the pipeline, float64 [pp] [s]."""
 
     before: Floats
     after: Floats
@@ -119,8 +119,8 @@ def price_step(
         documents: Lengths of each data-parallel rank's micro-batches, as a packer made them;
             full windows unless given. One row stands for all ranks. A step whose documents are
             divided says what their pieces read in each other.
-        parts: Of the same setting, which may differ in schedule, virtual stages and ZeRO 0 to 2:
-            what they have priced is not priced again.
+        parts: Parts of the same setting, which may differ in schedule, virtual stages and ZeRO 0 to
+            2: what they have priced is not priced again.
 
     Raises:
         LayoutError: layout, model, schedule and sequences do not go together.
@@ -260,10 +260,10 @@ def exposed_s(
 
     Args:
         run: The rank's pipeline.
-        rank: Of the pipeline.
-        gather_s: Of all its parameters.
-        reduce_s: Of all its gradients.
-        layers: That it holds.
+        rank: Which rank of the pipeline.
+        gather_s: What gathering all its parameters takes.
+        reduce_s: What reducing all its gradients takes.
+        layers: How many it holds.
         overlaps: Whether they travel beside the first forward and the last backward.
     """
     # What is left when there is nothing more to hide behind: the last bucket of a layer.

@@ -40,6 +40,9 @@ class PolicyTraits:
     """The packer takes ``travel_ns``: what it costs to bring a token's keys to another rank."""
     is_slow: bool = False
     """Takes a second or more a step: only run when it is named."""
+    planned: Literal["always", "for any", "when given"] = "when given"
+    """When ``equipoise plan`` compares it: where no policy is given, as each step then trains the
+    same documents, whole; where any policy will do; or only by its name."""
 
     @property
     def divides(self) -> bool:
@@ -56,11 +59,6 @@ class PolicyTraits:
         """Whether the pieces of a document follow each other through a pipeline."""
         return self.divides_over == "time"
 
-    @property
-    def keeps_step(self) -> bool:
-        """Whether each step trains exactly its own documents, each whole: no other result."""
-        return not (self.fills_windows or self.lets_wait or self.divides)
-
 
 POLICIES: dict[str, PolicyTraits] = {
     "in-order": PolicyTraits(
@@ -70,28 +68,38 @@ POLICIES: dict[str, PolicyTraits] = {
     "fixed-exact": PolicyTraits(
         packer="balance.packing.windows:pack_fixed_exact", fills_windows=True, is_slow=True
     ),
-    "by-tokens": PolicyTraits(packer="balance.packing.whole:pack_by_tokens", reads_prices=False),
-    "by-work": PolicyTraits(packer="balance.packing.whole:pack_by_work", evens_turns=True),
+    "by-tokens": PolicyTraits(
+        packer="balance.packing.whole:pack_by_tokens", reads_prices=False, planned="always"
+    ),
+    "by-work": PolicyTraits(
+        packer="balance.packing.whole:pack_by_work", evens_turns=True, planned="always"
+    ),
     "delayed": PolicyTraits(packer="balance.packing.delayed:DelayedPacker", lets_wait=True),
     "divided": PolicyTraits(
         packer="balance.packing.divided:pack_divided",
         divides_over="ranks",
         evens_turns=True,
         prices_travel=True,
+        planned="for any",
     ),
     "divided-in-time": PolicyTraits(
-        packer="balance.packing.divided:pack_divided_in_time", divides_over="time"
+        packer="balance.packing.divided:pack_divided_in_time",
+        divides_over="time",
+        planned="for any",
     ),
     "gangs": PolicyTraits(
         packer="balance.groups.packs:pack_gangs",
         divides_over="ranks",
         evens_turns=True,
         prices_travel=True,
+        planned="for any",
     ),
     "flexsp": PolicyTraits(
         packer="balance.groups.packs:pack_flexsp", divides_over="ranks", is_slow=True
     ),
-    "bytescale": PolicyTraits(packer="balance.groups.packs:pack_bytescale", divides_over="ranks"),
+    "bytescale": PolicyTraits(
+        packer="balance.groups.packs:pack_bytescale", divides_over="ranks", planned="for any"
+    ),
 }
 """Every packing policy by name, in the order in which tables list them."""
 

@@ -111,8 +111,8 @@ class Plan:
     runners_up: tuple[Candidate, ...]
     bound_s: float
     """No choice takes less."""
-    gap: float
-    """What may be left to gain, as a share of the best."""
+    gap: float | None
+    """The best's ``step_s`` over ``bound_s``, minus 1; None without a bound."""
     listed: int
     priced: int
     wall: tuple[Wall, ...]

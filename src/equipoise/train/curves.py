@@ -53,16 +53,15 @@ class Measuring:
 
     host: str
     cores: frozenset[int]
-    """That it may run on."""
+    """Cores that it may run on."""
     busy_share: float
     """Processor time over time on the wall."""
 
 
 def fair_share(ranks: Sequence[Measuring]) -> float:
-    """What the worst placed rank had of the processor time that it may have, at most 1.
+    """The smallest share that a rank had of the processor time it may have, at most 1.
 
-    Ranks of one host share its cores: where there are more ranks than cores, none can have all of
-    one.
+    Ranks of one host share its cores: with more ranks than cores, no rank can have a whole core.
 
     >>> one = Measuring("a", frozenset({0, 1}), busy_share=0.5)
     >>> fair_share([one]), fair_share([one] * 2), fair_share([one] * 4)
@@ -78,7 +77,7 @@ def fair_share(ranks: Sequence[Measuring]) -> float:
 
 
 def disturbed_sentence(curve: LoadCurve) -> str:
-    """What to say of a curve that was measured beside other programs; nothing of others."""
+    """A sentence on a curve that was measured beside other programs; "" for any other curve."""
     if curve.busy_share >= _UNDISTURBED:
         return ""
     return (
@@ -126,7 +125,7 @@ def curve_file(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> Pa
 
 
 def doubt_curve(file: Path, measured_over_predicted: Sequence[float]) -> str:
-    """Drop a kept curve that a run has shown to be wrong; the sentence to say, or "".
+    """Drop a kept curve that a run has shown to be wrong; return a sentence on it, or "".
 
     The run itself keeps the curve that it packs by.
 

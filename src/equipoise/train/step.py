@@ -13,10 +13,12 @@ What it decides
         rank 0  | micro-batch | micro-batch | wait | reduce | optimizer |
         rank 1  | micro-batch | micro-batch        | reduce | optimizer |
                                             ^ losses, digests and times are exchanged here
+                | gradients ...                             | ... run   |
 
-    Ranks that share a micro-batch run it at the same time, each its own tokens. Waiting is what
-    its spans say: the meeting of all ranks, and in a pipeline what passes between instructions.
-    What else passes without computing, as when another program has the core, is neither.
+    ``equipoise check`` calls ``gradients``, as ``run`` does, and compares what it left.
+    Ranks that share a micro-batch run it at the same time, each its own tokens. Waiting is the
+    meeting of all ranks, and in a pipeline what passes between instructions. Time in which
+    another program has the core is neither waiting nor busy.
 """
 
 import itertools
@@ -86,7 +88,7 @@ class StepResult:
     wait_s: float
     """What this rank waited."""
     computed_s: float
-    """Until the last rank had computed: what it was busy, or its pipeline from end to end."""
+    """Until the last rank had computed: its busy time, or its pipeline from end to end."""
     stop: bool
     words: list[int]
     """What each rank had to tell the others."""

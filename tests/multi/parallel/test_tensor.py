@@ -120,3 +120,12 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         "3, or share tokens, which needs no division of heads: cp (layout.cp) = 2 "
         "with needed-kv."
     )
+
+
+def test_zero_refuses_a_decoder_that_is_not_divided() -> None:
+    with pytest.raises(LayoutError) as refused:
+        run_ranks(2, tensor_ranks.shard_undivided, ODD, Layout(tp=2))
+    assert str(refused.value) == (
+        "The layout has tp = 2, and the decoder is whole. Divide it with "
+        "parallel.apply.apply_axes, which applies ZeRO last."
+    )

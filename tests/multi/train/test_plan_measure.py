@@ -116,6 +116,10 @@ def test_the_same_command_goes_on(
     assert plan.best.price["step_s"] == trial["predicted_s"]
     assert main([*train, "--train.steps", "3", "--out", str(run), "--quiet"]) == 0
     (begin,) = events(run, "start")
+    ((tried,),) = (events(each, "start") for each in folder.glob("trials/*"))
+    stages = plan.best.stages
+    split = {} if stages is None else {"edges": [*stages.edges], "ranks": [*stages.ranks]}
+    assert begin["stages"] == tried["stages"] == split
     assert {begin["origins"][name] for name in plan.best.keys} == {"plan.lock"}
     for name, value in plan.best.keys.items():
         section, key = name.split(".")

@@ -18,6 +18,7 @@ from equipoise.optim.adamw import global_norm
 from equipoise.parallel.apply import apply_axes
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.tensor.rows import enter, leave
+from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.spec.layout import Layout, rows_of
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
@@ -212,3 +213,8 @@ def share_batch(
     attend = functools.partial(attend_by_plan, plan=plan, group=mesh.peers("cp").group)
     positions = torch.from_numpy(plan.shares.positions[place["cp"]])
     return plan.shares.rows[place["cp"]], PackAttention(positions, attend)
+
+
+def shard_undivided(ranks: Ranks, model: ModelSpec, layout: Layout) -> None:
+    """Apply ZeRO alone to a decoder whose layout has other axes."""
+    ShardedDecoder(Decoder(model), ranks, zero=1, precision="fp32", mesh=Mesh.join(ranks, layout))

@@ -12,8 +12,8 @@ from equipoise.balance.packing.turns import require_policy
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import price_finalists
-from equipoise.plan.bounds.choices import least_seconds, needed_bytes
-from equipoise.plan.search.estimate import Estimates
+from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
+from equipoise.plan.search.evaluate import Estimates
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.columns import SCHEDULES, Space, list_space
 from equipoise.sim.machine import Machine
@@ -49,12 +49,12 @@ def test_no_look_exceeds_the_price(name, devices, micro, policy, at, seed) -> No
     if priced is None:
         return
     one = space.keep(np.array([row]))
-    assert least_seconds(model, machine, one, has_documents=True)[0] <= priced.step_s
+    assert peak_bound_s(model, machine, one, has_documents=True)[0] <= priced.step_s
     assert needed_bytes(model, machine, one, has_documents=True)[0] <= priced.memory_bytes
-    opened = looks.open_group(np.array([row]), 0.0, np.inf)
-    if len(opened.too_large):
+    branches = looks.branch(np.array([row]), 0.0, np.inf)
+    if len(branches.too_large):
         assert priced.memory_bytes > machine.capacity_bytes
-    for least, _ in opened.families:
+    for least, _ in branches.families:
         assert least <= priced.step_s
     assert looks.family_s(row) <= priced.step_s
     assert looks.own_s(row) <= priced.step_s

@@ -55,7 +55,7 @@ def test_the_best_simulates_as_it_was_priced(tmp_path: Path) -> None:
     row = step.as_row()
     del row["sources"]
     assert row == best.price
-    assert answer.bound_s <= step.step_s and answer.gap == 1 - answer.bound_s / step.step_s
+    assert answer.bound_s <= step.step_s and answer.gap == step.step_s / answer.bound_s - 1
     assert answer.is_whole and not answer.is_late
     assert answer.listed >= answer.priced >= 1 + len(answer.runners_up)
     assert all(each.price["step_s"] >= step.step_s for each in answer.runners_up)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from equipoise.cost.step.request import TERMS
-from equipoise.plan.bounds.fullest import least_travel
+from equipoise.plan.bounds.group import least_travel_s
 from equipoise.plan.space.choice import Choice
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.layers import LayerStrategy
@@ -83,7 +83,7 @@ def test_parameters_travel_as_wide_as_they_are_computed_with() -> None:
         whole = gather_s(machine, layout, held * MODEL.layers + ends, width) * slow
         every = [range(MODEL.layers)]
         assert travel_of(MODEL, machine, layout, asked, every).gather_s[0] == pytest.approx(whole)
-        least = least_travel(MODEL, machine, Choice(layout, asked), MODEL.layers)
+        least = least_travel_s(MODEL, machine, Choice(layout, asked), MODEL.layers)
         assert least[0] == pytest.approx(gather_s(machine, layout, held * 8, width) * slow)
 
 

@@ -1,6 +1,7 @@
 """Stages of a run and schedules of its steps."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,17 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balance.packing.divided import pack_divided_in_time
+from equipoise.balance.stage import price_layers
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
+from equipoise.cost.step.request import TERMS, StepOptions
+from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
 from equipoise.schedule.pipeline.check import check_pipeline
+from equipoise.sim.parts import BatchParts, run_pipeline
 from equipoise.sim.rank_loads import ContextPlanner
-from equipoise.sim.stages import StagePlanner
+from equipoise.sim.stages import StagePlanner, settle_edges
+from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.spec import LayoutSpec, PackSpec
+from equipoise.spec.plan import Stages
+from equipoise.spec.run.resolved import ResolvedFile, write_resolved
+from equipoise.spec.run.spec import LayoutSpec, PackSpec, RunSpec
 from support.hand_packed import packed_of
 
 MODEL = ModelSpec(layers=8, hidden=48, heads=6, kv_heads=2, ffn=64, vocab=99, head_width=8)
 CURVE = counted_curve(MODEL)
+PLANNED = ("gpipe", "1f1b", "interleaved")
 PIECES = np.array([[0, 0, 900], [1, 0, 40], [2, 0, 300]])
 
 
@@ -66,7 +75,7 @@ def test_a_rank_finds_the_schedule_that_all_others_know(ranks) -> None:
         assert mine.timeline.makespan_ns == planned.timeline.makespan_ns
 
 
-@given(ranks=st.lists(rows, min_size=2, max_size=2))
+@given(ranks=packs)
 def test_ranks_that_share_experts_run_one_order(ranks) -> None:
     sparse = dataclasses.replace(MODEL, experts=4, top_k=2, expert_ffn=16)
     planner = planner_of(sparse, dp=2, ep=2, schedule="auto")
@@ -110,3 +119,54 @@ def test_what_has_two_stages_a_rank_has_no_others() -> None:
 def test_layers_must_fill_the_stages() -> None:
     with pytest.raises(LayoutError, match="8 layers cannot fill 12 stages"):
         planner_of(pp=4, schedule="interleaved", virtual=3)
+
+
+def test_a_run_keeps_the_stages_of_the_plan_that_it_began_with(tmp_path: Path) -> None:
+    spec = RunSpec(layout=LayoutSpec(dp=1, pp=2))
+    assert settle_edges(spec, MODEL, tmp_path, None) == ()  # no run yet: its ranks split layers
+    begun = settle_edges(spec, MODEL, tmp_path, Stages((0, 3, 8), (0, 1)))
+    write_resolved(tmp_path, ResolvedFile(spec, MODEL, {}, 2, "corpus", "", None, begun))
+    assert settle_edges(spec, MODEL, tmp_path, None) == begun == (0, 3, 8)
+    assert settle_edges(spec, MODEL, tmp_path, Stages((0, 4, 8), (0, 1))) == (0, 4, 8)
+    for other in (LayoutSpec(dp=1, pp=4), LayoutSpec(dp=1, pp=2, schedule="zb-v")):
+        assert settle_edges(dataclasses.replace(spec, layout=other), MODEL, tmp_path, None) == ()
+    deeper = dataclasses.replace(MODEL, layers=9)
+    assert settle_edges(spec, deeper, tmp_path, None) == ()
+
+
+def test_given_stages_are_priced_as_they_are() -> None:
+    given_planner = StagePlanner.make(planner_of().planner, CURVE, "none", PIECES, (0, 1, 8))
+    assert given_planner.split.layers.tolist() == [1, 7]
+    assert given_planner.split.loads.sum() == pytest.approx(planner_of().split.loads.sum())
+    assert given_planner.placed == Stages((0, 1, 8), (0, 1))
+    assert given_planner.share_of(1, 8, 1).layers == tuple(range(1, 8))
+
+
+@settings(max_examples=30)
+@given(ranks=st.lists(rows, min_size=1, max_size=1), schedule=st.sampled_from(PLANNED))
+def test_a_run_and_its_simulation_write_one_schedule_at_equal_prices(ranks, schedule: str) -> None:
+    packed, planner = packed_of(ranks), planner_of(schedule=schedule)
+    (planned,) = planner.plan(packed)
+    layers = price_layers(CURVE, MODEL, packed.ranks[0])
+    batches = []
+    for linear, attention, head in zip(
+        layers.linear_ns, layers.attention_ns, layers.head_ns, strict=True
+    ):
+        layer, last = np.zeros((2, 3, len(TERMS)))
+        layer[:, 0] = 1e-9 * linear
+        layer[:2, 1] = 1e-9 * attention * np.array([1.0, BACKWARD_OVER_FORWARD])
+        last[0, 0] = 3e-9 * head
+        batches.append(BatchParts((layer,) * MODEL.layers, np.zeros_like(last), last, 0.0))
+    run = run_pipeline(
+        batches,
+        planner.split,
+        Layout(pp=2),
+        StepOptions(512, 4, schedule=schedule, virtual=planner.split.stages // 2),
+        tokens=layers.tokens.tolist(),
+    )
+    instructions = run.prices.forward_ns.size * 3
+    assert abs(run.timeline.makespan_ns - planned.timeline.makespan_ns) <= instructions
+    if (run.prices.of_ops() == planned.prices.of_ops()).all():
+        assert run.schedule.digest == planned.schedule.digest
+        kept = planned.prices.activation
+        assert run.in_flight(kept).tolist() == planned.in_flight(kept).tolist()

@@ -16,27 +16,27 @@ _BUSY_CORES = 0.3
 """Cores of other load from which on the figures are doubted."""
 
 
-def file_rows(found: DeviceFile) -> dict[str, Any]:
+def file_rows(device: DeviceFile) -> dict[str, Any]:
     """A device file's summary, as data; the file itself holds every point."""
 
     def row(each: Measured) -> dict[str, float]:
         return {"median": each.mid, "low": each.low, "high": each.high}
 
     return {
-        "machine": found.machine,
-        "seconds": found.seconds,
-        "other_load_cores": found.other_load_cores,
-        "thin_points": found.thin_points,
-        "peak_flop_per_s": dict(found.peaks),
+        "machine": device.machine,
+        "seconds": device.seconds,
+        "other_load_cores": device.other_load_cores,
+        "thin_points": device.thin_points,
+        "peak_flop_per_s": dict(device.peaks),
         "stream_bytes_per_s": {
-            name: row(getattr(found.stream, name)) for name in ("copy", "scale", "add", "triad")
+            name: row(getattr(device.stream, name)) for name in ("copy", "scale", "add", "triad")
         },
-        "disk_read_bytes_per_s": row(found.disk_read_bytes_per_s),
-        "disk_write_bytes_per_s": row(found.disk_write_bytes_per_s),
+        "disk_read_bytes_per_s": row(device.disk_read_bytes_per_s),
+        "disk_write_bytes_per_s": row(device.disk_write_bytes_per_s),
         "points": {
-            "gemm": len(found.gemm),
-            "attention": len(found.attention),
-            "collectives": len(found.collectives),
+            "gemm": len(device.gemm),
+            "attention": len(device.attention),
+            "collectives": len(device.collectives),
         },
         "parts": [
             {
@@ -46,40 +46,40 @@ def file_rows(found: DeviceFile) -> dict[str, Any]:
                 "most_tokens": parts.most_tokens,
                 "ways": [way.way for way in parts.ways],
             }
-            for parts in found.parts
+            for parts in device.parts
         ],
     }
 
 
-def print_file(found: DeviceFile, file: Path) -> None:
+def print_file(device: DeviceFile, file: Path) -> None:
     """The curves at a few sizes, each with its interval."""
     console = make_console()
     console.print(
-        f"{found.machine}: measured in {found.seconds:.0f} s on every core at once, with "
-        f"{found.other_load_cores:.1f} cores of other load"
+        f"{device.machine}: measured in {device.seconds:.0f} s on every core at once, with "
+        f"{device.other_load_cores:.1f} cores of other load"
     )
-    if found.other_load_cores > _BUSY_CORES:
+    if device.other_load_cores > _BUSY_CORES:
         console.print(
             "Something else kept cores busy, so these figures are too slow by as much. Measure "
             "again on a quiet machine."
         )
-    if found.thin_points:
+    if device.thin_points:
         console.print(
-            f"Time ran out at {found.thin_points} points: they have fewer than six samples, and "
+            f"Time ran out at {device.thin_points} points: they have fewer than six samples, and "
             f"their intervals hold less than 95%."
         )
     table = Table(box=box.SIMPLE_HEAD)
     for heading, side in (("what", "left"), ("size", "left"), ("median", "right")):
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     table.add_column("95% interval", justify="right")
-    for row in [*_gemm_rows(found), *_attention_rows(found), *_byte_rows(found)]:
+    for row in [*_gemm_rows(device), *_attention_rows(device), *_byte_rows(device)]:
         table.add_row(*row)
     console.print(table)
     console.print(
-        f"{len(found.gemm)} products, {len(found.attention)} attentions and "
-        f"{len(found.collectives)} collectives are in {file}"
+        f"{len(device.gemm)} products, {len(device.attention)} attentions and "
+        f"{len(device.collectives)} collectives are in {file}"
     )
-    for parts in found.parts:
+    for parts in device.parts:
         console.print(
             f"Parts of a step of the model of {parts.title}, {parts.dtype}, micro-batches up to "
             f"{parts.most_tokens:,} tokens on {parts.ranks} ranks: "
@@ -93,10 +93,10 @@ def _rate(each: Measured, flop: float) -> tuple[str, str]:
     return f"{flop / each.mid / 1e9:.1f} GFLOP/s", f"{low:.1f} to {high:.1f}"
 
 
-def _gemm_rows(found: DeviceFile) -> list[tuple[str, ...]]:
+def _gemm_rows(device: DeviceFile) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for dtype, _ in found.peaks:
-        points = [point for point in found.gemm if point.dtype == dtype]
+    for dtype, _ in device.peaks:
+        points = [point for point in device.gemm if point.dtype == dtype]
         by_flop = sorted(points, key=lambda point: point.m * point.n * point.k)
         for point in (by_flop[0], by_flop[len(by_flop) // 2], by_flop[-1]):
             flop = 2.0 * point.m * point.n * point.k
@@ -105,10 +105,10 @@ def _gemm_rows(found: DeviceFile) -> list[tuple[str, ...]]:
     return rows
 
 
-def _attention_rows(found: DeviceFile) -> list[tuple[str, ...]]:
+def _attention_rows(device: DeviceFile) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for dtype, _ in found.peaks:
-        points = [point for point in found.attention if point.dtype == dtype]
+    for dtype, _ in device.peaks:
+        points = [point for point in device.attention if point.dtype == dtype]
         for point in (points[0], points[len(points) // 2], points[-1]):
             flop = 4.0 * point.head_width * point.tokens * (point.tokens + 1) / 2
             size = f"{point.tokens:,} tokens, a head of {point.head_width}"
@@ -116,19 +116,19 @@ def _attention_rows(found: DeviceFile) -> list[tuple[str, ...]]:
     return rows
 
 
-def _byte_rows(found: DeviceFile) -> list[tuple[str, ...]]:
+def _byte_rows(device: DeviceFile) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        (f"memory, {name}", "", *_bytes(getattr(found.stream, name)))
+        (f"memory, {name}", "", *_bytes(getattr(device.stream, name)))
         for name in ("copy", "scale", "add", "triad")
     ]
-    for point in found.collectives:
+    for point in device.collectives:
         if point.op in ("all_reduce", "all_gather") and point.ranks == 2:
             s = point.s
             between = f"{format_seconds(s.low)} to {format_seconds(s.high)}"
             size = format_bytes(point.bytes)
             rows.append((f"{point.op}, 2 ranks", size, format_seconds(s.mid), between))
-    rows.append(("disk, read", "", *_bytes(found.disk_read_bytes_per_s)))
-    rows.append(("disk, write", "", *_bytes(found.disk_write_bytes_per_s)))
+    rows.append(("disk, read", "", *_bytes(device.disk_read_bytes_per_s)))
+    rows.append(("disk, write", "", *_bytes(device.disk_write_bytes_per_s)))
     return rows
 
 
@@ -136,15 +136,15 @@ def _bytes(each: Measured) -> tuple[str, str]:
     return f"{each.mid / 1e9:.2f} GB/s", f"{each.low / 1e9:.2f} to {each.high / 1e9:.2f}"
 
 
-def print_comparison(found: Comparison, run: Path, file: Path, *, is_fitted: bool) -> None:
+def print_comparison(comparison: Comparison, run: Path, file: Path, *, is_fitted: bool) -> None:
     """Predicted beside measured, and the curve to doubt."""
     console = make_console()
-    console.print(f"{run}: {found.steps} steps on {found.ranks} ranks, beside {file}")
+    console.print(f"{run}: {comparison.steps} steps on {comparison.ranks} ranks, beside {file}")
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("of a step's slowest rank")
     for heading in ("predicted", "measured", "ratio", "95% interval"):
         table.add_column(heading, justify="right")
-    for each in found.curves:
+    for each in comparison.curves:
         table.add_row(
             f"  {each.name}, fitted",
             format_seconds(each.predicted_s),
@@ -153,25 +153,25 @@ def print_comparison(found: Comparison, run: Path, file: Path, *, is_fitted: boo
             f"{each.low:.2f} to {each.high:.2f}",
         )
     for name, predicted_s, measured_s in (
-        ("forward and backward", found.compute_predicted_s, found.compute_measured_s),
-        ("optimizer", found.optimizer_predicted_s, found.optimizer_measured_s),
+        ("forward and backward", comparison.compute_predicted_s, comparison.compute_measured_s),
+        ("optimizer", comparison.optimizer_predicted_s, comparison.optimizer_measured_s),
     ):
         ratio = f"{measured_s / predicted_s:.2f}"
         cells = format_seconds(predicted_s), format_seconds(measured_s), ratio
         table.add_row(name, *cells, "")
     console.print(table)
-    console.print(f"A step's computing is foreseen to {found.mape:.1%} on average.")
-    if not found.is_told_apart:
+    console.print(f"A step's computing was predicted to within {comparison.mape:.1%} on average.")
+    if not comparison.is_told_apart:
         console.print(
             "Products and moves rise together in this run, so they share what either is off."
         )
-    wrong = found.wrong
+    wrong = comparison.wrong
     if wrong is None:
         console.print("No curve is further off than a tenth beyond doubt.")
     else:
         console.print(
             f"The curve of {wrong.name} is wrong: this run took {wrong.factor:.2f} times what it "
-            f"foresees ({wrong.low:.2f} to {wrong.high:.2f})."
+            f"predicts ({wrong.low:.2f} to {wrong.high:.2f})."
         )
     if is_fitted:
         console.print(f"The factors are kept in {file}; this-cpu is priced with them from now on.")

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fit",
         type=Path,
         metavar="RUN",
-        help="as --compare, and keep what the run took over what was foreseen in the device file",
+        help="as --compare, and keep measured over predicted seconds in the device file",
     )
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the curves (.png, .svg or .pdf)"
@@ -74,44 +74,44 @@ def run(args: argparse.Namespace) -> int:
     folder = file.absolute().parent
     _make(folder)
     kept = _kept_parts(file)
-    found = measure_machine(
+    measured = measure_machine(
         CalibrationPlan.for_run(resolved), folder, make_progress(args.quiet or args.json)
     )
-    found = dataclasses.replace(found, parts=kept)
-    write_device_file(file, found)
+    measured = dataclasses.replace(measured, parts=kept)
+    write_device_file(file, measured)
     if (args.run_toml is not None or args.overrides) and not resolved.model.experts:
         parts = _time_parts(args, resolved, file)
         others = [each for each in kept if (each.model, each.dtype) != (parts.model, parts.dtype)]
-        found = dataclasses.replace(found, parts=(*others, parts))
-        write_device_file(file, found)
+        measured = dataclasses.replace(measured, parts=(*others, parts))
+        write_device_file(file, measured)
     if args.plot is not None:
         from equipoise.dash.calibrate_plot import plot_device_file
 
-        plot_device_file(args.plot, found)
+        plot_device_file(args.plot, measured)
     if args.json:
         import json
 
-        sys.stdout.write(json.dumps(file_rows(found) | {"file": str(file)}, indent=1) + "\n")
+        sys.stdout.write(json.dumps(file_rows(measured) | {"file": str(file)}, indent=1) + "\n")
     elif not args.quiet:
-        print_file(found, file)
+        print_file(measured, file)
         if args.plot is not None:
             sys.stdout.write(f"{args.plot}\n")
     return 0
 
 
 def _kept_parts(file: Path) -> "tuple[ModelParts, ...]":
-    """Of models that were timed before on this machine with this torch, where the file has any."""
+    """Parts of models already timed on this machine with this torch; none if the file has none."""
     from importlib.metadata import version
 
     from equipoise.spec.device.file import read_device_file
     from equipoise.spec.device.here import cpu_model
 
     try:
-        found = read_device_file(file)
+        measured = read_device_file(file)
     except SpecError:
         return ()
-    is_here = found.machine == cpu_model() and found.torch.split("+")[0] == version("torch")
-    return found.parts if is_here else ()
+    is_here = measured.machine == cpu_model() and measured.torch.split("+")[0] == version("torch")
+    return measured.parts if is_here else ()
 
 
 def _time_parts(args: argparse.Namespace, resolved: "ResolvedRun", file: Path) -> "ModelParts":
@@ -161,12 +161,12 @@ def _compare(args: argparse.Namespace, file: Path) -> int:
     from equipoise.spec.device.here import this_cpu
     from equipoise.spec.model.presets import ModelSpec
 
-    found = read_device_file(file)
+    measured = read_device_file(file)
     record = read_run(args.compare or args.fit)
     model = ModelSpec(**record.start.model)
     comparison = compare_run(record, model, this_cpu(file))
     if args.fit is not None:
-        write_device_file(file, fitted(found, comparison))
+        write_device_file(file, fitted(measured, comparison))
     if args.json:
         import json
 

@@ -2,7 +2,7 @@
 
 What it decides
     Rank 0 talks to one rank after another. A rank's clock is read from the round trip that took
-    least, as NTP does it: it lies within half of that trip of what is told.
+    least, as NTP does it: it lies within half of that trip of what is reported.
 
 Under any torchrun, ``-m equipoise.cli.doctor.links`` prints what ``equipoise doctor --ranks``
 would, of ranks on several nodes.
@@ -39,8 +39,8 @@ def measure_links(ranks: Ranks) -> LinkFacts:
     """
     hosts = tuple(ranks.gather_objects(socket.gethostname()))
     rows = [_with_rank(ranks, other) for other in range(1, ranks.world)]
-    told: list[list[tuple[float, float, float, float]]] = ranks.gather_objects(rows)
-    latency_s, bytes_per_s, offset_s, error_s = zip(*told[0], strict=True)
+    gathered: list[list[tuple[float, float, float, float]]] = ranks.gather_objects(rows)
+    latency_s, bytes_per_s, offset_s, error_s = zip(*gathered[0], strict=True)
     return LinkFacts(hosts, latency_s, bytes_per_s, offset_s, error_s)
 
 

@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     add_asked_arguments(parser)
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="start so many ranks here: links and clocks"
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="start N ranks here, and measure links and clocks between them",
     )
     parser.add_argument("--port", type=int, metavar="N", help="is this port free?")
     parser.add_argument(
@@ -72,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     rows = examine(facts, needs)
     if args.json:
         worst = max((row.verdict for row in rows), key=list(MARKS).index)
-        found = {"verdict": worst, "rows": [dataclasses.asdict(row) for row in rows]}
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        answer = {"verdict": worst, "rows": [dataclasses.asdict(row) for row in rows]}
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
     else:
         print_rows([row for row in rows if not args.quiet or row.verdict != "ok"])
         if not args.quiet:
@@ -92,7 +95,7 @@ def _judge(args: argparse.Namespace) -> None:
             f"{MOST_SHARING:,} or less."
         )
     if args.port is not None and not 0 < args.port < 65_536:
-        raise LayoutError(f"--port {args.port} is no port. Choose one from 1 to 65535.")
+        raise LayoutError(f"--port must be between 1 and 65535, not {args.port}.")
 
 
 def _links(ranks: int) -> "LinkFacts":

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _describer(path: Path) -> Callable[[Path, bool], Facts]:
     if not path.exists():
-        raise SpecError(f"There is no {path}. Give a file or a folder that equipoise reads.")
+        raise SpecError(f"No such file or folder: {path}. Give one that equipoise reads.")
     if path.is_file():
         if path.suffix == ".gguf":
             return _gguf
@@ -167,12 +167,12 @@ def _run(folder: Path, silent: bool) -> Facts:
             "journal": f"{record.torn_lines} torn lines" if record.torn_lines else _OK,
             "model": _no_defaults(dict(record.start.model)),
         }
-    found = list(find_checkpoints(folder / _CHECKPOINTS))
-    progress = make_progress(silent or not found)
-    progress.start(f"verify {len(found)} checkpoints", len(found))
+    folders = list(find_checkpoints(folder / _CHECKPOINTS))
+    progress = make_progress(silent or not folders)
+    progress.start(f"verify {len(folders)} checkpoints", len(folders))
     checkpoints = []
     try:
-        for each in found:
+        for each in folders:
             checkpoints.append(_checkpoint_facts(each, *_read(each)))
             progress.advance(1)
     finally:
@@ -195,7 +195,7 @@ def _hugging_face(folder: Path, _silent: bool) -> Facts:
     try:
         config = read_json(folder / "config.json")
     except (OSError, ValueError) as error:
-        raise SpecError(f"{folder / 'config.json'} is no JSON: {error}.") from None
+        raise SpecError(f"{folder / 'config.json'} is not JSON: {error}.") from None
     model = model_from_hf_config(config)
     params, tensors, state = 0, 0, _OK
     dtypes: Counter[str] = Counter()
@@ -203,7 +203,7 @@ def _hugging_face(folder: Path, _silent: bool) -> Facts:
     for file in files:
         try:
             with safe_open(file, framework="np") as opened:
-                for name in opened.keys():  # noqa: SIM118 - it is no dict
+                for name in opened.keys():  # noqa: SIM118 - not a dict
                     part = opened.get_slice(name)
                     count = 1
                     for length in part.get_shape():

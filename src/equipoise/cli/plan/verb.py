@@ -43,8 +43,9 @@ not searched. Without one, --model and --cluster describe what is planned.
 --out FOLDER keeps plan.lock, and search.jsonl, from which the same command goes on; --json prints
 plan.lock:
   best and runners_up: words, flags of equipoise simulate; price, what simulate --json prints;
-    loses_by, seconds of each term beyond the best's; keys, of run.toml
-  bound_s gap: no choice takes less than bound_s, which is the share gap below the best's step_s
+    loses_by, seconds of each term beyond the best's; keys, of run.toml; stages, of its pipeline:
+    where layers are cut (edges), and which rank has each stage (ranks)
+  bound_s gap: no choice takes less than bound_s; gap is the best's step_s / bound_s - 1, or null
   without_offload: of a best that offloads, its step_s and memory_gib_max without
   listed priced: choices in the space, and those that were replayed, or of --measure trained
   measured_s: in a price of --measure, what a step took; bound_s is then 0, and there is no flip
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         help="the most to list, search and price, the program's own start left out; the answer "
-        "says what may be left to gain (default: 30)",
+        "has a gap to the lower bound (default: 30)",
     )
     parser.add_argument(
         "--out",

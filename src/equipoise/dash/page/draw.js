@@ -158,14 +158,14 @@ function track({ svg, left, right, top, bottom }, at) {
   const leave = () => { cursor.setAttribute("visibility", "hidden"); hideTooltip(); };
   const move = (event) => {
     const box = svg.getBoundingClientRect();
-    const found = at(event.clientX - box.left, event.clientY - box.top);
-    if (!found) { leave(); return; }
-    if (isKnown(found.x)) {
-      cursor.setAttribute("x1", found.x);
-      cursor.setAttribute("x2", found.x);
+    const hit = at(event.clientX - box.left, event.clientY - box.top);
+    if (!hit) { leave(); return; }
+    if (isKnown(hit.x)) {
+      cursor.setAttribute("x1", hit.x);
+      cursor.setAttribute("x2", hit.x);
       cursor.setAttribute("visibility", "visible");
     }
-    showTooltip(event.pageX, event.pageY, found.title, found.rows);
+    showTooltip(event.pageX, event.pageY, hit.title, hit.rows);
   };
   sheet.addEventListener("pointermove", move);
   sheet.addEventListener("pointerdown", move);

@@ -42,9 +42,9 @@ class Timeline {
 
   stepAt(time) {
     const { steps } = this.timeline;
-    let found = 0;
-    for (let index = 0; index < steps.length; index += 1) if (steps[index].from <= time) found = index;
-    return found;
+    let last = 0;
+    for (let index = 0; index < steps.length; index += 1) if (steps[index].from <= time) last = index;
+    return last;
   }
 
   goTo(index) {
@@ -266,10 +266,10 @@ class Timeline {
 
   predictedAt(rank, time, slack) {
     const { name, t, d, micro_batch: microBatch } = rank.predicted;
-    const found = t.findIndex((start, index) => start - slack <= time && time <= start + d[index] + slack);
-    if (found < 0) return null;
-    const rows = [["predicted", formatSeconds(d[found] / 1e6)], ["micro-batch", formatWhole(microBatch[found])]];
-    return { title: `${this.timeline.names[name[found]]} · rank ${rank.rank}`, rows };
+    const at = t.findIndex((start, index) => start - slack <= time && time <= start + d[index] + slack);
+    if (at < 0) return null;
+    const rows = [["predicted", formatSeconds(d[at] / 1e6)], ["micro-batch", formatWhole(microBatch[at])]];
+    return { title: `${this.timeline.names[name[at]]} · rank ${rank.rank}`, rows };
   }
 
   listen() {
@@ -294,8 +294,8 @@ class Timeline {
     canvas.addEventListener("pointermove", (event) => {
       const now = place(event), before = this.pointers.get(event.pointerId);
       if (!before) {
-        const found = this.spanAt(...now);
-        if (found) showTooltip(event.pageX, event.pageY, found.title, found.rows); else hideTooltip();
+        const span = this.spanAt(...now);
+        if (span) showTooltip(event.pageX, event.pageY, span.title, span.rows); else hideTooltip();
         return;
       }
       hideTooltip();
@@ -315,8 +315,8 @@ class Timeline {
     for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, release);
     canvas.addEventListener("pointerleave", hideTooltip);
     canvas.addEventListener("click", (event) => {
-      const found = this.spanAt(...place(event));
-      if (found) showTooltip(event.pageX, event.pageY, found.title, found.rows);
+      const span = this.spanAt(...place(event));
+      if (span) showTooltip(event.pageX, event.pageY, span.title, span.rows);
     });
     canvas.addEventListener("keydown", (event) => {
       const act = {

@@ -8,7 +8,7 @@ What it decides
     Equal pieces at equal distances are packed together. A contiguous run needs no copy: it is
     sent as a view.
 
-Kept true (tests/unit/comm/test_blocks.py, by Hypothesis)
+Kept true (tests/unit/parallel/boxing/test_blocks.py, by Hypothesis)
     Packing keeps the parts' elements in order; unpacking what was packed is the identity.
 
 Sources

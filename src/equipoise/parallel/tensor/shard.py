@@ -74,9 +74,10 @@ class TensorGroup:
         longest = -(-columns // self.ranks)
         padded = x_Tv.new_zeros(len(x_Tv), longest)
         padded[:, : x_Tv.shape[1]] = x_Tv.detach()
-        parts = x_Tv.new_empty(self.ranks, *padded.shape)
-        dist.all_gather_single(parts, padded, group=self.peers.group)
-        return parts.transpose(0, 1).reshape(len(x_Tv), -1)[:, :columns].contiguous()
+        parts = x_Tv.new_empty(self.ranks * padded.numel())
+        dist.all_gather_single(parts, padded.flatten(), group=self.peers.group)
+        by_rank = parts.view(self.ranks, *padded.shape).unbind()
+        return torch.cat(by_rank, dim=1)[:, :columns].contiguous()
 
 
 def split_weights(decoder: Decoder, mesh: Mesh) -> None:

@@ -43,11 +43,14 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from equipoise.base.axes import REPLICATE_AXIS, SHARD_AXIS
+from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.memory.weights import SMALL_BYTES, Group, is_kept_whole
 from equipoise.nn.decoder import Decoder
+from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
+from equipoise.spec.layout import Layout
 
 
 class ShardedDecoder:
@@ -74,7 +77,12 @@ class ShardedDecoder:
             mesh: Groups of the layout; without one all ranks share the data alone.
             small_bytes: The most that a group of weights has, gathered, which ZeRO 3 keeps for the
                 step; 0 has every group gathered each time.
+
+        Raises:
+            LayoutError: the mesh has ranks that share weights or experts, and these are whole.
         """
+        if mesh is not None:
+            _require_divided(decoder, mesh.layout)
         self.decoder = decoder
         self.mesh = mesh
         self._device = ranks.device
@@ -132,6 +140,19 @@ def mixed_precision(precision: str) -> MixedPrecisionPolicy:
     if precision == "bf16":
         return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return MixedPrecisionPolicy()
+
+
+def _require_divided(decoder: Decoder, layout: Layout) -> None:
+    whole = {"tp": layout.tp} if decoder.tensor.ranks == 1 else {}
+    layers = [each for each in decoder.modules() if isinstance(each, MixtureOfExperts)]
+    if any(layer.exchange is None for layer in layers):
+        whole |= {"ep": layout.ep, "etp": layout.etp}
+    degrees = [f"{axis} = {ranks}" for axis, ranks in whole.items() if ranks > 1]
+    if degrees:
+        raise LayoutError(
+            f"The layout has {', '.join(degrees)}, and the decoder is whole. Divide it with "
+            f"parallel.apply.apply_axes, which applies ZeRO last."
+        )
 
 
 def _count_own(module: nn.Module) -> int:

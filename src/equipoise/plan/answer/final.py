@@ -19,10 +19,10 @@ from equipoise.base.errors import EquipoiseError
 from equipoise.cost.step.request import StepOptions
 from equipoise.cost.step.work import published_flop
 from equipoise.cost.work import causal_pairs, useful_flop
-from equipoise.plan.bounds.choices import needed_bytes
+from equipoise.plan.bounds.roofline import needed_bytes
 from equipoise.plan.layers.search import plan_layers
 from equipoise.plan.search.deadline import NEVER, Deadline
-from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.place import Placement, place_nodes, placed
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice

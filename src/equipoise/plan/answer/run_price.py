@@ -22,11 +22,11 @@ from equipoise.cost.memory.forecast import MemoryForecast, forecast_memory
 from equipoise.plan.answer.final import Finalist, degrees_of, price_finalists
 from equipoise.plan.answer.run_steps import RunSteps
 from equipoise.plan.search.deadline import NEVER, Deadline
-from equipoise.plan.search.outcome import Outcome
-from equipoise.plan.search.packs import Packer
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import NAMED, Space
+from equipoise.plan.space.packs import Packer
 from equipoise.sim.step import Documents, StepRun
 from equipoise.spec.catalog import Policy
 from equipoise.spec.model.presets import ModelSpec
@@ -63,11 +63,11 @@ def price_run(
     Args:
         search: What was searched, under one of the policies.
         outcome: The search's answer.
-        steps: Of the run.
-        policies: Those compared; a finalist's is in its options.
+        steps: The run's first steps.
+        policies: What is compared; a finalist's policy is in its options.
         precision: The run's.
-        count: How many, the best included.
-        due: When pricing ends.
+        count: How many, with the best.
+        due: By when they are to be priced.
     """
     finalists: list[Finalist] = []
     for policy in policies:
@@ -105,8 +105,8 @@ def with_memory(
     Args:
         model: Sizes.
         finalist: Layout, and its replayed step.
-        tokens: Of the largest micro-batch [tokens].
-        precision: Of activations.
+        tokens: Tokens of the largest micro-batch.
+        precision: Precision of activations.
     """
     ranks = forecast_ranks(model, finalist.choice, finalist.run, tokens, precision)
     fullest = max(ranks, key=lambda each: each.total_bytes)
@@ -127,8 +127,8 @@ def forecast_ranks(
         model: Sizes.
         choice: Layout and recomputation.
         run: Its replayed step.
-        tokens: Of the largest micro-batch [tokens].
-        precision: Of activations.
+        tokens: Tokens of the largest micro-batch.
+        precision: Precision of activations.
     """
     sizes = run.slowest.tokens
     # Others' keys and values of a layer's share, where context ranks bring them together.
@@ -154,13 +154,13 @@ def forecast_ranks(
 def find_window_wall(
     model: ModelSpec, finalist: Finalist, tokens: int, precision: Precision
 ) -> tuple[Wall, ...]:
-    """The first longer window that does not fit, micro-batches growing with it; none may be.
+    """The first longer window that does not fit, micro-batches growing with it; empty if all fit.
 
     Args:
         model: Sizes.
         finalist: Layout, and its replayed step.
-        tokens: Of the largest micro-batch [tokens].
-        precision: Of activations.
+        tokens: Tokens of the largest micro-batch.
+        precision: Precision of activations.
     """
     window, capacity = finalist.choice.options.context_tokens, finalist.run.price.capacity_bytes
     for factor in _FACTORS:

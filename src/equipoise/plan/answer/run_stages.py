@@ -16,6 +16,7 @@ import numpy as np
 from equipoise.base.errors import PlanError
 from equipoise.plan.space.choice import Choice
 from equipoise.schedule.pipeline.strategies import place_stages
+from equipoise.sim.stages import ranks_of_stages
 from equipoise.sim.step import StepRun
 from equipoise.spec.plan import Stages
 from equipoise.spec.run.spec import LayoutSpec
@@ -43,7 +44,7 @@ def require_stages(stages: Stages, layout: LayoutSpec, layers: int, file: Path) 
         PlanError: the stages are not those of the layout, or do not cover the layers.
     """
     again = "Correct the file, or plan again: equipoise plan run.toml."
-    edges, ranks = stages.edges, place_stages(layout.schedule, layout.pp, layout.stages).tolist()
+    edges, ranks = stages.edges, ranks_of_stages(layout).tolist()
     if layout.pp == 1 or len(edges) != layout.stages + 1 or list(stages.ranks) != ranks:
         raise PlanError(
             f"{file} has {len(edges) - 1} stages on ranks {_row(stages.ranks)}, and this run's "

@@ -32,12 +32,12 @@ from equipoise.spec.run.spec import PackSpec, RunSpec
 
 COMPARED: tuple[Policy, ...] = tuple(
     sorted(
-        (name for name, traits in POLICIES.items() if traits.keeps_step),
+        (name for name, traits in POLICIES.items() if traits.planned == "always"),
         key=lambda name: name != PackSpec().policy,
     )
 )
-"""Policies that a plan compares where none is given: those under which each step trains the same
-documents, whole. The default comes first: it stays where another is no better."""
+"""Policies that a plan compares where none is given. The default comes first: it stays where
+another is no better."""
 
 
 class RunSteps:

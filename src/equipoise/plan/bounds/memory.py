@@ -1,30 +1,23 @@
-"""Memory that the fullest rank needs at least, where it is known which stage has which layers.
+"""Lower bound of the fullest stage's memory, where it is known which stage has which layers.
 
 Why
     A bound that knows no stage's layers is half of what most choices need. Choices that it leaves
-    are fast and too large, so they stand first in the queue and are replayed for nothing.
+    are fast and too large, so they stand first in the frontier and are replayed for nothing.
 
-What it decides
-    Layers that are alike go one by one to the least loaded stage, and of such to the latest
-    (``balance.stage``). Where embedding and head weigh less than a layer each, loads say nothing
-    more: of L layers on S stages each has ``L // S``, and what is left goes to the stages between
-    the ends from the last one back, then to the lighter end.
-
-    Where each k-th layer is computed again, that one takes at most its forward more. Let
-    ``q = ceil(L / S)``, and ``D = S q - L`` be 2 or more. There is a split of at most q layers a
-    stage, q - 1 at both ends, none slower than q layers with ``ceil(q / k)`` forwards more; q + 1
-    layers have ``floor((q + 1) / k)`` more at least, and are slower. So no stage has more than q,
-    and D places are empty in all: of any n ranks one lacks ``D // n`` or fewer. What it lacks
-    counts as if it were in flight most and kept whole.
+What it relaxes (proofs: docs/search.md)
+    A stage to its layers and its place in the schedule. Where embedding and head weigh less than a
+    layer each, each stage has ``L // S`` layers, and what is left goes to the stages between the
+    ends from the last one back, then to the lighter end. With each k-th layer recomputed, none has
+    more than ``ceil(L / S)``, and of any n ranks one lacks ``D // n`` layers or fewer.
 
     What is in flight follows from the order of forwards and input gradients, which no price
     changes; weight gradients that are put off hold more. Bytes are ``cost.memory.device``'s own:
-    of layers that are alike they are linear in layers and in what is in flight.
+    for layers that are alike they are linear in layers and in what is in flight.
 
 Kept true (tests/unit/plan/bounds/test_memory.py, by Hypothesis)
     Layers are those of ``balance.stage``; what is in flight is what the schedules hold without
-    weight gradients that wait; never more bytes than ``sim.step.price_step`` finds, and of
-    schedules with whole backwards as many.
+    weight gradients that wait; never more bytes than ``sim.step.price_step`` finds, and with whole
+    backwards as many.
 
 Sources
     As ``schedule.pipeline.orders`` and ``schedule.pipeline.zero_bubble``, whose orders these are.
@@ -39,9 +32,8 @@ from equipoise.base.load import load
 from equipoise.cost.memory.device import rank_memory
 from equipoise.cost.memory.share import StageShare
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Space, schedules_with
+from equipoise.plan.space.columns import Space, group_equal, schedules_with
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.schedule.pipeline.request import PipelineRequest, PipelineStrategy
@@ -52,13 +44,13 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import Recompute
 
 _LESS = 1.0 - 1e-9
-"""For sums in another order."""
+"""Room for sums in another order."""
 
 _STATES = ("dp", "zero", "replicas", "recompute")
-"""What, beside a group's kernels, says what a rank holds of a layer."""
+"""Columns that, beside a group's kernels, say what a rank holds of a layer."""
 
 _BOTH: tuple[Recompute, ...] = ("none", "full")
-"""What layers do of which each k-th is computed again."""
+"""Settings of layers of which each k-th is recomputed."""
 
 _KNOWN = schedules_with(lambda each: bool(each.ahead or each.order))
 
@@ -67,18 +59,18 @@ def even_layers(layers: int, stages: int, *, is_last_heavier: bool) -> Ints:
     """Layers of each stage where both ends weigh less than a layer, int64 [stages].
 
     Args:
-        layers: Of the model, all alike; as many as stages or more.
-        stages: Of the pipeline.
+        layers: Layers of the model, all alike; as many as stages or more.
+        stages: Stages of the pipeline.
         is_last_heavier: Whether the head weighs more than the embedding.
 
     >>> even_layers(6, 4, is_last_heavier=True).tolist()
     [1, 2, 2, 1]
     """
-    found = np.full(stages, layers // stages, dtype=np.int64)
+    of_stage = np.full(stages, layers // stages, dtype=np.int64)
     ends = [0, stages - 1] if is_last_heavier else [stages - 1, 0]
     order = [*range(stages - 2, 0, -1), *ends]
-    found[order[: layers % stages]] += 1
-    return found
+    of_stage[order[: layers % stages]] += 1
+    return of_stage
 
 
 def is_even(options: StepOptions) -> bool:
@@ -87,13 +79,13 @@ def is_even(options: StepOptions) -> bool:
 
 
 def least_in_flight(schedule: str, ranks: int, layers: Ints, tokens: Ints) -> Floats:
-    """Layers times tokens that each rank holds at its fullest moment at least, float64 [ranks].
+    """Layers times tokens that each rank holds at its fullest moment, at least, float64 [ranks].
 
     Args:
         schedule: One whose order depends on no price: its row has ``ahead`` or an ``order``.
-        ranks: Of the pipeline.
-        layers: Of each stage, int64 [stages].
-        tokens: Of each micro-batch, in order, int64 [micro-batches].
+        ranks: Ranks of the pipeline.
+        layers: Layers of each stage, int64 [stages].
+        tokens: Tokens of each micro-batch, in order, int64 [micro-batches].
 
     Cost: O(ranks x stages of a rank x micro-batches), in NumPy.
 
@@ -107,9 +99,8 @@ def least_in_flight(schedule: str, ranks: int, layers: Ints, tokens: Ints) -> Fl
         units = single_units(len(tokens))
         bare = write(PipelineRequest(schedule, prices, ranks, units, None))
         most = count_in_flight(bare, layers[:, None] * tokens)
-        return (most.peak if traits.order == traits.writer else most.peak_without_stash).astype(
-            float
-        )
+        held = most.peak if traits.order == traits.writer else most.peak_without_stash
+        return held.astype(np.float64)
     virtual = len(layers) // ranks
     chunk, batch, first_round = _rounds(len(tokens), ranks, virtual)
     behind = np.arange(ranks)[::-1]
@@ -141,7 +132,7 @@ def _rounds(micro_batches: int, ranks: int, virtual: int) -> tuple[Ints, Ints, i
     return np.concatenate(chunks), np.concatenate(batches), largest
 
 
-def fullest_bytes(
+def stage_bound_bytes(
     model: ModelSpec,
     space: Space,
     rows: Ints,
@@ -149,37 +140,35 @@ def fullest_bytes(
     tokens: Ints | None,
     is_last_heavier: bool | None,
 ) -> Floats:
-    """Memory that the fullest rank of each row needs at least, float64 [rows] [bytes].
-
-    0 where nothing is known, as of what is offloaded.
+    """Lower bound of the fullest rank's memory; 0 where nothing is known, float64 [rows] [bytes].
 
     Args:
         model: Sizes; its layers are alike.
         space: The choices.
-        rows: Of choices with the same tensor, context and expert ranks and micro-batch, int64 [n].
-        tokens: Of a rank's micro-batches, in order, int64 [micro-batches]; full ones unless given.
-        is_last_heavier: Of ``even_layers``; None where an end may weigh a layer or more.
+        rows: Choices with the same tensor, context and expert ranks and micro-batch, int64 [n].
+        tokens: A rank's micro-batches, in order, int64 [micro-batches]; full ones unless given.
+        is_last_heavier: As for ``even_layers``; None where an end may weigh a layer or more.
 
     Cost: some 0.3 ms for each way to run a pipeline, and for each way to share states.
     """
-    found = np.zeros(len(rows))
+    needs = np.zeros(len(rows))
     is_known = np.isin(space["schedule"][rows], _KNOWN) & (space["offload"][rows] == 0)
     is_known &= space["pp"][rows] * space["virtual"][rows] <= model.layers
     mine = np.flatnonzero(is_known)
     if is_last_heavier is None or space.base.stack.split != "exact" or not len(mine):
-        return found
+        return needs
     at, known = rows[mine], dict[tuple[object, ...], Floats]()
     pipelines = [space[name][at] for name in ("schedule", "pp", "virtual")]
-    for alike in group_alike([*pipelines, space.micro_batches[at]]):
+    for alike in group_equal([*pipelines, space.micro_batches[at]]):
         row = int(at[alike[0]])
         batches = tokens
         if batches is None:
             size = space["micro_batch"][row] * space.base.context_tokens
             batches = np.full(int(space.micro_batches[row]), size)
         ways = _Pipeline(model, space.choice(row), batches, known, is_last_heavier=is_last_heavier)
-        for same in group_alike([space[name][at[alike]] for name in _STATES]):
-            found[mine[alike[same]]] = ways.bytes_of(space.choice(int(at[alike[same[0]]])))
-    return found * _LESS
+        for same in group_equal([space[name][at[alike]] for name in _STATES]):
+            needs[mine[alike[same]]] = ways.bytes_of(space.choice(int(at[alike[same[0]]])))
+    return needs * _LESS
 
 
 class _Pipeline:
@@ -203,7 +192,7 @@ class _Pipeline:
         self._full: tuple[Floats, Floats] | None = None
 
     def bytes_of(self, choice: Choice) -> float:
-        """What the fullest rank needs at least."""
+        """Lower bound of the fullest rank's bytes."""
         if choice.options.recompute.startswith("every"):
             return self._mixed(choice)
         if self._table is None:
@@ -211,7 +200,7 @@ class _Pipeline:
         return float((self._bytes(choice, choice.options.recompute) @ self._table).max())
 
     def _bytes(self, choice: Choice, recompute: Recompute) -> Floats:
-        """Of one group, whose devices and tokens are the same."""
+        """``_coefficients`` of one group, whose devices and tokens are the same."""
         layout = choice.layout
         key = layout.dp, layout.zero, layout.replicas, recompute
         if key not in self._known:
@@ -223,7 +212,7 @@ class _Pipeline:
         return least_in_flight(self._schedule, self._ranks, layers, self._tokens)
 
     def _even(self) -> Floats:
-        """Of each rank, what ``_coefficients`` are of, float64 [6, ranks]."""
+        """Per-rank multipliers of ``_coefficients``, float64 [6, ranks]."""
         pp = self._ranks
         layers = even_layers(self._model.layers, self._stages, is_last_heavier=self._heavier)
         place = place_stages(self._schedule, pp, self._stages)
@@ -234,15 +223,14 @@ class _Pipeline:
         return np.stack((np.ones(pp), of_rank - 1.0, held, embeds, has_head, embeds * has_head))
 
     def _mixed(self, choice: Choice) -> float:
-        """Where each k-th layer is computed again."""
+        """Lower bound where each k-th layer is recomputed."""
         each, ranks = self._each, self._ranks
         lacking = self._stages * each - self._model.layers
         if lacking < 2:
             return 0.0
         if self._full is None:
             whole = self._held(np.full(self._stages, each))
-            place = np.arange(self._stages)
-            place = place // ranks
+            place = np.arange(self._stages) // ranks
             chunks = [self._held((place == at).astype(np.int64)) for at in range(place[-1] + 1)]
             self._full = whole, np.max(chunks, axis=0)
         held, most_of_chunk = self._full
@@ -250,7 +238,7 @@ class _Pipeline:
         repeated = -(-each // int(choice.options.recompute.removeprefix("every-"))) / each
         of_token = (1.0 - repeated) * kept[2] + repeated * again[2]
         layers = each * self._stages // ranks
-        # Of so many ranks one lacks no more than the mean.
+        # Of any n ranks one lacks no more than the mean.
         lacks = (lacking // np.arange(1, ranks + 1))[:, None]
         needs = kept[0] + kept[1] * (layers - 1 - lacks) + of_token * held
         needs = np.minimum.accumulate(needs - kept[2] * lacks * most_of_chunk, axis=1)

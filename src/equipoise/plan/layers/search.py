@@ -1,4 +1,4 @@
-"""A plan whose layers each pick their own strategy: what is left to gain over one for all.
+"""A plan whose layers each pick their own strategy, within the memory of every stage.
 
 Why
     Memory is filled in steps of whole settings: all layers recompute, or none does. The first
@@ -9,20 +9,29 @@ What it decides
     *Bases* are the fastest uniform choices that differ in what layers cannot choose: stages,
     schedule, experts, the micro-batch of a stage. A layer's strategies are the rows of the same
     space that share these: tensor, context and data degrees, ZeRO, recomputation, context
-    strategy. Of each degree those are kept that no other beats in seconds and in bytes.
+    strategy. Of each degree only strategies that none dominates in seconds and in bytes are kept.
 
-    Each pipeline rank is then assigned exactly (``plan.layers.assign``): time of all micro-batches,
-    of the optimizer, and of what moves once a step and nothing hides; memory in so many units of
-    what is left when each layer takes its least. What counts only once, the working space of
-    whichever layer runs, is tried at each of its sizes. At last the whole step is replayed, and the
-    uniform choice stays where it is as fast.
+    Each pipeline rank is then assigned exactly: time of all micro-batches, of the optimizer, and of
+    what moves once a step and nothing hides; memory in units of what is left when each layer takes
+    its least. Strategies of one *kind* hand over alike, so the state of the dynamic program is
+    memory and kind, not memory and strategy::
 
-Kept true (tests/unit/plan/layers/test_search.py)
+        best[v, k] = least, over strategies s of kind k that take u <= v, of
+                     time[s] + least over kinds j of (best'[v - u, j] + enter[j, k])
+
+    Of equally fast ones, the last layers take the strategy that is listed first. What counts only
+    once, the working space of whichever layer runs, is tried at each of its sizes, in the order of
+    a Lagrangian lower bound. At last the whole step is replayed, and the uniform choice stays where
+    it is as fast.
+
+Kept true (tests/unit/plan/layers/test_search.py; tests/unit/plan/layers/test_assign.py)
     Never slower than the best uniform choice, and fits; on small spaces as fast as the fastest of
     all assignments that fit, replayed one by one.
 
 Sources
-    Galvatron, arXiv:2211.13878: strategies by layer within a stage's memory.
+    Galvatron, arXiv:2211.13878, section 4.2: strategies by layer within a stage's memory. There
+    tables are updated in place, which is wrong for a layer that takes no unit; here each layer has
+    its own.
 """
 
 from dataclasses import dataclass
@@ -33,7 +42,6 @@ import numpy as np
 from equipoise.balance.stage import StageSplit
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.plan.layers.assign import Assignment, assign_strategies
 from equipoise.plan.layers.table import (
     BASE_COLUMNS,
     LayerTable,
@@ -41,7 +49,7 @@ from equipoise.plan.layers.table import (
     price_strategies,
 )
 from equipoise.plan.search.deadline import NEVER, Deadline
-from equipoise.plan.search.outcome import Outcome
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.schedule.pipeline.replay import count_in_flight
@@ -53,11 +61,79 @@ from equipoise.sim.step import StepRun
 
 _BASES = 4
 _UNITS = 256
-"""Of the memory that is left when every layer takes its least."""
+"""Units of the memory that is left when every layer takes its least."""
 _PRICES = 8
 """Doublings and halvings of a byte's price that a bound is looked for at."""
 _TRIES = 3
-"""Of one base, each with as much less memory as the last one was over."""
+"""Tries of one base, each with as much less memory as the last one was over."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """A strategy of every layer."""
+
+    strategies: Ints
+    """int64 [layers]."""
+    seconds: float
+    """Seconds of all layers, entering and leaving counted."""
+
+
+def assign_strategies(
+    seconds: Floats, units: Ints, kinds: Ints, enter: Floats, leave: Floats, *, budget: int
+) -> Assignment | None:
+    """Choose a strategy for each of some layers that follow each other.
+
+    Args:
+        seconds: Each layer under each strategy, float64 [layers, strategies] [s].
+        units: Memory of each, whole units of 0 or more, int64 [layers, strategies].
+        kinds: Kind of each strategy, int64 [strategies].
+        enter: From each kind to each, on the way into each layer, float64 [layers, kinds, kinds]
+            [s]; what comes before the first layer is of kind 0.
+        leave: From each kind to what comes after the last layer, float64 [kinds] [s].
+        budget: Units that all layers may take.
+
+    Returns:
+        None where nothing fits.
+
+    Cost: O(layers x budget x (strategies + kinds^2)), in NumPy.
+
+    >>> time, memory = np.array([[1.0, 3.0]] * 3), np.array([[2, 1]] * 3)
+    >>> assigned = assign_strategies(
+    ...     time, memory, np.array([0, 0]), np.zeros((3, 1, 1)), np.zeros(1), budget=5
+    ... )
+    >>> assigned.strategies.tolist(), assigned.seconds
+    ([1, 0, 0], 5.0)
+    """
+    layers, strategies = seconds.shape
+    if budget < 0:
+        return None
+    best = np.full((budget + 1, len(leave)), np.inf)
+    best[:, 0] = 0.0
+    chosen = np.zeros((layers, budget + 1, len(leave)), dtype=np.int32)
+    origin = np.zeros_like(chosen)
+    for layer in range(layers):
+        joined = best[:, :, None] + enter[layer]
+        origin[layer] = joined.argmin(axis=1)
+        entered = joined.min(axis=1)
+        best = np.full_like(best, np.inf)
+        for each in range(strategies):
+            need, kind = int(units[layer, each]), int(kinds[each])
+            if need > budget:
+                continue
+            time = entered[: budget + 1 - need, kind] + seconds[layer, each]
+            is_less = time < best[need:, kind]
+            best[need:, kind][is_less] = time[is_less]
+            chosen[layer, need:, kind][is_less] = each
+    last = best[budget] + leave
+    kind, left = int(last.argmin()), budget
+    if not np.isfinite(last[kind]):
+        return None
+    picked = np.zeros(layers, dtype=np.int64)
+    for layer in range(layers - 1, -1, -1):
+        picked[layer] = chosen[layer, left, kind]
+        left -= int(units[layer, picked[layer]])
+        kind = int(origin[layer, left, kind])
+    return Assignment(picked, float(last.min()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +151,7 @@ def plan_layers(search: Search, outcome: Outcome, due: Deadline = NEVER) -> Laye
 
     Args:
         search: What was searched.
-        outcome: What it found.
+        outcome: What it plan.
         due: When bases are no longer tried.
 
     Returns:
@@ -86,22 +162,22 @@ def plan_layers(search: Search, outcome: Outcome, due: Deadline = NEVER) -> Laye
     best: LayeredPlan | None = None
     least = outcome.fitting[0].step_s
     for row in _bases(search, outcome):
-        found = due.attempt(partial(plan_base, search, row))
-        if found is not None and found.run.price.step_s < least:
-            best, least = found, found.run.price.step_s
+        plan = due.attempt(partial(plan_base, search, row))
+        if plan is not None and plan.run.price.step_s < least:
+            best, least = plan, plan.run.price.step_s
     return best
 
 
 def _bases(search: Search, outcome: Outcome) -> list[int]:
     """Rows of the fastest choices that differ in what layers share."""
-    space, found = search.space, dict[tuple[int, ...], int]()
+    space, rows = search.space, dict[tuple[int, ...], int]()
     for each in outcome.fitting:
         shared = [int(space[name][each.row]) for name in BASE_COLUMNS]
         group = int(space["dp"][each.row] * space["micro_batch"][each.row])
-        found.setdefault((*shared, group), each.row)
-        if len(found) == _BASES:
+        rows.setdefault((*shared, group), each.row)
+        if len(rows) == _BASES:
             break
-    return list(found.values())
+    return list(rows.values())
 
 
 def plan_base(search: Search, base: int) -> LayeredPlan | None:
@@ -162,18 +238,18 @@ class _Stages:
 
     def assign(self, table: LayerTable, short: float) -> tuple[LayerStrategy, ...] | None:
         """Strategies of all layers, with ``short`` bytes less than there are."""
-        found: dict[int, LayerStrategy] = {}
+        of_layer: dict[int, LayerStrategy] = {}
         for rank, mine in enumerate(self._held):
             if not mine:
                 continue
             chosen = self._assign_rank(table, rank, mine, short)
             if chosen is None:
                 return None
-            found |= {
+            of_layer |= {
                 layer: table.strategies[each]
                 for layer, each in zip(mine, chosen.strategies.tolist(), strict=True)
             }
-        return tuple(found[layer] for layer in range(len(found)))
+        return tuple(of_layer[layer] for layer in range(len(of_layer)))
 
     def _assign_rank(
         self, table: LayerTable, rank: int, mine: list[int], short: float
@@ -200,13 +276,13 @@ class _Stages:
         for most in np.unique(passing).tolist():
             legal = np.flatnonzero(passing <= most)
             seconds, left = table.seconds[mine][:, legal], room - most
-            sizes.append((least_s(seconds, needs[:, legal], left), most, seconds, legal))
+            sizes.append((lagrangian_bound_s(seconds, needs[:, legal], left), most, seconds, legal))
         for least, most, seconds, legal in sorted(sizes, key=lambda each: each[:2]):
             if best is not None and least >= best.seconds:
                 break
-            found = _fill(seconds, needs[:, legal], table.kinds[legal], enter, leave, room - most)
-            if found is not None and (best is None or found.seconds < best.seconds):
-                best = Assignment(legal[found.strategies], found.seconds)
+            filled = _fill(seconds, needs[:, legal], table.kinds[legal], enter, leave, room - most)
+            if filled is not None and (best is None or filled.seconds < best.seconds):
+                best = Assignment(legal[filled.strategies], filled.seconds)
         return best
 
     def _between(self, table: LayerTable, mine: list[int]) -> tuple[Floats, Floats]:
@@ -218,18 +294,18 @@ class _Stages:
         return enter, own[:, 0]
 
 
-def least_s(seconds: Floats, needs: Floats, room: float) -> float:
-    """No strategies of all layers take less within so many bytes; infinite where none fit.
+def lagrangian_bound_s(seconds: Floats, needs: Floats, room: float) -> float:
+    """Lagrangian lower bound of all layers' seconds within some bytes; infinite where none fit.
 
     At any price of a byte, each layer's cheapest strategy takes its seconds and its bytes' price;
     all of them, less the price of the room, are never more than the layers take.
 
     Args:
-        seconds: Of each layer under each strategy, float64 [layers, strategies] [s].
+        seconds: Each layer under each strategy, float64 [layers, strategies] [s].
         needs: Likewise [bytes].
-        room: For all layers [bytes].
+        room: Bytes for all layers.
 
-    >>> float(least_s(np.array([[1.0, 3.0]] * 3), np.array([[2.0, 1.0]] * 3), 4.5))
+    >>> float(lagrangian_bound_s(np.array([[1.0, 3.0]] * 3), np.array([[2.0, 1.0]] * 3), 4.5))
     6.0
     """
     if needs.min(axis=1).sum() > room:
@@ -244,7 +320,7 @@ def least_s(seconds: Floats, needs: Floats, room: float) -> float:
 def _fill(
     seconds: Floats, needs: Floats, kinds: Ints, enter: Floats, leave: Floats, room: float
 ) -> Assignment | None:
-    """Assign layers within so many bytes, in units of what is left over each layer's least."""
+    """Assign layers within some bytes, in units of what is left over each layer's least."""
     least = needs.min(axis=1, keepdims=True)
     left = room - float(least.sum())
     if left < 0:

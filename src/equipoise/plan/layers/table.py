@@ -2,8 +2,8 @@
 
 What it decides
     Which strategies there are: rows of the search's own space that share a base's stages and
-    the sequences of a stage's micro-batch. Of strategies of one degree, those that another one
-    beats in seconds, bytes that stay, bytes in flight and bytes while it runs are left out. ZeRO 2
+    the sequences of a stage's micro-batch. Of one degree, strategies that another dominates in
+    seconds, bytes that stay, bytes in flight and bytes while it runs are dropped. ZeRO 2
     pays for every micro-batch, as in ``sim.step``.
 
 Kept true (tests/unit/plan/layers/test_search.py)
@@ -55,11 +55,11 @@ class LayerTable:
     """All micro-batches' activations, moved there and gradients back, float64 [kinds, kinds]
     [s]."""
     seconds: Floats
-    """Of all micro-batches, float64 [layers, strategies] [s]."""
+    """Seconds of all micro-batches, float64 [layers, strategies]."""
     stays: Floats
     """Weights, gradients, moments, float64 [layers, strategies] [bytes]."""
     kept: Floats
-    """Of one micro-batch in flight, likewise."""
+    """Activations of one micro-batch in flight, likewise."""
     passing: Floats
     """While the layer runs, likewise."""
 
@@ -80,12 +80,12 @@ def list_strategies(space: Space, base: int, *, has_documents: bool) -> list[Lay
     if has_documents or (layout.pp > 1 and layout.order[0] == "dp"):
         alike &= space["dp"] == layout.dp
     alike &= np.isin(space["recompute"], [RECOMPUTES.index(each) for each in _BY_LAYER])
-    found: dict[LayerStrategy, None] = {}
+    strategies: dict[LayerStrategy, None] = {}
     for row in np.flatnonzero(alike).tolist():
         each = space.choice(row)
         how = cast(LayerRecompute, each.options.recompute)
-        found[LayerStrategy(each.layout, how, each.options.context_strategy)] = None
-    return list(found)
+        strategies[LayerStrategy(each.layout, how, each.options.context_strategy)] = None
+    return list(strategies)
 
 
 def price_strategies(
@@ -109,7 +109,7 @@ def price_strategies(
         for each in strategies
         if (row := _price(search, choice, each, batches, most)) is not None
     ]
-    kept = _unbeaten(rows)
+    kept = _undominated(rows)
     kinds: dict[tuple[int, int], Layout] = {(layout.tp, layout.cp): layout}
     for row in kept:
         kinds.setdefault((row.own.layout.tp, row.own.layout.cp), row.own.layout)
@@ -180,8 +180,8 @@ def _price(
     return _Row(own, np.array([known[model.is_sparse(layer)] for layer in range(model.layers)]))
 
 
-def _unbeaten(rows: Sequence[_Row]) -> list[_Row]:
-    """Of each degree, those that no other is at least as good as in everything."""
+def _undominated(rows: Sequence[_Row]) -> list[_Row]:
+    """Dominance: of each degree, those that no other matches or beats in everything."""
     kept = []
     for at, row in enumerate(rows):
         kind = row.own.layout.tp, row.own.layout.cp

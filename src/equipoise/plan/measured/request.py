@@ -23,10 +23,9 @@ from equipoise.data.progress import Progress, SilentProgress
 from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_steps import RunSteps
-from equipoise.plan.measured.lock import measured_plan
+from equipoise.plan.measured.lock import measured_plan, trial_folder
 from equipoise.plan.measured.next import MeasuredSpace, Trial, best_trial, next_choice
-from equipoise.plan.measured.settings import DEGREES, Choices, list_choices
-from equipoise.plan.measured.settings_price import price_choices, prior_of
+from equipoise.plan.measured.settings import DEGREES, Choices, list_choices, price_choices, prior_of
 from equipoise.plan.measured.trials import TrialJournal
 from equipoise.plan.run import (
     RunInputs,
@@ -205,7 +204,7 @@ def measure(
         journal.begin(choice)
         try:
             words = run.trial_words(choice, limit_s=limit_s)
-            end = train(words, folder / "trials" / f"{choice:04}", limit_s=limit_s)
+            end = train(words, trial_folder(folder, choice), limit_s=limit_s)
             journal.end(Trial(choice, end.step_s, end.cause, end.message, end.wall_s))
             progress.advance()
         except KeyboardInterrupt:
@@ -220,7 +219,7 @@ def measure(
             f"{say_keys(run.choices.keys[trials[0].choice])}: {trials[0].cause}: "
             f"{trials[0].message} All of them are in {journal.file}."
         )
-    lock = measured_plan(run.inputs, run.priced, trials)
+    lock = measured_plan(run.inputs, run.priced, trials, folder)
     return MeasureAnswer(run, tuple(trials), best, lock)
 
 

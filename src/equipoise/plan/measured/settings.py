@@ -1,37 +1,47 @@
 """What a run.toml leaves open, as a list of choices that can be trained one after another.
 
 Why
-    Who writes a key means it. So a measured search varies only what nobody has written, and what
-    it may vary is short: a trial costs seconds, not microseconds.
+    Whoever writes a key means it. So a measured search varies only what nobody has written, and
+    what it may vary is short: a trial costs seconds, not microseconds.
 
 What it decides
     Of the choices of a plan (``plan.space.trainable``) those that differ in degrees, in ZeRO 1 and
     3 where there is anything to shard, in no, selective and full recomputation; and documents
     packed by work or by tokens: nothing that changes what is learnt from. All else is the run's
-    own, also a schedule, a strategy or a policy that has no price: a clock times what no price
+    own, even a schedule, a strategy or a policy that has no price: a clock times what no price
     knows. Each choice is a set of keys of run.toml.
 
-Kept true (tests/unit/plan/measured/test_settings.py)
+    Each choice is priced on the documents that it will pack. One that is predicted not to fit
+    costs ten times as much, so it is tried after all others rather than never: a prediction may be
+    wrong. Some have no price.
+
+Kept true (tests/unit/plan/measured/test_settings.py, test_settings_price.py)
     No two choices are alike, train accepts each on the same ranks, each is a plan's but for what
-    has no price, and no given key varies.
+    has no price, and no given key varies. A choice costs what ``sim.step`` says of its layout and
+    documents.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.base.arrays import Flags
-from equipoise.base.errors import LayoutError, SpecError
+from equipoise.base.errors import EquipoiseError, LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.answer.run_steps import COMPARED
+from equipoise.plan.answer.final import Finalist
+from equipoise.plan.answer.run_price import with_memory
+from equipoise.plan.answer.run_steps import COMPARED, RunSteps, policies_of
 from equipoise.plan.space.accepted import require_accepted
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import RECOMPUTES, Space
 from equipoise.plan.space.trainable import PRICED, given_keys, list_with, run_keys
+from equipoise.sim.machine import Machine
+from equipoise.sim.step import run_step
 from equipoise.spec.catalog import Policy
+from equipoise.spec.cluster.spec import ClusterSpec
 from equipoise.spec.run.keys import keys
 from equipoise.spec.run.obey import is_given, obey
 from equipoise.spec.run.render import value_of
@@ -60,7 +70,7 @@ class Choices:
     laid: tuple[Choice, ...]
     """Layout and options of each."""
     keys: tuple[dict[str, str], ...]
-    """Of each choice, the keys that are not given and their values, as flags take them."""
+    """Keys of each choice that are not given, with their values as flags take them."""
     settings: npt.NDArray[np.int64]
     """Which value each has of each of ``DIMENSIONS``, int64[choices, dimensions]."""
 
@@ -68,13 +78,13 @@ class Choices:
 def list_choices(
     run: ResolvedRun, ranks: int, base: StepOptions, *, count_batches: Callable[[int], int]
 ) -> Choices:
-    """Every choice of a run on so many ranks.
+    """Every choice of a run.
 
     Args:
         run: What is given, and where it comes from.
         ranks: All of them are used.
         base: Window, sequences of the step, precision: what is not to be chosen.
-        count_batches: Micro-batches of the fullest of so many data-parallel ranks.
+        count_batches: Micro-batches of the fullest of some number of data-parallel ranks.
 
     Raises:
         SpecError: at most one choice is left.
@@ -83,8 +93,8 @@ def list_choices(
 
     >>> from equipoise.spec.run.load import read_run
     >>> run = read_run(None, [("train.recompute", "none")])
-    >>> found = list_choices(run, 2, StepOptions(8192, 4), count_batches=lambda dp: 4 // dp)
-    >>> len(found.keys), found.keys[0]["layout.pp"], "train.recompute" in found.keys[0]
+    >>> choices = list_choices(run, 2, StepOptions(8192, 4), count_batches=lambda dp: 4 // dp)
+    >>> len(choices.keys), choices.keys[0]["layout.pp"], "train.recompute" in choices.keys[0]
     (12, '2', False)
     """
     given = given_keys(run)
@@ -167,3 +177,49 @@ def _is_accepted(run: ResolvedRun, choice: Choice, ranks: int) -> bool:
     except LayoutError:
         return False
     return True
+
+
+_TOO_LARGE_TIMES = 10.0
+
+
+def price_choices(
+    run: ResolvedRun, choices: Sequence[Choice], cluster: ClusterSpec, steps: RunSteps
+) -> list[Finalist | None]:
+    """A step of each choice, with the memory of this package's ranks; None where no price knows it.
+
+    Args:
+        run: Its model and precision.
+        choices: Of the run.
+        cluster: With as many devices as ranks.
+        steps: Of the run.
+
+    Cost: one replayed step a choice, some milliseconds.
+    """
+    prices: list[Finalist | None] = []
+    for choice in choices:
+        try:
+            prices.append(_price(run, choice, cluster, steps))
+        except EquipoiseError:  # what the simulator does not know, a trial will
+            prices.append(None)
+    return prices
+
+
+def prior_of(priced: Sequence[Finalist | None]) -> npt.NDArray[np.float64]:
+    """Seconds that a search begins from, float64 [choices]; NaN where there is no price."""
+    return np.array([np.nan if each is None else _worth_s(each) for each in priced])
+
+
+def _worth_s(finalist: Finalist) -> float:
+    price = finalist.run.price
+    return price.step_s * (1.0 if price.fits else _TOO_LARGE_TIMES)
+
+
+def _price(run: ResolvedRun, choice: Choice, cluster: ClusterSpec, steps: RunSteps) -> Finalist:
+    """On a machine of its own, which remembers what was extrapolated for this choice alone."""
+    machine = Machine(cluster)
+    (policy,) = policies_of(choice.options.policy, is_given=True)
+    documents = steps.documents(policy, choice.layout)
+    priced = run_step(run.model, machine, choice.layout, choice.options, documents=documents)
+    tokens = steps.most_tokens(policy, choice.layout)
+    finalist = Finalist(choice, priced)
+    return with_memory(run.model, finalist, tokens, run.spec.train.precision)

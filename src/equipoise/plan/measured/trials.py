@@ -2,7 +2,7 @@
 
 Why
     A trial costs minutes of a cluster, so a search that was stopped must not repeat one; and a
-    trial that takes the whole machine down must not be tried for ever.
+    trial that takes the whole machine down must not be tried forever.
 
 What it decides
     The first line says what is searched, by digest. Each trial has a line when it begins and one

@@ -1,14 +1,14 @@
-"""When an answer is due, also in the middle of a look that takes longer than what is left.
+"""An answer at any time: when it is due, even in the middle of an evaluation.
 
 Why
     One price of a long window on a hundred context ranks takes ten seconds, and nobody knows that
-    before. To look at the clock between prices does not keep a promise of time.
+    before. Checking the clock between prices does not keep a promise of time.
 
 What it decides
-    How a look is stopped: by an alarm of the operating system, which raises ``TimeOver`` where this
-    thread stands. What was being computed is lost; so caches that a stopped look may have filled by
-    half are not used again (``plan.search.search``). Alarms ring in the main thread alone, and
-    where there are none the clock is looked at between looks.
+    How an evaluation is stopped: by an alarm of the operating system, which raises ``TimeOver``
+    wherever this thread is. What was being computed is lost, so caches that may be half filled are
+    not used again (``plan.search.search``). Alarms ring in the main thread only; without them the
+    clock is checked between evaluations.
 
 Kept true (tests/unit/plan/search/test_deadline.py)
     A call that never ends is stopped; one that ends in time returns what it would; no alarm is
@@ -53,12 +53,12 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float, clock: Clock = time.monotonic) -> "Deadline":
-        """So many seconds from now."""
+        """The moment some seconds from now."""
         return cls(clock() + seconds, clock)
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, 0 where none are."""
+        """Seconds until then, at least 0."""
         return max(0.0, self.until_s - self.clock())
 
     def is_over(self) -> bool:
@@ -112,7 +112,7 @@ NEVER = Deadline()
 
 
 def _ring(_: int, frame: FrameType | None) -> None:
-    """Raise, unless a module is being loaded or a loop compiled: neither may be left half done."""
+    """Raise, unless a module is being loaded or a loop compiled: neither may stop halfway."""
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] in _WHOLE:
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)

@@ -1,15 +1,15 @@
-"""Search what host memory makes fit, after all that fits without it.
+"""Dominance: what host memory makes fit is searched after everything that fits without it.
 
 Why
     Offloading makes no choice faster: it waits for copies and for the host's update. So a choice
-    that fits is better as it is, and one that fits only with offloading has to beat the best that
-    fits without. Searched together they would be four times as many; so they are few.
+    that fits dominates itself with offloading, and one that fits only with offloading has to beat
+    the incumbent. Searched together they would be four times as many.
 
 What it decides
-    Which choices are searched with offloading: those that a search without has left as too large,
-    by bound or by price, and that could be faster than its best. What it left for its time has a
-    bound, which holds with offloading, too. Rows of the answer are numbered as ``Space.choice``
-    reads them.
+    Which choices are searched with offloading: those that the search without pruned as too large,
+    by bound or by price, and whose bound is below its incumbent. What was pruned as too slow has a
+    bound that also holds with offloading. Rows of the answer are numbered as ``Space.choice`` reads
+    them.
 
 Kept true (tests/unit/plan/search/test_offload.py)
     On random choices the step with offloading is never faster; on small spaces the answer is that
@@ -26,9 +26,9 @@ from functools import partial
 import numpy as np
 
 from equipoise.base.arrays import Flags, Ints
-from equipoise.plan.bounds.choices import least_bytes, least_seconds, needed_bytes
+from equipoise.plan.bounds.roofline import memory_bound_bytes, needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.outcome import Outcome, Priced, Progress
+from equipoise.plan.search.incumbent import Outcome, Priced, Progress
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.columns import Space
 from equipoise.spec.offload import OFFLOADS
@@ -42,14 +42,14 @@ def search_offloaded(
     watch: Callable[[Progress], None] | None = None,
     may: Callable[[Space], Flags] | None = None,
 ) -> Outcome:
-    """Go on with what does not fit without offloading.
+    """Search what does not fit without offloading.
 
     Args:
-        search: Of choices that offload nothing; learns what is priced.
-        outcome: What it found.
+        search: A search of choices that offload nothing; learns what is priced.
+        outcome: Its answer.
         seconds: The most to take.
-        watch: Told how far the search is.
-        may: Which of some choices are to be searched; all unless given.
+        watch: Receives the progress after each price.
+        may: Which choices of a space may be searched; all unless given.
 
     Returns:
         The outcome of both.
@@ -82,16 +82,16 @@ def search_offloaded(
         beats_s=outcome.progress.best_s,
         clock=search.clock,
     )
-    found = after.run(seconds=due.left_s, watch=watch)
-    fitting = (*outcome.fitting, *(_numbered(each, places) for each in found.fitting))
-    bound_s = min(outcome.progress.bound_s, found.progress.bound_s)
+    offloaded = after.run(seconds=due.left_s, watch=watch)
+    fitting = (*outcome.fitting, *(_numbered(each, places) for each in offloaded.fitting))
+    bound_s = min(outcome.progress.bound_s, offloaded.progress.bound_s)
     return Outcome(
         tuple(sorted(fitting, key=lambda each: (each.step_s, each.row))),
-        Progress(len(search.known), found.progress.best_s, bound_s),
-        outcome.listed + found.listed,
-        outcome.ruled_out + found.ruled_out,
-        outcome.bounded + found.bounded,
-        min(outcome.least_bytes, found.least_bytes),
+        Progress(len(search.known), offloaded.progress.best_s, bound_s),
+        outcome.listed + offloaded.listed,
+        outcome.ruled_out + offloaded.ruled_out,
+        outcome.bounded + offloaded.bounded,
+        min(outcome.least_bytes, offloaded.least_bytes),
     )
 
 
@@ -102,15 +102,15 @@ def _list_offloaded(
     model, machine, space = search.model, search.machine, search.space
     capacity = machine.capacity_bytes
     packs = search.packer is not None
-    is_large = least_bytes(model, space, has_documents=packs) > capacity
+    is_large = memory_bound_bytes(model, space, has_documents=packs) > capacity
     tried = [each.row for each in search.known.values() if each.memory_bytes > capacity]
     is_large[[row for row in tried if row < len(space)]] = True
     for rows in search.too_large:
         is_large[rows] = True
     rows = np.flatnonzero(is_large)
     large = space.keep(rows)
-    soonest = least_seconds(model, machine, large, has_documents=packs)
-    is_near = soonest < outcome.progress.best_s * (1 - search.gap)
+    soonest = peak_bound_s(model, machine, large, has_documents=packs)
+    is_near = soonest < search.cutoff_s(outcome.progress.best_s)
     rows, large = rows[is_near], large.keep(is_near)
     places, kinds, least = [], [], np.inf
     for kind in range(1, len(OFFLOADS)):

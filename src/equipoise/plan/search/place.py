@@ -1,4 +1,4 @@
-"""Which node stands where: nodes are exchanged until the slow pairs of links matter least.
+"""Local search for the order of nodes in which slow pairs of links matter least.
 
 Why
     Measured links between nodes differ by tens of percent, and a ring goes at the pace of its
@@ -31,7 +31,7 @@ from equipoise.spec.layout import Layout
 _MOVES = 4000
 _COOLING = 0.998
 _FIRST_HEAT = 0.05
-"""Of the first order's cost."""
+"""Share of the first order's cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Placement:
     nodes: tuple[int, ...]
     """Place i of the job is this node of the cluster."""
     before_s: float
-    """What passes between nodes, as they were given."""
+    """What passes between nodes in the given order."""
     after_s: float
 
 
@@ -54,12 +54,12 @@ class _Traffic:
     rings: Ints
     """Places of ranks that share weights, in ring order, int64 [rings, ranks]."""
     rates: Floats
-    """Between two nodes, of one device's share; infinite within one, float64 [nodes, nodes]."""
+    """One device's share of each pair of nodes; infinite within a node, float64 [nodes, nodes]."""
     hop_bytes: float
     ring_bytes: float
 
     def cost_s(self, order: Ints) -> float:
-        """Of one order of the nodes."""
+        """Seconds of one order of the nodes."""
         chains, rings = order[self.chains], order[self.rings]
         hops = (self.hop_bytes / self.rates[chains[:, :-1], chains[:, 1:]]).sum(axis=1)
         after = np.roll(rings, -1, axis=1)
@@ -77,7 +77,7 @@ def place_nodes(
         layout: Whose ranks fill the nodes in order.
         hop_bytes: One message between stages [bytes].
         ring_bytes: What a rank's gradients and parameters pass along a ring [bytes].
-        seed: Of the moves.
+        seed: Seed of the moves.
 
     Raises:
         LayoutError: the cluster has no matrix, or nodes of several sizes.
@@ -91,9 +91,9 @@ def place_nodes(
     best, least, heat = order, cost, _FIRST_HEAT * cost
     for _ in range(_MOVES if cluster.nodes > 1 else 0):
         tried = _move(order, draw)
-        found = traffic.cost_s(tried)
-        if found <= cost or draw.random() < np.exp((cost - found) / max(heat, 1e-30)):
-            order, cost = tried, found
+        tried_s = traffic.cost_s(tried)
+        if tried_s <= cost or draw.random() < np.exp((cost - tried_s) / max(heat, 1e-30)):
+            order, cost = tried, tried_s
         if cost < least:
             best, least = order, cost
         heat *= _COOLING
@@ -101,7 +101,7 @@ def place_nodes(
 
 
 def order_s(cluster: ClusterSpec, layout: Layout, *, hop_bytes: float, ring_bytes: float) -> float:
-    """What passes between nodes in a step, as they are given [s]."""
+    """What passes between nodes in a step, in the given order [s]."""
     traffic = _read_traffic(cluster, layout, hop_bytes, ring_bytes)
     return traffic.cost_s(np.arange(cluster.nodes))
 
@@ -132,14 +132,14 @@ def _read_traffic(
 def _move(order: Ints, draw: np.random.Generator) -> Ints:
     """Swap two, move one, or turn a run around."""
     low, high = np.sort(draw.choice(len(order), size=2, replace=False)).tolist()
-    kind, found = int(draw.integers(3)), order.copy()
+    kind, moved = int(draw.integers(3)), order.copy()
     if kind == 0:
-        found[[low, high]] = found[[high, low]]
+        moved[[low, high]] = moved[[high, low]]
     elif kind == 1:
-        found[low : high + 1] = np.roll(found[low : high + 1], 1)
+        moved[low : high + 1] = np.roll(moved[low : high + 1], 1)
     else:
-        found[low : high + 1] = found[low : high + 1][::-1]
-    return found
+        moved[low : high + 1] = moved[low : high + 1][::-1]
+    return moved
 
 
 def placed(cluster: ClusterSpec, placement: Placement) -> ClusterSpec:

@@ -1,37 +1,38 @@
-"""Search the space of choices: bounds first, prices for what no bound rules out, best first.
+"""Branch and bound over the space of choices, best first, with an answer at any time.
 
 Why
-    The first good answer comes within a second, and what is left to gain is known at any time:
-    the least bound of all that was not priced. A search that is stopped is an answer with a gap.
+    The first good answer comes within a second, and the gap is known at any time: the incumbent
+    over the least lower bound of all that is not yet priced. A stopped search is an answer with a
+    gap.
 
 What it decides
-    Choices wait in one queue by the least that they can take: first by ``plan.bounds.choices``,
-    over all rows; then by the looks of ``plan.search.estimate``, closer and closer.
-    ``plan.search.climb`` finds a good one to begin with, ``plan.search.dive`` a better one. What
-    comes out of the queue and cannot be ``gap`` faster than the best is never looked at again, nor
-    is anything behind it.
+    Choices are nodes of a tree: the whole space branches into *groups* that run the same kernels, a
+    group into *families* that differ in their context strategy alone, a family into its rows. Nodes
+    wait in one frontier by their lower bound: first the roofline's (``plan.bounds.roofline``), then
+    the tighter and tighter ones of ``plan.search.evaluate``, and a row's last evaluation is its
+    price. A node whose bound is not ``gap`` below the incumbent is pruned, and with it everything
+    behind it in the frontier. ``plan.search.heuristics`` finds the first incumbent.
 
-    A few that are first in the queue are looked at together, by all cores (``plan.search.team``).
-    Which ones does not depend on how many cores there are, so neither does the answer.
+    The first few nodes are evaluated together, by all cores (``plan.search.team``). Which ones does
+    not depend on how many cores there are, so neither does the answer.
 
     With documents, a choice is priced on the pipeline that has most work of one packed step; the
     best four then on the four that have most.
 
-    Where time is limited, recipes are priced before anything else (``plan.search.seeds``). They are
-    set aside, so a search that ends by itself ends as it would without them, and are among the
-    answers of one that is stopped, also in the middle of a look (``plan.search.deadline``).
+    Where time is limited, the seeds of the warm start are priced before anything else. They are set
+    aside, so a search that ends by itself ends as it would without them, and are among the answers
+    of one that is stopped, even in the middle of an evaluation (``plan.search.deadline``).
 
 Kept true (tests/unit/plan/search/test_search.py, by Hypothesis)
     On small spaces the answer is within ``gap`` of pricing every row; the same seed gives the same
     answer; a stopped search that is resumed ends as one that was not; more memory is never slower;
-    no look begins after the deadline; no seed is faster than a stopped search's answer.
+    no evaluation begins after the deadline; no seed is faster than a stopped search's answer.
 
 Sources
     Best-first branch and bound: Lawler and Wood, Operations Research 14(4), 1966. Measured prices
     in place of formulas, penalties for what does not fit: the Frontier study, arXiv:2312.12705.
 """
 
-import functools
 import heapq
 import time
 from collections.abc import Callable, Sequence
@@ -41,20 +42,15 @@ from typing import Any
 import numpy as np
 
 from equipoise.base.arrays import Floats, Ints
-from equipoise.plan.bounds.choices import least_seconds, needed_bytes
-from equipoise.plan.search.climb import climb
+from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Clock, Deadline, TimeOver
-from equipoise.plan.search.dive import dive
-from equipoise.plan.search.estimate import Estimates, Opened
-from equipoise.plan.search.outcome import Outcome, Priced, Progress, Reached
-from equipoise.plan.search.packs import Packer
-from equipoise.plan.search.seeds import find_seeds
-from equipoise.plan.search.stage import BOUNDED, FAMILY, GROUP, OWN, ROW, SPLIT, Item
-from equipoise.plan.search.tally import Tally
+from equipoise.plan.search.evaluate import Branches, Estimates
+from equipoise.plan.search.heuristics import climb, find_seeds
+from equipoise.plan.search.incumbent import Incumbent, Outcome, Priced, Progress, Reached
 from equipoise.plan.search.team import Home, Team, spare_cores
-from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import Space
+from equipoise.plan.space.columns import Space, group_equal
+from equipoise.plan.space.packs import Packer
 from equipoise.schedule.compiled import compile_loop
 from equipoise.schedule.pipeline.sweep import fill, sweep
 from equipoise.sim.divided import DividedStep, require_whole
@@ -64,31 +60,36 @@ from equipoise.sim.step import Documents, StepRun, run_step
 from equipoise.spec.model.presets import ModelSpec
 
 _HINTS = 6
-"""Choices that are best with full windows, priced first with documents."""
+"""With documents, choices that are best with full windows and are priced first."""
 
 _HINT_SHARE = 0.5
-"""Of the time, for full windows."""
+"""Share of the time for full windows."""
 
 _SEED_SHARE = 0.5
-"""The share of the time for recipes."""
-
-_DIVES = 24
-"""Families that are priced as soon as all are bounded by their kernels."""
+"""Share of the time for the warm start."""
 
 _KERNELS = ("tp", "cp", "micro_batch", "ep", "etp")
-"""What says which kernels run."""
+"""Columns that say which kernels run."""
 
 _LARGE = 50_000
-"""Choices of which so many are replayed that the compiler is loaded for them, and cores shared."""
+"""From this many choices on, the compiler is loaded for their replays, and cores are shared."""
 
-_LOOKS = {GROUP: "open_group", FAMILY: "family_s", ROW: "split_s", SPLIT: "own_s", OWN: "price"}
-"""What is asked next of what waits in the queue."""
+GROUP, FAMILY, ROW, SPLIT, OWN = range(5)
+"""How tightly a node is bounded: a group by the roofline; a family as part of its group; a row as
+part of its family, with layers on their stages, then with its own messages."""
 
-_WEIGHTS = {GROUP: 8, FAMILY: 1, BOUNDED: 0, ROW: 1, SPLIT: 4, OWN: 64}
-"""How long that takes, about."""
+Node = tuple[float, int, int]
+"""Lower bound [s], one of these, and a place: among the search's members up to ``FAMILY``, else a
+row of its space. Of equal bounds the less tight one comes first."""
+
+_EVALUATIONS = {GROUP: "branch", FAMILY: "family_s", ROW: "split_s", SPLIT: "own_s", OWN: "price"}
+"""The next evaluation of a node."""
+
+_WEIGHTS = {GROUP: 8, FAMILY: 1, ROW: 1, SPLIT: 4, OWN: 64}
+"""How long that takes, roughly."""
 
 _AT_ONCE = 512
-"""Weight of the looks that are taken together, before the queue is looked at again."""
+"""Weight of the nodes that are evaluated together, before the frontier is looked at again."""
 
 
 @dataclass(slots=True)
@@ -103,17 +104,17 @@ class Search:
     known: dict[int, Priced] = field(default_factory=dict)
     """Priced before."""
     note: Callable[[Priced], None] | None = None
-    """Told of each choice that is priced."""
+    """Receives each choice that is priced."""
     beats_s: float = np.inf
-    """A price from elsewhere: what is not ``gap`` faster is not looked for."""
+    """An incumbent from elsewhere: what is not ``gap`` below it is pruned."""
     too_large: list[Ints] = field(default_factory=list)
-    """Rows that do not fit, though a bound of all rows left them."""
+    """Rows that do not fit, which the roofline's memory bound did not prune."""
     clock: Clock = time.monotonic
     estimates: Estimates = field(init=False)
     _members: list[Ints] = field(default_factory=list)
     """Rows of each group, then of each family."""
     _was_stopped: bool = False
-    """In a look, whose caches may be half filled."""
+    """In an evaluation, whose caches may be half filled."""
 
     def __post_init__(self) -> None:
         self.estimates = Estimates(self.model, self.machine, self.space, self.packer)
@@ -124,27 +125,27 @@ class Search:
         """Search until nothing can be ``gap`` faster, or the time is over.
 
         Args:
-            seconds: The most to take; what is found by then is the answer.
-            watch: Told how far the search is after each price.
+            seconds: The most to take; the incumbent by then is the answer.
+            watch: Receives the progress after each price.
         """
         due = Deadline.after(seconds, self.clock)
         if self._was_stopped:
             self._forget()
         self.too_large.clear()
-        tally = Tally(self.known, self._price, self.machine.capacity_bytes, watch, self.beats_s)
+        best = Incumbent(self.known, self._price, self.machine.capacity_bytes, watch, self.beats_s)
         seeds: list[Priced] = []
         if np.isfinite(seconds):
             part = due.part(_SEED_SHARE)
             self._try(part, lambda: self._price_seeds(seeds, part))
         reached = Reached()
-        self._try(due, lambda: self._run(tally, reached, due))
+        self._try(due, lambda: self._run(best, reached, due))
         if not reached.is_done:
             for priced in seeds:
                 if priced.row not in self.known:
                     self._remember(priced)
-                tally.price(priced.row, reached.bound_s)
+                best.price(priced.row, reached.bound_s)
         listed = len(self.space)
-        return tally.outcome(
+        return best.outcome(
             reached.bound_s,
             listed=listed,
             ruled_out=0 if reached.rows is None else listed - reached.rows,
@@ -152,7 +153,11 @@ class Search:
             least_bytes=reached.least_bytes,
         )
 
-    def _run(self, tally: Tally, reached: Reached, due: Deadline) -> None:
+    def cutoff_s(self, incumbent_s: float) -> float:
+        """Nodes of this bound or more are pruned; infinite where ``gap`` is below 0."""
+        return incumbent_s / (1.0 + self.gap) if self.gap >= 0 else np.inf
+
+    def _run(self, best: Incumbent, reached: Reached, due: Deadline) -> None:
         """Search; what was reached is written down on the way."""
         is_large = len(self.space) >= _LARGE
         if is_large:
@@ -164,12 +169,12 @@ class Search:
         rows = np.flatnonzero(needs <= capacity)
         reached.rows, reached.least_bytes = len(rows), float(needs.min())
         about = needed_bytes(*of_all)[rows] if packs else needs[rows]
-        peak = least_seconds(*of_all, has_documents=packs)[rows]
+        peak = peak_bound_s(*of_all, has_documents=packs)[rows]
         reached.bound_s = float(peak.min(initial=np.inf))
-        queue = self._groups(rows, peak)
+        frontier = self._branch_root(rows, peak)
         with Team(self.estimates.answer, spare_cores() if is_large else 0) as team:
-            self._begin(tally, team, rows, about / capacity, peak, due)
-            self._best_first(queue, tally, team, reached, due)
+            self._climb(best, team, rows, about / capacity, peak, due)
+            self._best_first(frontier, best, team, reached, due)
         reached.rows -= sum(map(len, self.too_large))
 
     def _try(self, due: Deadline, call: Callable[[], None]) -> None:
@@ -243,24 +248,24 @@ class Search:
         of_all = self.model, self.machine, layout, options
         return run_step(*of_all, documents=documents, parts=parts)
 
-    def _begin(
-        self, tally: Tally, team: Team, rows: Ints, memory: Floats, peak: Floats, due: Deadline
+    def _climb(
+        self, best: Incumbent, team: Team, rows: Ints, memory: Floats, peak: Floats, due: Deadline
     ) -> None:
-        """Find a good choice: with documents, what is good with full windows, which soon is."""
+        """Find the first incumbent: with documents, by full windows, which are soon priced."""
         lowest = float(peak.min(initial=np.inf))
         windows: dict[int, float] = {}
         climb_due = due if self.packer is None else due.part(_HINT_SHARE)
 
         def price(some: list[int]) -> list[float]:
-            self._look(team, tally, [(lowest, OWN, row) for row in some])
-            return [tally.fitting_s(row) for row in some]
+            self._evaluate(team, best, [(lowest, OWN, row) for row in some])
+            return [best.fitting_s(row) for row in some]
 
         def price_windows(some: list[int]) -> list[float]:
             homes = [tuple(int(self.space[name][row]) for name in _KERNELS) for row in some]
             asked = [("window_s", row) for row in some]
-            found = team.ask(asked, [(home,) for home in homes], [1.0] * len(some))
-            windows.update(zip(some, found, strict=True))
-            return found
+            seconds = team.ask(asked, [(home,) for home in homes], [1.0] * len(some))
+            windows.update(zip(some, seconds, strict=True))
+            return seconds
 
         climb(
             self.space,
@@ -272,115 +277,86 @@ class Search:
         )
         hints = [row for row in windows if np.isfinite(windows[row])]
         hints = sorted(hints, key=lambda row: (windows[row], row))[:_HINTS]
-        self._look(team, tally, [(lowest, OWN, row) for row in hints])
+        self._evaluate(team, best, [(lowest, OWN, row) for row in hints])
 
-    def _groups(self, rows: Ints, peak: Floats) -> list[Item]:
-        """A queue of rows that run the same kernels, by the least bound of each group."""
+    def _branch_root(self, rows: Ints, peak: Floats) -> list[Node]:
+        """The first frontier: groups of rows that run the same kernels, by their least bound."""
         names = (*_KERNELS, *(["dp", "policy"] if self.packer is not None else []))
         columns = [self.space[name][rows] for name in names]
         if self.packer is not None:  # where ranks meet in each turn, other documents are packed
             columns.append((self.space["zero"][rows] >= 2).astype(np.int64))
-        groups = group_alike(columns)
+        groups = group_equal(columns)
         self._members = [rows[group] for group in groups]
-        queue = [(float(peak[group].min()), GROUP, at) for at, group in enumerate(groups)]
-        heapq.heapify(queue)
-        return queue
+        frontier = [(float(peak[group].min()), GROUP, at) for at, group in enumerate(groups)]
+        heapq.heapify(frontier)
+        return frontier
 
     def _best_first(
-        self, queue: list[Item], tally: Tally, team: Team, reached: Reached, due: Deadline
+        self, frontier: list[Node], best: Incumbent, team: Team, reached: Reached, due: Deadline
     ) -> None:
-        """Look closer at what is first, until the best cannot be beaten by ``gap``."""
-        passed, has_dived = np.inf, False
-        while queue:
-            limit = tally.best_s * (1 - self.gap)
-            reached.bound_s = min(queue[0][0], passed)
-            if queue[0][0] >= limit:
+        """Evaluate the nodes of the least bounds, until nothing can be ``gap`` faster."""
+        pruned_s = np.inf
+        while frontier:
+            cutoff = self.cutoff_s(best.best_s)
+            reached.bound_s = min(frontier[0][0], pruned_s)
+            if frontier[0][0] >= cutoff:
                 break
             if due.is_over():
                 return
-            if queue[0][1] != GROUP and not has_dived:  # no group is before all families
-                reached.bounded += self._dive(queue, tally, team, due)
-                has_dived = True
-                continue
-            items = self._first(queue, limit, only_groups=not has_dived)
-            reached.bounded += sum(stage == FAMILY for _, stage, _ in items)
-            for item, answer in zip(items, self._look(team, tally, items), strict=True):
-                passed = min(passed, self._queue(queue, item, answer))
-        reached.bound_s = min(queue[0][0] if queue else np.inf, passed)
+            nodes, weight = list[Node](), 0
+            while frontier and frontier[0][0] < cutoff and weight < _AT_ONCE:
+                nodes.append(heapq.heappop(frontier))
+                weight += _WEIGHTS[nodes[-1][1]]
+            reached.bounded += sum(level == FAMILY for _, level, _ in nodes)
+            for node, answer in zip(nodes, self._evaluate(team, best, nodes), strict=True):
+                pruned_s = min(pruned_s, self._branch(frontier, node, answer))
+        reached.bound_s = min(frontier[0][0] if frontier else np.inf, pruned_s)
         reached.is_done = True
 
-    def _first(self, queue: list[Item], limit: float, *, only_groups: bool) -> list[Item]:
-        """What is looked at next, together; families that were bounded become rows."""
-        items: list[Item] = []
-        weight = 0
-        while queue and queue[0][0] < limit and weight < _AT_ONCE:
-            if only_groups and queue[0][1] != GROUP:
-                break
-            bound, stage, at = heapq.heappop(queue)
-            if stage == BOUNDED:
-                for row in self._members[at].tolist():
-                    heapq.heappush(queue, (bound, ROW, row))
-            else:
-                items.append((bound, stage, at))
-            weight += _WEIGHTS[stage]
-        return items
-
-    def _dive(self, queue: list[Item], tally: Tally, team: Team, due: Deadline) -> int:
-        """Bound all families that are known best, and price the best of them."""
-        look = functools.partial(self._look, team, tally)
-        limit = tally.best_s * (1 - self.gap)
-        count = dive(queue, self._members, self.space, look, limit, due.is_over)
-        best = sorted(each for each in queue if each[1] == BOUNDED)[:_DIVES]
-        rows = [(least, OWN, int(self._members[at][0])) for least, _, at in best]
-        size = _AT_ONCE // _WEIGHTS[OWN]
-        for these in (rows[at : at + size] for at in range(0, len(rows), size)):
-            limit = tally.best_s * (1 - self.gap)
-            if not due.is_over():
-                self._look(team, tally, [item for item in these if item[0] < limit])
-        return count
-
-    def _look(self, team: Team, tally: Tally, items: Sequence[Item]) -> list[Any]:
-        """One look at each item; those that are priced are counted."""
-        limit = tally.best_s * (1 - self.gap)
-        answers: list[Any] = [0.0] * len(items)
+    def _evaluate(self, team: Team, best: Incumbent, nodes: Sequence[Node]) -> list[Any]:
+        """The next evaluation of each node; prices are compared with the incumbent."""
+        cutoff = self.cutoff_s(best.best_s)
+        answers: list[Any] = [0.0] * len(nodes)
         asked, homes, weights, places = [], [], [], []
-        for place, (bound, stage, at) in enumerate(items):
-            row = at if stage > BOUNDED else int(self._members[at][0])
-            if stage > BOUNDED and row in self.known:
+        for place, (bound, level, at) in enumerate(nodes):
+            row = at if level >= ROW else int(self._members[at][0])
+            if level >= ROW and row in self.known:
                 continue
-            subject = (self._members[at], bound, limit) if stage == GROUP else (row,)
-            asked.append((_LOOKS[stage], *subject))
-            homes.append(self._home(row, is_opened=stage != GROUP))
-            weights.append(_WEIGHTS[stage])
+            subject = (self._members[at], bound, cutoff) if level == GROUP else (row,)
+            asked.append((_EVALUATIONS[level], *subject))
+            homes.append(self._home(row, is_group=level == GROUP))
+            weights.append(_WEIGHTS[level])
             places.append(place)
         for place, answer in zip(places, team.ask(asked, homes, weights), strict=True):
             answers[place] = answer
             if isinstance(answer, Priced):
                 self._remember(answer)
-        for bound, stage, at in items:
-            if stage == OWN and at in self.known:
-                tally.price(at, bound)
+        for bound, level, at in nodes:
+            if level == OWN and at in self.known:
+                best.price(at, bound)
         return answers
 
-    def _home(self, row: int, *, is_opened: bool) -> Home:
+    def _home(self, row: int, *, is_group: bool) -> Home:
         """Who packs the same documents; and shares the same layers out over context ranks."""
         packed, shared = (
             tuple(int(self.space[name][row]) for name in names)
             for names in (("dp", "micro_batch", "policy"), ("tp", "cp", "context_strategy"))
         )
-        return (packed, shared) if is_opened else (packed,)
+        return (packed,) if is_group else (packed, shared)
 
-    def _queue(self, queue: list[Item], item: Item, answer: Any) -> float:
-        """Queue what was looked at, for its next look; the least bound of what is left out."""
-        bound, stage, at = item
-        if isinstance(answer, Opened):
+    def _branch(self, frontier: list[Node], node: Node, answer: Any) -> float:
+        """Push the branches of an evaluated node; returns the least bound of those pruned."""
+        bound, level, at = node
+        if isinstance(answer, Branches):
             self.too_large.append(answer.too_large)
             for tighter, family in answer.families:
-                heapq.heappush(queue, (tighter, FAMILY, len(self._members)))
+                heapq.heappush(frontier, (tighter, FAMILY, len(self._members)))
                 self._members.append(family)
-            return answer.others_s
-        if stage < OWN:
-            heapq.heappush(queue, (max(bound, answer), stage + 1, at))
+            return answer.pruned_s
+        if level < OWN:
+            rows = self._members[at].tolist() if level == FAMILY else [at]
+            for row in rows:
+                heapq.heappush(frontier, (max(bound, answer), level + 1, row))
         return float(np.inf)
 
     def _price(self, row: int) -> Priced | None:

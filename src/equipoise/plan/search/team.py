@@ -1,14 +1,14 @@
-"""Questions that this process and forks of it answer together, one on each core.
+"""Nodes that this process and its forks evaluate together, one process a core.
 
 Why
-    Looks at choices do not depend on each other, and Python uses one core. A fork has everything
+    Evaluations do not depend on each other, and Python uses one core. A fork has everything
     that was read so far without a byte being sent.
 
 What it decides
     Who answers what. Questions of one *home* share what is cached for them, so they go where that
-    home went before. A new home goes where homes like it went, or to whoever was asked least. An
-    answer is the same whoever gives it, so a search ends as it would have alone. What a fork that
-    was killed should have answered is answered here.
+    home went before. A new home goes where homes like it went, or to the process with least work.
+    Every process gives the same answer, so a search ends as it would have alone. Questions of a
+    fork that was killed are answered here.
 
 Kept true (tests/unit/plan/search/test_team.py)
     Answers are those of one process, in order; errors are raised here; no fork is left behind.
@@ -91,7 +91,7 @@ class Team:
 
         Args:
             questions: What is asked; sent to forks by pickle.
-            homes: Of each question.
+            homes: Home of each question.
             weights: How long each takes, about, in any unit.
 
         Raises:
@@ -101,13 +101,13 @@ class Team:
         mine = shares.pop(0)
         for number, places in shares.items():
             self._send(number, [questions[at] for at in places])
-        found: dict[int, Any] = {at: self._answer(questions[at]) for at in mine}
+        answered: dict[int, Any] = {at: self._answer(questions[at]) for at in mine}
         for number, places in shares.items():
             answers = self._receive(number)
             if answers is None:
                 answers = [self._answer(questions[at]) for at in places]
-            found |= dict(zip(places, answers, strict=True))
-        return [found[at] for at in range(len(questions))]
+            answered |= dict(zip(places, answers, strict=True))
+        return [answered[at] for at in range(len(questions))]
 
     def _share(self, homes: Sequence[Home], weights: Sequence[float]) -> dict[int, list[int]]:
         """Places of the questions of each process; this one is 0."""
@@ -140,8 +140,7 @@ class Team:
             return None
         if isinstance(answers, Exception):
             raise answers
-        found: list[Any] = answers
-        return found
+        return list(answers)
 
 
 def _serve(answer: Answer, asked: Connection, others: list[Connection]) -> None:

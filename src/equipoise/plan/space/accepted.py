@@ -1,8 +1,8 @@
 """Which runs ``equipoise train`` begins: what layout, model and packing must have in common.
 
 Why
-    A plan that train refuses is none, and a run that cannot work should end before a token is made
-    or a rank started. So both ask here.
+    A plan that train refuses is useless, and a run that cannot work should end before a token is
+    made or a rank started. So both ask here.
 
 What it decides
     Degrees make up the ranks and divide the model, each stage has a layer, experts fold, and the
@@ -16,7 +16,6 @@ Kept true (tests/unit/cli/test_verbs.py, tests/unit/plan/space/test_trainable.py
 
 from collections.abc import Sequence
 
-from equipoise.balance.packing.divided import macro_units
 from equipoise.balance.packing.pack import make_packer
 from equipoise.balance.packing.turns import require_policy
 from equipoise.base.arrays import Ints
@@ -26,7 +25,8 @@ from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.schedule.expert import split_experts
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.strategies import write_pipeline
-from equipoise.spec.catalog import POLICIES, SCHEDULES
+from equipoise.sim.stages import ranks_of_stages, units_of
+from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import LayoutSpec, RunSpec
 
@@ -74,7 +74,7 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
     Raises:
         LayoutError: fewer documents than ranks want, or micro-batches than the schedule wants; a
             document that is too long.
-        DataError: a length that is none.
+        DataError: a length is not a positive number.
     """
     pack, layout = spec.pack, spec.layout
     stream = DocumentStream(doc_tokens, seed=spec.train.seed, context_tokens=pack.context_tokens)
@@ -86,21 +86,16 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
         pieces = tell_apart(pieces, len(doc_tokens))
     packed = packer.step(pieces)
     for turns in packed.ranks:
-        is_divided = any(turn.attends_from is not None for turn in turns)
-        _require_schedule(layout, len(turns), macro_units(turns) if is_divided else None)
+        _require_schedule(layout, len(turns), units_of(turns))
 
 
 def _require_schedule(
-    layout: LayoutSpec, micro_batches: int, units: Sequence[tuple[int, int]] | None
+    layout: LayoutSpec, micro_batches: int, units: Sequence[tuple[int, int]]
 ) -> None:
     """Ask the schedule whether it runs such a step."""
     if layout.pp == 1 or not micro_batches:
         return
-    if SCHEDULES[layout.schedule].in_v and layout.stages != 2 * layout.pp:
-        raise LayoutError(
-            f'layout.schedule = "{layout.schedule}" goes down the ranks and back up, so it has '
-            f"2 stages a rank, and layout.virtual = {layout.virtual}. Leave layout.virtual out."
-        )
+    ranks_of_stages(layout)
     prices = make_prices(1, 1, 1, stages=layout.stages, micro_batches=micro_batches)
     try:
         write_pipeline(layout.schedule, prices, ranks=layout.pp, units=units, skip=layout.skip)

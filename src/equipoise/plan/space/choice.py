@@ -30,17 +30,17 @@ class Choice:
             said.append(f"replicas={self.layout.replicas}")
         if self.options.virtual > 1:
             said.append(f"virtual={self.options.virtual}")
-        found = {
+        flags = {
             "layout": ",".join(said),
             "micro-batch": str(self.options.micro_batch),
             "recompute": self.options.recompute,
         }
         if self.options.offload != "none":
-            found["offload"] = self.options.offload
+            flags["offload"] = self.options.offload
         if self.layout.pp > 1:
-            found["schedule"] = self.options.schedule
+            flags["schedule"] = self.options.schedule
         if self.layout.order == ORDERS["pp-dp"]:
-            found["order"] = "pp-dp"
+            flags["order"] = "pp-dp"
         if self.layout.cp > 1:
-            found["context-strategy"] = self.options.context_strategy
-        return found
+            flags["context-strategy"] = self.options.context_strategy
+        return flags

@@ -1,39 +1,39 @@
-"""Everything that can be chosen about a step, as columns of numbers, one row a choice.
+"""The space that is searched: everything that can be chosen about a step, one row a choice.
 
 Why
     On 16,384 devices there are some hundred thousand ways to lay out one step, and no good reason
-    to leave any degree at a power of two. As columns they are judged a million at a time.
+    to limit any degree to powers of two. As columns they are bounded a million at a time.
 
 What it decides
     Which choices there are. Degrees multiply to the cluster's devices; heads divide over tp, the
     step's sequences over data-parallel ranks and micro-batches; experts fold over a stage's ranks.
-    Axes that multiply::
+    The axes, crossed one by one:
 
         tp cp pp dp          every divisor of the devices; tp to 16, cp to 1,024 tokens a rank
         micro_batch          every divisor of a rank's sequences, up to 16 or 65,536 tokens; of
                              packed documents a cap of tokens, as below
         order                whether data-parallel ranks or stages are neighbours
-        ep etp               of models with experts; etp is 1 or tp
+        ep etp               with experts; etp is 1 or tp
         zero replicas        0, 1, 3; of 3 without stages every number of copies; 2 where a step
                              is one micro-batch, for with more it pays for each
-        schedule virtual     of pipelines: strategies that lose nothing, and do not wait to hold
+        schedule virtual     of pipelines: schedules that lose nothing and do not wait to hold
                              less; for each size of a stage in layers, the fewest such stages
         recompute            every setting
-        offload              none, unless it is fixed: ``plan.search.offload`` lists where it may
-        pay
+        offload              none unless it is fixed: ``plan.search.offload`` lists where it may
+                             pay
         context_strategy     where cp > 1
         policy               of packed documents: the given one, or those that are asked for;
                              those that divide documents where ranks can run them
 
     With documents a micro-batch of m windows is a token cap: documents, each cut to a window, are
-    packed as if m windows were one. ``by-work`` and ``by-tokens`` make as many micro-batches of a
-    rank as full windows would be, more only if that many do not hold them, and none has more than
+    packed as if m windows were one. ``by-work`` and ``by-tokens`` make as many micro-batches per
+    rank as full windows would, more only if those do not hold all, and none has more than
     1.25 m windows' tokens (``spec.run.spec.PackSpec.most_tokens``); ``in-order`` and ``fixed`` cut
     at m.
 
-Kept true (tests/unit/plan/space/test_columns.py)
-    Every row is a legal layout of the model on the devices, and no row is there twice; rows of a
-    published layout are there.
+Kept true (tests/unit/plan/space/test_columns.py, tests/unit/plan/space/test_alike.py)
+    Every row is a legal layout of the model on the devices, and no row appears twice; rows of a
+    published layout are there. Groups are the classes of rows that are equal in some columns.
 
 Sources
     Five dimensions searched together, optimizer sharding and recomputation among them:
@@ -52,7 +52,6 @@ from equipoise.base.arrays import Flags, Ints
 from equipoise.base.errors import SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.rows import Rows
 from equipoise.spec import catalog
 from equipoise.spec.catalog import Policy, ScheduleTraits
 from equipoise.spec.layout import ORDERS, Layout
@@ -92,10 +91,10 @@ _ALONE = "1f1b"
 """The schedule of rows without a pipeline, where it says nothing."""
 _MOST_MICRO_BATCH = 16
 _MOST_TOKENS = 65_536
-"""Of a micro-batch of more windows than that."""
+"""The most tokens of a micro-batch of more windows than that."""
 _MOST_TP = 16
 _LEAST_TOKENS = 1024
-"""Of a context rank: below, messages take longer than what they bring."""
+"""The fewest tokens of a context rank: below, messages take longer than they save."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +116,7 @@ class Space:
         return Space({name: values[rows] for name, values in self.columns.items()}, self.base)
 
     def runs(self, most: int) -> Iterator["Space"]:
-        """All rows, at most so many at a time, on the same memory."""
+        """All rows, ``most`` at a time, on the same memory."""
         for first in range(0, len(self), most):
             some = {name: values[first : first + most] for name, values in self.columns.items()}
             yield Space(some, self.base)
@@ -143,8 +142,94 @@ class Space:
 
     @property
     def micro_batches(self) -> Ints:
-        """Of each data-parallel rank."""
+        """Micro-batches of each data-parallel rank, int64 [rows]."""
         return self.columns["micro_batches"]
+
+
+class Rows:
+    """Rows of a table that grow by crossing: each with each value of one more column.
+
+    >>> rows = Rows({"b": 1}, {})
+    >>> rows.cross("a", [1, 2, 3])
+    >>> rows.cross("b", [0, 1], where=rows["a"] > 1)
+    >>> rows["a"].tolist(), rows["b"].tolist()
+    ([2, 3], [1, 1])
+    """
+
+    def __init__(
+        self,
+        fixed: Mapping[str, int | str],
+        named: Mapping[str, Sequence[str]],
+        only: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Begin with no column.
+
+        Args:
+            fixed: Columns that have one value; of those that are named, a name.
+            named: Names of columns whose numbers are places in them.
+            only: Numbers that some columns are limited to, unless they are fixed.
+        """
+        self.columns: dict[str, Ints] = {}
+        self._fixed = dict(fixed)
+        self._only = {name: kept for name, kept in (only or {}).items() if name not in fixed}
+        for name, names in named.items():
+            if name in self._fixed:
+                value = str(self._fixed[name])
+                self._fixed[name] = names.index(value) if value in names else -1
+
+    def __getitem__(self, name: str) -> Ints:
+        return self.columns[name]
+
+    def is_fixed(self, name: str) -> bool:
+        """Whether a column has one fixed value."""
+        return name in self._fixed
+
+    def cross(self, name: str, values: Sequence[int], *, where: Flags | None = None) -> None:
+        """Each row with each value; where not, with the first alone."""
+        count = len(next(iter(self.columns.values()))) if self.columns else 1
+        every = np.asarray(list(values) or [0], dtype=np.int64)
+        if len(values) == 1 and where is None:  # no row twice
+            self.derive(name, np.repeat(every, count))
+            return
+        wide = np.ones(count, dtype=bool) if where is None else where
+        times = np.where(wide, len(every) if len(values) else 0, 1)
+        self.columns = {key: np.repeat(column, times) for key, column in self.columns.items()}
+        place = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+        self.derive(name, every[place])
+
+    def derive(self, name: str, column: Ints) -> None:
+        """A column that follows from others; or is fixed."""
+        self.columns[name] = column
+        if name in self._fixed:
+            self.keep(column == self._fixed[name])
+        if name in self._only:
+            self.keep(np.isin(column, self._only[name]))
+
+    def keep(self, rows: Flags) -> None:
+        """Drop the others."""
+        if rows.all():
+            return
+        self.columns = {key: column[rows] for key, column in self.columns.items()}
+
+
+def group_equal(columns: Sequence[Ints]) -> list[Ints]:
+    """Symmetry: groups of places that are equal in every column.
+
+    Args:
+        columns: Numbers of 0 or more, int64 [n] each; the cost is linear in the largest.
+
+    >>> [group.tolist() for group in group_equal([np.array([5, 2, 5]), np.array([1, 1, 1])])]
+    [[1], [0, 2]]
+    """
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        place = np.cumsum(np.bincount(column) > 0) - 1
+        if len(place) and place[-1]:
+            code = code * (place[-1] + 1) + place[column]
+    # Numbers of 16 bits are sorted digit by digit, ten times as fast.
+    order = np.argsort(code.astype(np.min_scalar_type(code.max(initial=0))), kind="stable")
+    breaks = np.flatnonzero(np.diff(code[order])) + 1
+    return np.split(order, breaks) if len(order) else []
 
 
 def list_space(
@@ -163,7 +248,7 @@ def list_space(
         devices: Of the cluster; every one is used.
         base: Window, sequences of the step, precision, stack: what is not to be chosen.
         fixed: Columns that have one value, by ``COLUMNS``.
-        policies: Of packed documents, those to choose from; that of the base unless given.
+        policies: Policies to choose from for packed documents; that of the base unless given.
         only: Numbers that some columns are limited to, by ``COLUMNS``, unless they are fixed.
 
     Raises:

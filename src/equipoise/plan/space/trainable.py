@@ -1,7 +1,7 @@
 """Choices that ``equipoise train`` runs for a run.toml, and the keys of run.toml that say them.
 
 Why
-    A plan is obeyed only if the run can do it, and only if the run can be told.
+    A plan is obeyed only if the run can do it, and only if keys of run.toml say it.
 
 What it decides
     A key that run.toml or a flag gives is not searched. What a pipeline or a context alone reads
@@ -68,7 +68,7 @@ def list_trainable(
         run: Its model, and the keys that it was given.
         ranks: Of the run; every one is used.
         base: Window, sequences of the step, precision: what is not to be chosen.
-        count_batches: Micro-batches of the fullest of so many data-parallel ranks.
+        count_batches: Micro-batches of the fullest of some number of data-parallel ranks.
 
     Raises:
         SpecError: a key has a value that no price knows, or nothing is left.
@@ -109,7 +109,7 @@ def list_with(
         base: What is not to be chosen.
         fixed: Values by key, of schedule and strategy those of ``PRICED``. ZeRO holds also for
             ranks that have nothing to shard.
-        count_batches: Micro-batches of the fullest of so many data-parallel ranks.
+        count_batches: Micro-batches of the fullest of some number of data-parallel ranks.
 
     Raises:
         SpecError: nothing is left.
@@ -140,36 +140,36 @@ def list_with(
     batches = {dp: _batches(count_batches, dp) for dp in np.unique(listed["dp"]).tolist()}
     own = np.array([batches[dp] for dp in listed["dp"].tolist()], dtype=np.int64)
     kept &= own > 0
-    found = listed.columns | {"micro_batches": own}
+    with_batches = listed.columns | {"micro_batches": own}
     if zero is None:
         kept &= (listed["zero"] != 2) | (own == 1)
     else:  # 2 is legal where 1 is, and listed by itself where it may be the best
         is_alone = listed["dp"] * listed["cp"] == 1
         kept &= is_alone | (listed["zero"] == (1 if zero == 2 else zero))
-        found["zero"] = np.full(len(listed), zero, dtype=np.int64)
+        with_batches["zero"] = np.full(len(listed), zero, dtype=np.int64)
     if not kept.any():
         raise _nothing_left(run, ranks)
-    return Space(found, base).keep(kept)
+    return Space(with_batches, base).keep(kept)
 
 
 def _list(
     run: ResolvedRun, ranks: int, base: StepOptions, fixed: dict[str, int | str], schedule: str
 ) -> Space | None:
-    """The space; of a schedule that is listed for who asks alone, with those of no pipeline."""
+    """The space; a schedule that is only listed on request comes with choices of no pipeline."""
     wanted = [fixed]
     if schedule in SCHEDULES and catalog.SCHEDULES[schedule].planned == "when given":
         wanted = [fixed | {"schedule": schedule}]
         wanted += [] if "pp" in fixed else [fixed | {"pp": 1}]
-    found = []
+    spaces = []
     for each in wanted:
         try:
-            found.append(list_space(run.model, ranks, base, fixed=each))
+            spaces.append(list_space(run.model, ranks, base, fixed=each))
         except SpecError:  # nothing is left of these
             continue
-    if not found:
+    if not spaces:
         return None
-    names = found[0].columns
-    return Space({name: np.concatenate([each[name] for each in found]) for name in names}, base)
+    names = spaces[0].columns
+    return Space({name: np.concatenate([each[name] for each in spaces]) for name in names}, base)
 
 
 def _batches(count_batches: Callable[[int], int], dp: int) -> int:
@@ -208,12 +208,12 @@ def run_keys(choice: Choice) -> dict[str, int | str]:
     """A choice as keys of run.toml; those of a pipeline or a context only where there is one.
 
     >>> from equipoise.spec.layout import Layout
-    >>> found = run_keys(Choice(Layout(dp=2), StepOptions(8192, 4)))
-    >>> found["layout.dp"], found["pack.policy"], "layout.schedule" in found
+    >>> values = run_keys(Choice(Layout(dp=2), StepOptions(8192, 4)))
+    >>> values["layout.dp"], values["pack.policy"], "layout.schedule" in values
     (2, 'by-work', False)
     """
     layout, options = choice.layout, choice.options
-    found: dict[str, int | str] = {
+    values: dict[str, int | str] = {
         "pack.policy": options.policy,
         "train.recompute": options.recompute,
         "layout.dp": layout.dp,
@@ -226,7 +226,7 @@ def run_keys(choice: Choice) -> dict[str, int | str]:
         "layout.replicas": layout.replicas,
     }
     if layout.pp > 1:
-        found |= {"layout.schedule": options.schedule, "layout.virtual": options.virtual}
+        values |= {"layout.schedule": options.schedule, "layout.virtual": options.virtual}
     if layout.cp > 1:
-        found["layout.strategy"] = options.context_strategy
-    return found
+        values["layout.strategy"] = options.context_strategy
+    return values

@@ -90,10 +90,10 @@ class Block:
 
     def addresses(self) -> Ints:
         """Every element's place in the memory, in order, int64 [elements]."""
-        found = np.full(1, self.offset, dtype=np.int64)
+        offsets = np.full(1, self.offset, dtype=np.int64)
         for count, stride in zip(self.counts, self.strides, strict=True):
-            found = (found[:, None] + stride * np.arange(count, dtype=np.int64)).reshape(-1)
-        return found
+            offsets = (offsets[:, None] + stride * np.arange(count, dtype=np.int64)).reshape(-1)
+        return offsets
 
 
 def block_in(box: Box, strides: Sequence[int], offset: int = 0) -> Block:
@@ -118,7 +118,7 @@ def join_blocks(blocks: Sequence[Block]) -> list[Block]:
     >>> join_blocks([Block(4 * i, (2,), (1,)) for i in (0, 1, 2, 5)])
     [Block(offset=0, counts=(3, 2), strides=(4, 1)), Block(offset=20, counts=(2,), strides=(1,))]
     """
-    found: list[Block] = []
+    joined: list[Block] = []
     at = 0
     while at < len(blocks):
         first = blocks[at]
@@ -135,6 +135,6 @@ def join_blocks(blocks: Sequence[Block]) -> list[Block]:
             counts, strides = (stop - at, *first.counts), (distance, *first.strides)
         if stop - at > 1:
             first = Block(first.offset, counts, strides)
-        found.append(first.canonical())
+        joined.append(first.canonical())
         at = stop
-    return found
+    return joined

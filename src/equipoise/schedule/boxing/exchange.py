@@ -31,7 +31,7 @@ class Piece:
     peer: int
     """Rank of the mesh at the other end."""
     turn: int
-    """Of what is received: whether it is put down (0), or taken together with what was."""
+    """For what is received: 0 is written, others are reduced into what was."""
     box: Box
     """Within what this rank has before, if it is sent, or after."""
 
@@ -50,7 +50,7 @@ class Exchange:
     """One rank's part in an exchange."""
 
     shape: tuple[int, ...]
-    """Of what it has after."""
+    """Shape of what the rank has after."""
     sends: tuple[Piece, ...]
     receives: tuple[Piece, ...]
     own: Kept | None
@@ -94,7 +94,7 @@ def flat_exchanges(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[Exchang
 
 
 def count_copies(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[int, int]:
-    """A rank's messages that are no one run of memory, or are added, and the copies they take.
+    """A rank's messages that are not one run of memory, or are added, and the copies they take.
 
     Args:
         on: A tensor whose parts lie row after row in memory.
@@ -113,8 +113,8 @@ def count_copies(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[int, int]
     if step.kind == "exchange":
         return _copies(exchange_of(on, step, rank), shape)
     first, second = flat_exchanges(on, step, rank)
-    found = (_copies(first, (math.prod(shape),)), _copies(second, first.shape))
-    return sum(pieces for pieces, _ in found), sum(copies for _, copies in found)
+    counts = (_copies(first, (math.prod(shape),)), _copies(second, first.shape))
+    return sum(pieces for pieces, _ in counts), sum(copies for _, copies in counts)
 
 
 def _copies(exchange: Exchange, held: tuple[int, ...]) -> tuple[int, int]:
@@ -131,7 +131,7 @@ def _copies(exchange: Exchange, held: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a tensor that lies row after row."""
+    """Strides of a tensor that lies row after row."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
@@ -149,7 +149,7 @@ def filling_of(on: MeshTensor, step: BoxingStep, rank: int) -> Filling:
 def _exchange(
     on: MeshTensor, step: BoxingStep, row: Ints, place: int, names: Ints | None = None
 ) -> Exchange:
-    """Of the rank at a place of a group; peers go by their names, if they have others."""
+    """The part of the rank at a place of a group; peers go by ``names``, if given."""
     names = row if names is None else names
     before, after = on.boxes(step.before)[row], on.boxes(step.after)[row]
     may = sources_of(on, step)
@@ -185,8 +185,8 @@ def _turns(on: MeshTensor, step: BoxingStep) -> tuple[Ints, int, Literal["sum", 
 
 def _common(one: Ints, other: Ints) -> Ints | None:
     """What two boxes share, if that is anything."""
-    found = np.stack((np.maximum(one[:, 0], other[:, 0]), np.minimum(one[:, 1], other[:, 1])), 1)
-    return found if bool((found[:, 1] > found[:, 0]).all()) else None
+    common = np.stack((np.maximum(one[:, 0], other[:, 0]), np.minimum(one[:, 1], other[:, 1])), 1)
+    return common if bool((common[:, 1] > common[:, 0]).all()) else None
 
 
 def _box(box: Ints, within: Ints) -> Box:

@@ -63,7 +63,7 @@ class PricedStep:
     most_bytes: int
     """By the rank that sends most."""
     messages: int
-    """Of all ranks."""
+    """Messages of all ranks."""
 
     @property
     def cost(self) -> Cost:
@@ -96,11 +96,11 @@ class BoxingSchedule:
     def link_bytes(self) -> Ints:
         """Bytes that each rank sends to each, int64 [ranks, ranks]."""
         counts = [count_step(self.on, each.step) for each in self.steps]
-        found = np.zeros((self.on.ranks, self.on.ranks), dtype=np.int64)
+        sent_bytes = np.zeros((self.on.ranks, self.on.ranks), dtype=np.int64)
         for count in counts:
             if count is not None:
-                found += self.element_bytes * count.sent(self.on.ranks)
-        return found
+                sent_bytes += self.element_bytes * count.sent(self.on.ranks)
+        return sent_bytes
 
     def __str__(self) -> str:
         path = " -> ".join(
@@ -119,7 +119,7 @@ class BoxingRequest:
     after: Placements
     element_bytes: int
     links: tuple[LinkPrice, ...]
-    """Of each mesh axis, outermost first."""
+    """One for each mesh axis, outermost first."""
 
     def __post_init__(self) -> None:
         self.on.require(self.before)
@@ -158,7 +158,7 @@ class BoxingRequest:
 
 
 def add_costs(one: Cost, other: Cost) -> Cost:
-    """Of two parts of a path."""
+    """The cost of two parts of a path together."""
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
@@ -255,8 +255,8 @@ def _neighbours(state: Placements, request: BoxingRequest) -> Iterator[Placement
 
 def _choices(axis: int, request: BoxingRequest) -> dict[Placement, None]:
     """What an axis may be on the way; partial only if it is in the end."""
-    found: list[Placement] = [request.after[axis], Broadcast()]
-    found += [Split(dim) for dim in range(len(request.on.shape))]
+    choices: list[Placement] = [request.after[axis], Broadcast()]
+    choices += [Split(dim) for dim in range(len(request.on.shape))]
     if isinstance(request.before[axis], Split):
-        found.append(request.before[axis])
-    return dict.fromkeys(found)
+        choices.append(request.before[axis])
+    return dict.fromkeys(choices)

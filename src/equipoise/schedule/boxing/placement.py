@@ -38,13 +38,13 @@ from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError, SpecError
 
 MOST_RANKS, MOST_AXES = 512, 3
-"""Of a mesh: what moves is counted pair by pair, and every placement of every axis is a state."""
+"""For a mesh: what moves is counted pair by pair, and every placement of every axis is a state."""
 
 MOST_ELEMENTS = 1 << 40
-"""Of a tensor: counts of all ranks' bytes are int64."""
+"""For a tensor: counts of all ranks' bytes are int64."""
 
 _MOST = 1 << 62
-"""Of a dim times the shares that divide it."""
+"""For a dim times the shares that divide it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A tensor on each rank of the axis, of which the sum or the maximum is meant."""
+    """A tensor on each rank of the axis; their sum, or maximum, is the value."""
 
     reduce: Literal["sum", "max"] = "sum"
 
@@ -94,24 +94,24 @@ def read_placements(text: str) -> Placements:
     >>> read_placements("S(0: 3+1), P(max), B")
     (Split(dim=0, shares=(3, 1)), Partial(reduce='max'), Broadcast())
     """
-    found: list[Placement] = []
+    placements: list[Placement] = []
     for word in text.split(","):
         bare = word.replace(" ", "")
         match = _WORD.fullmatch(bare)
         if match is None:
             raise SpecError(
-                f'"{word.strip()}" is no placement. Give S(dim), S(dim: 3+1) with the share of '
+                f'"{word.strip()}" is not a placement. Give S(dim), S(dim: 3+1) with the share of '
                 f"each rank, B, P or P(max), one for each mesh axis, as in S(0), B."
             )
         reduce, dim, shares = match.groups()
         if bare == "B":
-            found.append(Broadcast())
+            placements.append(Broadcast())
         elif dim is None:
-            found.append(Partial("max" if reduce == "max" else "sum"))
+            placements.append(Partial("max" if reduce == "max" else "sum"))
         else:
             sizes = None if shares is None else tuple(map(int, shares.split("+")))
-            found.append(Split(int(dim), sizes))
-    return tuple(found)
+            placements.append(Split(int(dim), sizes))
+    return tuple(placements)
 
 
 def write_placements(placements: Placements) -> str:
@@ -204,8 +204,8 @@ class MeshTensor:
         reduces = {each.reduce for each in placements if isinstance(each, Partial)}
         if len(reduces) > 1:
             raise LayoutError(
-                f"{write_placements(placements)} is partial by sum and by max at once, and which "
-                f"comes first is not said. Take one of them first."
+                f"{write_placements(placements)} is partial by sum and by max at once, and nothing "
+                f"says which comes first. Take one of them first."
             )
 
     def boxes(self, placements: Placements) -> Ints:
@@ -214,15 +214,15 @@ class MeshTensor:
         >>> MeshTensor((6,), (2, 2)).boxes((Split(0), Split(0)))[:, 0].tolist()
         [[0, 2], [2, 3], [3, 5], [5, 6]]
         """
-        found = np.zeros((self.ranks, len(self.shape), 2), dtype=np.int64)
-        found[:, :, 1] = self.shape
+        boxes = np.zeros((self.ranks, len(self.shape), 2), dtype=np.int64)
+        boxes[:, :, 1] = self.shape
         places = coordinates(self.mesh)
         for axis, each in enumerate(placements):
             if isinstance(each, Split):
-                first, stop = found[:, each.dim, 0].copy(), found[:, each.dim, 1].copy()
+                first, stop = boxes[:, each.dim, 0].copy(), boxes[:, each.dim, 1].copy()
                 begin, end = _cut(stop - first, places[:, axis], self.mesh[axis], each.shares)
-                found[:, each.dim, 0], found[:, each.dim, 1] = first + begin, first + end
-        return found
+                boxes[:, each.dim, 0], boxes[:, each.dim, 1] = first + begin, first + end
+        return boxes
 
 
 def coordinates(mesh: tuple[int, ...]) -> Ints:

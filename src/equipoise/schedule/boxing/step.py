@@ -96,11 +96,11 @@ class StepCount:
 
     def sent(self, ranks: int) -> Ints:
         """Elements that each rank sends to each, int64 [ranks, ranks]."""
-        found = np.zeros((ranks, ranks), dtype=np.int64)
+        elements = np.zeros((ranks, ranks), dtype=np.int64)
         rows, columns = self.members[:, :, None], self.members[:, None, :]
         for phase in self.phases:
-            found[rows, columns] += phase
-        return found
+            elements[rows, columns] += phase
+        return elements
 
     @property
     def total(self) -> int:
@@ -190,14 +190,14 @@ def _count_fill(on: MeshTensor, step: BoxingStep, members: Ints) -> StepCount | 
 
 
 def _volume(boxes: Ints) -> Ints:
-    found: Ints = np.prod(boxes[..., 1] - boxes[..., 0], axis=-1)
-    return found
+    volumes: Ints = np.prod(boxes[..., 1] - boxes[..., 0], axis=-1)
+    return volumes
 
 
 def _between(elements: Ints) -> Ints:
     """Without what a rank would send itself."""
-    found: Ints = elements * ~np.eye(elements.shape[1], dtype=bool)
-    return found
+    others: Ints = elements * ~np.eye(elements.shape[1], dtype=bool)
+    return others
 
 
 def price_step(
@@ -236,8 +236,8 @@ def _outermost(on: MeshTensor, axes: tuple[int, ...]) -> Ints:
     """The first axis in which two ranks of a group differ, int64 [n, n]."""
     places = coordinates(tuple(on.mesh[axis] for axis in axes))
     differ = places[:, None, :] != places[None, :, :]
-    found: Ints = np.array(axes, dtype=np.int64)[differ.argmax(axis=2)]
-    return found
+    outermost: Ints = np.array(axes, dtype=np.int64)[differ.argmax(axis=2)]
+    return outermost
 
 
 def steps_between(before: Placements, after: Placements) -> Iterator[BoxingStep]:

@@ -31,12 +31,12 @@ def other_ways(request: BoxingRequest) -> tuple[BoxingSchedule, ...]:
     if request.before == request.after:
         return ()
     direct = request.one_step(request.before, request.after)
-    found = {
+    steps_by_name = {
         "one step": None if direct is None else (direct,),
         "axis by axis": _axis_by_axis(request),
         "whole tensor": _through_whole(request),
     }
-    name_of = {steps: name for name, steps in reversed(found.items()) if steps is not None}
+    name_of = {steps: name for name, steps in reversed(steps_by_name.items()) if steps is not None}
     ways = [request.finish(name, steps) for steps, name in name_of.items()]
     return tuple(sorted(ways, key=lambda each: (each.seconds, each.sent_bytes, len(each.steps))))
 

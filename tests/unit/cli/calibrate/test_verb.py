@@ -57,9 +57,9 @@ def test_a_comparison_names_the_wrong_curve(capsys) -> None:
     text = capsys.readouterr().out
     assert re.search(r"attention, fitted +800\.0 ms +1\.20 s +1\.50 +1\.40 to 1\.60", text)
     assert re.search(r"forward and backward +2\.00 s +2\.60 s +1\.30", text)
-    assert "foreseen to 22.5% on average" in text
+    assert "predicted to within 22.5% on average" in text
     assert "Products and moves rise together" in text
-    assert "The curve of attention is wrong: this run took 1.50 times what it foresees" in text
+    assert "The curve of attention is wrong: this run took 1.50 times what it predicts" in text
     assert "The factors are kept in lab.json" in text
     assert COMPARISON.as_row()["wrong"] == "attention"
 

@@ -96,7 +96,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused("--ranks", 1) == (
         "--ranks 1: links are between two ranks or more. Give --ranks 2.\n"
     )
-    assert refused("--port", 70_000) == ("--port 70000 is no port. Choose one from 1 to 65535.\n")
+    assert refused("--port", 70_000) == ("--port must be between 1 and 65535, not 70000.\n")
 
 
 def asked(layout: LayoutSpec, model: str, ranks: int) -> AskedRun:

@@ -121,7 +121,7 @@ def test_nothing_to_do_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ("boxing", "S(0), P -> B, R"),
-            '"R" is no placement. Give S(dim), S(dim: 3+1) with the share of each rank, B, P or '
+            '"R" is not a placement. Give S(dim), S(dim: 3+1) with the share of each rank, B, P or '
             "P(max), one for each mesh axis, as in S(0), B.",
         ),
         (

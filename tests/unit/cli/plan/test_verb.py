@@ -35,7 +35,7 @@ def test_a_lock_is_written_resumed_and_explained(
 ) -> None:
     asked = [*SMALL, "--layout", "cp=1,zero=1", "--out", str(tmp_path)]
     code, out, err = plan(capsys, *asked)
-    assert code == 0 and "search: done in" in err and "is left to gain" in out
+    assert code == 0 and "search: done in" in err and "a gap of " in out
     assert " J a token, $" in out and "without them the MFU is " in out
     assert "  peaks, memory bytes per s, host bytes per s, power w: NVIDIA H100" in out
     best = [line for line in out.splitlines() if line.startswith("1  ")][-1]
@@ -177,7 +177,7 @@ def test_of_a_vast_lattice_recipes_are_searched(capsys: pytest.CaptureFixture[st
     code, out, err = plan(capsys, *vast, *step, "--seconds", "8", "--json")
     lock = json.loads(out)
     assert code == 0 and lock["listed"] < 1_000_000
-    assert (lock["bound_s"], lock["gap"]) == (0.0, 1.0)
+    assert (lock["bound_s"], lock["gap"]) == (0.0, None)
     assert (
         "Listing every choice takes longer than --seconds 8 allows, so only those that follow "
         "published recipes were searched. A faster one may be among the others. Give more "

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.comm import blocks
+from equipoise.parallel.boxing import blocks
 from equipoise.parallel.boxing.blocks import block_of, pack, unpack, view_of
 from equipoise.schedule.boxing.block import Block, join_blocks
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from equipoise.balance.stage import split_stages
 from equipoise.base.errors import LayoutError
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.bounds.family import Kernels
-from equipoise.plan.bounds.memory import even_layers, fullest_bytes, least_in_flight
-from equipoise.plan.search.bins import sort_batches
+from equipoise.plan.bounds.kernels import Kernels
+from equipoise.plan.bounds.memory import even_layers, least_in_flight, stage_bound_bytes
 from equipoise.plan.space.columns import Space, list_space
+from equipoise.plan.space.packs import sort_batches
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.replay import count_in_flight
 from equipoise.schedule.pipeline.strategies import write_pipeline
@@ -86,7 +86,7 @@ def test_no_more_than_the_price_finds(row: int, seed: int | None) -> None:
     except LayoutError:
         return
     given_tokens = tokens if seed is not None else None
-    found = fullest_bytes(
+    found = stage_bound_bytes(
         MODEL,
         SPACE,
         np.array([row]),
@@ -104,5 +104,5 @@ def test_no_more_than_the_price_finds(row: int, seed: int | None) -> None:
 def test_nothing_is_said_of_what_is_not_known() -> None:
     rows = np.flatnonzero(SPACE["pp"] == 2)[:5]
     offloaded = Space(SPACE.columns | {"offload": np.ones(len(SPACE), np.int64)}, SPACE.base)
-    found = fullest_bytes(MODEL, offloaded, rows, tokens=None, is_last_heavier=True)
+    found = stage_bound_bytes(MODEL, offloaded, rows, tokens=None, is_last_heavier=True)
     assert found.tolist() == [0.0] * len(rows)

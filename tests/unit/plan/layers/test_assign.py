@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.plan.layers.assign import assign_strategies
+from equipoise.plan.layers.search import assign_strategies
 
 
 def path_s(path, seconds, kinds, enter, leave) -> float:

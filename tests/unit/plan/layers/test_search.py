@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.layers.search import least_s, plan_base, plan_layers
+from equipoise.plan.layers.search import lagrangian_bound_s, plan_base, plan_layers
 from equipoise.plan.layers.table import list_strategies, price_strategies
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
@@ -153,10 +153,10 @@ def test_no_assignment_takes_less_than_the_bound(data: st.DataObject) -> None:
         ),
         default=np.inf,
     )
-    assert least_s(seconds, needs, room) <= fastest * (1 + 1e-9)
+    assert lagrangian_bound_s(seconds, needs, room) <= fastest * (1 + 1e-9)
 
 
 def test_where_memory_is_to_spare_the_bound_is_the_fastest() -> None:
     seconds, needs = np.array([[2.0, 1.0], [5.0, 3.0]]), np.array([[1.0, 2.0], [1.0, 9.0]])
-    assert least_s(seconds, needs, 100.0) == 4.0
-    assert least_s(seconds, needs, 1.9) == np.inf
+    assert lagrangian_bound_s(seconds, needs, 100.0) == 4.0
+    assert lagrangian_bound_s(seconds, needs, 1.9) == np.inf

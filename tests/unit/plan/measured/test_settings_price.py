@@ -7,8 +7,7 @@ import pytest
 
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.run_steps import RunSteps
-from equipoise.plan.measured.settings import Choices, list_choices
-from equipoise.plan.measured.settings_price import price_choices, prior_of
+from equipoise.plan.measured.settings import Choices, list_choices, price_choices, prior_of
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
 from equipoise.spec.cluster.spec import find_cluster

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.plan.measured.surrogate import believe
+from equipoise.plan.measured.next import believe
 from support.measured_table import draw_table
 
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import Stack, StepOptions
-from equipoise.plan.bounds.choices import least_host_bytes, least_seconds, needed_bytes
-from equipoise.plan.bounds.family import Kernels, own_passes
-from equipoise.plan.bounds.kernels import bound_by_kernels
-from equipoise.plan.bounds.step import least_step_s
-from equipoise.plan.search.bins import sort_batches
+from equipoise.plan.bounds.group import group_bound_s
+from equipoise.plan.bounds.kernels import Kernels, own_passes
+from equipoise.plan.bounds.pipeline import pipeline_bound_s
+from equipoise.plan.bounds.roofline import host_bound_bytes, needed_bytes, peak_bound_s
+from equipoise.plan.search.incumbent import Outcome
 from equipoise.plan.search.offload import search_offloaded
-from equipoise.plan.search.outcome import Outcome
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Space, list_space
+from equipoise.plan.space.packs import sort_batches
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
@@ -63,17 +63,17 @@ def test_no_choice_is_faster_with_offloading_and_no_bound_exceeds_it(
     one = Space(columns | {"offload": np.array([OFFLOADS.index(offload)])}, space.base)
     if seed is None:
         assert needed_bytes(model, machine, one)[0] <= price.memory_bytes.max() * (1 + 1e-9)
-    assert least_host_bytes(model, one)[0] <= price.host_bytes.max() * (1 + 1e-9)
-    assert least_seconds(model, machine, one, has_documents=seed is not None)[0] <= price.step_s
+    assert host_bound_bytes(model, one)[0] <= price.host_bytes.max() * (1 + 1e-9)
+    assert peak_bound_s(model, machine, one, has_documents=seed is not None)[0] <= price.step_s
     shared, bins = Kernels(model, machine), sort_batches(batches, 64)
     kernels = shared.group_passes(choice, bins)
-    together = bound_by_kernels(
+    together = group_bound_s(
         *(model, machine, one, np.array([0]), kernels, {}), has_documents=seed is not None
     )
     assert together[0] <= price.step_s
     passes = shared.family_passes(choice, bins, own=own if layout.cp == 1 else None)
     for each in (passes, own_passes(own, batches)):
-        assert least_step_s(model, machine, choice, each, len(batches)) <= price.step_s
+        assert pipeline_bound_s(model, machine, choice, each, len(batches)) <= price.step_s
 
 
 SMALL = read_model("layers=8,hidden=2048,heads=16,kv_heads=4,vocab=32000")

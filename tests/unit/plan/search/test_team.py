@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from equipoise.base.errors import LayoutError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.search import search as search_module
-from equipoise.plan.search.outcome import Outcome, Priced
+from equipoise.plan.search.incumbent import Outcome, Priced
 from equipoise.plan.search.search import Search
 from equipoise.plan.search.team import Team, spare_cores
 from equipoise.plan.space.choice import Choice

@@ -204,8 +204,8 @@ def test_words_that_are_no_placement_are_refused(word: str) -> None:
     with pytest.raises(SpecError) as refused:
         read_placements(f"B, {word}")
     assert str(refused.value) == (
-        f'"{word}" is no placement. Give S(dim), S(dim: 3+1) with the share of each rank, B, P or '
-        f"P(max), one for each mesh axis, as in S(0), B."
+        f'"{word}" is not a placement. Give S(dim), S(dim: 3+1) with the share of each rank, B, P '
+        f"or P(max), one for each mesh axis, as in S(0), B."
     )
 
 
@@ -286,7 +286,7 @@ def test_words_that_are_no_placement_are_refused(word: str) -> None:
             (4,),
             (2, 2),
             "P, P(max)",
-            "P, P(max) is partial by sum and by max at once, and which comes first is not said. "
+            "P, P(max) is partial by sum and by max at once, and nothing says which comes first. "
             "Take one of them first.",
         ),
     ],

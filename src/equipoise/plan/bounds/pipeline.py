@@ -1,12 +1,12 @@
-"""What a step takes at least, by its kernels, its pipeline's ends, and what travels once.
+"""Lower bound of a family or a row: its pipeline's ranks, and what travels once a step.
 
 Why
     Ranks compute two thirds of a step. They wait for stages before and after them, and for
     parameters and gradients, which a pipeline of few stages has most of. Bounds without that
     prune nothing that is close.
 
-What it decides
-    Of each pipeline rank j::
+What it relaxes (proofs: docs/search.md)
+    The schedule to dependencies that every order has. Rank j takes at least::
 
         G + B + busy + max(R - h, least R) + O
 
@@ -15,10 +15,10 @@ What it decides
         B   passes that come before its first; and that it waits for with nothing to run
         R   gradients that are reduced; h the last backward, which hides them; O the optimizer
 
-    Where passes are bounds themselves they say nothing of what hides: then the passes that hide
+    Where passes are bounds themselves they do not say what they hide: then the passes that hide
     are left out, and what travels counts whole.
 
-Kept true (tests/unit/plan/bounds/test_choices.py)
+Kept true (tests/unit/plan/bounds/test_bounds.py)
     The bound never exceeds ``sim.step.price_step``, whatever is chosen and however documents fall.
 """
 
@@ -28,8 +28,8 @@ import numpy as np
 
 from equipoise.balance.stage import StageSplit
 from equipoise.base.arrays import Floats, Ints
-from equipoise.plan.bounds.choices import bubble
-from equipoise.plan.bounds.family import Passes
+from equipoise.plan.bounds.kernels import Passes
+from equipoise.plan.bounds.roofline import bubble
 from equipoise.plan.space.choice import Choice
 from equipoise.schedule.pipeline.strategies import place_stages
 from equipoise.sim.machine import Machine
@@ -39,20 +39,20 @@ from equipoise.spec.catalog import SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 
 LESS = 1.0 - 1e-9
-"""For sums in another order."""
+"""Room for sums in another order."""
 
 
-def least_step_s(
+def pipeline_bound_s(
     model: ModelSpec, machine: Machine, choice: Choice, passes: Passes, micro_batches: int
 ) -> float:
-    """Time that a step takes at least.
+    """Lower bound of a step's time [s].
 
     Args:
         model: Sizes.
         machine: Links.
         choice: Layout and options.
-        passes: Of any of its data-parallel ranks.
-        micro_batches: Of that rank.
+        passes: Those of any of its data-parallel ranks.
+        micro_batches: Micro-batches of that rank.
 
     Cost: some 0.2 ms.
     """
@@ -71,22 +71,22 @@ def least_step_s(
 
 
 def rounding_s(instructions: int, ranks: int) -> float:
-    """What replays in whole nanoseconds may lose, of so many forwards of each rank [s]."""
+    """What replays in whole nanoseconds may lose, by forwards of each rank [s]."""
     return 1e-9 * (2 * instructions + 4 * ranks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ranks:
-    """Of each pipeline rank, float64 [pp] [s]."""
+    """Seconds of each pipeline rank, float64 [pp]."""
 
     begins: Floats
-    """What it waits, before its first pass or later, at least."""
+    """Its least wait, before its first pass or later."""
     busy: Floats
     """Its own passes."""
     makespan_s: float
-    """When all have ended, at least."""
+    """When all have ended, at the earliest."""
     first_forward: Floats
-    """Of any one micro-batch on all its stages, at most; of exact passes or of bounds."""
+    """The longest of any one micro-batch on all its stages; by exact passes or by bounds."""
     last_backward: Floats
 
 
@@ -95,7 +95,7 @@ def _ranks(choice: Choice, passes: Passes, split: StageSplit, micro_batches: int
     table = np.add.reduceat(passes.layers, split.edges[:-1], axis=1)
     table[:, 0] += passes.first
     table[:, -1] += passes.last
-    # Of any one micro-batch, which may differ from those that it was put together with.
+    # A single micro-batch may differ from the mean of its bin.
     below, above = (each.T[..., None] * split.layers for each in (passes.below, passes.above))
     low = table.copy()
     low[..., 0] -= below[0]
@@ -144,9 +144,9 @@ def _with_travel(
         # A rank that begins late hides more: either it waits, or its parameters do.
         ends = np.maximum(ends, travel.gather_s - forward + ranks.busy)
     after = np.maximum(reduced, travel.reduce_s - backward) + travel.optimizer_s
-    found = max(begin + makespan, float((ends + after).max()))
+    bound = max(begin + makespan, float((ends + after).max()))
     if not SCHEDULES[options.schedule].splits_backward:
         # Each micro-batch ends with its whole backward on the first rank.
         last = after[0] if passes.is_exact else reduced[0] + travel.optimizer_s[0]
-        found = max(found, begin + makespan + float(last))
-    return found
+        bound = max(bound, begin + makespan + float(last))
+    return bound

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import Precision, Stack
 from equipoise.plan.answer.run_steps import COMPARED
-from equipoise.plan.bounds.choices import bubble, least_bytes, least_seconds
-from equipoise.plan.bounds.family import Kernels, own_passes
-from equipoise.plan.bounds.kernels import bound_by_kernels
-from equipoise.plan.bounds.step import least_step_s
-from equipoise.plan.search.bins import sort_batches
+from equipoise.plan.bounds.group import group_bound_s
+from equipoise.plan.bounds.kernels import Kernels, own_passes
+from equipoise.plan.bounds.pipeline import pipeline_bound_s
+from equipoise.plan.bounds.roofline import bubble, memory_bound_bytes, peak_bound_s
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Space
+from equipoise.plan.space.packs import sort_batches
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import price_step
 from support.bounded_spaces import MODELS, draws, setting
@@ -47,14 +47,14 @@ def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain
         return
     one = space.keep(np.array([row]))
     has_documents = seed is not None
-    needs = least_bytes(model, one, has_documents=has_documents)[0]
+    needs = memory_bound_bytes(model, one, has_documents=has_documents)[0]
     assert needs <= price.memory_bytes.max() * (1 + 1e-9)
-    assert least_seconds(model, machine, one, has_documents=has_documents)[0] <= price.step_s
+    assert peak_bound_s(model, machine, one, has_documents=has_documents)[0] <= price.step_s
     shared, bins = Kernels(model, machine), sort_batches(batches, grain)
     kernels = shared.group_passes(choice, bins)
     assert kernels.busy_s / layout.pp <= price.step_s * (1 + 1e-9)
     assert kernels.once_s <= price.step_s * (1 + 1e-9)
-    together = bound_by_kernels(
+    together = group_bound_s(
         model, machine, space, np.array([row]), kernels, {}, has_documents=has_documents
     )
     assert together[0] <= price.step_s
@@ -62,14 +62,14 @@ def test_no_bound_exceeds_the_price(name, devices, stack, micro, at, seed, grain
     median = own.price(bins.typical.astype(np.float64))
     split = dataclasses.replace(passes, typical=median, splits={})
     for each in (passes, split, own_passes(own, batches)):
-        assert least_step_s(model, machine, choice, each, len(batches)) <= price.step_s
+        assert pipeline_bound_s(model, machine, choice, each, len(batches)) <= price.step_s
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_row_that_fits_is_never_ruled_out(precision: Precision) -> None:
     machine, listed = setting("dense", 8, STACKS["ours"], 8)
     space = Space(listed.columns, dataclasses.replace(listed.base, precision=precision))
-    needs = least_bytes(MODELS["dense"], space)
+    needs = memory_bound_bytes(MODELS["dense"], space)
     small = np.argsort(needs)[:: len(needs) // 40]
     for row in small.tolist():
         choice = space.choice(row)

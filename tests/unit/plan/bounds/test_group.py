@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from equipoise.balance.stage import split_stages
 from equipoise.cost.link import Op, collective_s, strided_group
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.bounds.family import Kernels
-from equipoise.plan.bounds.fullest import full_rank, fullest_rank_s
-from equipoise.plan.search.bins import sort_batches
+from equipoise.plan.bounds.group import full_rank, fullest_rank_bound_s
+from equipoise.plan.bounds.kernels import Kernels
 from equipoise.plan.space.columns import list_space
+from equipoise.plan.space.packs import sort_batches
 from equipoise.schedule.pipeline.schedule import place_in_loop, place_in_v
 from equipoise.sim.machine import Machine
 from equipoise.sim.step import price_step
@@ -39,7 +39,7 @@ def test_few_stages_pay_for_what_travels() -> None:
     choice = space.choice(0)
     passes = Kernels(model, machine).group_passes(choice, sort_batches([[1024]]))
     ones = np.ones(1, dtype=np.int64)
-    found = fullest_rank_s(model, machine, space, 0 * ones, ones, passes, {})[0]
+    found = fullest_rank_bound_s(model, machine, space, 0 * ones, ones, passes, {})[0]
     price = price_step(model, machine, choice.layout, choice.options)
     assert price.terms["data traffic"] > 0.1 * price.step_s
     assert 0.7 * price.step_s < found <= price.step_s

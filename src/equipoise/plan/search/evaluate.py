@@ -1,69 +1,72 @@
-"""What a search learns of a choice, look by look, each closer and dearer than the one before.
+"""Evaluating nodes of the search tree: tighter and tighter lower bounds, and at last the price.
 
 Why
     A bound of a million choices takes a second, a replay of one takes twenty milliseconds. In
-    between are looks that many choices share.
+    between are relaxations that many choices share.
 
 What it decides
-    Which looks there are, and what they share::
+    Which evaluations there are, and what they share::
 
-        open_group   choices that run the same kernels: one bound of each, and who is too large
-        family_s     choices that differ in their context strategy alone
-        split_s      of several context ranks, with layers on the stages where they will be
-        own_s        and with their own messages
-        price        the step, replayed
+        branch     a group of choices that run the same kernels: the bound of each, and which do
+                   not fit
+        family_s   choices that differ in their context strategy alone
+        split_s    with several context ranks: layers on the stages where they will be
+        own_s      and with their own messages
+        price      the step, replayed
 
-    No look exceeds the next. What one look read the others use.
+    No bound exceeds the next. What one evaluation read the others use. Attention cores are priced
+    once for all choices that share them: of the same documents, tensor ranks, context ranks and
+    strategy. The micro-batch that layers are split for is priced first, as ``sim.step`` does: of
+    many distinct micro-batches only the first few are replayed, so prices do not depend on the
+    order of the search.
 
-Kept true (tests/unit/plan/search/test_search.py, tests/unit/plan/bounds/test_choices.py)
-    Bounds never exceed prices; looks do not depend on what was looked at before.
+Kept true (tests/unit/plan/search/test_search.py, tests/unit/plan/search/test_evaluate.py)
+    Bounds never exceed prices; evaluations do not depend on what was evaluated before.
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from equipoise.base.arrays import Floats, Ints
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import FitError, LayoutError, SpecError
-from equipoise.plan.bounds.family import Kernels, Passes, divided_passes, own_passes
-from equipoise.plan.bounds.fullest import Travels
-from equipoise.plan.bounds.kernels import bound_by_kernels
-from equipoise.plan.bounds.memory import fullest_bytes
-from equipoise.plan.bounds.step import LESS, least_step_s, rounding_s
-from equipoise.plan.search.cores import Cores
-from equipoise.plan.search.outcome import Priced
-from equipoise.plan.search.packs import Packer, Packs, pack_key
-from equipoise.plan.space.alike import group_alike
+from equipoise.plan.bounds.group import Travels, group_bound_s
+from equipoise.plan.bounds.kernels import Kernels, Passes, divided_passes, own_passes
+from equipoise.plan.bounds.memory import stage_bound_bytes
+from equipoise.plan.bounds.pipeline import LESS, pipeline_bound_s, rounding_s
+from equipoise.plan.search.incumbent import Priced
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import COLUMNS, Space
+from equipoise.plan.space.columns import COLUMNS, Space, group_equal
+from equipoise.plan.space.packs import Packer, Packs, pack_key
+from equipoise.sim.attention import AttentionCore, Splits
 from equipoise.sim.divided import DividedStep
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts, kernel_key
-from equipoise.sim.step import price_step
+from equipoise.sim.sharding import auto_price
+from equipoise.sim.step import price_step, typical, uniform_documents
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 
 _NOT_LAID_OUT = (FitError, LayoutError, SpecError)
-"""What a choice raises that cannot be: heads that do not divide, documents that nothing holds."""
+"""Raised by impossible choices: heads that do not divide, documents that nothing holds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opened:
-    """A group that was looked at."""
+class Branches:
+    """Branches of a group."""
 
     families: list[tuple[float, Ints]]
-    """Rows of each family, and what they take at least [s]."""
-    others_s: float
-    """What those take at least that were left out, as too slow."""
+    """Lower bound [s] and rows of each family."""
+    pruned_s: float
+    """The least bound of the rows that were pruned as too slow."""
     too_large: Ints
     """Rows that do not fit."""
 
 
 class Estimates:
-    """Looks at the choices of one space."""
+    """Bounds and prices of the choices of one space."""
 
     def __init__(
         self, model: ModelSpec, machine: Machine, space: Space, packer: Packer | None
@@ -78,64 +81,52 @@ class Estimates:
         self._travels: Travels = {}
 
     def answer(self, question: tuple[Any, ...]) -> Any:
-        """One look: its name, then what it takes."""
-        looks: dict[str, Callable[..., Any]] = {
-            "open_group": self.open_group,
-            "family_s": self.family_s,
-            "split_s": self.split_s,
-            "own_s": self.own_s,
-            "price": self.price,
-            "window_s": self.window_s,
-        }
+        """One evaluation: its name, then its arguments."""
         name, *subject = question
-        return looks[name](*subject)
+        return getattr(self, name)(*subject)
 
-    def open_group(self, rows: Ints, bound: float, limit: float) -> Opened:
-        """Rows of one group by family, and what each takes at least by the group's kernels.
+    def branch(self, rows: Ints, bound: float, cutoff: float) -> Branches:
+        """Families of one group, bounded by the group's kernels.
 
         Args:
-            rows: That run the same kernels, int64 [n].
-            bound: What they take at least [s].
-            limit: What takes as long is left out [s].
+            rows: Choices that run the same kernels, int64 [n].
+            bound: Their lower bound so far [s].
+            cutoff: From this bound on, rows are pruned [s].
         """
         space, packs = self._space, self.packs
         choice = space.choice(int(rows[0]))
         try:
             passes = self.kernels.group_passes(choice, packs.bins(choice))
         except FitError:  # a document that no ranks hold
-            return Opened([], np.inf, rows)
-        of_rows = self._model, self._machine, space, rows, passes, self._travels
+            return Branches([], np.inf, rows)
         if POLICIES[choice.options.policy].runs_together:
-            least = self._least_together(rows, passes)
+            # Ranks wait for each other, so none computes longer than the step.
+            busy = LESS * (passes.busy_s - rounding_s(int(passes.counts.sum()), 1))
+            least = np.full(len(rows), busy / (1.0 - space.base.residuals.step_share))
         else:
-            least = bound_by_kernels(*of_rows, has_documents=packs.has_documents)
+            of_rows = self._model, self._machine, space, rows, passes, self._travels
+            least = group_bound_s(*of_rows, has_documents=packs.has_documents)
         least = np.maximum(least, bound)
-        near = least < limit
+        near = least < cutoff
         others = float(least[~near].min(initial=np.inf))
         rows, least = rows[near], least[near]
         tokens, heavier = packs.tokens(choice), passes.is_last_heavier
-        needs = fullest_bytes(self._model, space, rows, tokens=tokens, is_last_heavier=heavier)
+        needs = stage_bound_bytes(self._model, space, rows, tokens=tokens, is_last_heavier=heavier)
         fits = needs <= self._machine.capacity_bytes
         too_large, rows, least = rows[~fits], rows[fits], least[fits]
-        groups = group_alike([space[name][rows] for name in COLUMNS if name != "context_strategy"])
+        groups = group_equal([space[name][rows] for name in COLUMNS if name != "context_strategy"])
         families = [(float(least[group[0]]), rows[group]) for group in groups]
-        return Opened(families, others, too_large)
-
-    def _least_together(self, rows: Ints, passes: Passes) -> Floats:
-        """Where ranks wait for each other, none computes longer than the step, float64 [rows]."""
-        least = LESS * (passes.busy_s - rounding_s(int(passes.counts.sum()), 1))
-        return np.full(len(rows), least / (1.0 - self._space.base.residuals.step_share))
+        return Branches(families, others, too_large)
 
     def family_s(self, row: int) -> float:
-        """Of choices that differ from this one in their context strategy alone."""
+        """Bound of the choices that differ from this one in their context strategy alone [s]."""
         choice = self._space.choice(row)
-        # What hides is known of the ranks that are waited for.
         if POLICIES[choice.options.policy].runs_together:
-            return 0.0
-        return self._least_s(choice, self._passes(choice, own=False))
+            return 0.0  # passes hide only as much as the ranks that they wait for
+        return self._bound_s(choice, self._passes(choice, own=False))
 
     def split_s(self, row: int) -> float:
-        """Of several context ranks, with layers on the stages where they will be."""
+        """Bound with several context ranks and layers on the stages where they will be [s]."""
         if self._space["cp"][row] == 1:
             return 0.0
         choice = self._space.choice(row)
@@ -146,10 +137,10 @@ class Estimates:
         median = parts.price(self.packs.bins(choice).typical.astype(np.float64))
         passes = self._passes(choice, own=False)
         passes = dataclasses.replace(passes, typical=median, splits=self.kernels.splits)
-        return self._least_s(choice, passes)
+        return self._bound_s(choice, passes)
 
     def own_s(self, row: int) -> float:
-        """Of several context ranks, with what travels between them."""
+        """Bound with what travels between context ranks [s]."""
         if self._space["cp"][row] == 1 and not self.packs.has_documents:
             return 0.0
         choice = self._space.choice(row)
@@ -157,10 +148,10 @@ class Estimates:
             passes = self._passes(choice, own=True)
         except _NOT_LAID_OUT:
             return float(np.inf)
-        return self._least_s(choice, passes)
+        return self._bound_s(choice, passes)
 
     def window_s(self, row: int) -> float:
-        """With full windows, which are soon priced; infinite if it does not fit."""
+        """Price with full windows, which are quickly replayed; infinite if it does not fit [s]."""
         if row not in self._windows:
             choice = self._space.choice(row)
             layout, options = choice.layout, choice.options
@@ -189,11 +180,11 @@ class Estimates:
         return Priced(row, price.step_s, price.needs_bytes)
 
     def parts(self, choice: Choice, *, in_windows: bool = False) -> StepParts:
-        """What runs the same kernels over the same links shares what was priced.
+        """Parts of a choice; those that run the same kernels over the same links share prices.
 
         Args:
             choice: Layout and options.
-            in_windows: Whether of full windows, whatever documents there are.
+            in_windows: Whether micro-batches are full windows, whatever documents there are.
         """
         layout, options = choice.layout, choice.options
         of_core, core = self.cores.find(choice, in_windows=in_windows)
@@ -224,10 +215,47 @@ class Estimates:
                 self._read[key] = self.kernels.family_passes(choice, bins, own=own_parts)
         return self._read[key]
 
-    def _least_s(self, choice: Choice, passes: Passes) -> float:
+    def _bound_s(self, choice: Choice, passes: Passes) -> float:
         documents = self.packs.heaviest(choice)
         if isinstance(documents, DividedStep):
             micro_batches = int(passes.counts.sum())
         else:
             micro_batches = len(documents[0])
-        return least_step_s(self._model, self._machine, choice, passes, micro_batches)
+        return pipeline_bound_s(self._model, self._machine, choice, passes, micro_batches)
+
+
+class Cores:
+    """Attention cores, each priced once."""
+
+    def __init__(self, model: ModelSpec, machine: Machine, packs: Packs) -> None:
+        self._model, self._machine, self._packs = model, machine, packs
+        self._known: dict[tuple[object, ...], AttentionCore] = {}
+        self._splits: dict[int, Splits] = {}
+
+    def find(self, choice: Choice, *, in_windows: bool) -> tuple[tuple[object, ...], AttentionCore]:
+        """The core of a choice, and the key that choices of the same core share.
+
+        Args:
+            choice: Layout and options.
+            in_windows: Whether micro-batches are full windows, whatever documents there are.
+        """
+        layout, options = choice.layout, choice.options
+        shared = (tuple(layout.group_of(0, "cp")), options.context_strategy)
+        alone = in_windows or not self._packs.has_documents
+        key = (
+            *(options.micro_batch, () if alone else (layout.dp, options.policy)),
+            *(layout.tp, shared if layout.cp > 1 else ()),
+        )
+        if key not in self._known:
+            machine = self._machine.at(options.precision)
+            links = machine.context_links(layout)
+            splits = self._splits.setdefault(layout.cp, {})
+            price = auto_price(self._model, machine, layout, options)
+            core = AttentionCore(
+                self._model, layout, options, machine, links, splits=splits, price=price
+            )
+            rows = uniform_documents(layout, options) if alone else self._packs.heaviest(choice)
+            if not isinstance(rows, DividedStep):
+                core.price(typical(rows))
+            self._known[key] = core
+        return key, self._known[key]

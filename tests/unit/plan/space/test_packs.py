@@ -1,9 +1,8 @@
 """Documents of a step are packed once a layout, and ranks come by their work."""
 
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.search.bins import sort_batches
-from equipoise.plan.search.packs import Packs
 from equipoise.plan.space.choice import Choice
+from equipoise.plan.space.packs import Packs, sort_batches
 from equipoise.sim.step import Documents
 from equipoise.spec.layout import Layout
 from equipoise.spec.words import read_model

@@ -1,36 +1,27 @@
-"""What the fullest rank takes at least: many choices that run the same kernels at once.
+"""Lower bounds of a group: all choices that run the same kernels, bounded at once.
 
 Why
-    Kernels of one size serve thousands of choices of stages, copies and recomputation. To look
-    at each takes longer than to price those that are any good.
+    Kernels of one size serve thousands of choices of stages, copies and recomputation. Evaluating
+    each takes longer than pricing those that are any good.
 
-What it decides
-    Whatever the split, some rank of p holds ``ceil(layers / p)`` layers or more. Its passes, what
-    it gathers and reduces that they do not hide, and its part of the optimizer follow each other.
-    Passes that hide are left out, and what they hide counts whole, so it does not matter how long
-    they really are. What is computed again is the forward, or its core, or all but that. Of ZeRO
-    3 each layer's passes last at least as long as what they wait for travels.
+What it relaxes (proofs: docs/search.md)
+    The bound is the largest of: all passes shared out evenly over ranks, for 1F1B with its bubble;
+    one micro-batch through all stages and back; the mean rank, from the step's begin; and the
+    fullest rank. Whatever the split, some rank of p holds ``ceil(layers / p)`` layers or more.
+    Its passes, what it gathers and reduces beyond what they hide, and its part of the optimizer
+    follow each other. Passes that hide traffic are left out, and what they hide counts whole, so it
+    does not matter how long they really are.
 
-    Where layers are alike ``balance.stage`` gives one after the other to the least loaded of S
-    stages.
-    With a the load of a layer and e, g those of the ends, no stage has more than
-    ``q = ceil(layers / S)`` where ``D = S q - layers >= floor(e / a) + floor(g / a)``: when a stage
-    took layer q + 1 it was the least loaded, so others had q of them already, or their end and all
-    but ``floor(e / a)``. Then D places in all are empty. Let rank r be the last that lacks none;
-    the ``p - 1 - r`` behind it lack one or more, so of ``q r`` layers before its first stage at
-    most ``D - (p - 1 - r)`` are missing, and r is ``p - 1 - D`` or more::
+    Where layers are alike, no stage has more than ``q = ceil(layers / stages)``, D places are
+    empty, and some rank holds v q layers with at least q (p - 1 - D) forwards before it. With each
+    k-th layer recomputed and ``D >= 2``, a run of q layers has ``q // k`` or more that are.
 
-        v q layers on rank r, and at least q (p - 1 - D) forwards before it begins
+    The weight of the ends is priced for the very tokens that layers are split for, with layers at
+    their lightest (``plan.bounds.kernels``), so it is never underrated.
 
-    Where each k-th layer runs again and ``D >= 2``, no stage has more than q either
-    (``plan.bounds.memory``), and a run of q layers has ``q // k`` or more that do.
-
-    How much ends weigh is priced for the very tokens that layers are split for, with layers at
-    their lightest (``plan.bounds.family``), so it is never underrated.
-
-Kept true (tests/unit/plan/bounds/test_choices.py, tests/unit/plan/bounds/test_fullest.py)
-    The bound never exceeds ``sim.step.price_step``; collectives never take less for more bytes,
-    on which it rests.
+Kept true (tests/unit/plan/bounds/test_bounds.py, tests/unit/plan/bounds/test_group.py)
+    No bound exceeds ``sim.step.price_step``; collectives never take less for more bytes, on which
+    it rests.
 """
 
 import functools
@@ -41,10 +32,11 @@ import numpy as np
 
 from equipoise.base.arrays import Flags, Floats, Ints
 from equipoise.cost.step.request import TERMS, element_bytes
-from equipoise.plan.bounds.family import Passes
-from equipoise.plan.space.alike import group_alike
+from equipoise.plan.bounds.kernels import Passes
+from equipoise.plan.bounds.pipeline import LESS
+from equipoise.plan.bounds.roofline import bubble
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import RECOMPUTES, Space, schedules_with
+from equipoise.plan.space.columns import RECOMPUTES, Space, group_equal, schedules_with
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import (
     SLOWDOWN,
@@ -59,25 +51,25 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
 
 _ROUNDED_S = 2e-9
-"""Of a micro-batch on one stage, whose three passes are replayed in whole nanoseconds."""
+"""What replays in whole nanoseconds may lose of a micro-batch's three passes on a stage [s]."""
 
 _WHOLE = schedules_with(lambda each: not each.splits_backward)
-"""Schedules of whole backwards on the way back."""
+"""Schedules with whole backwards."""
 
 _EVERY = [int(name.removeprefix("every-")) if "every" in name else 1 for name in RECOMPUTES]
-"""Of how many layers one is not as the others."""
+"""Period of the layers that are recomputed."""
 
 _SHARES = ("tp", "cp", "ep", "etp", "pp", "dp", "zero", "replicas", "order", "offload")
-"""What says who shares weights, and updates them."""
+"""Columns that say who shares weights and updates them."""
 
 Travels = dict[tuple[int, ...], tuple[float, float, float, float, float]]
 """By layers and ``_SHARES``: gather, reduce and update once a step; forward and backward of a layer
-of ZeRO 3 [s]."""
+with ZeRO 3 [s]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layers:
-    """Of the lightest layers together, float64 [RECOMPUTES, layers + 1] [s]."""
+    """Seconds of the lightest 0, 1, .. layers together, float64 [RECOMPUTES, layers + 1]."""
 
     busy: Floats
     """All their passes."""
@@ -87,7 +79,44 @@ class _Layers:
     """All but one forward and one backward."""
 
 
-def fullest_rank_s(
+def group_bound_s(
+    model: ModelSpec,
+    machine: Machine,
+    space: Space,
+    rows: Ints,
+    passes: Passes,
+    known: Travels,
+    *,
+    has_documents: bool,
+) -> Floats:
+    """The group's lower bound of each row's step, float64 [rows] [s].
+
+    Args:
+        model: Sizes.
+        machine: Links and memory.
+        space: The choices.
+        rows: Choices that run these kernels, int64 [n].
+        passes: Least passes without recomputation; of windows for any number of micro-batches.
+        known: As of ``fullest_rank_bound_s``.
+        has_documents: Whether micro-batches differ.
+
+    Cost: about 0.5 us a row.
+    """
+    pp, count = space["pp"][rows], space.micro_batches[rows]
+    if has_documents:  # a packer may need more than there are windows
+        count = np.full(len(rows), passes.counts.sum())
+    mean = mean_rank_bound_s(model, space, rows, count, passes)
+    even = passes.busy_s / passes.counts.sum() * count / pp
+    is_plain = np.isin(space["schedule"][rows], schedules_with(lambda each: each.is_plain))
+    longer = np.where(is_plain & (not has_documents), bubble(pp, count), 1.0)
+    least = np.maximum(np.maximum(even * longer, mean), passes.once_s)
+    least = np.maximum(
+        least, fullest_rank_bound_s(model, machine, space, rows, count, passes, known)
+    )
+    return np.asarray(least * LESS / (1.0 - space.base.residuals.step_share))
+
+
+def fullest_rank_bound_s(
     model: ModelSpec,
     machine: Machine,
     space: Space,
@@ -96,16 +125,16 @@ def fullest_rank_s(
     passes: Passes,
     known: Travels,
 ) -> Floats:
-    """Time that each row takes at least, float64 [rows] [s].
+    """Lower bound by the fullest rank, float64 [rows] [s].
 
     Args:
         model: Sizes.
         machine: Links and memory.
         space: The choices.
-        rows: Of choices whose kernels these are, int64 [n].
+        rows: Choices that run these kernels, int64 [n].
         counts: Micro-batches of each row, int64 [n].
         passes: Least passes without recomputation, of as many micro-batches, or all alike.
-        known: What travels, by layers and by who shares them; is added to.
+        known: Known traffic; is added to.
 
     Cost: some 0.1 ms for each new way to share weights out, and 0.5 us a row.
     """
@@ -123,47 +152,41 @@ def fullest_rank_s(
     busy += again * shares * (passes.counts @ passes.layers[..., 0]).min()
     below = passes.below.T[..., None]
     backward = (_backwards(passes) - below[1]).min(axis=(1, 2))[recompute]
-    # Where backwards are whole, a micro-batch has to come back through all stages before.
+    # With whole backwards, a micro-batch has to come back through all stages before.
     returns = np.isin(space["schedule"][rows], _WHOLE)
     begins = before * (passes.layers[..., 0] - below[0]).min()
     travels = np.empty((5, len(rows)))
     codes = [layers, *(space[name][rows] for name in _SHARES)]
-    for alike in group_alike(codes):
+    for alike in group_equal(codes):
         key = tuple(int(code[alike[0]]) for code in codes)
         if key not in known:
             choice = space.choice(int(rows[alike[0]]))
-            once = least_travel(model, machine, choice, key[0])
+            once = least_travel_s(model, machine, choice, key[0])
             known[key] = *once, *_in_passes(model, machine, choice)
         travels[:, alike] = np.array(known[key])[:, None]
     gather, reduce, optimizer = travels[:3]
     for at, passing in enumerate(travels[3:]):
         if passing.any():  # computes: float64 [RECOMPUTES, bins, layers]
             computes = _backwards(passes) if at else _forwards(passes)
-            # What is not hidden is convex in the pass, so the mean of those alike will do.
+            # What is not hidden is convex in the pass, so the mean of like ones is a bound.
             overlap, travel = space.base.stack.data_overlap, passing[:, None]
             most = computes.max(axis=2)[recompute] * overlap
             least = np.maximum(computes - below[at], 0.0).min(axis=2)[recompute] * overlap
             waits = np.maximum(travel - most, 0.0) + SLOWDOWN * np.minimum(travel, least)
             busy += layers * shares * (waits @ passes.counts)
     if space.base.stack.data_overlap:
-        found = begins + np.maximum(busy, without_last + reduce)
-        found = np.maximum(found, gather + without_ends + reduce) + optimizer
+        bound = begins + np.maximum(busy, without_last + reduce)
+        bound = np.maximum(bound, gather + without_ends + reduce) + optimizer
     else:
-        found = gather + busy + reduce + optimizer
-    found = np.where(returns, np.maximum(found, begins + busy + before * backward), found)
-    return np.asarray(found - _ROUNDED_S * (counts * virtual + 4 * pp))
+        bound = gather + busy + reduce + optimizer
+    bound = np.where(returns, np.maximum(bound, begins + busy + before * backward), bound)
+    return np.asarray(bound - _ROUNDED_S * (counts * virtual + 4 * pp))
 
 
-def mean_rank_s(model: ModelSpec, space: Space, rows: Ints, counts: Ints, passes: Passes) -> Floats:
-    """Time from a step's begin to its end of all ranks' mean, at least, float64 [rows] [s].
-
-    Args:
-        model: Sizes.
-        space: The choices.
-        rows: Of choices whose kernels these are, int64 [n].
-        counts: Micro-batches of each row, int64 [n].
-        passes: As of ``fullest_rank_s``.
-    """
+def mean_rank_bound_s(
+    model: ModelSpec, space: Space, rows: Ints, counts: Ints, passes: Passes
+) -> Floats:
+    """Lower bound by the mean over ranks of waits and passes, float64 [rows] [s]."""
     pp, recompute = space["pp"][rows], space["recompute"][rows]
     ends = (passes.first + passes.last).sum(axis=1)
     each = (_forwards(passes) + _backwards(passes)).sum(axis=2) + ends
@@ -176,12 +199,12 @@ def mean_rank_s(model: ModelSpec, space: Space, rows: Ints, counts: Ints, passes
     forward = (passes.layers[..., 0] - below[0]).min()
     backward = (_backwards(passes) - below[1]).min(axis=(1, 2))[recompute]
     returns = np.isin(space["schedule"][rows], _WHOLE)
-    found = busy + before * (forward + returns * backward)
-    return np.asarray(found - _ROUNDED_S * (counts * space["virtual"][rows] + 4 * pp))
+    bound = busy + before * (forward + returns * backward)
+    return np.asarray(bound - _ROUNDED_S * (counts * space["virtual"][rows] + 4 * pp))
 
 
 def _stages(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[Flags, Ints, Ints]:
-    """Whether no stage has more than so many layers, and how many all lack together, [rows]."""
+    """Whether the most layers of a stage are known, that number, and what all lack together."""
     stages = space["pp"][rows] * space["virtual"][rows]
     full = -(-model.layers // stages)
     lacking = stages * full - model.layers
@@ -194,10 +217,7 @@ def _stages(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple
 
 
 def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[Ints, Ints, Ints]:
-    """Layers that some rank has at least, and layers of the stages before it, int64 [rows].
-
-    And how many of them run again, where the lightest do not.
-    """
+    """Least layers of the fullest rank, of stages before it, and recomputed, int64 [rows]."""
     pp, virtual = space["pp"][rows], space["virtual"][rows]
     known, full, _ = _stages(model, space, rows, passes)
     layers, before = full_rank(model.layers, pp, virtual, passes.lacks or 0)
@@ -209,11 +229,11 @@ def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[
 
 
 def full_rank(layers: int, ranks: Ints, virtual: Ints, lacks: int) -> tuple[Ints, Ints]:
-    """A rank that surely has as many layers as any, as the module says.
+    """The rank that surely has as many layers as any (proof: docs/search.md).
 
     Args:
-        layers: Of the model, all alike.
-        ranks: Of pipelines, int64 [n].
+        layers: Layers of the model, all alike.
+        ranks: Ranks of pipelines, int64 [n].
         virtual: Stages of each rank, int64 [n].
         lacks: ``Passes.lacks``.
 
@@ -231,10 +251,10 @@ def full_rank(layers: int, ranks: Ints, virtual: Ints, lacks: int) -> tuple[Ints
     return virtual * each * is_sure, each * (ranks - 1 - lacking) * is_sure
 
 
-def least_travel(
+def least_travel_s(
     model: ModelSpec, machine: Machine, choice: Choice, layers: int
 ) -> tuple[float, float, float]:
-    """Gather, reduce and update so many layers, each with as few weights as any [s]."""
+    """Seconds to gather, reduce and update some layers, each with as few weights as any."""
     layout, options = choice.layout, choice.options
     each = [held_by_layer(model, layout, sparse=kind) for kind in _kinds(model)]
     held = Held(layers * min(one.shared for one in each), layers * min(one.experts for one in each))
@@ -248,13 +268,13 @@ def least_travel(
 
 
 def _in_passes(model: ModelSpec, machine: Machine, choice: Choice) -> tuple[float, float]:
-    """What a layer waits for in forward and backward of ZeRO 3, as if nothing hid it [s]."""
-    found = []
+    """Traffic of a layer in forward and backward with ZeRO 3, as if nothing hid it [s]."""
+    waits = []
     for kind in _kinds(model):
         parts = np.zeros((3, len(TERMS)))
         pass_traffic(parts, model, machine, choice.layout, choice.options, sparse=kind)
-        found.append(parts[:2].sum(axis=1))
-    forward, backward = np.min(found, axis=0).tolist()
+        waits.append(parts[:2].sum(axis=1))
+    forward, backward = np.min(waits, axis=0).tolist()
     return forward, backward
 
 
@@ -263,7 +283,7 @@ def _kinds(model: ModelSpec) -> list[bool]:
 
 
 def _lightest(passes: Passes, share: float) -> _Layers:
-    """Of so many times the micro-batches of all bins."""
+    """Seconds of the lightest layers, with a multiple of all bins' micro-batches."""
     linear, core = _repeats(len(passes.layers[0]))
     forward, attends = passes.layers[..., 0], passes.core
     backward, rest = passes.layers[..., 1:].sum(axis=2), forward - attends
@@ -282,12 +302,12 @@ def _lightest(passes: Passes, share: float) -> _Layers:
 
 
 def _forwards(passes: Passes) -> Floats:
-    """Of every setting, float64 [RECOMPUTES, bins, layers]."""
+    """Forwards under every setting, float64 [RECOMPUTES, bins, layers] [s]."""
     return np.repeat(passes.layers[None, ..., 0], len(RECOMPUTES), axis=0)
 
 
 def _backwards(passes: Passes) -> Floats:
-    """Both gradients and what is computed again, float64 [RECOMPUTES, bins, layers]."""
+    """Both gradients and what is recomputed, float64 [RECOMPUTES, bins, layers] [s]."""
     linear, core = _repeats(len(passes.layers[0]))
     again = linear[:, None] * (passes.layers[..., 0] - passes.core) + core[:, None] * passes.core
     return np.asarray(passes.layers[..., 1:].sum(axis=2) + again)
@@ -295,6 +315,6 @@ def _backwards(passes: Passes) -> Floats:
 
 @functools.cache
 def _repeats(layers: int) -> tuple[Flags, Flags]:
-    """Whether each setting computes a layer's products again, and its core."""
+    """Whether each setting recomputes a layer's products, and its core."""
     how = [[layer_recompute(each, layer) for layer in range(layers)] for each in RECOMPUTES]
     return np.isin(how, ("full", "selective")), np.isin(how, ("full", "attention"))

@@ -1,4 +1,4 @@
-"""Search on a cluster of several classes of nodes: every choice on the sites where it stands.
+"""Branch and bound on a cluster of several classes of nodes: every choice on its own sites.
 
 Why
     Priced on the slowest class, a layout whose stages stay inside their classes looks as slow as
@@ -6,21 +6,20 @@ Why
     be the best there is.
 
 What it decides
-    Choices are priced by ``sim.mixed.replay.run_sites`` and wait by a bound of their own. Whatever
-    the split, layers stand on pipeline ranks, and rank r with n of them takes at least::
+    Choices are priced by ``sim.mixed.replay.run_sites`` and wait by a lower bound of their own,
+    which relaxes which layers a rank holds (docs/search.md). Rank r with n layers takes at least::
 
         busy_r(n) + max(gathered - first forward, 0) + max(reduced - last backward, 0) + optimizer
 
-    each on the rank's own site, of the lightest n layers. A step takes at least the smallest time
-    within which all ranks together hold all layers. First that is asked of choices that share
+    on its own site, with the lightest n layers. First the bound is taken of choices that share
     kernels and links, without recomputation; then with the recomputation and the context strategy
-    of each. What is first in the queue is priced, and of one bound what a guess likes best: the
-    guess, which knows how long micro-batches are under way, also says where ``plan.search.climb``
-    begins.
+    of each. The first node of the frontier is priced, and of equal bounds the one that a guess
+    likes best. The guess knows how long micro-batches are under way, and also says where the local
+    search begins.
 
-Kept true (tests/unit/plan/search/test_classes.py)
+Kept true (tests/unit/plan/search/test_mixed.py)
     The answer is that of pricing every row; the bound never exceeds ``run_sites``; no degrees or
-    order that are fixed by hand are faster.
+    order that are fixed by hand are faster. The least worst is that of all ways to share layers.
 
 Sources
     Stages by class of network card and by speed: Holmes, arXiv:2312.03549.
@@ -28,28 +27,27 @@ Sources
 
 import dataclasses
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError, SpecError
-from equipoise.plan.bounds.choices import least_seconds, needed_bytes, stages_ahead
-from equipoise.plan.bounds.fullest import least_travel
-from equipoise.plan.bounds.held import hiding_s, layer_passes, least_worst, lightest_s
-from equipoise.plan.bounds.step import LESS, rounding_s
-from equipoise.plan.search.bins import Batches
-from equipoise.plan.search.climb import climb
+from equipoise.plan.bounds.group import least_travel_s
+from equipoise.plan.bounds.pipeline import LESS, rounding_s
+from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s, stages_ahead
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.outcome import Priced, Reached
+from equipoise.plan.search.heuristics import climb
+from equipoise.plan.search.incumbent import Incumbent, Priced, Reached
 from equipoise.plan.search.search import Search
-from equipoise.plan.search.tally import Tally
-from equipoise.plan.space.alike import group_alike
 from equipoise.plan.space.choice import Choice
-from equipoise.plan.space.columns import schedules_with
+from equipoise.plan.space.columns import group_equal, schedules_with
+from equipoise.plan.space.packs import Batches
 from equipoise.sim.machine import Machine
 from equipoise.sim.mixed.replay import run_sites
 from equipoise.sim.mixed.sites import SiteParts, slowest_hop_s
+from equipoise.sim.parts import BatchParts
 from equipoise.sim.step import StepRun
 from equipoise.spec.run.spec import Recompute
 
@@ -57,15 +55,15 @@ _SHARED = (
     *("tp", "cp", "pp", "dp", "order", "micro_batch", "ep", "etp", "zero", "replicas", "offload"),
     "policy",
 )
-"""What says who computes what, and who shares weights."""
+"""Columns that say who computes what, and who shares weights."""
 
 _OWN = ("recompute", "context_strategy")
 
 _LOOK_SHARE = 0.4
-"""Of the time, for what groups of choices take at least, and about."""
+"""Share of the time for bounds and guesses of groups of choices."""
 
 _CLIMB_SHARE = 0.8
-"""Of the time, for a good choice to begin with."""
+"""Share of the time for the local search."""
 
 _Item = tuple[float, int, float, int]
 """Bound, stage, guess, place."""
@@ -78,7 +76,7 @@ class ClassSearch(Search):
     _sites: SiteParts | None = None
     _travel: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
-    def _run(self, tally: Tally, reached: Reached, due: Deadline) -> None:
+    def _run(self, best: Incumbent, reached: Reached, due: Deadline) -> None:
         """Search until nothing can be ``gap`` faster, or the time is over."""
         capacity = self.machine.capacity_bytes
         looks_due, climb_due = (due.part(share) for share in (_LOOK_SHARE, _CLIMB_SHARE))
@@ -88,7 +86,7 @@ class ClassSearch(Search):
         reached.rows, reached.least_bytes = len(rows), float(needs.min())
         least, guess = self._peak_s(rows)
         lowest = reached.bound_s = float(least.min(initial=np.inf))
-        groups = group_alike([self.space[name][rows] for name in _SHARED])
+        groups = group_equal([self.space[name][rows] for name in _SHARED])
         members: list[Ints] = [rows[group] for group in groups]
         queue: list[_Item] = []
         for at in sorted(range(len(groups)), key=lambda at: float(guess[groups[at]].min())):
@@ -107,17 +105,17 @@ class ClassSearch(Search):
             rows,
             needs[rows] / capacity,
             guess,
-            lambda rows: [tally.price(row, lowest) for row in rows],
+            lambda rows: [best.price(row, lowest) for row in rows],
             climb_due.is_over,
         )
         about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
-        while queue and queue[0][0] < tally.best_s * (1 - self.gap):
+        while queue and queue[0][0] < self.cutoff_s(best.best_s):
             reached.bound_s = queue[0][0]
             if due.is_over():
                 return
             bound, stage, _, at = heapq.heappop(queue)
             if stage == 3:
-                tally.price(at, bound)
+                best.price(at, bound)
                 continue
             mine = members[at]
             if stage == 0:
@@ -125,7 +123,7 @@ class ClassSearch(Search):
                 tighter = max(bound, self._group_s(mine, recompute="none"))
                 heapq.heappush(queue, (tighter, 1, 0.0, at))
             elif stage == 1:
-                for group in group_alike([self.space[name][mine] for name in _OWN]):
+                for group in group_equal([self.space[name][mine] for name in _OWN]):
                     tighter = max(bound, self._group_s(mine[group]))
                     heapq.heappush(queue, (tighter, 2, 0.0, len(members)))
                     members.append(mine[group])
@@ -155,13 +153,13 @@ class ClassSearch(Search):
 
     @property
     def prices(self) -> SiteParts:
-        """What was priced of all sites."""
+        """Prices of all sites."""
         if self._sites is None:
             self._sites = SiteParts(self.model, self.machine)
         return self._sites
 
-    def least_s(self, choice: Choice, *, virtual: int) -> float:
-        """Time that a step takes at least, each stage on its site.
+    def bound_s(self, choice: Choice, *, virtual: int) -> float:
+        """Lower bound of a step with each stage on its site [s].
 
         Args:
             choice: Layout and options.
@@ -181,22 +179,22 @@ class ClassSearch(Search):
         return LESS * span / (1.0 - options.residuals.step_share)
 
     def _group_s(self, rows: Ints, *, recompute: Recompute | None = None) -> float:
-        """Of choices that differ in what they compute again and exchange, and in schedule."""
+        """Bound of choices that differ in recomputation, context strategy and schedule [s]."""
         virtual = int(self.space["virtual"][rows].max())
-        found = float(np.inf)
+        least = float(np.inf)
         for at in np.unique(self.space["context_strategy"][rows], return_index=True)[1]:
             choice = self.space.choice(int(rows[at]))
             if recompute is not None:
                 options = dataclasses.replace(choice.options, recompute=recompute)
                 choice = Choice(choice.layout, options)
             try:
-                found = min(found, self.least_s(choice, virtual=virtual))
+                least = min(least, self.bound_s(choice, virtual=virtual))
             except (LayoutError, SpecError):  # heads, or ranks of a node, that do not divide
                 continue
-        return found
+        return least
 
     def _rank_s(self, choice: Choice, site: Machine, batches: Batches) -> Floats:
-        """What a rank of a site takes with so many layers, at least, float64 [layers + 1] [s]."""
+        """Least seconds of a site's rank with 0, 1, .. layers, float64 [layers + 1]."""
         layout, options = choice.layout, choice.options
         parts = self.prices.parts(site, layout, options)
         priced = [parts.price(np.asarray(batch)) for batch in batches]
@@ -205,41 +203,41 @@ class ClassSearch(Search):
             sum(one is each for one in priced) * layer_passes(each).sum(axis=1)
             for each in times.values()
         )
-        found = lightest_s(np.asarray(busy))
+        seconds = lightest_s(np.asarray(busy))
         gather, reduce, optimizer = self._travel_s(choice, site).T
         if options.stack.data_overlap:
             gather = np.maximum(gather - hiding_s(priced[0], slice(0, 1)), 0.0)
             reduce = np.maximum(reduce - hiding_s(priced[-1], slice(1, 3)), 0.0)
-        found = found + gather + reduce + optimizer
-        return np.minimum.accumulate(found[::-1])[::-1]
+        seconds = seconds + gather + reduce + optimizer
+        return np.minimum.accumulate(seconds[::-1])[::-1]
 
     def _travel_s(self, choice: Choice, site: Machine) -> Floats:
-        """Of so many layers: gathered, reduced, updated, float64 [layers + 1, 3] [s]."""
+        """Seconds to gather, reduce and update 0, 1, .. layers, float64 [layers + 1, 3]."""
         key = id(site), choice.layout, choice.options.offload
         if key not in self._travel:
             each = (
-                least_travel(self.model, site, choice, layers)
+                least_travel_s(self.model, site, choice, layers)
                 for layers in range(1, self.model.layers + 1)
             )
             self._travel[key] = np.array([(0.0, 0.0, 0.0), *each])
         return self._travel[key]
 
     def _peak_s(self, rows: Ints) -> tuple[Floats, Floats]:
-        """What rows take at all devices' peak at least, and about, float64 [rows] [s]."""
+        """Each row's roofline bound and a guess, float64 [rows] [s]."""
         precision, machine, space = self.space.base.precision, self.machine, self.space.keep(rows)
         ratio = machine.peak_flop_per_s(precision) / machine.mean_peak_flop_per_s(precision)
         faster = np.where(space["pp"] > 1, ratio, 1.0)
         least, about = (
-            faster * least_seconds(self.model, machine, space, has_documents=is_short)
+            faster * peak_bound_s(self.model, machine, space, has_documents=is_short)
             for is_short in (True, self.packer is not None)
         )
         return least, about
 
     def _about_s(self, rows: Ints, bound: float, least: Floats) -> Floats:
-        """What each row of a group takes about, float64 [rows] [s].
+        """A guess of each row of a group, float64 [rows] [s].
 
-        One micro-batch's way there and back, and of all others the bound's part, or as long as a
-        place among those in flight is taken.
+        One micro-batch's way there and back; every other takes its part of the bound, or as long as
+        a place among those in flight is taken.
         """
         space, choice = self.space.keep(rows), self.space.choice(int(rows[0]))
         again = least / least.min()
@@ -258,3 +256,45 @@ class ClassSearch(Search):
         count = len(batches)
         each = np.maximum(bound / count * again, trip / np.minimum(places, count))
         return np.asarray(trip + (count - 1) * each)
+
+
+def least_worst(times: Sequence[Floats], counts: Sequence[int], layers: int) -> float:
+    """The least time within which ranks of several kinds together hold all layers.
+
+    Args:
+        times: Seconds of a rank of each kind with 0, 1, .. layers; ascending from 0.
+        counts: Ranks of each kind.
+        layers: Layers to be held.
+
+    >>> import numpy as np
+    >>> least_worst([np.arange(7) * 2.0, np.arange(7) * 1.0], [1, 1], 6)
+    4.0
+    """
+    values = np.unique(np.concatenate(times))
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        held = sum(
+            count * (int(np.searchsorted(each, values[middle], side="right")) - 1)
+            for each, count in zip(times, counts, strict=True)
+        )
+        low, high = (low, middle) if held >= layers else (middle + 1, high)
+    return float(values[low])
+
+
+def layer_passes(parts: BatchParts) -> Floats:
+    """Seconds of every layer's passes, float64 [layers, 3]."""
+    kinds = {id(layer): layer.sum(axis=1) for layer in parts.layers}
+    return np.array([kinds[id(layer)] for layer in parts.layers])
+
+
+def lightest_s(seconds: Floats) -> Floats:
+    """Seconds of the n lightest layers together, float64 [layers + 1]."""
+    return np.concatenate(([0.0], np.cumsum(np.sort(seconds))))
+
+
+def hiding_s(parts: BatchParts, passes: slice) -> Floats:
+    """Seconds of the n heaviest layers and both ends, float64 [layers + 1]."""
+    heaviest = np.sort(layer_passes(parts)[:, passes].sum(axis=1))[::-1]
+    ends = float(parts.first[passes].sum() + parts.last[passes].sum())
+    return ends + np.concatenate(([0.0], np.cumsum(heaviest)))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from equipoise.cost.step.request import StepOptions
-from equipoise.plan.search.classes import ClassSearch
-from equipoise.plan.search.outcome import Priced
+from equipoise.plan.search.heuristics import RECIPES, find_seeds
+from equipoise.plan.search.incumbent import Priced
+from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.search import Search
-from equipoise.plan.search.seeds import RECIPES, find_seeds
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import COLUMNS, Space, list_space
 from equipoise.sim.machine import Machine

@@ -1,23 +1,16 @@
-"""What every choice needs at least, in bytes and in seconds: a million choices at a time.
+"""Roofline bounds of every choice, in seconds and in bytes: a million choices at a time.
 
 Why
-    Replaying a step takes tens of milliseconds, and there are a million steps. What surely does
-    not fit, and what is surely slower than something that is known, need not be replayed.
+    Replaying a step takes tens of milliseconds, and there are a million choices. What surely does
+    not fit, and what is surely slower than the incumbent, need not be replayed.
 
-What it decides
-    Nothing that it cannot prove. *Memory*: weights, gradients and moments of the mean stage, or
-    of one of ``ceil(layers / pp)`` layers; activations of one micro-batch there, or of as many as
-    the first stage of 1F1B has in flight, of full windows; of what is offloaded, what stays.
-    *Time*: all useful FLOP and what is computed again, at the device's peak; for 1F1B times its
-    bubble, which no split of layers can shorten::
+What it relaxes (proofs: docs/search.md)
+    *Time*: all useful and recomputed FLOP at the devices' peak; for 1F1B times its least bubble,
+    which no split of layers can shorten. *Memory*: weights, gradients and moments of the mean
+    stage, or of one of ``ceil(layers / pp)`` layers; activations of one micro-batch there, or of as
+    many as the first stage has in flight, of full windows; of what is offloaded, what stays.
 
-        c   load of the slowest stage, at least T / p and at most T / p + a layer and the ends
-        m c + 2 T - (p + 1) c        its work, and its waits for all others
-
-    A stage waits for those before it, once; and for those after it when it has nothing to run
-    backward yet, and again when it has nothing left to run forward.
-
-Kept true (tests/unit/plan/bounds/test_choices.py, by Hypothesis)
+Kept true (tests/unit/plan/bounds/test_bounds.py, by Hypothesis)
     Neither bound exceeds what ``sim.step.price_step`` finds, on any choice.
 
 Sources
@@ -59,11 +52,11 @@ _ROUNDING = 0.999
 
 
 _AT_ONCE = 32_768
-"""Rows whose columns stay in a core's cache while they are judged."""
+"""Rows whose columns stay in a core's cache while they are bounded."""
 
 
-def least_bytes(model: ModelSpec, space: Space, *, has_documents: bool = False) -> Floats:
-    """Memory that the fullest rank needs at least, float64 [rows] [bytes].
+def memory_bound_bytes(model: ModelSpec, space: Space, *, has_documents: bool = False) -> Floats:
+    """Lower bound of the fullest rank's memory, float64 [rows] [bytes].
 
     Args:
         model: Sizes.
@@ -74,11 +67,11 @@ def least_bytes(model: ModelSpec, space: Space, *, has_documents: bool = False) 
     Cost: about 0.15 us a row.
     """
     full = 0.0 if has_documents else 1.0
-    parts = (_least_bytes(model, some, full) for some in space.runs(_AT_ONCE))
+    parts = (_memory_bound_bytes(model, some, full) for some in space.runs(_AT_ONCE))
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _least_bytes(model: ModelSpec, space: Space, full: float) -> Floats:
+def _memory_bound_bytes(model: ModelSpec, space: Space, full: float) -> Floats:
     stack, base = space.base.stack, space.base
     tp, pp, zero = space["tp"], space["pp"], space["zero"]
     of_param, of_grad, of_optimizer = weight_bytes(base)
@@ -98,8 +91,7 @@ def _least_bytes(model: ModelSpec, space: Space, full: float) -> Floats:
         params = np.where(zero < 3, mine + theirs, tables)
         grads = np.where(zero < 2, mine + theirs, scattered)
         grads = np.where((zero >= 2) & (space["replicas"] > 1), theirs / weights.alike, grads)
-        found: Floats = (of_optimizer - hosted) * moments + of_param * params + of_grad * grads
-        return found
+        return np.asarray((of_optimizer - hosted) * moments + of_param * params + of_grad * grads)
 
     kept, widest = _token_bytes(model, space)
     tokens = full * space["micro_batch"] * base.context_tokens / space["cp"]
@@ -120,20 +112,20 @@ def _least_bytes(model: ModelSpec, space: Space, full: float) -> Floats:
 def needed_bytes(
     model: ModelSpec, machine: Machine, space: Space, *, has_documents: bool = False
 ) -> Floats:
-    """As ``least_bytes``; infinite where the host has no room for the optimizer."""
-    needs = least_bytes(model, space, has_documents=has_documents)
+    """``memory_bound_bytes``; infinite where the host has no room for the optimizer."""
+    needs = memory_bound_bytes(model, space, has_documents=has_documents)
     if not space["offload"].any():
         return needs
-    is_full = least_host_bytes(model, space) > machine.host_capacity_bytes
+    is_full = host_bound_bytes(model, space) > machine.host_capacity_bytes
     return np.where(is_full, np.inf, needs)
 
 
-def least_host_bytes(model: ModelSpec, space: Space) -> Floats:
-    """Host memory that some rank needs at least, float64 [rows] [bytes]: of the optimizer."""
+def host_bound_bytes(model: ModelSpec, space: Space) -> Floats:
+    """Lower bound of a rank's host memory: the optimizer's, float64 [rows] [bytes]."""
     _, _, moments = _Weights(model, space).of_layers(model.layers / space["pp"])
     of_param, of_grad, _ = weight_bytes(space.base)
-    found = (_hosted(space.base) + of_grad + of_param) * moments
-    return np.where(_is_offloaded(space, offloads_optimizer), found, 0.0)
+    hosted = (_hosted(space.base) + of_grad + of_param) * moments
+    return np.where(_is_offloaded(space, offloads_optimizer), hosted, 0.0)
 
 
 def _hosted(base: StepOptions) -> float:
@@ -141,7 +133,7 @@ def _hosted(base: StepOptions) -> float:
 
 
 def _is_offloaded(space: Space, what: Callable[[Offload], bool]) -> Flags:
-    """Of each row; of one, where no row offloads anything."""
+    """Whether each row offloads it; one answer where no row offloads anything."""
     column = space["offload"]
     return np.array([what(setting) for setting in OFFLOADS])[column if column.any() else [0]]
 
@@ -149,20 +141,20 @@ def _is_offloaded(space: Space, what: Callable[[Offload], bool]) -> Flags:
 def stages_ahead(space: Space) -> Floats:
     """Stages' activations that the first rank holds at the fullest moment, at least."""
     pp, virtual = space["pp"], space["virtual"]
-    found = np.ones(len(pp))
+    ahead = np.ones(len(pp))
     rounds = (virtual - 1) * np.minimum(pp, space.micro_batches)
     for place, name in enumerate(SCHEDULES):
         traits = catalog.SCHEDULES[name]
         most = 2.0 if traits.in_v else rounds + traits.ahead * (pp - 1) + 1
         if traits.is_interleaved:
             most = np.minimum(most, virtual * space.micro_batches)
-        found = np.where(space["schedule"] == place, most, found)
-    # Of several stages a rank, whole rounds may be more than micro-batches; see the caller.
-    return np.asarray(found, dtype=np.float64)
+        ahead = np.where(space["schedule"] == place, most, ahead)
+    # With several stages a rank, whole rounds may be more than micro-batches; see the caller.
+    return np.asarray(ahead, dtype=np.float64)
 
 
 class _Weights:
-    """Of ranks of each row: how many weights of a layer, and who shares them."""
+    """Weights of a layer on a rank of each row, and who shares them."""
 
     def __init__(self, model: ModelSpec, space: Space) -> None:
         dense, experts = _weights(model)
@@ -177,15 +169,14 @@ class _Weights:
         self._zero = space["zero"]
 
     def of_layers(self, count: npt.NDArray[Any]) -> tuple[Floats, Floats, Floats]:
-        """Weights of so many layers and the tables, of their experts, and those updated here."""
+        """Weights of some layers and the tables, of their experts, and those updated here."""
         mine, theirs = self._own * count + self.tables, self._away * count
         whole = mine + theirs
         return mine, theirs, np.where(self._zero > 0, self.scatter(mine, theirs), whole)
 
     def scatter(self, mine: Floats, theirs: Floats) -> Floats:
         """A rank's shard."""
-        found: Floats = mine / self._sharers + theirs / self.alike
-        return found
+        return np.asarray(mine / self._sharers + theirs / self.alike)
 
 
 def _weights(model: ModelSpec) -> tuple[float, float]:
@@ -200,7 +191,7 @@ def _weights(model: ModelSpec) -> tuple[float, float]:
 
 
 def _token_bytes(model: ModelSpec, space: Space) -> tuple[Floats, Floats]:
-    """Of a token: what the mean layer keeps, and what a backward works with, at least [bytes]."""
+    """Bytes of a token that the mean layer keeps and that a backward works with, at least."""
     codes = (space["tp"] * 64 + space["etp"]) * len(RECOMPUTES) + space["recompute"]
     unique, inverse = np.unique(codes, return_inverse=True)
     width = element_bytes(space.base.precision)
@@ -235,10 +226,10 @@ def _kept(
     )
 
 
-def least_seconds(
+def peak_bound_s(
     model: ModelSpec, machine: Machine, space: Space, *, has_documents: bool = False
 ) -> Floats:
-    """Time that the step takes at least, float64 [rows] [s].
+    """Lower bound of the step's time, float64 [rows] [s].
 
     Args:
         model: Sizes.
@@ -280,11 +271,11 @@ def _flops(model: ModelSpec, base: StepOptions, *, has_documents: bool) -> Float
 
 
 def bubble(stages: npt.ArrayLike, micro_batches: npt.ArrayLike) -> Floats:
-    """Step over mean busy time of 1F1B at least, whatever the split of layers into stages.
+    """Least ratio of step to mean busy time of 1F1B, whatever the split of layers.
 
     Args:
         stages: Pipeline ranks.
-        micro_batches: Of each, all alike.
+        micro_batches: Micro-batches of each, all alike.
 
     >>> bubble([1, 4, 4], [8, 8, 2]).tolist()
     [1.0, 1.375, 2.0]

@@ -12,10 +12,9 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.final import price_finalists
 from equipoise.plan.answer.run_steps import COMPARED
-from equipoise.plan.bounds.held import least_worst
-from equipoise.plan.search.classes import ClassSearch
+from equipoise.plan.search.incumbent import Priced
+from equipoise.plan.search.mixed import ClassSearch, least_worst
 from equipoise.plan.search.offload import search_offloaded
-from equipoise.plan.search.outcome import Priced
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Space, list_space
 from equipoise.sim.machine import Machine
@@ -81,7 +80,7 @@ def test_the_answer_is_that_of_pricing_every_row(
     assert found.progress.priced <= len(rows)
     for row, step_s in truth.items():
         choice = rows.choice(row)
-        assert search.least_s(choice, virtual=choice.options.virtual) <= step_s
+        assert search.bound_s(choice, virtual=choice.options.virtual) <= step_s
     first = price_finalists(search, found)[0].run.price
     assert first.step_s == pytest.approx(best, rel=1e-12)
 
@@ -121,7 +120,7 @@ def test_the_bound_holds_with_documents() -> None:
         except (LayoutError, SpecError):
             continue
         least = min(least, price.price.step_s)
-        bound = search.least_s(choice, virtual=choice.options.virtual)
+        bound = search.bound_s(choice, virtual=choice.options.virtual)
         assert bound <= price.price.step_s
     assert search.run().progress.best_s == pytest.approx(least, rel=1e-12)
 
@@ -152,7 +151,7 @@ def test_a_stopped_search_goes_on() -> None:
     machine, rows = Machine(mixed("a100-80", "h100-sxm")), space(cp=1, tp=1, recompute="none")
     whole = ClassSearch(MODEL, machine, rows)
     found = whole.run()
-    assert ClassSearch(MODEL, machine, rows).run(seconds=0.0).progress.gap == 1.0
+    assert ClassSearch(MODEL, machine, rows).run(seconds=0.0).progress.gap == np.inf
     told: list[Priced] = []
     again = ClassSearch(MODEL, machine, rows, known=dict(whole.known), note=told.append)
     assert again.run().fitting == found.fitting and not told
