@@ -129,12 +129,7 @@ def repair(
 ) -> None:
     """Move or swap items between the heaviest and one of the lightest bins while that helps.
 
-    Args:
-        weights: Weight of each item.
-        sizes: Size of each item.
-        bin_of: The bin of each item; changed in place.
-        limit: Most size that one bin holds.
-        filled: Weight and size of what else each bin holds.
+    ``bin_of`` is changed in place; ``filled`` is the weight and size of what else each bin holds.
     """
     bins = len(filled[0])
     loads = np.bincount(bin_of, weights, bins).astype(np.int64) + filled[0]

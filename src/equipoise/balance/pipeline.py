@@ -1,4 +1,4 @@
-"""Pipeline strategies beside each other: packed micro-batches in, each strategy's step out.
+"""Compare pipeline strategies: from packed micro-batches to each strategy's step.
 
 What it decides
     Each strategy's schedule is written for these micro-batches, proven by ``check_pipeline`` and
@@ -42,19 +42,19 @@ from equipoise.spec.run.spec import Recompute
 
 @dataclass(frozen=True, slots=True)
 class PipelineSetting:
-    """What strategies are compared on."""
+    """The setting in which strategies are compared."""
 
     strategy: str
     """A name in ``spec.catalog.SCHEDULES``, or ``all``."""
     ranks: int
     batches: tuple[MicroBatch, ...]
-    """Of one step, as they are packed."""
+    """The packed micro-batches of one step."""
     model: ModelSpec
     machine: AssumedMachine
     chunks: int | None = None
     """Stages of a rank; those usual for each strategy unless given."""
     dtype: str = "bf16"
-    """Of activations: bf16 or fp32."""
+    """Dtype of activations: bf16 or fp32."""
     recompute: Recompute = "none"
     most_bytes: int | None = None
     """Activations that a rank may hold; unbounded unless given [bytes]."""
@@ -68,7 +68,7 @@ class PipelineSetting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedStep:
-    """A setting's micro-batches, priced."""
+    """A setting's micro-batches with their prices."""
 
     setting: PipelineSetting
     layers: LayerPrices

@@ -1,1 +1,1 @@
-"""Floor 6: checkpoints that are whole or are not there."""
+"""Floor 6: checkpoints, each of them whole or absent."""

@@ -1,11 +1,11 @@
-"""The weights of a checkpoint alone, in one process and without a process group.
+"""Read only the weights of a checkpoint, in one process and without a process group.
 
 What it decides
-    Only the model's tensors are read: AdamW's moments, two thirds of the bytes, stay on the
-    disk. However many ranks wrote the checkpoint, each tensor comes out whole.
+    Only the model's tensors are read: AdamW's moments, two thirds of the bytes, stay on disk.
+    However many ranks wrote the checkpoint, each tensor comes out whole.
 
 Kept true (tests/oracle/test_convert.py)
-    Bitwise the weights that were saved; a torn checkpoint is never read.
+    The weights are bitwise those that were saved; a torn checkpoint is never read.
 """
 
 import logging
@@ -38,7 +38,7 @@ def model_of(manifest: Manifest) -> ModelSpec:
     except TypeError as error:
         raise CheckpointError(
             f"The manifest of step {manifest.step} was written by equipoise {manifest.version}, "
-            f"and its model cannot be read ({error}). Use that version."
+            f"whose model this version cannot read ({error}). Use that version."
         ) from error
 
 
@@ -66,13 +66,13 @@ def read_checkpoint_weights(
 
     Args:
         folder: A checkpoint, such as ``runs/run/checkpoint/step-000250``.
-        manifest: The folder's, where it has just been verified; else every byte is.
+        manifest: The folder's manifest, if just verified; without it every byte is verified.
 
     Returns:
         The model, and its weights by name as they were trained: fp32.
 
     Raises:
-        CheckpointError: the checkpoint is torn, of a newer format, or lacks a weight.
+        CheckpointError: the checkpoint is torn, has a newer format, or lacks a weight.
     """
     manifest = manifest or read_manifest(folder)
     require_weights(folder, manifest)
@@ -82,13 +82,13 @@ def read_checkpoint_weights(
     log = logging.getLogger("torch.distributed.checkpoint")
     level = log.level
     try:
-        # torch logs a traceback of its own for what is raised here in one sentence.
+        # torch logs its own traceback for an error that is raised here in one sentence.
         log.setLevel(logging.CRITICAL)
         with warnings.catch_warnings():
-            # no_dist is asked for; torch warns that it is.
+            # torch warns about no_dist, which is intended.
             warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
             load({"model": weights}, storage_reader=reader, no_dist=True)
-    except (CheckpointException, Exception) as error:  # CheckpointException is no Exception
+    except (CheckpointException, Exception) as error:  # the former does not derive from Exception
         raise CheckpointError(
             f"The weights of {folder} could not be read ({_cause(error)})."
         ) from error
@@ -98,7 +98,7 @@ def read_checkpoint_weights(
 
 
 def _cause(error: BaseException) -> str:
-    """The last line of what went wrong on this one rank."""
+    """The last line of this rank's error."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     lines = str(error).strip().splitlines()

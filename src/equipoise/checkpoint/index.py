@@ -1,11 +1,11 @@
-"""Where each tensor of a checkpoint lies: ``tensors.json``, plain data that runs nothing.
+"""Where each tensor of a checkpoint is stored: ``tensors.json``, plain data that runs no code.
 
 Why
-    A checkpoint travels between machines and people. What says where its tensors lie must not
-    be able to run code, so it is JSON, and every number in it is held against the files.
+    Checkpoints travel between machines and people, so the index of their tensors must not be able
+    to run code: it is JSON, and every number in it is checked against the files.
 
 What it decides
-    A tensor is stored in chunks, each the row-major bytes of a box of it, at a place in a file
+    A tensor is stored in chunks, each the row-major bytes of a box of it, at an offset in a file
     that one rank wrote::
 
         {"model.embed.weight": {"dtype": "float32", "shape": [320, 32], "chunks": [
@@ -15,7 +15,7 @@ What it decides
     Checkpoints of format 1 have torch's ``.metadata`` instead (``checkpoint.index_first``).
 
 Kept true (tests/unit/checkpoint/test_index.py)
-    An index that points outside of its files, or whose chunks do not fill a tensor, is refused.
+    An index that points outside its files, or whose chunks do not fill a tensor, is refused.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ ITEM_BYTES = {
     "uint8": 1,
     "bool": 1,
 }
-"""Bytes of an element, by torch's names."""
+"""Bytes of an element of each dtype, by torch's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ def write_index(folder: Path, index: Index) -> None:
 
 
 def read_index(folder: Path) -> Index:
-    """Read ``tensors.json`` and hold it against the files beside it.
+    """Read ``tensors.json`` and check it against the files beside it.
 
     Raises:
-        CheckpointError: it cannot be read, or says what cannot be.
+        CheckpointError: it cannot be read, or contradicts the files.
     """
     try:
         data = json.loads((folder / INDEX).read_bytes())
@@ -94,12 +94,12 @@ def read_index(folder: Path) -> Index:
 
 
 def require_sound(folder: Path, source: str, index: Index) -> None:
-    """Refuse an index that points outside of its files or leaves a hole in a tensor.
+    """Refuse an index that points outside its files or leaves a hole in a tensor.
 
     Args:
-        folder: The checkpoint's.
+        folder: The checkpoint's folder.
         source: File that the index was read from, for the message.
-        index: What it says.
+        index: The index.
 
     Raises:
         CheckpointError: names the tensor.

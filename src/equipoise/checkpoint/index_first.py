@@ -1,18 +1,18 @@
-"""Read what the first versions wrote, torch's ``.metadata`` and ``.distcp``, and run nothing.
+"""Read what the first versions wrote, torch's ``.metadata`` and ``.distcp``, without running code.
 
 Why
-    Both are pickles, which may call anything when they are loaded. People have checkpoints of
-    that time, so they are still read, by an unpickler that knows a dozen names and has a record
-    without behaviour behind each: what a pickle asks for is noted, never done.
+    Both are pickles, which may call anything when they are loaded. Such checkpoints still exist, so
+    they are read by an unpickler that knows a dozen names and replaces each by a record without
+    behaviour: what a pickle asks for is recorded, never done.
 
 What it decides
     ``.metadata`` becomes an ``Index`` whose chunks are the archives that ``torch.save`` wrote
     for each piece: a zip of ``data.pkl`` (shape, strides, type) and ``data/0`` (the bytes).
-    Entries that are no tensors, such as the optimizer's settings, are pickles again; they were
+    Entries other than tensors, such as the optimizer's settings, are pickles too; they were
     never used and are left out.
 
 Kept true (tests/unit/checkpoint/test_index_first.py, tests/multi/train/test_checkpoint.py)
-    A name beyond the dozen ends the reading; checkpoints of format 1 load bitwise.
+    Any other name is an error; checkpoints of format 1 load bitwise.
 
 Sources
     torch 2.8 to 2.13: distributed/checkpoint/metadata.py and filesystem.py, ``_StorageInfo``;
@@ -35,13 +35,13 @@ METADATA = ".metadata"
 
 
 class _Record:
-    """What a pickle asked to be made, as it asked: arguments and state, and no behaviour."""
+    """The object that a pickle asked for, as arguments and state without behaviour."""
 
     args: tuple[Any, ...]
     state: Any
 
     def __new__(cls, *args: Any) -> "_Record":
-        """A record, whether a pickle calls the name or asks for a bare object of it."""
+        """A record, whether a pickle calls the name or creates a bare object of it."""
         record = super().__new__(cls)
         record.args, record.state = args, {}
         return record
@@ -91,7 +91,7 @@ _TENSOR_NAMES: dict[tuple[str, str], Any] = {
 
 
 class _Noting(pickle.Unpickler):
-    """Unpickles into records; any name that is not known ends it."""
+    """Unpickles into records; an unknown name is an error."""
 
     def __init__(self, data: bytes, names: dict[tuple[str, str], Any]) -> None:
         super().__init__(io.BytesIO(data))
@@ -111,7 +111,7 @@ def read_first_index(folder: Path) -> Index:
     """Read the ``.metadata`` of a checkpoint of format 1.
 
     Raises:
-        CheckpointError: it is no such metadata, or asks for what none needs.
+        CheckpointError: it is not such metadata, or asks for a name that none needs.
     """
     try:
         metadata = _Noting((folder / METADATA).read_bytes(), _METADATA_NAMES).load().state
@@ -127,7 +127,7 @@ def read_first_index(folder: Path) -> Index:
         }
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{folder} is torn: its {METADATA} is unsafe ({error}).") from error
-    except Exception as error:  # a pickle fails in as many ways as there are pickles
+    except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointError(f"{folder} is torn: its {METADATA} cannot be read.") from error
     require_sound(folder, METADATA, index)
     _require_archives(folder, index)
@@ -162,7 +162,7 @@ def read_archive(
         The storage's bytes, and the strides [elements] and the offset [elements] in it.
 
     Raises:
-        CheckpointError: it holds anything else than a tensor of this type and shape.
+        CheckpointError: it does not hold a tensor of this type and shape.
     """
     with _archive(file, dtype, shape) as (archive, storage, strides, offset):
         return archive.read(storage), strides, offset
@@ -191,12 +191,12 @@ def _archive(
             yield archive, storage, strides, offset
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"a tensor of it is unsafe ({error})") from error
-    except Exception as error:  # a zip fails in as many ways again
+    except Exception as error:  # so may a damaged zip
         raise CheckpointError("a tensor of it cannot be read") from error
 
 
 def _require_archives(folder: Path, index: Index) -> None:
-    """Look into every archive, at all but the tensor's bytes."""
+    """Check every archive, except for its tensor's bytes."""
     for name, tensor in index.items():
         for chunk in tensor.chunks:
             with (folder / chunk.file).open("rb") as file:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it is, and the digest of every byte of it.
+"""The manifest of a checkpoint: its description, and digests of all its bytes.
 
 What it decides
     A checkpoint is the folder ``step-000250`` with a ``manifest.json`` that names every other
@@ -6,13 +6,13 @@ What it decides
     another name and renamed when whole, so a folder of that name without a sound manifest is
     torn and is never loaded.
 
-    The folder's name is its manifest's step, written in one way, and the folder holds the files
-    of the manifest alone: no other file, no folder, no link. Two names of one file on the disk
-    (hard links) are files, and verified as such. The folder itself may be a link.
+    The folder's name follows from its manifest's step, and the folder holds only the files of the
+    manifest: no other file, no folder, no link. Hard links are files, and verified as such. The
+    folder itself may be a link.
 
 Kept true (tests/unit/checkpoint/test_manifest.py)
-    Any byte changed, dropped or added to a file of a checkpoint is found, and the file named; so
-    is a folder of another name, and a file that the manifest does not list.
+    Any byte changed in, dropped from or added to a file of a checkpoint is detected, and the file
+    named; so is a folder with another name, and a file that the manifest does not list.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """A checkpoint's description of itself."""
 
     format: int
     version: str
@@ -51,11 +51,11 @@ class Manifest:
     context_tokens: int
     files: dict[str, tuple[int, str]]
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Keys of run.toml that decide what a step holds and how it trains (``spec.run.resume``)."""
+    """Keys of run.toml that decide a step's contents and its training (``spec.run.resume``)."""
 
 
 def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and digest of every file of a folder but the manifest."""
+    """Size and digest of every file of a folder except the manifest."""
     return {
         path.name: (path.stat().st_size, digest_file(path))
         for path in sorted(folder.iterdir())
@@ -64,16 +64,16 @@ def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest and hand every file of the folder to the disk."""
+    """Write the manifest and flush every file of the folder to disk."""
     (folder / MANIFEST).write_text(_render(manifest))
     for each in (*folder.iterdir(), folder):
         sync(each)
 
 
 def _render(manifest: Manifest) -> str:
-    """The one text of a manifest, so that any other text is a damaged one."""
+    """The canonical text of a manifest; any other text counts as damaged."""
     data = dataclasses.asdict(manifest)
-    if not manifest.run:  # of a version that did not write it
+    if not manifest.run:  # written by a version that did not have it
         del data["run"]
     return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
 
@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read a checkpoint's manifest and verify every file against it.
 
     Raises:
-        CheckpointError: of a newer format (always to be told), or torn.
+        CheckpointError: it has a newer format (which is always reported), or is torn.
     """
     path = folder / MANIFEST
     try:
@@ -108,10 +108,10 @@ def read_manifest(folder: Path) -> Manifest:
     _require_listed(folder, manifest)
     for name, (size, expected) in manifest.files.items():
         file = folder / name
-        found = file.stat().st_size if file.is_file() else 0
-        if found != size:
+        held = file.stat().st_size if file.is_file() else 0
+        if held != size:
             raise CheckpointError(
-                f"{folder} is torn: {name} has {found:,} bytes, the manifest says {size:,}."
+                f"{folder} is torn: {name} has {held:,} bytes, the manifest says {size:,}."
             )
         if digest_file(file) != expected:
             raise CheckpointError(f"{folder} is torn: the bytes of {name} have changed.")
@@ -120,7 +120,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def folder_name(step: int) -> str:
-    """The one name of the checkpoint of a step."""
+    """The name of the checkpoint of a step."""
     return f"step-{step:06d}"
 
 
@@ -135,7 +135,7 @@ def _require_name(folder: Path, step: int) -> None:
 
 
 def _require_listed(folder: Path, manifest: Manifest) -> None:
-    """Refuse anything in the folder but the files of the manifest."""
+    """Refuse anything in the folder except the files of the manifest."""
     for path in sorted(folder.iterdir()):
         if path.name not in (*manifest.files, MANIFEST):
             raise CheckpointError(
@@ -144,16 +144,16 @@ def _require_listed(folder: Path, manifest: Manifest) -> None:
             )
         if path.is_symlink() or not path.is_file():
             raise CheckpointError(
-                f"{folder} is torn: {path.name} is not a file of its own. Restore a copy of it."
+                f"{folder} is torn: {path.name} is not a regular file. Restore a copy of it."
             )
 
 
 class NewerCheckpointError(CheckpointError):
-    """A whole checkpoint of a format that this version does not know."""
+    """A whole checkpoint in a format that this version does not know."""
 
 
 def find_checkpoints(root: Path) -> Iterator[Path]:
-    """Folders that are named as a checkpoint of some step, newest first, sound or not."""
+    """Folders named like a checkpoint, newest first, sound or not."""
     named = {path: re.fullmatch(r"step-(\d{1,18})", path.name) for path in root.glob("step-*")}
     steps = {path: int(match[1]) for path, match in named.items() if match}
     yield from sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
@@ -162,8 +162,8 @@ def find_checkpoints(root: Path) -> Iterator[Path]:
 def drop_older(root: Path, step: int, keep: int) -> None:
     """Remove all but the ``keep`` newest checkpoints from a step downwards.
 
-    What cannot be loaded from is neither counted nor removed, as far as its name and its
-    manifest show that: counting it would cost a sound checkpoint. Its bytes are not read.
+    Checkpoints that their name or manifest shows to be unusable are neither counted nor removed:
+    counting one would cost a sound checkpoint. Other bytes are not read.
     """
     older = [path for path in find_checkpoints(root) if _says_its_step(path, up_to=step)]
     for path in older[keep:]:
@@ -179,17 +179,17 @@ def _says_its_step(folder: Path, *, up_to: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, or the link to one, as far as it can be."""
+    """Remove a folder, or a link to one, as far as possible."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def newest_good(root: Path) -> tuple[Path, Manifest, list[str]] | None:
-    """The newest whole checkpoint, its manifest, and a sentence for each torn one passed over.
+    """The newest whole checkpoint, its manifest, and a sentence for each torn one skipped.
 
     Raises:
-        CheckpointError: there are checkpoints and none is whole, or one is of a newer format.
+        CheckpointError: there are checkpoints but none is whole, or one has a newer format.
     """
     torn: list[str] = []
     for folder in find_checkpoints(root):
@@ -215,7 +215,7 @@ def require_same(
     Raises:
         CheckpointError: names each size that differs.
     """
-    # A size that an older version did not know is what every model of it had.
+    # A size that an older version did not know has the value of all its models.
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(ModelSpec)
@@ -234,12 +234,12 @@ def require_same(
     if manifest.corpus_digest != corpus_digest:
         raise CheckpointError(
             f"{folder} was trained on another corpus or tokenizer (digest "
-            f"{manifest.corpus_digest[:8]}, this run's is {corpus_digest[:8]}). Give back the "
+            f"{manifest.corpus_digest[:8]}; this run's is {corpus_digest[:8]}). Restore the "
             f"[data] of that run, or train into another folder with --out."
         )
     if manifest.seed != seed:
         raise CheckpointError(
-            f"{folder} has read the corpus in the order of train.seed = {manifest.seed}, and this "
+            f"{folder} has read the corpus in the order of train.seed = {manifest.seed}, but this "
             f"run's is {seed}: documents would come twice or never. Set train.seed = "
             f"{manifest.seed}, or train into another folder with --out."
         )

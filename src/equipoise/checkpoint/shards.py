@@ -1,16 +1,15 @@
-"""Tensors of a checkpoint in files: torch's distributed checkpoint plans, plain bytes are stored.
+"""Tensors of a checkpoint in files: planned by torch's distributed checkpoint, stored as bytes.
 
 Why
-    Torch's own files are pickles, and whoever loads one runs what it says. Here a shard is
-    bytes alone and an index of JSON says what they are, so a checkpoint can be wrong but it
-    cannot act.
+    Torch's own files are pickles, and loading a pickle runs code. Here a shard is only bytes and
+    a JSON index describes them, so a checkpoint can be wrong but cannot do anything.
 
 What it decides
-    Each rank writes its chunks one after another into ``shard-00003.bin``; which chunks those
-    are, and which of them a rank of another layout reads, torch's planners decide.
+    Each rank writes its chunks one after another into ``shard-00003.bin``. Torch's planners decide
+    which chunks those are, and which of them a rank of another layout reads.
 
 Kept true (tests/multi/train/test_checkpoint.py, tests/multi/check/test_checkpoint_pickles.py)
-    Whatever the layouts, tensors come back bitwise; nothing that a folder holds is run.
+    Whatever the layouts, tensors come back bitwise; no file of a folder is ever executed.
 """
 
 import dataclasses
@@ -39,10 +38,10 @@ from equipoise.checkpoint.index_first import read_archive, read_first_index
 
 
 def read_any_index(folder: Path) -> Index:
-    """The index of a checkpoint, of this format or the first.
+    """The index of a checkpoint, in this format or the first.
 
     Raises:
-        CheckpointError: it cannot be read, or does not go with the files.
+        CheckpointError: it cannot be read, or does not match the files.
     """
     return (read_index if (folder / INDEX).exists() else read_first_index)(folder)
 
@@ -54,7 +53,7 @@ def _done(value: Any) -> Future[Any]:
 
 
 class ShardWriter(StorageWriter):
-    """Writes the tensors of a state, and nothing else, into a folder that is there."""
+    """Writes the tensors of a state, and nothing else, into an existing folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,7 +73,7 @@ class ShardWriter(StorageWriter):
         return [dataclasses.replace(plan, storage_data=number) for number, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's chunks and hand them to the disk."""
+        """Write this rank's chunks and flush them to disk."""
         name = f"shard-{plan.storage_data:05d}.bin"
         results = []
         with (self._folder / name).open("wb") as out:
@@ -116,10 +115,10 @@ class ShardWriter(StorageWriter):
 
 
 class ShardReader(StorageReader):
-    """Reads the tensors of a checkpoint's folder, of this format or the first.
+    """Reads the tensors of a checkpoint's folder, in this format or the first.
 
     Raises:
-        CheckpointError: the folder's index cannot be read, or does not go with its files.
+        CheckpointError: the folder's index cannot be read, or does not match its files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -136,7 +135,7 @@ class ShardReader(StorageReader):
         """One reader reads one folder."""
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        """The index, as torch's planners take it: tensors alone, so nothing is unpickled."""
+        """The index, as torch's planners take it: only tensors, so nothing is unpickled."""
         tensors: dict[str, Any] = {}
         for name, stored in self._index.items():
             boxes = [
@@ -172,8 +171,8 @@ class ShardReader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             if target.shape != stored.shape:
                 raise CheckpointError(
-                    f"{item.dest_index.fqn} has shape {_shown(stored.shape)} where "
-                    f"{_shown(target.shape)} is wanted."
+                    f"{item.dest_index.fqn} has shape {_shown(stored.shape)}; expected "
+                    f"{_shown(target.shape)}."
                 )
             target.copy_(stored)
             planner.commit_tensor(item, target)

@@ -1,20 +1,20 @@
-"""Save and load: sharded by torch's distributed checkpoint, whole or not there at all.
+"""Save and load: sharded by torch's distributed checkpoint, whole or absent.
 
 What it decides
-    Every rank writes its shards into ``.saving-000250``; when all are down, rank 0 writes the
-    manifest with digests, hands it all to the disk and renames it ``step-000250``. A kill, a
-    full disk or a lost rank at any moment leaves the older checkpoints as they were.
+    Every rank writes its shards into ``.saving-000250``; when all are written, rank 0 writes the
+    manifest with digests, flushes everything to disk and renames the folder ``step-000250``. A
+    kill, a full disk or a lost rank at any moment leaves the older checkpoints intact.
 
-    Another layout may load: shards are addressed by tensor name and offset, and a stage of a
-    pipeline writes and reads its own names.
-    Tensors come from the checkpoint, the optimizer's settings from the run that loads it.
+    Another layout may load: shards are addressed by tensor name and offset, and a pipeline stage
+    writes and reads its own names. Tensors come from the checkpoint, the optimizer's settings from
+    the run that loads it.
 
-    Checkpoints are dropped only from this step downwards: one of a later step was passed over
-    as torn, and counting it would drop a whole one in its stead.
+    Checkpoints are dropped only from this step downwards: a later one was skipped as torn, and
+    counting it would drop a whole one instead.
 
 Kept true (tests/multi/train/test_checkpoint.py)
-    Saved on 2 ranks and loaded on 1 or 3, every tensor is bitwise the same; a save that fails
-    leaves what was there.
+    Saved on 2 ranks and loaded on 1 or 3, every tensor is bitwise the same; a failed save leaves
+    the older checkpoints untouched.
 """
 
 import logging
@@ -54,7 +54,7 @@ from equipoise.comm.group import Ranks
 def _state(
     module: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Tensors of both, and the optimizer's groups, which are settings and not saved."""
+    """Tensors of both, and the optimizer's groups: settings, which are not saved."""
     state: dict[str, Any] = {
         "model": get_model_state_dict(module),
         "optimizer": get_optimizer_state_dict(module, optimizer),
@@ -63,7 +63,7 @@ def _state(
 
 
 def _root_cause(error: BaseException) -> str:
-    """The words of the failure inside torch's own wrapping."""
+    """The message of the failure inside torch's own wrapping."""
     failures = getattr(error, "failures", None)
     if failures:
         inner = next(iter(failures.values()))
@@ -89,13 +89,13 @@ def save(
         root: Folder of the run's checkpoints.
         module: Sharded weights.
         optimizer: Its moments.
-        ranks: All of them; each calls this.
-        manifest: What the checkpoint says of itself; its files are filled in.
-        keep: Newest checkpoints that are kept.
+        ranks: All ranks; each of them calls this.
+        manifest: The checkpoint's description; its files are filled in.
+        keep: Number of checkpoints to keep.
         texts: Further small files, by name.
 
     Raises:
-        CheckpointError: on every rank, when any could not write; older checkpoints stand.
+        CheckpointError: on every rank, if any could not write; older checkpoints remain.
     """
     partial = root / f".saving-{manifest.step:06d}"
     final = root / folder_name(manifest.step)
@@ -123,8 +123,8 @@ def save(
                 remove(final)
                 partial.rename(final)
                 sync(root)
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
-            fault = _root_cause(error)  # whatever stopped the write, the run goes on without it
+        except (Exception, CheckpointException) as error:  # the latter is not an Exception
+            fault = _root_cause(error)  # whatever stopped the write, the run can go on without it
         fault = _agree(ranks, fault)
     if fault:
         if ranks.rank == 0:
@@ -139,7 +139,7 @@ def save(
 
 
 def stored_bytes(folder: Path) -> int:
-    """Bytes that a checkpoint's files take on their disk; 0 if it cannot be read."""
+    """Bytes that a checkpoint's files take on disk; 0 if it cannot be read."""
     try:
         return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
     except OSError:

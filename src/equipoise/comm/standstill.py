@@ -80,13 +80,8 @@ def judge(
 ) -> Standstill:
     """Say who holds up a rank that has waited too long.
 
-    Args:
-        rank: The rank that waits.
-        wait: What it waits for.
-        waited_s: How long it has waited [s].
-        beats: The last beat of each rank that has sent one, and its own.
-        silent: Ranks whose beats have stopped.
-        deadline_s: The longest allowed wait [s].
+    ``beats`` holds the last beat of each rank that has sent one, ``silent`` the ranks whose beats
+    have stopped.
     """
     phase = beats[rank].phase
     missing = _not_come(rank, wait, beats, silent)

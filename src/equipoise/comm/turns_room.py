@@ -54,12 +54,8 @@ class Room:
     def meet(self, key: _Key, rank: int, of: int, data: Any, move: Move) -> None:
         """Wait for all ranks of a group; the last one moves everybody's data.
 
-        Args:
-            key: Key of the group, with the number and name of its collective.
-            rank: This rank's number in the group.
-            of: Number of ranks in the group.
-            data: Data of this rank.
-            move: Called with the data of all, in the order of ranks.
+        ``key`` names the group and its collective; ``rank`` counts within its ``of`` ranks.
+        ``move`` gets the data of all, in the order of ranks.
         """
         meeting = self._meetings.setdefault(key, _Wait(threading.Condition(self.turn)))
         meeting.data[rank] = data

@@ -65,12 +65,7 @@ class Watchdog:
     ) -> None:
         """Prepare to watch, before the first process group is made.
 
-        Args:
-            store: A store that all ranks reach.
-            rank: This rank.
-            world: Number of ranks.
-            deadline_s: The longest wait of one rank for another [s].
-            tell: Called on every rank before its process ends.
+        ``tell`` is called on every rank before its process ends.
         """
         keep_few_calls()
         self.rank, self.world, self.deadline_s, self.tell = rank, world, deadline_s, tell

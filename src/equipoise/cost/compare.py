@@ -143,11 +143,7 @@ def compare_run(
 ) -> Comparison:
     """Compare a data-parallel run's journal with a device's curves.
 
-    Args:
-        record: Record of the run.
-        model: The model that it trained.
-        device: The device whose curves predict.
-        seed: Seed of the bootstrap.
+    ``seed`` is that of the bootstrap.
 
     Raises:
         SpecError: the run shares micro-batches or layers over ranks, has fewer than 3 steps

@@ -114,14 +114,8 @@ def add_copies(
 ) -> None:
     """Add the time that a layer waits for copies of its activations.
 
-    Args:
-        parts: The layer's passes with all other compute and waits, float64 [PASSES, TERMS] [s].
-        model: Sizes.
-        device: The rank's device, and its host.
-        layout: Degrees.
-        options: What is offloaded, and what layers keep.
-        kind: Whether the layer has experts, and what it recomputes.
-        tokens: Tokens of the micro-batch on this rank's context share.
+    ``parts`` are the layer's passes with all other compute and waits, float64 [PASSES, TERMS] [s];
+    ``tokens`` are those of the micro-batch on this rank's context share.
     """
     if not offloads_activations(options.offload):
         return

@@ -1,7 +1,7 @@
 """Columns of Parquet and Arrow files, opened with pyarrow where it is installed.
 
 Kept true (tests/unit/data/test_source.py)
-    A column that is not there is told with the nearest that is; so is a missing pyarrow.
+    A missing column is reported with the nearest one that exists; a missing pyarrow, with the fix.
 """
 
 from collections.abc import Iterator
@@ -13,39 +13,39 @@ from equipoise.base.nearest import nearest
 
 
 def _pyarrow(path: Path) -> Any:
-    """Import pyarrow, 0.3 s, only for those who read its files."""
+    """Import pyarrow, which takes 0.3 s, only to read its files."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise DataError(
-            f"{path} is read with pyarrow, which is not installed. Run: "
+            f"Reading {path} needs pyarrow, which is not installed. Run: "
             "pip install 'equipoise[parquet]'"
         ) from None
     return pyarrow
 
 
 def open_parquet(path: Path) -> Any:
-    """A Parquet file as pyarrow has it.
+    """Open a Parquet file with pyarrow.
 
     Raises:
-        DataError: it is none, or pyarrow is not installed.
+        DataError: it is not a Parquet file, or pyarrow is not installed.
     """
     pyarrow = _pyarrow(path)
     try:
         return pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
         raise DataError(
-            f"{path} is not a parquet file: {error} Write the file again, or move it out of "
+            f"{path} is not a parquet file: {error} Write the file again or move it out of "
             "data.path."
         ) from None
 
 
 def check_column(path: Path, schema: Any, name: str) -> None:
-    """Refuse a file that has no text in the column.
+    """Refuse a file whose column ``name`` is missing or holds no text.
 
     Raises:
-        DataError: there is no such column, or it holds something else.
+        DataError: as above.
     """
     columns = list(schema.names)
     if name not in columns:
@@ -63,7 +63,7 @@ def check_column(path: Path, schema: Any, name: str) -> None:
 
 
 class ArrowFile:
-    """One arrow IPC file of either format: datasets writes streams, others write files."""
+    """An arrow IPC file in either format: datasets writes streams, others write files."""
 
     def __init__(self, path: Path) -> None:
         pyarrow = _pyarrow(path)
@@ -91,7 +91,7 @@ class ArrowFile:
         self._map.close()
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Record batches [start, stop); memory-mapped, so that passing over one is free."""
+        """Record batches [start, stop), memory-mapped, so that skipping one is free."""
         if self._stream is None:
             for index in range(start, self._file.num_record_batches if stop is None else stop):
                 yield self._file.get_batch(index)

@@ -1,11 +1,11 @@
 """Find the files of a corpus: below a folder, or as ``save_to_disk`` lists them.
 
 What it decides
-    Which files of a folder belong to a corpus of a kind. Names, sizes and times of change are
-    read, contents are not.
+    Which files of a folder belong to a corpus of a kind. It reads names, sizes and times of
+    change, but no contents.
 
 Kept true (tests/unit/data/test_source.py)
-    Files that are hidden or of another kind are left out; a folder without any is refused.
+    Files that are hidden or of another kind are left out; a folder without others is refused.
 
 Sources
     save_to_disk folders: datasets 2.x/3.x, arrow_dataset.py (state.json, ``_data_files``).
@@ -28,7 +28,7 @@ _SUFFIX = {
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
-class FoundFile(NamedTuple):
+class CorpusFile(NamedTuple):
     """A file of a corpus, before it is read."""
 
     name: str
@@ -37,14 +37,14 @@ class FoundFile(NamedTuple):
     changed_ns: int
 
 
-def find_files(root: Path, kind: str) -> list[FoundFile]:
-    """The files of a kind below a folder, in no order; links to folders are not followed.
+def find_files(root: Path, kind: str) -> list[CorpusFile]:
+    """The files of a kind below a folder, in any order; links to folders are not followed.
 
     Raises:
         DataError: there are none.
     """
     suffix = _SUFFIX[kind]
-    found = []
+    files = []
     others = 0
     folders = [("", root)]
     while folders:
@@ -57,22 +57,23 @@ def find_files(root: Path, kind: str) -> list[FoundFile]:
                     folders.append((f"{prefix}{entry.name}/", Path(entry.path)))
                 elif entry.is_file() and entry.name.endswith(suffix):
                     state = entry.stat()
-                    found.append(
-                        FoundFile(prefix + entry.name, state.st_size, state.st_mtime_ns),
+                    files.append(
+                        CorpusFile(prefix + entry.name, state.st_size, state.st_mtime_ns),
                     )
                 else:
                     others += 1
-    if not found:
-        wanted = f"*{suffix} file" if suffix else "file that is not hidden"
+    if not files:
+        wanted = f"*{suffix} files" if suffix else "files"
+        others_are = f"{others:,} others" if suffix else f"{others:,} hidden"
         raise DataError(
-            f"data.path {root} holds no {wanted} (other files: {others:,}). Set data.path to "
-            f'where the corpus is, or data.source to its kind; it is "{kind}" now.'
+            f"data.path {root} has no {wanted} ({others_are}). Set data.path to the corpus, or "
+            f'data.source to its kind; now it is "{kind}".'
         )
-    return found
+    return files
 
 
 def _items_of(file: Path, key: str) -> list[Any]:
-    """The list that a file of ``save_to_disk`` holds under a key; none where it has no such."""
+    """The list under a key in a file of ``save_to_disk``; empty if there is none."""
     try:
         items = read_json(file).get(key) or []
     except (OSError, ValueError, AttributeError) as error:
@@ -83,32 +84,32 @@ def _items_of(file: Path, key: str) -> list[Any]:
     return items if isinstance(items, list) else []
 
 
-def find_datasets(root: Path) -> list[FoundFile]:
+def find_datasets(root: Path) -> list[CorpusFile]:
     """The arrow files of a folder that ``save_to_disk`` wrote.
 
     Raises:
-        DataError: it is no such folder, holds several datasets, or lacks files.
+        DataError: it is not such a folder, holds several datasets, or lacks files.
     """
     if (root / "dataset_dict.json").is_file():
         splits = _items_of(root / "dataset_dict.json", "splits")
         raise DataError(
-            f"data.path {root} holds {len(splits)} datasets ({', '.join(splits)}), and a corpus "
-            f"is one. Set data.path to {root / splits[0]}, for example."
+            f"data.path {root} holds {len(splits)} datasets ({', '.join(splits)}); a corpus is a "
+            f"single one. Set data.path to {root / splits[0]}, for example."
         )
     if (root / "state.json").is_file():
         files = _items_of(root / "state.json", "_data_files")
         names = [str(each.get("filename")) for each in files if isinstance(each, dict)]
         if indices := _items_of(root / "state.json", "_indices_data_files"):
             raise DataError(
-                f"data.path {root} keeps its order of rows in {len(indices)} files of indices, "
-                "which are not read. Call flatten_indices() on the dataset and save it again."
+                f"data.path {root} keeps its row order in {len(indices)} files of indices, which "
+                "equipoise does not read. Call flatten_indices() on the dataset and save it again."
             )
     elif (root / "dataset_info.json").is_file():
-        # A folder of the datasets cache has the same files and no state.json.
+        # A folder of the datasets cache has the same files, but no state.json.
         names = [path.name for path in root.glob("*.arrow")]
     else:
         raise DataError(
-            f"data.path {root} is no save_to_disk folder: it has neither state.json nor "
+            f"data.path {root} is not a save_to_disk folder: it has neither state.json nor "
             "dataset_info.json. Set data.path to the folder that save_to_disk wrote."
         )
     missing = [name for name in names if not (root / name).is_file()]
@@ -116,8 +117,8 @@ def find_datasets(root: Path) -> list[FoundFile]:
         raise DataError(
             f"data.path {root} has {len(names) - len(missing)} of the {len(names)} arrow files "
             "that it should have"
-            + (f"; the first that is missing is {missing[0]}" if missing else "")
+            + (f"; the first missing one is {missing[0]}" if missing else "")
             + ". Save the dataset again with save_to_disk."
         )
     states = [(name, (root / name).stat()) for name in names]
-    return [FoundFile(name, state.st_size, state.st_mtime_ns) for name, state in states]
+    return [CorpusFile(name, state.st_size, state.st_mtime_ns) for name, state in states]

@@ -1,11 +1,11 @@
-"""Packed micro-batches as tensors that other trainers take, and a loader that makes them.
+"""Packed micro-batches as the tensors that other trainers take, and a loader that makes them.
 
 Why
-    Models outside this package take packed documents under the names that ``transformers``
-    gave them. A batch that lacks one trains on, and lets documents read each other.
+    Models outside this package take packed documents under the names of ``transformers``. If a
+    batch lacks one of them, training goes on silently and documents read each other.
 
 What it decides
-    How pieces become one row of tokens, with no padding::
+    How pieces become one row of tokens, without padding::
 
         pieces         [11 12 13]  [21 22]         document 1 whole, document 2 cut after 22
         input_ids       11  12  13  21  22
@@ -14,12 +14,12 @@ What it decides
         position_ids     0   1   2   0   1         micro-batch, and no label is lost
         cu_seqlens      0           3       5
 
-    Positions restart at 0 with each piece, also where a piece continues a document: from a
-    position that is not its neighbour's plus one, transformers tells where a document begins.
+    Positions restart at 0 with each piece, even if it continues a document: transformers takes
+    any position that is not its neighbour's plus one as the start of a document.
 
 Kept true (tests/unit/data/test_loader.py, tests/oracle/test_trainer.py)
-    ``DataCollatorWithFlattening`` makes the same tensors of the same documents; the gradient
-    of a step over any ranks equals that of its documents one by one; no document reads another.
+    ``DataCollatorWithFlattening`` makes the same tensors of the same documents; a step's gradient
+    over any ranks equals that of its documents one by one; documents do not read each other.
 
 Sources
     Names and types: transformers 5.23, ``data/data_collator.py`` DataCollatorWithFlattening,
@@ -39,11 +39,11 @@ from equipoise.data.sampler import PackedBatchSampler
 from equipoise.data.turn import PieceIndex
 
 IGNORED = -100
-"""Label of a token that has nothing to predict, as ``torch.nn.functional.cross_entropy`` has it."""
+"""Label of a token without a next one, as in ``torch.nn.functional.cross_entropy``."""
 
 
 class Documents(Protocol):
-    """A dataset whose samples hold the tokens of one document each."""
+    """A dataset in which each sample holds the tokens of one document."""
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
@@ -51,11 +51,11 @@ class Documents(Protocol):
 
 
 class PackedDataset(Dataset[dict[str, Any]]):
-    """Pieces of a dataset's documents, by the indices of ``PackedBatchSampler``.
+    """Pieces of a dataset's documents, indexed by ``PackedBatchSampler``.
 
     Args:
-        documents: Whose samples hold ``input_ids`` (a list, an array or a tensor of whole
-            numbers) and may hold ``labels`` of the same length, -100 where there is none.
+        documents: Its samples hold ``input_ids`` (a list, array or tensor of whole numbers)
+            and may hold ``labels`` of the same length, -100 for tokens without one.
 
     >>> from equipoise.data.turn import Turn
     >>> pieces = PackedDataset([{"input_ids": [7, 8, 9]}])
@@ -74,15 +74,15 @@ class PackedDataset(Dataset[dict[str, Any]]):
         """Tokens and labels of a piece.
 
         Raises:
-            DataError: the document has another length than the sampler was told.
+            DataError: the document's length is not the one given to the sampler.
         """
         sample = self.documents[index.document]
         tokens, labels = sample["input_ids"], sample.get("labels")
         for name, values in (("tokens", tokens), ("labels", labels)):
             if values is not None and len(values) != index.doc_tokens:
                 raise DataError(
-                    f"Document {index.document:,} has {len(values):,} {name}, and the sampler "
-                    f"packs it as {index.doc_tokens:,} tokens. Give PackedBatchSampler the "
+                    f"Document {index.document:,} has {len(values):,} {name}, but the sampler "
+                    f"packed it as {index.doc_tokens:,} tokens. Give PackedBatchSampler the "
                     f"lengths of this dataset, in its order."
                 )
         start, stop = index.start, max(index.stop, index.start + 1)
@@ -108,16 +108,16 @@ def collate_packed(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One micro-batch as one row of tokens, for any loop.
 
     Args:
-        pieces: What ``PackedDataset`` gives, in the order of the pack; at least one.
+        pieces: Samples of ``PackedDataset``, in the order of the pack; at least one.
 
     Returns:
         ``input_ids``, ``labels``, ``shift_labels``, ``position_ids``: int64 [1, T].
         ``cu_seqlens``: int32 [pieces + 1], where pieces begin and end.
         ``max_seqlen``: tokens of the longest piece.
         ``step_labels``: labels of the step over all micro-batches and ranks. The sum of
-        cross-entropies against ``shift_labels`` over this is this micro-batch's share of the
-        step's mean loss. It is left out where the dataset brings labels of its own, which
-        only who has read them all can count.
+        cross-entropies against ``shift_labels``, divided by this, is the micro-batch's share of
+        the step's mean loss. Left out if the dataset has labels of its own, because counting them
+        would mean reading them all.
         ``epoch``, ``step``, ``micro_batch``, ``micro_batches``: which turn this is.
     """
     lengths = [len(piece["input_ids"]) for piece in pieces]
@@ -145,11 +145,11 @@ def collate_for_transformers(pieces: Sequence[Mapping[str, Any]]) -> dict[str, A
     """One micro-batch as the arguments of a causal language model of ``transformers``.
 
     ``model(**batch).loss`` is this micro-batch's share of the step's mean loss: summed over
-    micro-batches and ranks it is the mean over all labels of the step. Under ``Trainer``,
-    which counts labels itself, it is the same.
+    micro-batches and ranks it is the mean over all labels of the step. The same holds under
+    ``Trainer``, which counts labels itself.
 
     Args:
-        pieces: What ``PackedDataset`` gives, in the order of the pack; at least one.
+        pieces: Samples of ``PackedDataset``, in the order of the pack; at least one.
 
     Returns:
         ``input_ids``, ``labels``, ``shift_labels``, ``position_ids``: int64 [1, T].
@@ -157,32 +157,32 @@ def collate_for_transformers(pieces: Sequence[Mapping[str, Any]]) -> dict[str, A
         ``max_length_q``, ``max_length_k``: tokens of the longest piece.
         ``use_cache``: False. With a cache, transformers does not look for documents in
         ``position_ids``, and they read each other.
-        ``num_items_in_batch``: labels of the step, where the sampler can count them.
+        ``num_items_in_batch``: labels of the step, if the sampler can count them.
     """
     batch = collate_packed(pieces)
-    found = {name: batch[name] for name in _SHARED_NAMES}
-    found["cu_seq_lens_q"] = found["cu_seq_lens_k"] = batch["cu_seqlens"]
-    found["max_length_q"] = found["max_length_k"] = batch["max_seqlen"]
-    found["use_cache"] = False
+    arguments = {name: batch[name] for name in _SHARED_NAMES}
+    arguments["cu_seq_lens_q"] = arguments["cu_seq_lens_k"] = batch["cu_seqlens"]
+    arguments["max_length_q"] = arguments["max_length_k"] = batch["max_seqlen"]
+    arguments["use_cache"] = False
     if "step_labels" in batch:
-        found["num_items_in_batch"] = batch["step_labels"]
-    return found
+        arguments["num_items_in_batch"] = batch["step_labels"]
+    return arguments
 
 
 _SHARED_NAMES = ("input_ids", "labels", "shift_labels", "position_ids")
 
 
 class PackedLoader(DataLoader[dict[str, Any]]):
-    """A ``DataLoader`` of packed micro-batches, whose epochs trainers can set.
+    """A ``DataLoader`` of packed micro-batches with a settable epoch.
 
     The same as ``DataLoader(PackedDataset(documents), batch_sampler=sampler,
-    collate_fn=collate)`` with ``set_epoch``, which ``Trainer`` calls where there is one.
+    collate_fn=collate)``, plus ``set_epoch``, which ``Trainer`` calls if it exists.
 
     Args:
-        documents: As ``PackedDataset`` takes them.
-        sampler: Which micro-batches.
-        collate: How pieces become a batch.
-        options: Passed on: ``num_workers``, ``pin_memory``, ...
+        documents: As in ``PackedDataset``.
+        sampler: Chooses the micro-batches.
+        collate: Turns pieces into a batch.
+        options: Passed to ``DataLoader``: ``num_workers``, ``pin_memory``, ...
     """
 
     def __init__(

@@ -1,19 +1,19 @@
-"""Who is told how far something has come."""
+"""Displays of progress."""
 
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """Who shows how far a long action is. ``total`` and ``amount`` have one unit."""
+    """Shows how far a long action has come. ``total`` and ``amount`` have the same unit."""
 
     def start(self, label: str, total: int) -> None:
         """An action begins."""
 
     def advance(self, amount: int = 1) -> None:
-        """So much more of it is done."""
+        """``amount`` more of it is done."""
 
     def finish(self) -> None:
-        """It ended, well or not."""
+        """It ended, successfully or not."""
 
 
 class SilentProgress:

@@ -1,28 +1,27 @@
-"""A batch sampler for any PyTorch loop: the packer's micro-batches, one an iteration.
+"""A batch sampler for any PyTorch loop: the packer's micro-batches, one per iteration.
 
 Why
-    Whoever has a trainer wants the balance without giving the trainer up. A ``DataLoader``
-    asks a batch sampler which samples make up the next batch; that is all a packer decides.
+    Users of another trainer want balanced packs without giving that trainer up. A ``DataLoader``
+    asks a batch sampler which samples make up the next batch, and that is all a packer decides.
 
 What it decides
-    Nothing that the packer does not: it cuts an epoch into steps, has each step packed, and
-    gives this rank its part. Every rank packs the whole step by itself from the lengths, so
-    no rank asks another.
+    Only what the packer does: it cuts an epoch into steps, has each step packed, and yields this
+    rank's part. Every rank packs the whole step by itself from the lengths, so ranks need not
+    communicate.
 
     An epoch is cut into the fewest steps of at most ``pack.step_tokens`` whose tokens are as
-    equal as can be; each token of each document is in one of them once. So the last step is
-    no rump, and no step reaches over two epochs. What ``delayed`` still holds back is packed
-    at the epoch's end.
+    equal as possible; each token of each document is in exactly one. So the last step is not
+    shorter than the others, and no step spans two epochs. What ``delayed`` still holds back is
+    packed at the epoch's end.
 
-    All ranks get equally many micro-batches in each step, because the collectives of a loop
-    (DDP's all-reduce, ZeRO-3's gathers) hang where one rank has fewer. Where the packer has
-    none for a rank, or an empty one, the rank gets one token without a label: its loss and
-    its gradients are exactly zero. Steps without any token are left out on all ranks.
+    All ranks get the same number of micro-batches in each step, because the collectives of a loop
+    (DDP's all-reduce, ZeRO-3's gathers) hang if one rank has fewer. If the packer has none for
+    a rank, or an empty one, the rank gets one token without a label: its loss and its gradients
+    are exactly zero. Steps without any token are skipped on all ranks.
 
 Kept true (tests/unit/data/test_sampler.py, by Hypothesis)
-    Over the ranks an epoch has every token once; ranks have equally many batches; going on
-    from a state gives the batches that would have come; the answer depends on the arguments
-    alone.
+    Over the ranks an epoch has every token once; ranks have the same number of batches; resuming
+    from a state yields the batches that would have come; the answer depends only on the arguments.
 """
 
 import itertools
@@ -47,7 +46,7 @@ from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.spec import PackSpec
 
 _KEPT = 256
-"""Steps whose packer states are remembered; a ``DataLoader`` asks for batches in advance."""
+"""Number of steps whose packer states are kept; a ``DataLoader`` asks for batches in advance."""
 
 
 class PackedBatchSampler(Sampler[list[PieceIndex]]):
@@ -56,21 +55,21 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
     Args:
         doc_tokens: Length of each document of the dataset [tokens]; each >= 1.
         pack: Policy, window, tokens of a step over all ranks, and caps. The divided policies
-            are refused: their pieces read keys that a plain loop does not bring them.
+            are refused: their pieces read keys that a plain loop does not send.
         ranks: Data-parallel ranks, >= 1.
-        rank: Which of them this is.
-        seed: Of the documents' order, which is another in each epoch.
+        rank: This rank.
+        seed: Seed of the documents' order, which differs in each epoch.
         curve: Price of a document, the same on every rank: ``counted_curve`` of the model's
             sizes, or a measured one. ``in-order`` and ``by-tokens`` need none.
         meets_each_turn: The loop's ranks wait for each other in every micro-batch, as under
             ``fully_shard``, FSDP and ZeRO 2 and 3; ``by-work`` then evens out each turn.
 
     Raises:
-        DataError: there are no documents, or a length is no whole number of tokens.
+        DataError: there are no documents, or a length is not a whole number of tokens.
         LayoutError: the rank is not one of the ranks, or a piece cannot fit a micro-batch.
         SpecError: no such policy, one that a plain loop cannot run, or no curve for it.
 
-    Cost: of a step, one stream slice and one pack; milliseconds at 2,000 documents.
+    Cost: one stream slice and one pack per step; milliseconds at 2,000 documents.
 
     >>> pack = PackSpec(policy="by-tokens", context_tokens=4, step_tokens=8)
     >>> sampler = PackedBatchSampler([5, 2, 4], pack, ranks=2, rank=0)
@@ -96,10 +95,10 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         require_runnable(pack, int(self._doc_tokens.max()), ranks, rank, curve)
         self._pack, self._ranks, self._rank, self._seed = pack, ranks, rank, seed
         self._meets = meets_each_turn
-        # Policies that need no price are given one that nobody reads.
+        # Policies that need no price get one that they ignore.
         self._curve = curve or LoadCurve(0.0, 1.0, (1.0,), (1.0,), 1.0, measured=False)
         self.steps = -(-self._stream.epoch_tokens // pack.step_tokens)
-        """Steps of an epoch, not counting those that pack what waited to its end."""
+        """Steps of an epoch, without those at its end that pack delayed documents."""
         self._start = (0, 0, 0)  # epoch, step, micro-batch
         self._start_packer: dict[str, Any] | None = None
         self._packer_states: deque[tuple[int, int, dict[str, Any]]] = deque(maxlen=_KEPT)
@@ -114,8 +113,8 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
     def __len__(self) -> int:
         """Batches that the next iteration yields.
 
-        How many micro-batches a step needs, the packer says; so the first call packs the
-        epoch, without reading a document.
+        Only the packer knows how many micro-batches a step needs, so the first call packs the
+        whole epoch, without reading documents.
         """
         if self._length is None or self._length[0] != self._start:
             self._length = (self._start, sum(map(len, self._steps())))
@@ -124,20 +123,20 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch.
 
-        An iteration that runs to its end moves on by itself. In the epoch in which
-        ``load_state_dict`` stands this does nothing, so that a loop may resume and still call
-        it at the top of each epoch.
+        An iteration that runs to its end moves on by itself. For the epoch that
+        ``load_state_dict`` restored this does nothing, so that a resumed loop may still call it
+        at the top of each epoch.
         """
         if epoch != self._start[0]:
             self._start, self._start_packer = (epoch, 0, 0), None
 
     def state_dict(self, after: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Where to go on; the same on every rank, plain data for a checkpoint.
+        """Where to resume: plain data for a checkpoint, the same on every rank.
 
         Args:
-            after: The batch that the loop finished last, as the collator made it. The sampler
-                cannot know it: a loader with workers has asked for more already. Unless
-                given, where the next iteration begins.
+            after: The last batch that the loop finished, as the collator made it. The sampler
+                cannot know it: a loader with workers has already asked for more. Without it,
+                the state is the start of the next iteration.
         """
         if after is None:
             position, packer = self._start, self._start_packer
@@ -166,21 +165,21 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         """Begin the next iteration where ``state_dict`` was taken.
 
         Raises:
-            CheckpointError: the state is of other documents, another order, other steps, or
-                from the middle of a step over other ranks.
+            CheckpointError: the state belongs to other documents, another order, other steps, or
+                was taken in the middle of a step over other ranks.
         """
         mine = self.state_dict()
         for name in ("documents", "tokens", "seed", "step_tokens"):
             if state[name] != mine[name]:
                 raise CheckpointError(
-                    f"The sampler's state was taken with {name} = {state[name]:,}, and here it "
-                    f"is {mine[name]:,}. Resume with what the state was taken with, or start "
+                    f"The sampler's state was taken with {name} = {state[name]:,}, but here it "
+                    f"is {mine[name]:,}. Resume with the same value, or start "
                     f"anew."
                 )
         if state["micro_batch"] and state["ranks"] != self._ranks:
             raise CheckpointError(
                 f"The sampler's state was taken on {state['ranks']} ranks after "
-                f"{state['micro_batch']} micro-batches of a step, and here are {self._ranks}. "
+                f"{state['micro_batch']} micro-batches of a step, but there are {self._ranks} now. "
                 f"Resume on {state['ranks']} ranks, or from a state taken at a step's end."
             )
         self._start = (state["epoch"], state["step"], state["micro_batch"])
@@ -203,11 +202,11 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
                 yield self._mine(packed, epoch, step)[skipped if step == first else 0 :]
 
     def _packer_at(self, epoch: int, step: int, state: dict[str, Any] | None) -> StepPacker:
-        """The packer as it is before a step."""
+        """The packer in its state before a step."""
         packer = make_packer(self._pack, self._ranks, self._curve, meets_each_turn=self._meets)
         if state is not None:
             packer.load_state_dict(state)
-        elif packer.state_dict():  # has a memory, and nobody kept it
+        elif packer.state_dict():  # the packer has a state that was not kept
             for before in range(step):
                 self._packed(epoch, before, packer)
         return packer
@@ -228,7 +227,7 @@ class PackedBatchSampler(Sampler[list[PieceIndex]]):
         return packer.step(pieces)
 
     def _mine(self, packed: PackedStep, epoch: int, step: int) -> list[list[PieceIndex]]:
-        """This rank's micro-batches as indices; none where the step has no token."""
+        """This rank's micro-batches as indices; none if the step has no token."""
         batches = [batch.pieces for batch in packed if len(batch.pieces)]
         if not batches:
             return []

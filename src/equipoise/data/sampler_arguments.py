@@ -1,11 +1,11 @@
-"""What ``PackedBatchSampler`` refuses before its first batch, each in one sentence.
+"""Checks of ``PackedBatchSampler``'s arguments before its first batch.
 
 Why
-    Nothing of run.toml's checks stands between another trainer and the packer; and what is
-    wrong here comes to light on one rank in the middle of an epoch, while the others wait.
+    Another trainer does not go through run.toml's checks, and a wrong argument would only show
+    on one rank in the middle of an epoch, while the others wait.
 
 Kept true (tests/unit/data/test_sampler.py)
-    Each message is read whole.
+    The whole text of each message.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
     """Lengths as int64.
 
     Raises:
-        DataError: there is none, or one of them is no whole number.
+        DataError: there are none, or one is not a whole number.
     """
     given = np.asarray(doc_tokens)
     if given.dtype.kind in "iu":
@@ -34,14 +34,14 @@ def whole_tokens(doc_tokens: ArrayLike) -> NDArray[np.int64]:
         )
     if given.dtype.kind != "f":
         raise DataError(
-            f"Lengths of documents are of type {given.dtype}. Give whole numbers of tokens, such "
+            f"Document lengths have type {given.dtype}. Give whole numbers of tokens, such "
             f'as [len(each["input_ids"]) for each in dataset].'
         )
     bad = np.flatnonzero(~(np.isfinite(given) & (given == np.floor(given))))
     if len(bad):
         raise DataError(
             f"Document {int(bad[0]):,} of {given.size:,} has {given.flat[bad[0]]} tokens, which "
-            f"is no whole number. Count its tokens again."
+            f"is not a whole number. Count its tokens again."
         )
     return given.astype(np.int64)
 
@@ -52,11 +52,11 @@ def require_runnable(
     """Refuse what a plain loop cannot run.
 
     Args:
-        pack: What is asked for.
+        pack: The requested packing.
         longest: Longest document [tokens].
         ranks: Data-parallel ranks.
-        rank: Which of them this is.
-        curve: Price of a document, if one was given.
+        rank: This rank.
+        curve: Price of a document, if given.
 
     Raises:
         SpecError: no such policy, one that a plain loop cannot run, or no curve for it.
@@ -65,19 +65,19 @@ def require_runnable(
     """
     if pack.policy not in POLICIES:
         raise SpecError(
-            f'No packing policy is called "{pack.policy}". Nearest: '
+            f'No such packing policy: "{pack.policy}". Nearest: '
             f"{nearest(pack.policy, POLICIES)}. All: {', '.join(POLICIES)}."
         )
     traits = POLICIES[pack.policy]
     if traits.divides:
         raise SpecError(
             f'Under policy "{pack.policy}" pieces read keys of other micro-batches, which a '
-            f'DataLoader does not bring them. Take policy="by-work".'
+            f'DataLoader does not send them. Use policy="by-work".'
         )
     if curve is None and traits.reads_prices:
         raise SpecError(
-            f'Policy "{pack.policy}" balances work, and what a document costs depends on the '
-            f'model. Pass curve=counted_curve(preset("llama3-8b")), or of your model\'s sizes.'
+            f'Policy "{pack.policy}" balances work, so it needs the model\'s cost of a document. '
+            f'Pass curve=counted_curve(preset("llama3-8b")), or the curve of your own model.'
         )
     if not 0 <= rank < ranks:
         raise LayoutError(

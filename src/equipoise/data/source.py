@@ -1,19 +1,19 @@
-"""Find the documents of a corpus, in shards that need nothing of each other.
+"""Find the documents of a corpus, in shards that are independent of each other.
 
 Why
-    Tokenizing is the one slow thing before the first step. It runs on every core if the
-    corpus falls into parts that can be read alone, and it need not run at all if the
-    corpus is known to be the one of yesterday.
+    Tokenizing is the only slow step before training. It runs on every core if the corpus
+    divides into parts that can be read separately, and not at all if the corpus is known to be
+    unchanged.
 
 What it decides
-    In which order files are read; where a large one is divided; what the corpus' identity is.
-    ``data.corpus_files`` finds the files, ``data.cache.shard`` reads them.
+    In which order files are read, where a large one is divided, and what the corpus's identity
+    is. ``data.corpus_files`` finds the files, ``data.cache.shard`` reads them.
 
 Kept true (tests/unit/data/test_source.py)
     Every document is in exactly one shard, in the order of the files; a shard reads the
-    same after pickling; two openings of an untouched corpus have one digest, and a file
-    that changes its name, size or time of change has another. A file rewritten with the
-    same size and the same time of change is not noticed: contents are not read for it.
+    same after pickling; an untouched corpus always has the same digest, and a file with a new
+    name, size or time of change gives another. A file rewritten with the same size and time of
+    change goes unnoticed, because contents are not read for the digest.
 """
 
 import platform
@@ -27,7 +27,7 @@ from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
 from equipoise.data.cache.shard import Part, Shard
 from equipoise.data.columns import ArrowFile, check_column, open_parquet
-from equipoise.data.corpus_files import FoundFile, find_datasets, find_files
+from equipoise.data.corpus_files import CorpusFile, find_datasets, find_files
 from equipoise.spec.run.spec import DataSpec
 
 # A shard is the unit of work of one process and of what a kill can lose: about 0.2 s of
@@ -35,14 +35,14 @@ from equipoise.spec.run.spec import DataSpec
 _SHARD_BYTES_MIN = 512 << 10
 _SHARD_BYTES_MAX = 64 << 20
 _SHARDS_WANTED = 512
-# What a tokenizer is trained on is read from this many shards, this much from each.
+# A tokenizer is trained on texts of this many shards, this much from each.
 _SAMPLE_SHARDS = 64
 _SAMPLE_SHARD_CHARS = 2 << 20
 
 
 @dataclass(frozen=True)
 class Source:
-    """A corpus that was found but not yet read.
+    """A corpus that has not been read yet.
 
     ``names`` are the files' paths relative to ``root``, in the order of reading;
     ``digest`` names the corpus: kind, column, files' names, sizes and times of change.
@@ -63,14 +63,14 @@ class Source:
 
     @cached_property
     def documents(self) -> int:
-        """How many documents count. Cost: reads the corpus once, then remembers."""
+        """The number of documents. Cost: the first call reads the corpus."""
         return sum(1 for shard in self.shards() for _ in shard.read())
 
     def shards(self) -> list[Shard]:
-        """The corpus in parts that can be read alone, in order; the same ones each time.
+        """The corpus in parts that can be read separately, in order; the same each time.
 
         Raises:
-            DataError: a parquet or arrow file has no such column, or pyarrow is missing.
+            DataError: a parquet or arrow file lacks the column, or pyarrow is missing.
         """
         wanted_bytes = min(
             max(self.size_bytes // _SHARDS_WANTED, _SHARD_BYTES_MIN), _SHARD_BYTES_MAX
@@ -93,8 +93,8 @@ class Source:
     def sample(self) -> Iterator[str]:
         """Texts from all over the corpus, to train a tokenizer on: at most 128 Mi characters.
 
-        A corpus of up to 64 shards is given whole; of a larger one the first 2 Mi characters
-        or so of 64 shards at equal distances.
+        All of a corpus of up to 64 shards; of a larger one, the first 2 Mi characters or so of
+        64 evenly spaced shards.
         """
         shards = self.shards()
         count = min(len(shards), _SAMPLE_SHARDS)
@@ -112,12 +112,12 @@ def open_source(spec: DataSpec, base: Path) -> Source:
 
     Args:
         spec: The ``[data]`` table.
-        base: Folder of run.toml, at which a relative ``data.path`` starts.
+        base: Folder of run.toml, where a relative ``data.path`` starts.
 
     Returns:
-        The files in order of their relative paths. Of a ``text`` folder every file counts
-        that is not hidden (its name, or a folder's, starts with a dot); of the other
-        kinds those with the kind's suffix. Links to folders are not followed.
+        The files in order of their relative paths. In a ``text`` folder that is every file that
+        is not hidden (its name, or a folder's, starts with a dot); for the other kinds, the
+        files with the kind's suffix. Links to folders are not followed.
 
     Raises:
         DataError: the path is missing or not given, or holds no file of the kind.
@@ -134,7 +134,7 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     else:
         if not spec.path:
             raise DataError(
-                f'data.source = "{spec.source}" needs data.path, and it is empty. Set data.path '
+                f'data.source = "{spec.source}" needs data.path, but it is empty. Set data.path '
                 "to a file or folder; a relative one starts at the folder of run.toml."
             )
         root = base / Path(spec.path).expanduser()
@@ -145,23 +145,23 @@ def open_source(spec: DataSpec, base: Path) -> Source:
             f"one starts at {base}."
         )
     if spec.source == "datasets":
-        found = find_datasets(root)
+        files = find_datasets(root)
     elif root.is_file():
         state = root.stat()
-        found = [FoundFile(root.name, state.st_size, state.st_mtime_ns)]
+        files = [CorpusFile(root.name, state.st_size, state.st_mtime_ns)]
         root = root.parent
     else:
-        found = find_files(root, spec.source)
-    found.sort()
+        files = find_files(root, spec.source)
+    files.sort()
     column = "" if spec.source in ("python-stdlib", "text") else spec.field
     return Source(
         name=name,
-        digest=digest([name, spec.source, column, found]),
+        digest=digest([name, spec.source, column, files]),
         kind=spec.source,
         root=root,
         column=column,
-        names=tuple(file.name for file in found),
-        sizes_bytes=tuple(file.size_bytes for file in found),
+        names=tuple(file.name for file in files),
+        sizes_bytes=tuple(file.size_bytes for file in files),
     )
 
 

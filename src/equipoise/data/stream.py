@@ -1,30 +1,30 @@
 """Say which tokens of which documents make up a step, from one integer.
 
 Why
-    A run that stops and goes on, with other ranks or other steps, must read the tokens that
-    it would have read. So there is no state to save but the count of tokens read so far: no
-    rank, no epoch, no shuffle buffer is in the cursor.
+    A run that stops and resumes, with other ranks or other steps, must read the tokens that it
+    would have read anyway. So the only state to save is the count of tokens read so far: the
+    cursor has no rank, no epoch and no shuffle buffer.
 
 What it decides
     The order of documents in each epoch, and where they are cut. The epochs' documents lie
-    end to end on one axis of tokens, each epoch permuted by its own key:
+    end to end on one line of tokens, each epoch permuted by its own key:
 
         epoch 0              | epoch 1              | ...
         doc 2 | doc 0  | d 1 | d 1 | doc 2 | doc 0  |
               ^ position           ^ position + step_tokens
 
-    A step is the slice between the two marks. It is cut where a document ends and, within
-    a document, at multiples of ``context_tokens`` from the document's start.
+    A step is the slice between the two marks. It is cut at the end of each document and, within
+    a document, at multiples of ``context_tokens`` from its start.
 
 Kept true (tests/unit/data/test_stream.py, by Hypothesis)
-    An epoch has each token exactly once; no piece is longer than the context; steps of any
-    sizes give, put together, the tokens of one large step, in its order; the answer depends
-    on the arguments alone.
+    An epoch has each token exactly once; no piece is longer than the context; consecutive steps
+    of any sizes have the tokens of one large step, in its order; the answer depends only on the
+    arguments.
 
 Sources
     Philox4x64: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The
-    raw 64-bit stream is used because NumPy keeps that stable between versions, and
-    ``Generator.permutation`` not (NEP 19).
+    raw 64-bit stream is used because NumPy keeps it stable between versions, unlike
+    ``Generator.permutation`` (NEP 19).
 """
 
 import numpy as np
@@ -36,22 +36,22 @@ from equipoise.spec.pack import Pieces
 
 
 class DocumentStream:
-    """Documents without end, shuffled anew each epoch; ``step`` cuts slices out of it.
+    """An endless stream of documents, reshuffled each epoch; ``step`` cuts slices out of it.
 
     Args:
         doc_tokens: Length of each document [tokens]; each >= 1.
-        seed: Of the order, 0 <= seed < 2**64.
+        seed: Seed of the order, 0 <= seed < 2**64.
         context_tokens: Longest piece [tokens], >= 1.
 
     Raises:
-        DataError: there are no documents, one is empty or no whole number of tokens, or the
+        DataError: there are no documents, one is empty or not a whole number of tokens, or the
             context is below 1.
     """
 
     def __init__(self, doc_tokens: ArrayLike, *, seed: int, context_tokens: int) -> None:
         if not np.size(doc_tokens):
             raise DataError(
-                "A stream needs at least 1 document, and there are 0. Set data.path to a corpus "
+                "A stream needs at least 1 document, but there are 0. Set data.path to a corpus "
                 "with text in it."
             )
         self._doc_tokens = whole_tokens(doc_tokens)
@@ -59,8 +59,8 @@ class DocumentStream:
             document = int(self._doc_tokens.argmin())
             raise DataError(
                 f"Document {document:,} of {len(self._doc_tokens):,} has "
-                f"{self._doc_tokens[document]:,} tokens, and each needs at least 1. Leave empty "
-                "documents out."
+                f"{self._doc_tokens[document]:,} tokens, but each needs at least 1. Leave out "
+                "empty documents."
             )
         if context_tokens < 1:
             raise DataError(
@@ -77,7 +77,7 @@ class DocumentStream:
 
         Args:
             position_tokens: Tokens of the stream before this step, >= 0.
-            step_tokens: Tokens of this step, >= 1; may reach over several epochs.
+            step_tokens: Tokens of this step, >= 1; may span several epochs.
 
         Returns:
             int64[pieces, 3]: document, start, stop; tokens [start, stop) of the document.
@@ -85,8 +85,7 @@ class DocumentStream:
         Raises:
             DataError: the position is negative or the step below 1.
 
-        Cost: O(pieces + log documents), and O(documents log documents) when the epoch is
-        another than the last call's.
+        Cost: O(pieces + log documents), and O(documents log documents) for a new epoch.
 
         >>> stream = DocumentStream([5, 2], seed=5, context_tokens=4)
         >>> stream.step(0, 7).tolist()
@@ -97,7 +96,7 @@ class DocumentStream:
         if position_tokens < 0:
             raise DataError(
                 f"position_tokens = {position_tokens:,} is before the stream's start. Give the "
-                "number of tokens that were read, at least 0."
+                "number of tokens already read, at least 0."
             )
         if step_tokens < 1:
             raise DataError(
@@ -139,27 +138,27 @@ class DocumentStream:
         )
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """An epoch's permutation and where its documents end. The last one is remembered."""
+        """An epoch's permutation and where its documents end; cached for the last epoch."""
         known, order, ends = self._epoch
         if known != epoch:
             key = np.array([self.seed, epoch], dtype=np.uint64)
             draws = np.random.Philox(key=key).random_raw(len(self._doc_tokens))
             order = np.argsort(draws, kind="stable")
             ends = np.cumsum(self._doc_tokens[order])
-            # One assignment: a thread that reads meanwhile sees the old epoch or the new.
+            # One assignment: a concurrent thread sees either the old epoch or the new one.
             self._epoch = (epoch, order, ends)
         return order, ends
 
 
 def tell_apart(pieces: Pieces, documents: int) -> Pieces:
-    """Give a document that comes again in a step a number of its own.
+    """Renumber documents that repeat within a step.
 
-    Where a step goes once around a small corpus, a policy that divides documents would otherwise
-    take both for one.
+    If a step is longer than a small corpus, a policy that divides documents would otherwise take
+    both occurrences for one document.
 
     Args:
-        pieces: Of one step in the stream's order, int64 [n, 3]: document, start, stop.
-        documents: Of the corpus; a number modulo this is the document.
+        pieces: The pieces of one step in the stream's order, int64 [n, 3]: document, start, stop.
+        documents: Documents in the corpus; a new number modulo this is the original one.
 
     >>> tell_apart(np.array([[0, 0, 5], [1, 0, 2], [0, 0, 3]]), 2).tolist()
     [[0, 0, 5], [1, 0, 2], [2, 0, 3]]
@@ -167,7 +166,7 @@ def tell_apart(pieces: Pieces, documents: int) -> Pieces:
     order = np.argsort(pieces[:, 0], kind="stable")
     document, start, stop = pieces[order].T
     is_same = document[1:] == document[:-1]
-    # A piece that does not go on where the one before it stopped begins the document again.
+    # A piece that does not start where the previous one stopped begins the document again.
     begins = np.concatenate(([0], np.cumsum(is_same & (start[1:] != stop[:-1]))))
     first = np.searchsorted(document, document)
     apart = pieces.copy()

@@ -1,17 +1,17 @@
-"""Turn text into token ids, with a tokenizer.json that is trained here or brought along.
+"""Turn text into token ids, with a tokenizer.json that is trained here or supplied.
 
 Why
     A run must work on a machine that has no tokenizer and no network, and must take the
     tokenizer of the model that it continues when there is one.
 
 What it decides
-    How a tokenizer is trained (byte-level BPE, so that no text is unknown), what of the
-    corpus it sees, and which token ends a document. Text never becomes that token: a
-    document that spells ``<|end|>`` is encoded letter by letter.
+    How a tokenizer is trained (byte-level BPE, so that no text is unknown), which part of the
+    corpus it sees, and which token ends a document. Text never becomes that token: if a document
+    spells ``<|end|>``, it is encoded letter by letter.
 
 Kept true (tests/unit/data/test_tokenizer.py)
-    The same texts train the same bytes, on any number of threads; decoding what was
-    encoded is the identity for a trained tokenizer; only the store writes the end token.
+    The same texts train the same bytes, on any number of threads; a trained tokenizer decodes
+    exactly what it encoded; only the store writes the end token.
 """
 
 import os
@@ -56,21 +56,21 @@ class Tokenizer:
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, tokens: Sequence[int] | NDArray[np.integer]) -> str:
-        """The text of token ids, the end token written out as its name."""
+        """The text of token ids; the end token appears by its name."""
         return str(self.core.decode([int(token) for token in tokens], skip_special_tokens=False))
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, file: Path) -> None:
     """Train a byte-level BPE on a sample of texts and write it, whole or not at all.
 
-    The sample is at most 6,000,000 characters: texts at even distances over all of them, each
-    cut after 60,000 characters. It depends on the texts alone, and a corpus of any size takes
-    about as long as 6 MB: 2 s on one core for 4,096 tokens of Python.
+    The sample has at most 6,000,000 characters: evenly spaced texts, each cut after 60,000
+    characters. It depends only on the texts, and a corpus of any size takes about as long as
+    6 MB: 2 s on one core for 4,096 tokens of Python.
 
     Args:
-        texts: Documents; read once, one sample of them is held.
-        vocab: Tokens wanted, >= 257: the end token (id 0), 256 bytes, merges. A small corpus
-            may run out of pairs that occur twice, and the tokenizer is smaller then.
+        texts: Documents; read once, keeping one sample in memory.
+        vocab: Tokens wanted, >= 257: the end token (id 0), 256 bytes, merges. The tokenizer is
+            smaller if a small corpus runs out of pairs that occur twice.
         file: tokenizer.json to write.
 
     Raises:
@@ -114,7 +114,7 @@ def load_tokenizer(file: Path) -> Tokenizer:
     ``<|end_of_text|>``, ``<|im_end|>``, ``<eos>`` that the file has.
 
     Raises:
-        DataError: the file is missing, is no tokenizer.json, or has no end token.
+        DataError: the file is missing, is not a tokenizer.json, or has no end token.
     """
     if not file.is_file():
         raise DataError(
@@ -125,8 +125,8 @@ def load_tokenizer(file: Path) -> Tokenizer:
         core = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise DataError(
-            f"data.tokenizer {file} is no tokenizer.json: {error}. Set data.tokenizer to a file "
-            'that the tokenizers library wrote, or to "train".'
+            f"data.tokenizer {file} is not a tokenizer.json: {error}. Set data.tokenizer to a file "
+            'written by the tokenizers library, or to "train".'
         ) from None
     ids = core.get_vocab(with_added_tokens=True)
     end = next((ids[name] for name in _END_NAMES if name in ids), None)
@@ -138,7 +138,7 @@ def load_tokenizer(file: Path) -> Tokenizer:
         )
     core.no_padding()
     core.no_truncation()
-    core.encode_special_tokens = True  # that is: spell them, do not obey them
+    core.encode_special_tokens = True  # encode special tokens' names as plain text
     return Tokenizer(file, digest_file(file), max(ids.values()) + 1, end, core)
 
 
@@ -157,8 +157,8 @@ def _sample(texts: Iterable[str]) -> list[str]:
             stride *= 2
     if kept_chars <= _SAMPLE_CHARS:
         return kept
-    # Between one and two samples are held: take a text whenever the share of what was
-    # passed that is wanted has grown past what was taken, as a line is drawn on a grid.
+    # Keeps between one and two samples in memory. Takes a text whenever the wanted share of the
+    # texts seen so far exceeds the number taken, like drawing a line on a grid.
     taken: list[str] = []
     taken_chars = passed_chars = 0
     for text in kept:

@@ -1,30 +1,30 @@
-"""What a packed sampler asks a dataset for: pieces of documents, each with its turn.
+"""The indices that a packed sampler passes to a dataset: pieces of documents, with their turn.
 
 Kept true (tests/unit/data/test_sampler.py)
-    The sampler yields them, and datasets that unpack ``document, start, stop`` understand them.
+    The sampler yields them; a dataset may unpack them as ``document, start, stop``.
 """
 
 from typing import NamedTuple
 
 
 class Turn(NamedTuple):
-    """Which micro-batch of which step this is, and what the loss of the step is divided by."""
+    """Which micro-batch of which step this is, and the labels that divide the step's loss."""
 
     epoch: int
     step: int
-    """Of the epoch, from 0."""
+    """Step of the epoch, from 0."""
     micro_batch: int
-    """Of the step, from 0."""
+    """Micro-batch of the step, from 0."""
     micro_batches: int
-    """Of the step; the same on every rank."""
+    """Micro-batches of the step, the same on every rank."""
     step_labels: int
     """Labels of the whole step over all ranks, at least 1."""
 
 
 class PieceIndex(NamedTuple):
-    """What the sampler asks the dataset for: tokens ``[start, stop)`` of a document.
+    """Tokens ``[start, stop)`` of a document.
 
-    ``start == stop`` asks for one token without a label, which keeps a rank in step.
+    ``start == stop`` asks for one token without a label, for a rank that has no piece.
     """
 
     document: int

@@ -1,1 +1,1 @@
-"""Floor 7: starting ranks, here or elsewhere. Always torchrun; no torch in this process."""
+"""Floor 7: start ranks, here or elsewhere, always under torchrun; no torch in this process."""

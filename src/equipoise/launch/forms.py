@@ -1,14 +1,13 @@
-"""What every launcher is told of a run: how many nodes, how many ranks on each, by which command.
+"""What every launcher must know about a run: how many nodes, ranks per node, and the command.
 
 Why
     One run is started by hand on this machine, by Slurm on one cluster and by Kubernetes on
-    another. What differs is how nodes are found; the ranks must be the same.
+    another. They differ in how nodes find each other; the ranks must be the same.
 
 What it decides
     A node runs one agent of ``torch.distributed.run``, and the agents meet by c10d at the first
-    node. Nothing is restarted: a run resumes when it is started again. A form holds what it was
-    asked for and nothing of the machine that wrote it: no variable of its environment, no path of
-    its interpreter.
+    node. Nothing is restarted: a run resumes when it is started again. A form contains nothing of
+    the machine that wrote it: no environment variable, no path of its interpreter.
 
 Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     Every path survives a shell; two agents that a form starts train a run to its end.
@@ -43,7 +42,7 @@ class Nodes:
 
     count: int
     ranks: int
-    """On each."""
+    """Ranks on each node."""
     accelerator: Accelerator
 
 
@@ -53,37 +52,37 @@ class Job:
 
     name: str
     folder: Path
-    """Of the prepared run, as every node names it."""
+    """The prepared run's folder, by its path on every node."""
     nodes: Nodes
     python: str = "python3"
-    """The interpreter, as every node names it."""
+    """The interpreter, by its path on every node."""
     port: int = 29_400
     """Where the agents meet, on the first node."""
     interface: str = ""
     """Network interface of the ranks' messages; empty leaves it to gloo and NCCL."""
     prepare: tuple[str, ...] = ()
-    """Arguments of ``equipoise`` that make the folder; none where it is made."""
+    """Arguments of ``equipoise`` that prepare the folder; none if it is prepared."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65_536:
-            raise LayoutError(f"--port {self.port} is no port. Choose one from 1 to 65535.")
+            raise LayoutError(f"--port {self.port} is not a port. Choose one from 1 to 65535.")
 
     @property
     def ranks(self) -> int:
-        """On all nodes."""
+        """Ranks on all nodes together."""
         return self.nodes.count * self.nodes.ranks
 
 
 def place_on(cluster: ClusterSpec | None, ranks: int, *, sharing: int) -> Nodes:
-    """The nodes that so many ranks stand on; without a cluster, one of CPU ranks.
+    """The nodes for ``ranks`` ranks; without a cluster, one node of CPU ranks.
 
     Args:
-        cluster: Where.
-        ranks: All of the run.
+        cluster: The cluster to use.
+        ranks: All ranks of the run.
         sharing: Ranks that compute each micro-batch together.
 
     Raises:
-        LayoutError: the ranks are not the devices, or nodes have different numbers of them.
+        LayoutError: ranks and devices differ in number, or nodes have different numbers of devices.
 
     >>> from equipoise.spec.cluster.spec import find_cluster
     >>> place_on(find_cluster("h100-sxm:16"), 16, sharing=1)
@@ -95,15 +94,15 @@ def place_on(cluster: ClusterSpec | None, ranks: int, *, sharing: int) -> Nodes:
         data_ranks, left = divmod(cluster.devices, sharing)
         other = "" if left else f", or set layout.dp = {data_ranks}"
         raise LayoutError(
-            f"The run has {ranks:,} ranks and {cluster.name} has {cluster.devices:,} devices. Give "
+            f"The run has {ranks:,} ranks, but {cluster.name} has {cluster.devices:,} devices. Use "
             f"a cluster of {ranks:,} devices{other}."
         )
     sizes = sorted({each.devices_per_node for each in cluster.classes}, reverse=True)
     if len(sizes) > 1:
         raise LayoutError(
-            f"{cluster.name} has nodes of {' and '.join(map(str, sizes))} devices, and a form "
-            f"starts as many ranks on each. Give a cluster whose nodes are alike: the same file "
-            f"with devices_per_node = {sizes[-1]} for each."
+            f"{cluster.name} has nodes of {' and '.join(map(str, sizes))} devices, but a form "
+            f"starts equally many ranks on each. Use a cluster of equal nodes: the same file with "
+            f"devices_per_node = {sizes[-1]} for each."
         )
     names = {each.device.name for each in cluster.classes}
     kinds: set[Accelerator] = {
@@ -112,21 +111,21 @@ def place_on(cluster: ClusterSpec | None, ranks: int, *, sharing: int) -> Nodes:
     if len(kinds) > 1:
         raise LayoutError(
             f"{cluster.name} has devices of different makers ({', '.join(sorted(names))}), which "
-            f"no message library joins. Give a cluster of one maker's devices."
+            f"no message library connects. Use a cluster with devices of one maker."
         )
     return Nodes(cluster.nodes, sizes[0], kinds.pop())
 
 
 def environment(job: Job) -> dict[str, str]:
-    """What is set for every rank, whoever starts it."""
-    found = rank_environment()
+    """Environment variables of every rank, whatever starts it."""
+    variables = rank_environment()
     if job.interface:
-        found |= {"GLOO_SOCKET_IFNAME": job.interface, "NCCL_SOCKET_IFNAME": job.interface}
-    return found
+        variables |= {"GLOO_SOCKET_IFNAME": job.interface, "NCCL_SOCKET_IFNAME": job.interface}
+    return variables
 
 
 def agent_words(job: Job) -> list[str]:
-    """A node's agent, up to what says where the agents meet; ``WORKER`` and the folder follow."""
+    """A node's agent; the options of the meeting place, ``WORKER`` and the folder follow."""
     return agent_command(job.python, job.nodes.ranks, f"--nnodes={job.nodes.count}")
 
 
@@ -136,7 +135,7 @@ def shell_head(job: Job) -> list[str]:
     lines = ["set -euo pipefail", "", f"run={shlex.quote(str(job.folder))}", *exports]
     if job.prepare:
         lines.append(shlex.join([job.python, "-m", "equipoise.cli.main", *job.prepare]))
-    # Left by a request that came when nothing ran, it would stop this run at its first step.
+    # A stop file left from a request when nothing ran would stop this run at its first step.
     return [*lines, 'rm -f -- "$run/stop"']
 
 
@@ -152,7 +151,7 @@ def summary(job: Job) -> str:
 
 
 def comment(text: str) -> str:
-    r"""A comment of bash or YAML, which no name within it can end.
+    r"""A comment in bash or YAML, whose text cannot break out of it.
 
     >>> comment("they meet at a\nrm -rf b")
     '# they meet at a\\nrm -rf b'
@@ -173,25 +172,25 @@ def wrap(words: Sequence[str]) -> str:
 
 
 def require_prepared(job: Job, form: str) -> None:
-    """Refuse a run that has no folder yet, where no node could make it for all.
+    """Refuse a run that has not been prepared, since no single node could do so for all.
 
     Raises:
-        LayoutError: says how to make it.
+        LayoutError: says how to prepare it.
     """
     if job.prepare:
         raise LayoutError(
             f"The {form} form of {job.nodes.count} node{'s' if job.nodes.count > 1 else ''} starts "
-            f"a prepared run, and {job.folder} is not prepared. First, where every node sees the "
-            f"folder: {shlex.join(['equipoise', *job.prepare])}"
+            f"a prepared run, but {job.folder} is not prepared. First run this where every node "
+            f"sees the folder: {shlex.join(['equipoise', *job.prepare])}"
         )
 
 
 def submit(words: Sequence[str], text: str) -> str:
-    """Hand a form to a scheduler's program on its standard input; what the program answered.
+    """Pass a form to a scheduler's program on standard input; returns the program's answer.
 
     Raises:
-        EquipoiseError: the program is not here.
-        SpecError: it refused; with its words.
+        EquipoiseError: the program is not on this machine.
+        SpecError: it refused; quotes its message.
     """
     program = words[0]
     if shutil.which(program) is None:
@@ -204,7 +203,7 @@ def submit(words: Sequence[str], text: str) -> str:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise SpecError(
             f"{shlex.join(words)} refused the form (exit code {done.returncode}): "
-            f"{said.rstrip('.')}. Mend what it names, or print the form without --submit and hand "
-            f"it over yourself."
+            f"{said.rstrip('.')}. Correct that, or print the form without --submit and submit it "
+            f"yourself."
         )
     return done.stdout.strip()

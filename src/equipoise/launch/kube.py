@@ -1,14 +1,14 @@
 """A run under Kubernetes: an Indexed Job and a headless Service, which need no operator.
 
 What it decides
-    A pod is a node. The Service gives pod 0 a name of its own, where the agents meet, before the
-    pods are ready. The run's folder and its tokens lie in one claim that all pods mount at the
-    place where they were prepared. Shared memory is the node's: a container has 64 MiB of it
-    unless told otherwise, which NCCL does not start with.
+    A pod is a node. The Service gives pod 0, where the agents meet, a name before the pods are
+    ready. The run's folder and its tokens are in one claim, which all pods mount at the path where
+    they were prepared. Shared memory is the node's, because a container has 64 MiB by default,
+    with which NCCL does not start.
 
 Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
-    What is printed is YAML of these fields, whatever stands in a path; the containers' command,
-    two of it on this machine, trains a run to its end.
+    The output is YAML of these fields, whatever a path contains; the containers' command, run
+    twice on this machine, trains a run to its end.
 
 Sources
     Kubernetes 1.31: "Job with Pod-to-Pod Communication"; "Headless Services". Shared memory: NCCL
@@ -35,7 +35,7 @@ from equipoise.launch.forms import (
 _RESOURCES = {"none": "cpu", "nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 
 _LONGEST_NAME = 52
-"""Of a job: a pod's name adds its index, and a label holds 63 characters."""
+"""Longest name of a job: a pod's name adds its index, and a label holds 63 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PodSpec:
     """What the cluster provides for a run."""
 
     image: str
-    """With equipoise and torch in it."""
+    """An image with equipoise and torch."""
     claim: str
     """Name of the PersistentVolumeClaim that holds the run and its tokens; many may mount it."""
     mount: Path | None
@@ -85,9 +85,9 @@ def write_kube(job: Job, pods: PodSpec, *, used: Iterable[Path] = ()) -> str:
     for path in (job.folder, *used):
         if not path.is_relative_to(mount):
             raise LayoutError(
-                f"{path} does not lie under {mount}, where the claim {pods.claim} is mounted, "
-                f"so no pod would see it. Prepare the run with --out and --data.cache below "
-                f"{mount}, or give another --mount."
+                f"{path} is not below {mount}, where the claim {pods.claim} is mounted, so pods "
+                f"would not see it. Prepare the run with --out and --data.cache below {mount}, or "
+                f"give another --mount."
             )
     name = kube_name(job.name)
     return f"{comment(f'{summary(job)}.')}\n{_service(name)}---\n{_job(name, job, pods, mount)}"
@@ -161,13 +161,13 @@ spec:
 
 
 def _text(value: str) -> str:
-    """In double quotes, so that ``1e3`` and ``no`` are neither a number nor false."""
+    """Quote a string, so that YAML reads ``1e3`` and ``no`` as text."""
     escaped = json.dumps(value, ensure_ascii=False)
-    return re.sub(r"[^\x20-\x7e]", lambda found: f"\\U{ord(found[0]):08x}", escaped)
+    return re.sub(r"[^\x20-\x7e]", lambda match: f"\\U{ord(match[0]):08x}", escaped)
 
 
 def _list(words: Iterable[str], indent: int) -> str:
-    # Kubernetes replaces $(NAME) in commands; $$( is a dollar and a bracket.
+    # Kubernetes replaces $(NAME) in commands; $$( is a literal dollar and bracket.
     return "\n".join(f"{' ' * indent}- {_text(word.replace('$(', '$$('))}" for word in words)
 
 

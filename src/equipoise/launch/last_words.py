@@ -1,15 +1,16 @@
-"""What went wrong on a rank, from the rank to its launcher without a disk between them.
+"""A rank's last error, sent to its launcher without using a disk.
 
 Why
-    A rank's journal and its error stream lie in the run's folder. Where its disk is full, or the
-    folder is gone, a run that failed would end without a word.
+    A rank's journal and its error stream are in the run's folder. If its disk is full or the
+    folder is gone, a failing run would end without a message.
 
 What it decides
-    A socket of this machine without a name in any file system; ranks find it by a variable of
-    their environment. Ranks under another launcher have none, and their error stream has to do.
+    The message goes through a local socket without a name in any file system, whose address ranks
+    find in an environment variable. Ranks under another launcher have none, and write only to
+    their error stream.
 
 Kept true (tests/unit/launch/test_last_words.py)
-    Words come whole and in order, whatever becomes of any folder; nobody waits for a listener.
+    Messages arrive whole and in order, whatever happens to folders; nobody waits for a listener.
 
 Sources
     Autobinding to an abstract address: unix(7).
@@ -33,7 +34,7 @@ Words = dict[str, Any]
 
 @contextmanager
 def listen() -> Iterator[tuple[str, list[Words]]]:
-    """Hear what ranks say: the address for ``VARIABLE``, and a list that grows."""
+    """Listen to ranks: yields the address for ``VARIABLE`` and a growing list of messages."""
     heard: list[Words] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind("")
@@ -50,12 +51,12 @@ def listen() -> Iterator[tuple[str, list[Words]]]:
             yield address, heard
         finally:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
-                mouth.sendto(b"", b"\0" + address.encode())  # behind all that was said
+                mouth.sendto(b"", b"\0" + address.encode())  # after all other messages
             listener.join()
 
 
 def say(words: Words) -> None:
-    """Tell this rank's launcher, if it listens.
+    """Send an error to this rank's launcher, if it listens.
 
     Args:
         words: With ``rank``, ``name`` ("error" or "exception"), ``type``, ``message``,
@@ -69,5 +70,5 @@ def say(words: Words) -> None:
         "traceback": str(words["traceback"])[-_MOST_CHARACTERS:],
     }
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
-        mouth.settimeout(5)  # a stopped launcher reads nothing
+        mouth.settimeout(5)  # a suspended launcher reads nothing
         mouth.sendto(json.dumps(short).encode(), b"\0" + address.encode())

@@ -1,11 +1,10 @@
-"""Start a run's ranks on this machine under torchrun's elastic agent, and tell how they ended.
+"""Start a run's ranks on this machine under torchrun's elastic agent, and report how they ended.
 
 What it decides
-    Ctrl-C reaches this process alone: it leaves the file ``stop`` in the run's folder, which
-    rank 0 sees at its next step, so all ranks finish the step, save and leave. A second one
-    ends the agent at once, and the ranks with it. When a rank dies, the agent ends the
-    others, and the reason is what ranks said before they ended (``launch.last_words``), or
-    the agent's report, in one sentence.
+    Ctrl-C reaches only this process: it writes the file ``stop`` to the run's folder, which
+    rank 0 sees at its next step, so all ranks finish the step, save and exit. A second one ends
+    the agent at once, and the ranks with it. When a rank dies, the agent ends the others, and the
+    error is the ranks' last words (``launch.last_words``) or the agent's report, in one sentence.
 
 Kept true (tests/multi/launch/test_launch.py)
     A killed rank is named; the next start resumes; SIGINT saves and exits 0.
@@ -46,15 +45,15 @@ class Launch:
 
 
 def require_free_port(port: int) -> None:
-    """Refuse a port that somebody listens on, or that nobody can.
+    """Refuse a port that is in use or that this user cannot use.
 
     Raises:
         LayoutError: the port cannot be used.
     """
     if not 0 < port < 65536:
         raise LayoutError(
-            f"--port {port} is no port. Choose one from 1 to 65535, or leave --port away for any "
-            f"that is free."
+            f"--port {port} is not a port. Choose one from 1 to 65535, or omit --port to take any "
+            f"free one."
         )
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,12 +62,12 @@ def require_free_port(port: int) -> None:
         except OSError as error:
             raise LayoutError(
                 f"Port {port} cannot be used ({error.strerror}). Choose another with --port, or "
-                f"leave --port away for any that is free."
+                f"omit --port to take any free one."
             ) from error
 
 
 def require_free_folder(folder: Path) -> None:
-    """Refuse the folder of a run that is going on, before anything in it is touched.
+    """Refuse the folder of a running run, before anything in it is touched.
 
     Raises:
         LayoutError: rank 0 of a run holds the folder.
@@ -80,12 +79,12 @@ def require_free_folder(folder: Path) -> None:
         return
     except BlockingIOError as error:
         raise LayoutError(folder_taken(folder)) from error
-    except OSError:  # whether it can be written is told by who writes
+    except OSError:  # whoever writes to it reports whether that works
         return
 
 
 def folder_taken(folder: Path) -> str:
-    """What a second run on one folder is told."""
+    """The message for a second run on the same folder."""
     return (
         f"Another run is writing to {folder}. Wait until it ends, stop it, or choose another "
         f"folder with --out."
@@ -93,7 +92,7 @@ def folder_taken(folder: Path) -> str:
 
 
 def folder_unlocked(folder: Path, error: OSError) -> str:
-    """What a run is told whose folder cannot be locked, though nobody holds it."""
+    """The message for a folder that cannot be locked although nobody holds it."""
     return (
         f"{folder / LOCK} cannot be locked ({error.strerror}), so nothing would keep a second run "
         f"from writing to the same journal. Choose another folder with --out, or mount this one "
@@ -130,7 +129,7 @@ def end_with_parent() -> None:
 def _stopping(
     process: "subprocess.Popen[bytes]", folder: Path, quiet: bool
 ) -> Iterator[Callable[[], bool]]:
-    """Hand on what the user asks; tells whether it was to end at once."""
+    """Pass the user's Ctrl-C on; yields whether to end at once."""
     asked = 0
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -142,7 +141,7 @@ def _stopping(
             return
         try:
             (folder / "stop").touch()
-        except OSError:  # a full disk, or no folder any more: its ranks hear of it otherwise
+        except OSError:  # the disk is full or the folder is gone: its ranks will notice themselves
             process.terminate()
         if not quiet:
             sys.stderr.write(
@@ -173,7 +172,7 @@ def run_local(launch: Launch) -> None:
     except OSError as error:
         raise FaultError(
             f"The run's logs cannot be written to {logs} ({explain_refusal(error, logs)}). Free "
-            f"some space, or choose another folder with --out."
+            f"some space or choose another folder with --out."
         ) from error
     with log, listen() as (address, heard):
         process = subprocess.Popen(
@@ -209,7 +208,7 @@ def _explain(launch: Launch, log: str, faults: Sequence[Words]) -> EquipoiseErro
                 f"Rank {rank} of {launch.ranks} (pid {pid}) was ended by {name}; it left no "
                 f"traceback. {resume}"
             )
-    # A rank whose peer died complains of the connection; the first other fault is the cause.
+    # A rank whose peer died reports a broken connection; the first other error is the cause.
     for event in [*(e for e in faults if "peer" not in str(e["message"])), *faults]:
         message = str(event["message"]).strip().splitlines() or [str(event["type"])]
         return FaultError(

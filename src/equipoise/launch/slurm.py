@@ -1,10 +1,10 @@
 """A run under Slurm: a batch script whose nodes find each other through the job's own list.
 
 What it decides
-    ``srun`` starts one agent a node, unbound and on the whole node: a task is otherwise given one
-    core, and all ranks of the node would share it. Three minutes before the time limit the batch
-    shell leaves the file ``stop`` in the run's folder, so that the ranks finish their step, save
-    and leave; the same script resumes.
+    ``srun`` starts one agent per node, unbound and on the whole node: by default a task gets one
+    core, which all ranks of the node would share. Three minutes before the time limit the batch
+    shell writes the file ``stop`` to the run's folder, so that the ranks finish their step, save
+    and exit; the same script resumes.
 
 Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
     bash accepts it; with ``srun`` and ``scontrol`` that start processes of this machine, two nodes
@@ -44,7 +44,7 @@ def write_slurm(job: Job, *, more: str = "") -> str:
         more: Further options of sbatch, as on its command line.
 
     Raises:
-        SpecError: a further option is none.
+        SpecError: ``more`` does not consist of options.
     """
     step = ["srun", "--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=1"]
     return "\n".join(
@@ -86,8 +86,8 @@ def _options(job: Job) -> list[str]:
 
 
 def _more(text: str) -> list[str]:
-    """One directive an option: ``--partition=gpu --time 4:00:00`` is two."""
-    # A directive is a comment to bash: a line break would end it, and what follows would run.
+    """One directive per option: ``--partition=gpu --time 4:00:00`` is two."""
+    # A directive is a comment to bash: a line break would end it, and bash would run the rest.
     if not text.isprintable():
         raise SpecError(
             f"--sbatch {shown(text)} has a character that no directive can hold, a line break or "
@@ -97,7 +97,7 @@ def _more(text: str) -> list[str]:
         words = shlex.split(text)
     except ValueError as error:
         raise SpecError(
-            f'--sbatch: "{text}" is no list of options ({error}). Give them as on sbatch\'s '
+            f'--sbatch: "{text}" is not a list of options ({error}). Give them as on sbatch\'s '
             f'command line: --sbatch="--partition=gpu --time=04:00:00".'
         ) from error
     options: list[str] = []

@@ -1,7 +1,7 @@
-"""A run under torchrun: a script for this machine, or one to be started on each of several nodes.
+"""A run under torchrun: a script for this machine, or one to start on each of several nodes.
 
 Kept true (tests/unit/launch/test_forms.py, tests/multi/launch/test_forms.py)
-    Two of it, with one host, train a run to its end.
+    Two copies with the same host train a run to its end.
 """
 
 import re
@@ -31,10 +31,11 @@ def write_torchrun(job: Job, *, host: str = "") -> str:
 
     Args:
         job: The run.
-        host: The first node, as all nodes name it; needed where there are several.
+        host: The first node, by its name on all nodes; required if there are several.
 
     Raises:
-        LayoutError: a host that cannot be one; several nodes, and no host or no prepared folder.
+        LayoutError: the host is malformed; or there are several nodes, but no host or no prepared
+            folder.
     """
     if host and not _HOST.fullmatch(host):
         raise LayoutError(

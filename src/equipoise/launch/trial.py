@@ -1,16 +1,16 @@
-"""Train a few steps in a process of its own, within a time limit, and tell how it ended.
+"""Train a few steps in a separate process, within a time limit, and report how it ended.
 
 Why
     A search over real runs meets every way in which a run can fail, and must survive each: ranks
-    that the kernel kills for memory, ranks that wait for ever, settings that are refused.
+    that the kernel kills for memory, ranks that wait forever, settings that are refused.
 
 What it decides
-    The trial is ``equipoise train`` with a folder of its own; its exit code and its last words
-    say what happened. Over its time limit it is asked to end at once, as by a second Ctrl-C. The
-    seconds of a step are the median of all but the first, which warms up.
+    The trial is ``equipoise train`` with its own folder; its exit code and its last words say what
+    happened. After its time limit it is asked to end at once, as by a second Ctrl-C. The
+    seconds of a step are the median of all steps but the first, which warms up.
 
 Kept true (tests/unit/launch/test_trial.py, tests/multi/train/test_plan_measure.py)
-    Each cause is told apart; a killed rank and a trial over its limit leave no process behind.
+    Each cause is recognised; a killed rank and a trial over its limit leave no process behind.
 """
 
 import re
@@ -32,7 +32,7 @@ _ASK_S = 1.0
 """Between asking a trial to end and asking again, which ends it at once."""
 
 _RESUME = " Run the same command again"
-"""Of no use to a trial, which is tried once."""
+"""Advice that is useless for a trial, which runs once."""
 
 _CAUSES = (
     ("out of memory", re.compile(r"can't allocate memory|out of memory|bad_alloc|MemoryError")),
@@ -46,7 +46,7 @@ class TrialEnd:
     """How a trial ended."""
 
     step_s: float | None
-    """None where it failed."""
+    """None if it failed."""
     cause: str
     message: str
     wall_s: float
@@ -56,12 +56,12 @@ def run_trial(arguments: Sequence[str], folder: Path, *, limit_s: float) -> Tria
     """Train and measure.
 
     Args:
-        arguments: Of ``equipoise train``, without ``--out``.
-        folder: Of the trial; what is in it is removed first, and its checkpoints at the end.
-        limit_s: After which the trial is ended [s].
+        arguments: Arguments of ``equipoise train``, without ``--out``.
+        folder: The trial's folder; emptied first, and its checkpoints are removed at the end.
+        limit_s: Time limit of the trial [s].
 
     Raises:
-        KeyboardInterrupt: the user ended the search; the trial was ended first.
+        KeyboardInterrupt: the user ended the search; the trial has been ended.
     """
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "equipoise.cli.main", "train", *arguments]
@@ -95,7 +95,7 @@ def run_trial(arguments: Sequence[str], folder: Path, *, limit_s: float) -> Tria
 
 
 def cause_of(code: int, said: str) -> str:
-    """Why a run failed, by its exit code and what it wrote.
+    """Why a run failed, by its exit code and its output.
 
     >>> cause_of(6, "Rank 1 of 2 (pid 7) was ended by SIGKILL; it left no traceback.")
     'killed'
@@ -108,13 +108,13 @@ def cause_of(code: int, said: str) -> str:
 
 
 def last_words(code: int, said: str) -> str:
-    """The sentence that a run ended with, without what it says of resuming.
+    """The last sentence of a run, without its advice on resuming.
 
     >>> last_words(6, "Rank 1 of 2 (pid 7) was ended by SIGKILL. Run the same command again.")
     'Rank 1 of 2 (pid 7) was ended by SIGKILL.'
     """
     lines = said.splitlines() or [f"It returned {code} without a word."]
-    # Errors are a sentence, and a rank's traceback after it; a bug is a traceback alone.
+    # An error is a sentence, then a rank's traceback; a bug is only a traceback.
     line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
     return line.partition(_RESUME)[0].strip()
 
@@ -130,7 +130,7 @@ def _measure(folder: Path, wall_s: float) -> TrialEnd:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask twice, as Ctrl-C does: the second time the ranks end at once."""
+    """Ask twice, like Ctrl-C: the second time the ranks end at once."""
     while process.poll() is None:
         process.terminate()
         try:

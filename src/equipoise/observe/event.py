@@ -18,9 +18,6 @@ Kind = Literal["span", "scalar", "instant", "decision", "fault"]
 def seal(line: str) -> str:
     """Add a line's checksum, so that later changes are noticed.
 
-    Args:
-        line: A JSON object.
-
     >>> seal('{"v":1}')
     '{"v":1,"crc":"6acc9348"}'
     """

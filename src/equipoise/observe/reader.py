@@ -31,9 +31,6 @@ from equipoise.spec.run.keys import RENAMED
 def read_run(folder: Path) -> RunRecord:
     """Read every journal of a run folder.
 
-    Args:
-        folder: What ``equipoise train`` wrote; it holds ``journal/rank-00000.jsonl``.
-
     Returns:
         The run as arrays, without steps if none has finished.
 

@@ -46,10 +46,7 @@ Loop = Callable[..., int]
 def run_loop(loop: Loop, instructions: int, *tables: Ints) -> int:
     """Run a loop over tables, in place.
 
-    Args:
-        loop: A function of the tables that calls nothing.
-        instructions: Roughly how many it walks.
-        tables: int64, contiguous.
+    Tables are contiguous int64; ``instructions`` is roughly how many the loop walks.
 
     Returns:
         What the loop returns.

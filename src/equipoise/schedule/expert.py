@@ -71,9 +71,6 @@ class ExpertSchedule:
 def schedule_experts(rows: Sequence[Sequence[int]] | Ints) -> ExpertSchedule:
     """The rows that move, given each rank's rows for each expert.
 
-    Args:
-        rows: Rows of each rank for each expert, int64 [ranks, X].
-
     Raises:
         LayoutError: a rank would have no expert.
 

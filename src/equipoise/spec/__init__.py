@@ -1,1 +1,1 @@
-"""Floor 2: the nouns. Frozen dataclasses that say what is wished for and what was decided."""
+"""Floor 2: the nouns. Frozen dataclasses for what is wished and what was decided."""

@@ -111,7 +111,7 @@ class ScheduleTraits:
     writer: str
     """A ``schedule.pipeline.request.PipelineStrategy``."""
     least_stages: int = 1
-    """Stages of a rank that it is made for; a run has as many unless told otherwise."""
+    """Stages of a rank that it is made for; a run has as many unless it says otherwise."""
     most_stages: int | None = None
     """Stages of a rank at most; None: any number."""
     in_v: bool = False

@@ -1,11 +1,11 @@
-"""Where each rank stands on the axes of a layout, for attention and, folded otherwise, experts.
+"""Each rank's coordinates on the axes of a layout, for attention and, folded anew, for experts.
 
 Why
-    Every process group, shard and message is addressed by coordinates. One place turns ranks
-    into coordinates and back, so that no two parts of a run can disagree about who is who.
+    Every process group, shard and message is addressed by coordinates. Only this module turns
+    ranks into coordinates and back, so no two parts of a run can disagree about who is who.
 
 What it decides
-    A rank is a number in mixed radix, its digits named by ``order``, outermost first; the
+    A rank is a number in mixed radix with digits named by ``order``, outermost first; the
     default puts tensor parallelism on neighbours, then context, pipeline and data parallelism::
 
         dp = 2, cp = 1, tp = 2, pp = 2, order = dp pp cp tp
@@ -15,9 +15,9 @@ What it decides
         pp         0 0   1 1   0 0   1 1
         dp         0 0   0 0   1 1   1 1
 
-    Experts fold the same ranks otherwise (MoE Parallel Folding): the ranks of one pipeline stage,
-    ascending, are numbered by ``expert_order``. A rank's stage is the same in both foldings,
-    whatever the order and the degrees::
+    Experts fold the same ranks differently (MoE Parallel Folding): the ranks of one pipeline
+    stage, ascending, are numbered by ``expert_order``. A rank's stage is the same in both
+    foldings::
 
         ep = 4, etp = 1, so edp = 1:   stage 0 is ranks 0 1 4 5, with ep = 0 1 2 3
 
@@ -25,7 +25,7 @@ What it decides
 
 Kept true (tests/unit/spec/test_layout.py, by Hypothesis)
     Ranks and coordinates are one to one in any order of axes; the groups of any axes partition
-    the ranks, and ranks of a group differ in those axes alone.
+    the ranks, and ranks of a group differ only in those axes.
 
 Sources
     Order of axes: Llama 3, arXiv:2407.21783, section 3.3.2. Folding: arXiv:2504.14960.
@@ -54,13 +54,13 @@ class Layout:
     """Degrees of parallelism, and the order in which ranks are numbered along them."""
 
     dp: int = 1
-    """Data parallelism: ranks with micro-batches of their own."""
+    """Data parallelism: ranks with their own micro-batches."""
     cp: int = 1
     """Context parallelism: ranks that share the tokens of a micro-batch."""
     tp: int = 1
     """Tensor parallelism: ranks that share the weights of each layer."""
     pp: int = 1
-    """Pipeline parallelism: stages, ranks that share the layers."""
+    """Pipeline parallelism: ranks that share the layers."""
     ep: int = 1
     """Expert parallelism: ranks that share the experts of a layer."""
     etp: int = 1
@@ -76,13 +76,11 @@ class Layout:
     def __post_init__(self) -> None:
         for axis in ("dp", "cp", "tp", "pp", "ep", "etp", "replicas"):
             if getattr(self, axis) < 1:
-                raise LayoutError(
-                    f"{axis} = {getattr(self, axis)} is no number of ranks. Give 1 or more."
-                )
+                raise LayoutError(f"{axis} = {getattr(self, axis)} must be 1 or more.")
         for name, axes in (("order", ATTENTION_AXES), ("expert_order", EXPERT_AXES)):
             if sorted(getattr(self, name)) != sorted(axes):
                 raise LayoutError(
-                    f"{name} is {' '.join(getattr(self, name))}, and must name each of "
+                    f"{name} is {' '.join(getattr(self, name))} but must name each of "
                     f"{' '.join(axes)} once, outermost first."
                 )
         if self.stage_ranks % (self.ep * self.etp):
@@ -110,7 +108,7 @@ class Layout:
 
     @property
     def zero_ranks(self) -> int:
-        """Ranks that hold the same weights and compute on other tokens."""
+        """Ranks that hold the same weights and compute different tokens."""
         return self.dp * self.cp
 
     @property
@@ -122,8 +120,8 @@ class Layout:
     def meets_each_turn(self) -> bool:
         """Whether data-parallel ranks wait for each other in every micro-batch.
 
-        ZeRO 2 and 3 split gradients in each backward, and ZeRO 3 gathers parameters in each pass;
-        tokens travel to experts that lie with other data-parallel ranks.
+        ZeRO 2 and 3 reduce-scatter gradients in each backward, and ZeRO 3 gathers parameters in
+        each pass; tokens travel to experts on other data-parallel ranks.
 
         >>> Layout(dp=4).meets_each_turn, Layout(dp=4, zero=2).meets_each_turn
         (False, True)
@@ -142,17 +140,17 @@ class Layout:
         """Ranks along one axis.
 
         Raises:
-            LayoutError: there is no such axis.
+            LayoutError: no such axis.
         """
         if axis not in (*ATTENTION_AXES, *EXPERT_AXES):
             raise LayoutError(
-                f'There is no axis "{axis}". Axes are {", ".join((*ATTENTION_AXES, *EXPERT_AXES))}.'
+                f'No axis is called "{axis}". All: {", ".join((*ATTENTION_AXES, *EXPERT_AXES))}.'
             )
         degree: int = getattr(self, axis)
         return degree
 
     def grid(self, *axes: str) -> Ints:
-        """All ranks, indexed by all axes of one folding in the order given.
+        """All ranks, indexed by the axes of one folding in the given order.
 
         Args:
             axes: Any order of dp, pp, cp, tp; or of pp, edp, ep, etp.
@@ -183,7 +181,7 @@ class Layout:
         return np.ascontiguousarray(ranks.transpose([own.index(axis) for axis in axes]))
 
     def groups(self, *axes: str) -> Ints:
-        """The groups of ranks that differ in these axes alone.
+        """The groups of ranks that differ only in these axes.
 
         Args:
             axes: Some of the axes of one folding, outermost first within a group.
@@ -216,14 +214,14 @@ class Layout:
         return self.grid(*others, *axes).reshape(-1, count)
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
-        """The ranks that differ from this one in these axes alone, itself among them."""
+        """The ranks that differ from this one only in these axes, and this one."""
         self._require_rank(rank)
         groups = self.groups(*axes)
         mine: list[int] = groups[(groups == rank).any(axis=1)][0].tolist()
         return mine
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on every axis, of attention and of experts.
+        """A rank's coordinate on every axis of attention and of experts.
 
         Raises:
             LayoutError: no such rank.
@@ -232,17 +230,17 @@ class Layout:
         {'dp': 1, 'pp': 0, 'cp': 0, 'tp': 1, 'edp': 0, 'ep': 3, 'etp': 0}
         """
         self._require_rank(rank)
-        found: dict[str, int] = {}
+        place_on: dict[str, int] = {}
         for axes in _FOLDED:
             places = np.argwhere(self.grid(*axes) == rank)[0].tolist()
-            found |= dict(zip(axes, places, strict=True))
-        return {axis: found[axis] for axis in (*ATTENTION_AXES, *EXPERT_AXES)}
+            place_on |= dict(zip(axes, places, strict=True))
+        return {axis: place_on[axis] for axis in (*ATTENTION_AXES, *EXPERT_AXES)}
 
     def rank_at(self, **coordinates: int) -> int:
-        """The rank at some coordinates; axes that are not given are at 0.
+        """The rank at some coordinates; axes not given are at 0.
 
         Args:
-            coordinates: On axes of one folding.
+            coordinates: Coordinates on axes of one folding.
 
         Raises:
             LayoutError: a coordinate is off its axis, or the axes are of two foldings.
@@ -265,20 +263,20 @@ class Layout:
         return int(self.grid(*axes)[tuple(coordinates.get(axis, 0) for axis in axes)])
 
     def require_world(self, world: int) -> None:
-        """Refuse another number of ranks than the degrees multiply to.
+        """Refuse a number of ranks other than the product of the degrees.
 
         Raises:
-            LayoutError: names the degree that would do.
+            LayoutError: names a degree that fits.
         """
         if world == self.world:
             return
         degrees = f"dp x cp x tp x pp = {self.dp} x {self.cp} x {self.tp} x {self.pp}"
         dp, left = divmod(world, self.world // self.dp)
-        mend = f"Give degrees whose product is {world}." if left else f"Set dp = {dp}."
-        raise LayoutError(f"{degrees} = {self.world} ranks, and there are {world}. {mend}")
+        fix = f"Give degrees whose product is {world}." if left else f"Set dp = {dp}."
+        raise LayoutError(f"{degrees} = {self.world} ranks, but there are {world}. {fix}")
 
     def require_model(self, model: ModelSpec) -> None:
-        """Refuse degrees that a model's sizes do not carry.
+        """Refuse degrees that do not fit a model's sizes.
 
         Raises:
             LayoutError: heads do not divide over tp, or there are fewer layers than stages,
@@ -309,12 +307,12 @@ class Layout:
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world:
             raise LayoutError(
-                f"There is no rank {rank} among {self.world}. Give 0 to {self.world - 1}."
+                f"Rank {rank} does not exist among {self.world}. Give 0 to {self.world - 1}."
             )
 
 
 def rows_of(tokens: int, *, ranks: int, rank: int) -> range:
-    """The tokens of a pack that one of the ranks that share weights keeps between blocks.
+    """The tokens of a pack that one of several weight-sharing ranks keeps between blocks.
 
     >>> [list(rows_of(5, ranks=3, rank=rank)) for rank in range(3)]
     [[0], [1, 2], [3, 4]]

@@ -1,8 +1,8 @@
-"""Every legal layout of so many ranks.
+"""Every legal layout of a number of ranks.
 
 What it decides
-    Degrees multiply to the ranks; experts fold over the ranks of a stage in any way; every ZeRO
-    stage, and every number of replicas where ZeRO shards at all. Axes are in their usual order.
+    Degrees multiply to the ranks; experts fold over a stage's ranks in every way; every ZeRO
+    stage, and every number of replicas if ZeRO shards at all. Axes are in default order.
 
 Kept true (tests/unit/spec/test_layout_space.py)
     No layout is listed twice; each passes its own checks and those of the model.
@@ -22,9 +22,6 @@ _STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 def list_layouts(ranks: int) -> Iterator[Layout]:
     """Every layout whose degrees multiply to the ranks.
 
-    Args:
-        ranks: In all, >= 1.
-
     >>> len(list(list_layouts(2)))
     58
     """
@@ -42,17 +39,15 @@ def list_layouts(ranks: int) -> Iterator[Layout]:
 
 
 def legal_layouts(ranks: int, model: ModelSpec) -> list[Layout]:
-    """Those that a model's sizes carry.
+    """The layouts that fit a model's sizes.
 
-    Args:
-        ranks: In all, >= 1.
-        model: Its heads, layers and experts; without any, nothing is shared among experts.
+    Without experts, ep and etp are 1.
     """
-    found = []
+    layouts = []
     for layout in list_layouts(ranks):
         try:
             layout.require_model(model)
         except LayoutError:
             continue
-        found.append(layout)
-    return found
+        layouts.append(layout)
+    return layouts

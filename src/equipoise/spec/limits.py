@@ -1,13 +1,13 @@
-"""The largest sizes that are read from a file or a flag.
+"""The largest sizes that a file or a flag may give.
 
 Why
-    A slip of the keyboard must not loop for hours or fill the memory: what is larger than any
-    real model or machine is refused where it is read.
+    A typing mistake must not loop for hours or fill memory: what exceeds any real model or
+    machine is refused when it is read.
 """
 
 MOST_SIZE = 2**31 - 1
-"""The most of a width, a vocabulary, a number of tokens or a degree; products of a few still fit
-what they are counted in."""
+"""Largest width, vocabulary, number of tokens or degree; products of a few still fit their
+integers."""
 MOST_LAYERS = 4096
 """The deepest published Transformer has 1,000 (DeepNet, arXiv:2203.00555)."""
 MOST_EXPERTS = 1 << 16

@@ -1,10 +1,10 @@
 """Which keys of its own document a query reads.
 
 Why
-    Who counts pairs, who shares them out and who computes them must mean the same mask.
+    Counting, sharding and computing pairs must mean the same mask.
 
 Kept true (tests/unit/cost/test_work.py, tests/unit/schedule/attention/test_mask.py)
-    Pairs counted under a mask are those of the mask written out.
+    Pairs counted under a mask are those of the explicit mask.
 """
 
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ class Mask:
 
     kind: MaskKind = "causal"
     window_tokens: int = 0
-    """Keys that a query reads at most, itself included [tokens]; of a window."""
+    """Most keys that a query reads, itself included [tokens]; for a window."""
     prefix_tokens: int = 0
-    """Tokens that every branch reads [tokens]; of a shared prefix."""
+    """Tokens that every branch reads [tokens]; for a shared prefix."""
     branch_tokens: tuple[int, ...] = ()
-    """Length of each branch after the prefix, in order [tokens]; of a shared prefix."""
+    """Length of each branch after the prefix, in order [tokens]; for a shared prefix."""
 
     def __post_init__(self) -> None:
         kinds = get_args(MaskKind)
@@ -55,9 +55,8 @@ class Mask:
             )
         if min(self.prefix_tokens, *self.branch_tokens, 0) < 0:
             raise SpecError(
-                f"A prefix of {self.prefix_tokens} tokens and branches of "
-                f"{list(self.branch_tokens)} cannot be less than nothing. Give 0 or more tokens "
-                f"each."
+                f"The prefix is {self.prefix_tokens} tokens and the branches "
+                f"{list(self.branch_tokens)}. Give 0 or more tokens each."
             )
 
     def __str__(self) -> str:

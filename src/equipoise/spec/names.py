@@ -1,4 +1,4 @@
-"""Names of files that several rooms look for, apart from the code that reads them."""
+"""Names of files that several rooms look for."""
 
 RESOLVED = "resolved.json"
-"""The settled run, in a run's folder."""
+"""The resolved run, in a run's folder."""

@@ -1,7 +1,7 @@
 """What a step keeps in host memory instead of on the device.
 
 What it decides
-    The settings, and how much of each stays:
+    The settings, and how much stays on the device:
 
     ===========  ==================================================================================
     optimizer    master weights and moments are in host memory, where the host updates them
@@ -25,7 +25,7 @@ Offload = Literal["none", "optimizer", "activations", "both"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 
 KEPT_LAYERS = 2
-"""Layers whose activations are on the device, of a micro-batch that goes or comes."""
+"""Layers whose activations are on the device while a micro-batch is copied out or in."""
 
 
 def offloads_optimizer(setting: Offload) -> bool:
@@ -49,7 +49,7 @@ def offloads_activations(setting: Offload) -> bool:
 def resident_layers(pp: int) -> int:
     """Layers of a rank whose activations are on the device at once.
 
-    Of a pipeline one micro-batch goes out while another comes in.
+    In a pipeline one micro-batch is copied out while another is copied in.
 
     >>> resident_layers(1), resident_layers(8)
     (2, 4)

@@ -29,8 +29,8 @@ def lengths_of(pieces: Pieces) -> npt.NDArray[np.int64]:
 class MicroBatch:
     """Pieces that share one forward and backward.
 
-    A piece attends to itself and, where a document was divided, to the tokens of its document
-    from ``attends_from`` on, which lie in other micro-batches::
+    A piece attends to itself and, if its document was divided, to the document's tokens from
+    ``attends_from`` on, which lie in other micro-batches::
 
         document 7:   |--- micro-batch 0 ---|--- micro-batch 1 ---|
         pieces        [7, 0, 600]           [7, 600, 1000]
@@ -39,11 +39,11 @@ class MicroBatch:
 
     pieces: Pieces
     attends_from: npt.NDArray[np.int64] | None = None
-    """First token that each piece reads, int64[pieces]; None where each reads itself alone."""
+    """First token that each piece reads, int64[pieces]; None if each reads only itself."""
 
     @property
     def history_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens before each piece that it attends to [tokens]."""
+        """Tokens before each piece to which it attends [tokens]."""
         if self.attends_from is None:
             return np.zeros(len(self.pieces), dtype=np.int64)
         history: npt.NDArray[np.int64] = self.pieces[:, 1] - self.attends_from
@@ -61,13 +61,13 @@ class MicroBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the pack; 0 is legal."""
+        """Tokens of the pack; may be 0."""
         return int(self.doc_tokens.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """One step's micro-batches, for every rank, in the order in which it runs them."""
+    """One step's micro-batches, for every rank in the order in which it runs them."""
 
     policy: str
     ranks: tuple[tuple[MicroBatch, ...], ...]
@@ -78,7 +78,7 @@ class PackedStep:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of the rank that has most."""
+        """Micro-batches of the rank with the most."""
         return max(map(len, self.ranks))
 
     @property
@@ -88,7 +88,7 @@ class PackedStep:
 
     @property
     def digest(self) -> str:
-        """Name of the whole decision, equal on two ranks that decided the same."""
+        """Digest of the whole decision; equal on ranks that decided alike."""
         parts = [self.policy.encode()]
         for rank in self.ranks:
             parts.append(b"rank")

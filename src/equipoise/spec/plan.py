@@ -1,17 +1,17 @@
-"""plan.lock: what was decided, at which price, and everything that it was decided from.
+"""plan.lock: what was decided, at which price, and all inputs of the decision.
 
 Why
-    A plan is right for one model on one cluster at one price list. Six weeks later one of them is
-    another, and nobody remembers which.
+    A plan is right for one model on one cluster at one price list. Six weeks later one of them
+    has changed, and nobody remembers which.
 
 What it decides
-    The file's form: JSON, one object. ``asked`` are the words of the command line; ``read`` has a
-    digest of each thing that the price depends on: model, cluster, lengths, measured curves, this
-    package's version. Candidates have the keys of ``equipoise simulate --json``, and their words:
-    flags of ``equipoise simulate``, and where a run.toml was planned, keys of that.
+    The file's form: one JSON object. ``asked`` holds the words of the command line; ``read`` has
+    a digest of each input of the price: model, cluster, lengths, measured curves, this package's
+    version. Candidates have the keys of ``equipoise simulate --json`` and their words: flags of
+    ``equipoise simulate`` and, if a run.toml was planned, its keys.
 
 Kept true (tests/unit/spec/test_plan.py)
-    What is written is read back; a lock of another form, or of other readings, is refused by name.
+    What is written reads back; a lock of another form, or with changed inputs, is refused by name.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ LOCK = "plan.lock"
 """Name of the file, beside a run.toml and in a run's folder."""
 
 RUN_TOML = "run.toml"
-"""Among ``asked``: the path of the run.toml that was planned."""
+"""Key of ``asked`` with the path of the planned run.toml."""
 
 MEASURED_S = "measured_s"
-"""In the price of a choice that was trained for some steps: their median, beside ``step_s``."""
+"""Key of a price with the median of measured steps, for a choice that was trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Candidate:
     """One choice and its price."""
 
     words: dict[str, str]
-    """Flags of ``equipoise simulate`` that lay it out."""
+    """Flags of ``equipoise simulate`` that describe it."""
     price: dict[str, Any]
-    """What ``equipoise simulate --json`` prints of it."""
+    """What ``equipoise simulate --json`` prints for it."""
     loses_by: dict[str, float]
-    """Seconds of each term beyond those of the best; empty of the best."""
+    """Seconds of each term beyond the best choice's; empty for the best."""
     keys: dict[str, int | str] = field(default_factory=dict)
-    """Dotted keys of run.toml that lay it out; empty unless a run.toml was planned."""
+    """Dotted keys of run.toml that describe it; empty unless a run.toml was planned."""
     stages: Stages | None = None
     """Stages of a run.toml's pipeline; None without a pipeline, and where the run is to split its
     layers when it starts."""
@@ -85,11 +85,11 @@ class Wall:
     grows: str
     before: int
     after: int
-    """The smallest size that was tried and does not fit."""
+    """The smallest tried size that does not fit."""
     memory_gib: float
     capacity_gib: float
     of_host: bool = False
-    """Whether it is host memory that is full."""
+    """Whether host memory is what is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Flip:
     term: str
     times: float
     winner: str
-    """Words of its layout."""
+    """Words of the first runner-up's layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Plan:
     best: Candidate
     runners_up: tuple[Candidate, ...]
     bound_s: float
-    """No choice takes less."""
+    """Lower bound on the step of any choice [s]."""
     gap: float | None
     """The best's ``step_s`` over ``bound_s``, minus 1; None without a bound."""
     listed: int
@@ -119,18 +119,18 @@ class Plan:
     """Nearest first."""
     flip: Flip | None
     nodes: tuple[int, ...]
-    """Which node of the cluster stands in which place of the best; empty where as given."""
+    """Which node of the cluster is at which place of the best choice; empty if as given."""
     read: dict[str, str]
-    """Digests by name."""
+    """Digests of inputs, by name."""
     sources: dict[str, str]
     """Where each number of the cluster comes from, by its name."""
     without_offload: dict[str, float] | None = None
-    """``step_s`` and ``memory_gib_max`` of a best that offloads, had it not; else None."""
+    """``step_s`` and ``memory_gib_max`` without offloading, if the best offloads; else None."""
     version: int = VERSION
 
     @property
     def command(self) -> str:
-        """The command that was asked, without ``--out``."""
+        """The command that made the plan, without ``--out``."""
         said = [
             [value] if flag == RUN_TOML else [f"--{flag}", value]
             for flag, value in self.asked.items()
@@ -174,8 +174,8 @@ def read_plan(file: Path) -> Plan:
         )
     if version != VERSION:
         raise PlanError(
-            f"{file} is a plan of version {version}, and this equipoise reads version {VERSION}. "
-            f"Plan again with the words that it has under asked."
+            f"{file} is a plan of version {version}; this equipoise reads version {VERSION}. "
+            f'Plan again with the words under its "asked".'
         )
     try:
         return Plan(
@@ -204,7 +204,7 @@ def _candidate(row: dict[str, Any]) -> Candidate:
 
 
 def require_fresh(plan: Plan, now: Mapping[str, str], file: Path) -> None:
-    """Refuse a plan whose readings are no longer what they were.
+    """Refuse a plan whose inputs have changed.
 
     Raises:
         PlanError: names what changed.

@@ -2,7 +2,7 @@
 
 What it decides
     ``D`` is the model's width, ``q`` and ``k`` the widths of all query and of all key heads, ``F``
-    the feed-forward's; numbers are what a dense layer keeps of a token, norms' scales left out:
+    the feed-forward's; numbers are what a dense layer keeps per token, without norms' scales:
 
     ===========  ================================  ============================================
     setting      keeps                             runs again in the backward
@@ -15,15 +15,15 @@ What it decides
                  none in the others
     ===========  ================================  ============================================
 
-    The attention core is the quadratic part. Its scores are never kept (flash attention makes
-    them again in every backward), which was most of what Korthikanti's selective recomputation
-    saved; ``attention`` is what is left of it, the core's output and its log-sum-exps.
-    ``selective`` is the other way around: the core's results are kept, and its work, and with
-    context parallelism its messages, are never repeated, however long the documents are.
+    The attention core is the quadratic part. Its scores are never kept (flash attention
+    recomputes them in every backward), which was most of what Korthikanti's selective
+    recomputation saved; ``attention`` recomputes the rest, the core's output and its
+    log-sum-exps. ``selective`` is the opposite: the core's results are kept, so its work, and
+    with context parallelism its messages, are never repeated, however long the documents.
 
 Kept true (tests/unit/nn/test_decoder.py, tests/unit/cost/memory/test_layer.py)
-    Loss and gradients are those of ``none``, bitwise; the core runs as often, and a layer keeps as
-    much, as is said here.
+    Loss and gradients are bitwise those of ``none``; the core runs as often, and a layer keeps as
+    much, as stated here.
 
 Sources
     Attention core: Korthikanti et al., arXiv:2205.05198, section 5. Keeping the core's results:
@@ -52,7 +52,7 @@ def layer_recompute(setting: Recompute, layer: int) -> LayerRecompute:
 
 
 def linear_repeats(setting: Recompute, layers: int) -> int:
-    """How many of so many layers run all but their attention core again.
+    """How many of ``layers`` layers rerun everything except the attention core.
 
     >>> linear_repeats("selective", 6), linear_repeats("every-2", 6), linear_repeats("none", 6)
     (6, 3, 0)
@@ -62,7 +62,7 @@ def linear_repeats(setting: Recompute, layers: int) -> int:
 
 
 def attention_repeats(setting: Recompute, layers: int) -> int:
-    """How many of so many layers run their attention core again, and send its messages.
+    """How many of ``layers`` layers rerun the attention core and its messages.
 
     >>> attention_repeats("selective", 6), attention_repeats("every-2", 6)
     (0, 3)

@@ -1,17 +1,16 @@
 """Sizes in one line: a model and a layout as ``name=value`` words.
 
 Why
-    "How long does this take, and does it fit?" is asked in one line, before there is a file.
+    "How long does this take, and does it fit?" takes one line, before there is a file.
 
 What it decides
     A model is a name in ``PLANNED``, a path to a Hugging Face ``config.json`` or its folder, or
-    words; a layout is words alone. What is left out of a model's words follows from the rest:
-    key/value heads are the heads, the width of a feed-forward four times the hidden width, or
-    8/3 of it with a gate, rounded up to a multiple of 256.
+    words; a layout is only words. Sizes that a model's words omit follow from the rest: as many
+    key/value heads as heads, a feed-forward of four times the hidden width, or 8/3 of it with a
+    gate, rounded up to a multiple of 256.
 
 Kept true (tests/unit/spec/test_words.py)
-    Every size of a preset, written as words, gives the preset's weights; each faulty word is
-    refused by name.
+    A preset written as words has the preset's weights; each faulty word is refused by name.
 """
 
 import math
@@ -51,15 +50,15 @@ _FROM_ZERO = ("gated", "tied", "experts", "top_k", "expert_ffn", "shared_ffn", "
 MOST = MOST_SIZE
 """The largest size or degree of a command line."""
 _DIGITS = 40
-"""Longer words are no numbers, whatever they hold."""
+"""Words longer than this are not read as numbers."""
 _MOST_LAYERS = 1024
-"""Splitting many more over many stages takes minutes."""
+"""Splitting many more layers over many stages takes minutes."""
 LAYOUT_WORDS = ("dp", "cp", "tp", "pp", "ep", "etp", "zero", "replicas", "virtual")
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutWords:
-    """What ``--layout`` says."""
+    """The contents of ``--layout``."""
 
     layout: Layout
     virtual: int
@@ -67,20 +66,21 @@ class LayoutWords:
 
 
 def read_words(setting: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
-    """Whole numbers by name, of ``name=value,name=value``.
+    """Whole numbers by name, from ``name=value,name=value``.
 
     Args:
-        setting: What they are words of; messages begin with it.
+        setting: What the words set; messages begin with it.
         text: The words.
-        known: Names that are legal.
+        known: Legal names.
 
     Raises:
-        SpecError: a word is no ``name=value``, unknown, given twice, or no whole number.
+        SpecError: a word is not ``name=value``, is unknown or given twice, or its value is not a
+            whole number.
 
     >>> read_words("layout", "tp=8,pp=16", ("tp", "pp"))
     {'tp': 8, 'pp': 16}
     """
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for word in text.split(","):
         name, _, value = (part.strip() for part in word.partition("="))
         if name not in known:
@@ -88,7 +88,7 @@ def read_words(setting: str, text: str, known: tuple[str, ...]) -> dict[str, int
                 f'{setting}: "{word}" begins with no known name. Nearest: {nearest(name, known)}. '
                 f"Give {', '.join(known)} as name=number, with commas between."
             )
-        if name in found:
+        if name in numbers:
             raise SpecError(f"{setting}: {name} is given twice. Give it once.")
         digits, least = value.replace("_", ""), 0 if name in (*_FROM_ZERO, "zero") else 1
         is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
@@ -97,8 +97,8 @@ def read_words(setting: str, text: str, known: tuple[str, ...]) -> dict[str, int
                 f'{setting}: {name} is "{value}". Give a whole number of {least} to {MOST:,}, as '
                 f"in {name}={1 if name in ('gated', 'tied', 'zero') else 8}."
             )
-        found[name] = int(digits)
-    return found
+        numbers[name] = int(digits)
+    return numbers
 
 
 def read_layout(text: str) -> LayoutWords:
@@ -106,7 +106,7 @@ def read_layout(text: str) -> LayoutWords:
 
     Raises:
         SpecError: a word is wrong.
-        LayoutError: the degrees do not go together.
+        LayoutError: the degrees do not match.
 
     >>> read_layout("tp=8,pp=16,dp=64,virtual=7").layout.world
     8192
@@ -118,8 +118,8 @@ def read_layout(text: str) -> LayoutWords:
     ranks = math.prod(words.get(axis, 1) for axis in ("dp", "cp", "tp", "pp"))
     if ranks > MOST_DEVICES:
         raise SpecError(
-            f"layout: {ranks:,} ranks are more than are priced. Give degrees of "
-            f"{MOST_DEVICES:,} or less in all."
+            f"layout: {ranks:,} ranks are too many. Give degrees whose product is "
+            f"{MOST_DEVICES:,} or less."
         )
     layout = Layout(
         dp=words.get("dp", 1),
@@ -134,8 +134,8 @@ def read_layout(text: str) -> LayoutWords:
     virtual = words.get("virtual", 1)
     if virtual > 1 and layout.pp == 1:
         raise LayoutError(
-            f"layout: virtual = {virtual} needs pipeline ranks; pp = 1. Give pp of 2 or more, or "
-            f"leave virtual out."
+            f"layout: virtual = {virtual} needs a pipeline; pp = 1. Give pp of 2 or more, or "
+            f"omit virtual."
         )
     return LayoutWords(layout, virtual)
 
@@ -145,7 +145,7 @@ def read_model(text: str) -> ModelSpec:
 
     Raises:
         SpecError: no such preset, or a word is wrong or missing.
-        ModelError: the config.json is none, or of a model that this decoder is not.
+        ModelError: the config.json is not one, or of a model that this decoder cannot compute.
 
     >>> read_model("layers=2,hidden=64,heads=4,vocab=100,gated=0").ffn
     256
@@ -170,18 +170,17 @@ def read_model(text: str) -> ModelSpec:
         ) from None
     if not isinstance(config, dict):
         raise ModelError(
-            f"model: {file} holds no table of sizes. Give the config.json that the model was "
-            f"published with."
+            f"model: {file} does not hold a table of sizes. Give the config.json that the model "
+            f"was published with."
         )
     return _require_layers(model_from_hf_config(config))
 
 
 def _require_layers(model: ModelSpec) -> ModelSpec:
-    """Refuse what no price is meant for, before it is priced layer by layer."""
+    """Refuse too many layers, and experts in no layer, before pricing layer by layer."""
     if model.layers > _MOST_LAYERS:
         raise SpecError(
-            f"model: {model.layers:,} layers are more than are priced. Give {_MOST_LAYERS:,} or "
-            f"less."
+            f"model: {model.layers:,} layers are too many. Give {_MOST_LAYERS:,} or fewer."
         )
     if model.experts and not model.sparse_layers:
         raise SpecError(

@@ -1,20 +1,19 @@
 """Document lengths: from a named distribution or a file, as arrays of tokens.
 
 Why
-    Whoever wants to know how well a corpus packs has its lengths in whatever file the last
-    tool wrote. A length that is no length, read as one, moves every number that follows; so
-    each is refused where it stands, with its line.
+    A corpus's lengths are in whatever file the last tool wrote. An invalid length that is read
+    as one changes every number that follows, so each is refused with its line.
 
 What it decides
     Which column of a file holds the lengths, and what counts as a length: a whole number of
     tokens from 1 to 2,147,483,647, written ``512`` or ``512.0``.
 
 Kept true (tests/unit/spec/test_workload.py, by Hypothesis)
-    What was written as CSV, JSON lines, Parquet or text is read back, by the fast path and by
-    the other alike; drawn lengths have the moments of the distribution they are named after.
+    CSV, JSON lines, Parquet and text read back what was written, by the fast and the slow path
+    alike; drawn lengths have the moments of the named distribution.
 
 Sources
-    Each file of ``spec/lengths`` names where its quantiles come from in its first line.
+    The first line of each file of ``spec/lengths`` names the source of its quantiles.
 """
 
 import csv
@@ -43,7 +42,7 @@ _MOST_TOKENS = 2**31 - 1
 """Longest document; its pairs still fit int64, and attention kernels count in int32."""
 
 _NUMBER = re.compile(r'\s*"?\s*([-+.\d]|nan\b|inf\b|null\b)', re.IGNORECASE)
-"""How a line of numbers begins, a wrong one too; any other first line is a header."""
+"""How a line of numbers begins, also a wrong one; any other first line is a header."""
 
 _DIGITS = 10
 """Most digits that the fast path reads: it must not wrap around int64."""
@@ -69,7 +68,7 @@ def draw_lengths(name: str, documents: int, *, seed: int = 0) -> Lengths:
         seed: The same seed draws the same lengths.
 
     Raises:
-        DataError: there is no such distribution; names the nearest.
+        DataError: no such distribution; names the nearest.
     """
     if name not in distribution_names():
         raise DataError(
@@ -80,7 +79,7 @@ def draw_lengths(name: str, documents: int, *, seed: int = 0) -> Lengths:
     rows = [line.split(",") for line in lines if line and line[0].isdigit()]
     quantiles = np.array([float(row[0]) for row in rows])
     tokens = np.array([max(1.0, float(row[1])) for row in rows])
-    # Not Philox, whose stream of the same seed orders documents: lengths would come sorted.
+    # Not Philox, whose stream for this seed orders documents: lengths would come out sorted.
     drawn = np.random.Generator(np.random.PCG64(seed)).random(documents)
     lengths: Lengths = np.rint(np.exp(np.interp(drawn, quantiles, np.log(tokens)))).astype(np.int64)
     return lengths
@@ -89,20 +88,20 @@ def draw_lengths(name: str, documents: int, *, seed: int = 0) -> Lengths:
 def read_lengths(file: Path) -> Lengths:
     """Document lengths [tokens] of a CSV, JSON-lines, Parquet or plain text file, in its order.
 
-    Text has one length a line. Of CSV and Parquet the column ``tokens`` is read, of JSON
-    objects the key; where there is none, ``length``. Blank lines of text and lines that begin
-    with ``#`` are skipped.
+    Text has one length per line. CSV and Parquet are read from the column ``tokens``, JSON
+    objects from that key, or else from ``length``. Blank lines of text and lines that begin with
+    ``#`` are skipped.
 
     Args:
-        file: Parquet is known by its first bytes, JSON lines by ``.jsonl``; all else is CSV or
-            text.
+        file: Parquet is recognised by its first bytes, JSON lines by ``.jsonl``; anything else is
+            CSV or text.
 
     Returns:
         int64[documents], each >= 1.
 
     Raises:
-        DataError: no such file, no such column, a row that is no length, or none at all; says
-            which row and how to mend it.
+        DataError: no such file or column, an invalid length, or none at all; names the row and
+            the fix.
         ModuleNotFoundError: the file is Parquet and pyarrow is not installed.
 
     Cost: O(rows); 10 million take about a second as text or Parquet, several as CSV of many
@@ -113,26 +112,26 @@ def read_lengths(file: Path) -> Lengths:
         with file.open("rb") as opened:
             data = opened.read(4)
             data += b"" if data == b"PAR1" else opened.read()
-        found = _read_parquet(file) if data == b"PAR1" else _read_text(file, data)
+        lengths = _read_parquet(file) if data == b"PAR1" else _read_text(file, data)
     except FileNotFoundError:
         raise DataError(
-            f"There is no lengths file {file}, and no distribution of that name. Distributions: "
+            f"No lengths file or distribution is called {file}. Distributions: "
             f"{', '.join(distribution_names())}."
         ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"{file} cannot be read as text ({error}). Give CSV, JSON lines, Parquet, or one "
-            f"whole number a line."
+            f"whole number per line."
         ) from None
-    if not len(found):
-        raise DataError(f"{file} holds no document lengths. Give one whole number a line.")
-    return found
+    if not len(lengths):
+        raise DataError(f"{file} holds no document lengths. Give one whole number per line.")
+    return lengths
 
 
 def _read_text(file: Path, data: bytes) -> Lengths:
-    found = _read_digits(data)
-    if found is not None:
-        return found
+    lengths = _read_digits(data)
+    if lengths is not None:
+        return lengths
     text = data.decode("utf-8-sig")
     return (
         _collect(file, _json_values(file, text))
@@ -142,7 +141,7 @@ def _read_text(file: Path, data: bytes) -> Lengths:
 
 
 def _read_digits(data: bytes) -> Lengths | None:
-    """Lines of nothing but digits, all at once; None where there is anything else."""
+    """Read lines of digits all at once; None if there is anything else."""
     codes = np.frombuffer(data, dtype=np.uint8)
     is_break = (codes == ord("\n")) | (codes == ord("\r"))
     if not (is_break | (codes - np.uint8(ord("0")) < 10)).all():
@@ -153,13 +152,13 @@ def _read_digits(data: bytes) -> Lengths | None:
     return _in_range(np.fromstring(data, dtype=np.int64, sep="\n"))
 
 
-def _in_range(found: Lengths) -> Lengths | None:
-    """The lengths, where all are; None where the slow path has to say which is not."""
-    return found if ((found >= 1) & (found <= _MOST_TOKENS)).all() else None
+def _in_range(lengths: Lengths) -> Lengths | None:
+    """The lengths, if all are valid; None if the slow path must find the invalid one."""
+    return lengths if ((lengths >= 1) & (lengths <= _MOST_TOKENS)).all() else None
 
 
 def _read_table(file: Path, text: str) -> Lengths:
-    """CSV with a header, or one value a line."""
+    """Read CSV with a header, or one value per line."""
     first = re.search(r"^(?!#).*\S.*$", text, re.MULTILINE)
     if first is None:
         return np.zeros(0, dtype=np.int64)
@@ -175,21 +174,21 @@ def _read_table(file: Path, text: str) -> Lengths:
         column, body = 0, text[first.start() :]
     else:
         column, body = cells.index(_column(file, number, cells)), text[first.end() :]
-    found = (
+    lengths = (
         _read_digits(body.encode()) if len(cells) == 1 else _read_column(body, delimiter, column)
     )
-    if found is not None:
-        return found
+    if lengths is not None:
+        return lengths
     before = text.count("\n", 0, len(text) - len(body))
     return _collect(file, _csv_values(body, before, delimiter, column))
 
 
 def _read_column(body: str, delimiter: str, column: int) -> Lengths | None:
-    """One column of whole numbers, by NumPy's parser; None where it stumbles."""
+    """Read one column of whole numbers by NumPy's parser; None if it fails."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # it reads 1.5 as 1 under a warning, and nothing too
-            found = np.loadtxt(
+            warnings.simplefilter("error")  # it reads 1.5 as 1, and nothing at all, with a warning
+            lengths = np.loadtxt(
                 io.StringIO(body),
                 dtype=np.int64,
                 comments=None,
@@ -200,11 +199,11 @@ def _read_column(body: str, delimiter: str, column: int) -> Lengths | None:
             )
     except (ValueError, Warning):
         return None
-    return _in_range(found)
+    return _in_range(lengths)
 
 
 def _csv_values(body: str, before: int, delimiter: str, column: int) -> Iterator[tuple[int, str]]:
-    """Line number and text of each length; ``before`` lines stand above ``body``."""
+    """Line number and text of each length; ``before`` lines precede ``body``."""
     reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter)
     for row in reader:
         if any(cell.strip() for cell in row) and not row[0].startswith("#"):
@@ -213,7 +212,7 @@ def _csv_values(body: str, before: int, delimiter: str, column: int) -> Iterator
 
 
 def _json_values(file: Path, text: str) -> Iterator[tuple[int, str | int]]:
-    """Line number of each length, and what stands there."""
+    """Line number and value of each length."""
     for number, line in enumerate(text.split("\n"), 1):  # strings may hold other line ends
         if not line.strip() or line.startswith("#"):
             continue
@@ -237,7 +236,7 @@ def _read_parquet(file: Path) -> Lengths:
         name = _column(file, None, opened.schema_arrow.names)
         column = opened.read(columns=[name]).column(0)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{file} is no whole Parquet file ({error}). Write it again.") from None
+        raise DataError(f"{file} is not a whole Parquet file ({error}). Write it again.") from None
     if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)):
         raise DataError(f"{file}  column {name} is of type {column.type}. Cast it to int64.")
     values = column.to_numpy()
@@ -251,7 +250,7 @@ def _read_parquet(file: Path) -> Lengths:
 
 
 def _column(file: Path, line: int | None, names: Sequence[str], kind: str = "column") -> str:
-    """The name under which lengths stand."""
+    """The name of the column or key that holds the lengths."""
     for name in _COLUMNS:
         if name in names:
             return name
@@ -266,23 +265,23 @@ def _column(file: Path, line: int | None, names: Sequence[str], kind: str = "col
 
 
 def _collect(file: Path, values: Iterable[tuple[int, str | int]]) -> Lengths:
-    """Lengths from line numbers and what stands there."""
-    found: list[int] = []
+    """Lengths from line numbers and values."""
+    lengths: list[int] = []
     bad: list[tuple[int, str]] = []
     for number, value in values:
         tokens = _whole(value)
         if tokens:
-            found.append(tokens)
+            lengths.append(tokens)
         else:
             bad.append((number, str(value)))
     if bad:
         number, text = bad[0]
         raise _no_length(f"{file}:{number}", text, len(bad) - 1)
-    return np.array(found, dtype=np.int64)
+    return np.array(lengths, dtype=np.int64)
 
 
 def _whole(value: str | int) -> int:
-    """The length that is meant; 0 where it is none."""
+    """The length; 0 if invalid."""
     if isinstance(value, bool):
         return 0
     try:

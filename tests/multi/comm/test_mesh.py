@@ -53,7 +53,7 @@ def test_other_ranks_than_the_layout_has_are_refused() -> None:
     with pytest.raises(LayoutError) as refused:
         run_ranks(2, tensor_ranks.join_mesh, Layout(tp=3), "tp")
     assert str(refused.value) == (
-        "dp x cp x tp x pp = 1 x 1 x 3 x 1 = 3 ranks, and there are 2. Give degrees whose "
+        "dp x cp x tp x pp = 1 x 1 x 3 x 1 = 3 ranks, but there are 2. Give degrees whose "
         "product is 2."
     )
 

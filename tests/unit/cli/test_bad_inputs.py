@@ -32,15 +32,15 @@ BAD_RUNS = {
     ),
     "10^9 layers": (
         "[model]\nlayers = 1000000000",
-        "run.toml:2  model.layers: 1000000000 is too large; the most is 4096.",
+        "run.toml:2  model.layers: 1000000000 is too large; it must be at most 4096.",
     ),
     "10^9 experts": (
         "[model]\nexperts = 1000000000",
-        "run.toml:2  model.experts: 1000000000 is too large; the most is 65536.",
+        "run.toml:2  model.experts: 1000000000 is too large; it must be at most 65536.",
     ),
     "a window beyond 31 bits": (
         "[pack]\ncontext_tokens = 3000000000",
-        "run.toml:2  pack.context_tokens: 3000000000 is too large; the most is 2147483647.",
+        "run.toml:2  pack.context_tokens: 3000000000 is too large; it must be at most 2147483647.",
     ),
     "a long value": (
         f'[pack]\npolicy = "{"x" * 5000}"',
@@ -72,10 +72,10 @@ BAD_FLAGS = {
         "(text)."
     ),
     ("config", "--model.layers=1000000000"): (
-        "--model.layers: 1000000000 is too large; the most is 4096."
+        "--model.layers: 1000000000 is too large; it must be at most 4096."
     ),
     ("config", "--layout.tp=10000000000"): (
-        "--layout.tp: 10000000000 is too large; the most is 2147483647."
+        "--layout.tp: 10000000000 is too large; it must be at most 2147483647."
     ),
     ("pack", "--ranks", "9" * 5000): (
         f"equipoise pack: argument --ranks: invalid int value: '{'9' * 23}...{'9' * 23}' "
@@ -152,7 +152,7 @@ def test_json_that_nobody_means(
     file = tmp_path / "device.json"
     assert run(capsys, "calibrate", "--compare", tmp_path, "--out", file)[::2] == (
         2,
-        f'{file} is no device file: it is not JSON. Measure anew: "equipoise calibrate".\n',
+        f'{file} is not a device file: it is not JSON. Measure again: "equipoise calibrate".\n',
     )
     journal = tmp_path / "run" / "journal"
     journal.mkdir(parents=True)

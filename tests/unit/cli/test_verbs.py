@@ -57,7 +57,7 @@ def test_config_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_config_quiet_says_only_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "config", "--quiet") == ""
     assert refused(capsys, "config", "--quiet", "--train.steps", "0") == (
-        "--train.steps: 0 is too small; the least is 1.\n"
+        "--train.steps: 0 is too small; it must be at least 1.\n"
     )
 
 

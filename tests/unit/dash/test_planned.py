@@ -105,8 +105,8 @@ def test_a_plan_of_another_version_is_a_note(planned_run: Path) -> None:
     assert data["notes"] == [
         {
             "kind": "fault",
-            "text": f"by-work: {file} is a plan of version 1, and this equipoise reads version 3. "
-            "Plan again with the words that it has under asked.",
+            "text": f"by-work: {file} is a plan of version 1; this equipoise reads version 3. "
+            'Plan again with the words under its "asked".',
         }
     ]
 

@@ -57,7 +57,7 @@ def test_last_words() -> None:
 def test_a_refused_run(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     found = run_trial([str(file)], tmp_path / "trial", limit_s=60)
-    text = f'There is no file {file}. "equipoise init" writes a run.toml to start from.'
+    text = f'No such file: {file}. "equipoise init" writes a run.toml to start from.'
     assert found == TrialEnd(None, "refused", text, found.wall_s)
 
 

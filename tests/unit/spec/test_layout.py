@@ -105,15 +105,15 @@ def test_orders_of_published_systems() -> None:
 REFUSED = {
     "degree": (
         {"tp": 0},
-        "tp = 0 is no number of ranks. Give 1 or more.",
+        "tp = 0 must be 1 or more.",
     ),
     "order": (
         {"order": ("dp", "tp", "tp", "cp")},
-        "order is dp tp tp cp, and must name each of dp pp cp tp once, outermost first.",
+        "order is dp tp tp cp but must name each of dp pp cp tp once, outermost first.",
     ),
     "expert order": (
         {"expert_order": ("ep",)},
-        "expert_order is ep, and must name each of edp ep etp once, outermost first.",
+        "expert_order is ep but must name each of edp ep etp once, outermost first.",
     ),
     "experts": (
         {"dp": 2, "tp": 2, "ep": 3},
@@ -140,7 +140,7 @@ def test_degrees_that_do_not_go_together_are_refused(
 ASKED = {
     "axis": (
         lambda layout: layout.size("sp"),
-        'There is no axis "sp". Axes are dp, pp, cp, tp, edp, ep, etp.',
+        'No axis is called "sp". All: dp, pp, cp, tp, edp, ep, etp.',
     ),
     "grid": (
         lambda layout: layout.grid("dp", "tp"),
@@ -153,7 +153,7 @@ ASKED = {
     ),
     "no rank": (
         lambda layout: layout.coordinates(8),
-        "There is no rank 8 among 8. Give 0 to 7.",
+        "Rank 8 does not exist among 8. Give 0 to 7.",
     ),
     "off the axis": (
         lambda layout: layout.rank_at(tp=2),
@@ -165,11 +165,11 @@ ASKED = {
     ),
     "world": (
         lambda layout: layout.require_world(12),
-        "dp x cp x tp x pp = 2 x 1 x 2 x 2 = 8 ranks, and there are 12. Set dp = 3.",
+        "dp x cp x tp x pp = 2 x 1 x 2 x 2 = 8 ranks, but there are 12. Set dp = 3.",
     ),
     "odd world": (
         lambda layout: layout.require_world(6),
-        "dp x cp x tp x pp = 2 x 1 x 2 x 2 = 8 ranks, and there are 6. Give degrees "
+        "dp x cp x tp x pp = 2 x 1 x 2 x 2 = 8 ranks, but there are 6. Give degrees "
         "whose product is 6.",
     ),
     "heads": (

@@ -67,8 +67,8 @@ def test_other_forms_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         read_plan(file)
     assert str(caught.value) == (
-        f"{file} is a plan of version 7, and this equipoise reads version 3. Plan again with the "
-        "words that it has under asked."
+        f"{file} is a plan of version 7; this equipoise reads version 3. Plan again with the "
+        'words under its "asked".'
     )
     file.write_text('{"model": "llama3-8b"}')
     with pytest.raises(PlanError) as caught:

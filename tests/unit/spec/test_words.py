@@ -42,8 +42,8 @@ def test_a_file_without_a_table(tmp_path) -> None:
     with pytest.raises(EquipoiseError) as caught:
         read_model(str(tmp_path))
     assert str(caught.value) == (
-        f"model: {tmp_path / 'config.json'} holds no table of sizes. Give the config.json that "
-        "the model was published with."
+        f"model: {tmp_path / 'config.json'} does not hold a table of sizes. Give the "
+        "config.json that the model was published with."
     )
 
 
@@ -97,7 +97,7 @@ def test_a_layout_of_words() -> None:
         ),
         (
             "layers=99999999,hidden=8,heads=2,vocab=9",
-            "model: 99,999,999 layers are more than are priced. Give 1,024 or less.",
+            "model: 99,999,999 layers are too many. Give 1,024 or fewer.",
         ),
         (
             "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=2,dense_layers=2",
@@ -159,13 +159,12 @@ def test_a_faulty_model_is_refused(text: str, message: str) -> None:
         ("tp=0", 'layout: tp is "0". Give a whole number of 1 to 2,147,483,647, as in tp=8.'),
         (
             "dp=2147483647,cp=2147483647,ep=3",
-            "layout: 4,611,686,014,132,420,609 ranks are more than are priced. Give degrees of "
-            "1,048,576 or less in all.",
+            "layout: 4,611,686,014,132,420,609 ranks are too many. Give degrees whose product "
+            "is 1,048,576 or less.",
         ),
         (
             "dp=8,virtual=2",
-            "layout: virtual = 2 needs pipeline ranks; pp = 1. Give pp of 2 or more, or leave "
-            "virtual out.",
+            "layout: virtual = 2 needs a pipeline; pp = 1. Give pp of 2 or more, or omit virtual.",
         ),
         ("zero=4", "layout: zero is 4. Give 0, 1, 2 or 3."),
     ],

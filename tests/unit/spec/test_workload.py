@@ -254,16 +254,16 @@ def test_ways_to_write_3_1_4(tmp_path, name, content):
             "{}\n",
             ":1  no key is called tokens or length. Call the one with the lengths tokens.",
         ),
-        ("a.txt", "", " holds no document lengths. Give one whole number a line."),
-        ("a.txt", "\n# none\n", " holds no document lengths. Give one whole number a line."),
-        ("a.csv", "tokens\n", " holds no document lengths. Give one whole number a line."),
-        ("a.csv", "id,tokens\n", " holds no document lengths. Give one whole number a line."),
-        ("a.jsonl", "\n", " holds no document lengths. Give one whole number a line."),
+        ("a.txt", "", " holds no document lengths. Give one whole number per line."),
+        ("a.txt", "\n# none\n", " holds no document lengths. Give one whole number per line."),
+        ("a.csv", "tokens\n", " holds no document lengths. Give one whole number per line."),
+        ("a.csv", "id,tokens\n", " holds no document lengths. Give one whole number per line."),
+        ("a.jsonl", "\n", " holds no document lengths. Give one whole number per line."),
         (
             "a.csv",
             f"text,tokens\n{'x' * 140_000},0\n",
             " cannot be read as text (field larger than field limit (131072)). Give CSV, JSON "
-            "lines, Parquet, or one whole number a line.",
+            "lines, Parquet, or one whole number per line.",
         ),
     ],
 )
@@ -292,7 +292,7 @@ def test_refused_rows(tmp_path, message, name, content, text):
         ),
         (
             {"tokens": pyarrow.array([], pyarrow.int64())},
-            " holds no document lengths. Give one whole number a line.",
+            " holds no document lengths. Give one whole number per line.",
         ),
     ],
 )
@@ -313,24 +313,24 @@ def test_a_torn_parquet_file(tmp_path, message):
     file = tmp_path / "a.parquet"
     file.write_bytes(as_parquet([3, 1, 4])[:60])
     told = message(read_lengths, file)
-    assert told.startswith(f"{file} is no whole Parquet file (")
+    assert told.startswith(f"{file} is not a whole Parquet file (")
     assert told.endswith("). Write it again.")
 
 
 def test_no_such_file_and_no_such_text(tmp_path, message):
     file = tmp_path / "none.csv"
     assert message(read_lengths, file) == (
-        f"There is no lengths file {file}, and no distribution of that name. Distributions: "
+        f"No lengths file or distribution is called {file}. Distributions: "
         "pretrain-128k, prolong, python-stdlib, wikipedia."
     )
     assert message(read_lengths, tmp_path) == (
         f"{tmp_path} cannot be read as text ([Errno 21] Is a directory: '{tmp_path}'). Give CSV, "
-        "JSON lines, Parquet, or one whole number a line."
+        "JSON lines, Parquet, or one whole number per line."
     )
     file.write_bytes(b"3\n\xff\xfe\n")
     assert message(read_lengths, file) == (
         f"{file} cannot be read as text ('utf-8' codec can't decode byte 0xff in position 2: "
-        "invalid start byte). Give CSV, JSON lines, Parquet, or one whole number a line."
+        "invalid start byte). Give CSV, JSON lines, Parquet, or one whole number per line."
     )
 
 

@@ -1,4 +1,4 @@
-"""Attention strategies beside each other: one setting in, the figures of each strategy out."""
+"""Compare attention strategies: from one setting to the figures of each strategy."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ _BYTES = {"bf16": (2, 4), "fp32": (4, 4), "fp64": (8, 8)}
 
 @dataclass(frozen=True, slots=True)
 class AttentionSetting:
-    """What strategies are compared on."""
+    """The setting in which strategies are compared."""
 
     strategies: tuple[str, ...]
     """Some of ``NAMES``."""
@@ -35,20 +35,20 @@ class AttentionSetting:
     mask: Mask
     ranks: int
     model: ModelSpec
-    """Whose heads one layer of attention has."""
+    """The model whose heads one layer of attention has."""
     machine: AssumedMachine
     ranks_per_node: int | None = None
-    """For the strategies in two levels."""
+    """Ranks that share a node, for two-level strategies."""
     dtype: str = "bf16"
-    """Of what travels: bf16, fp32 or fp64."""
+    """Dtype of what travels: bf16, fp32 or fp64."""
     origin: str = ""
-    """Where the documents come from, to be shown."""
+    """Where the documents come from, for display."""
     model_name: str = ""
-    """To be shown."""
+    """Name of the model, for display."""
 
     @property
     def node_ranks(self) -> int:
-        """Ranks of a node; if not given, the largest divisor that leaves at least as many nodes."""
+        """Ranks of a node; unless given, the largest divisor that leaves at least as many nodes."""
         if self.ranks_per_node is not None:
             return self.ranks_per_node
         ranks = self.ranks
@@ -59,7 +59,7 @@ def compare_attention(setting: AttentionSetting) -> tuple[AttentionScore, ...]:
     """Write, count and price one layer of attention under each strategy.
 
     Raises:
-        LayoutError: ranks, documents or heads do not go together.
+        LayoutError: ranks, documents or heads do not match.
         SpecError: no strategy or no sharding has that name.
     """
     return tuple(_score(name, setting) for name in setting.strategies)

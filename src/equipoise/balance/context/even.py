@@ -62,10 +62,7 @@ def is_even(rank_pairs: Ints, *, parts: int = _EVEN) -> bool:
 def deal_spare(rows: Rows, spare: Rows, request: ContextRequest) -> Rows:
     """Give all ranks equal tokens.
 
-    Args:
-        rows: Blocks that have an owner.
-        spare: Blocks without an owner; their first column is ignored.
-        request: What is split.
+    ``rows`` have an owner and ``spare`` none: its first column is ignored.
 
     Returns:
         Rows of all blocks; a block that was cut has several.
@@ -96,9 +93,7 @@ def deal_spare(rows: Rows, spare: Rows, request: ContextRequest) -> Rows:
 def even_out(rows: Rows, request: ContextRequest) -> Rows:
     """Exchange whole blocks between ranks until no rank has many more tiles than the mean.
 
-    Args:
-        rows: Blocks of all ranks; only whole tiles at a multiple of the tile are exchanged.
-        request: What is split.
+    Only whole tiles at a multiple of the tile are exchanged.
 
     Cost: O(blocks of a rank, squared) an exchange.
     """

@@ -95,11 +95,6 @@ def head_tail_document(request: ContextRequest) -> Rows:
 def fold_documents(documents: Ints, doc_tokens: Ints, ranks: int) -> Rows:
     """Deal documents, in 2 x ranks chunks each, to ranks 0 to ``ranks - 1``.
 
-    Args:
-        documents: Their indices.
-        doc_tokens: Length of each [tokens].
-        ranks: How many ranks share them.
-
     Returns:
         Rows, some empty; the ranks' token counts differ by at most one.
     """

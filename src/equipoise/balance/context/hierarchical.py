@@ -88,12 +88,7 @@ def _place(
 ) -> tuple[Ints, Ints]:
     """The documents that all places share, and each document's place or -1.
 
-    Args:
-        documents: Indices of the documents to place.
-        lengths: Length of every document [tokens].
-        pairs: Work of every document [pairs].
-        places: Nodes, or ranks of a node.
-        capacity: Most tokens that one place holds beside what is already shared.
+    ``capacity`` is the most tokens that one place holds beside what is already shared.
     """
     order = documents[np.lexsort((documents, -lengths[documents]))]
     tokens, work = lengths[order].tolist(), pairs[order].tolist()

@@ -73,10 +73,7 @@ def spare_blocks(request: ContextRequest) -> int:
 def lay_out(request: ContextRequest, grain: int, spare: int = 0) -> tuple[Line, Rows]:
     """The line: light documents in an even mixture, then heavy ones, heaviest last.
 
-    Args:
-        request: What is split.
-        grain: Tokens of a block.
-        spare: Blocks of least work to hold back.
+    Blocks have ``grain`` tokens; the ``spare`` blocks of least work are held back.
 
     Returns:
         The line, and rows of the blocks held back, without a rank.

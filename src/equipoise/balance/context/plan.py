@@ -1,12 +1,12 @@
-"""Context parallelism of one pack, before any tensor: who holds which tokens, what moves.
+"""Plan the context parallelism of one pack: who holds which tokens, and what moves.
 
 Why
     Two choices make a plan: which rank holds which tokens (``sharding``, from
-    ``balance.context.sharding``), and what moves between them (``strategy``, from ``schedule``).
-    Any sharding goes with any strategy. All ranks decide alike from the lengths alone.
+    ``balance.context.sharding``), and what moves between ranks (``strategy``, from ``schedule``).
+    Any sharding works with any strategy. All ranks decide alike from the lengths alone.
 
 Kept true (tests/unit/balance/context/test_plan.py)
-    Shares of all ranks are a permutation of the pack; plans are equal for equal arguments.
+    Shares of all ranks are a permutation of the pack; equal arguments give equal plans.
 """
 
 import functools
@@ -31,11 +31,11 @@ class ContextShares:
     """Which tokens of a pack each rank holds."""
 
     pieces: tuple[Pieces, ...]
-    """Of each rank, its pieces in order, int64 [n, 3]: document, start, stop."""
+    """Each rank's pieces in order, int64 [n, 3]: document, start, stop."""
     rows: tuple[Ints, ...]
-    """Of each rank, the rows of the pack that it holds, in its order, int64 [tokens]."""
+    """The rows of the pack that each rank holds, in its order, int64 [tokens]."""
     positions: tuple[Ints, ...]
-    """Of each rank, the position of each of its tokens in its document."""
+    """The position in its document of each token of each rank, int64 [tokens]."""
 
     @property
     def tokens(self) -> int:

@@ -65,12 +65,8 @@ class ContextPrice:
     ) -> "ContextPrice":
         """The price of a model's attention.
 
-        Args:
-            machine: Speeds.
-            model: The model whose heads attend.
-            strategy: What moves between ranks.
-            tensor: Ranks that share the heads; all choose by the rank with the most heads.
-            bits: Bits of an element that travels.
+        All ranks of ``tensor``, which share the heads, choose by the one with the most; ``bits``
+        are those of an element that travels.
         """
         kv_heads = max(1, model.kv_heads // tensor)
         heads = -(-model.heads // (tensor * kv_heads)) * kv_heads
@@ -98,10 +94,7 @@ class ContextPrice:
     ) -> AttentionScore:
         """The same time with everything that ``explain`` shows about it.
 
-        Args:
-            split: What is priced.
-            request: What was split.
-            name: Name to show instead of the strategy's own.
+        ``name`` is shown instead of the strategy's own.
         """
         schedule = self.write(split, request)
         return score_attention(

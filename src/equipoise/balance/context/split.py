@@ -156,12 +156,6 @@ def count_split(
 ) -> ContextSplit:
     """Count what a strategy's rows cost each rank.
 
-    Args:
-        strategy: The strategy's name.
-        rows: int64 [n, 4], as the strategy returned them.
-        request: The request it answered.
-        curve: Price of a piece.
-
     Cost: O(n log n) in rows.
     """
     rows = join_rows(rows)

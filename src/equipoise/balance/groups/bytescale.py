@@ -108,18 +108,9 @@ def plan_bytescale(
 ) -> GroupPlan:
     """Put each document on as few ranks as hold it, by ByteScale.
 
-    Args:
-        doc_tokens: Length of each document, >= 1 [tokens].
-        ranks: Ranks in all, >= 1.
-        costs: Price of a document on any number of ranks, the same on every rank.
-        cap_tokens: Most tokens that one rank holds at once [tokens].
-        schedule: Order of arrival, or balanced without or with a pipeline.
-        offload: Host memory for documents longer than the cap; none unless given.
-
-    Raises:
-        DataError: a length is not a whole number >= 1.
-        LayoutError: ranks or cap below 1.
-        FitError: a document does not fit on all ranks together.
+    The first four arguments and the errors are those of ``plan_gangs``. ``schedule`` is the order
+    of arrival, or balanced without or with a pipeline; ``offload`` is host memory for documents
+    longer than the cap.
 
     Cost: O(documents x ranks).
 

@@ -55,23 +55,13 @@ def plan_flexsp(
 ) -> GroupPlan:
     """Groups of powers of two in each micro-batch, by FlexSP.
 
-    Args:
-        doc_tokens: Length of each document, >= 1 [tokens].
-        ranks: Ranks in all, >= 1.
-        costs: Price of a document on any number of ranks, the same on every rank.
-        cap_tokens: Most tokens that one rank holds at once [tokens].
-        buckets: Most different lengths that the exact search sees in a micro-batch.
-        nodes: Nodes of each exact search; 0 skips it and needs no SciPy. A count, not a clock,
-            ends the search, so that every rank arrives at the same plan.
+    The first four arguments and the errors are those of ``plan_gangs``; without SciPy also
+    ModuleNotFoundError, if ``nodes`` is above 0. The exact search sees at most ``buckets``
+    different lengths in a micro-batch and ends after ``nodes`` nodes: a count, not a clock, so that
+    every rank arrives at the same plan.
 
     Returns:
         The plan, with a barrier before each micro-batch but the first.
-
-    Raises:
-        DataError: a length is not a whole number >= 1.
-        LayoutError: ranks or cap below 1.
-        FitError: a document does not fit in the widest group.
-        ModuleNotFoundError: SciPy is not installed, and ``nodes`` is above 0.
 
     Cost: ``5 x micro-batches`` exact searches of ``buckets x 2 x ranks`` integers each.
 

@@ -36,14 +36,7 @@ def pack_gangs(
 ) -> PackedStep:
     """Gangs of any size, so that all ranks end together; or a cheaper wrap, travel included.
 
-    Args:
-        pieces: The step's pieces.
-        pack: Windows and caps.
-        ranks: Data-parallel ranks.
-        curve: Price of a document.
-        travel_ns: Time to bring one token's keys and values to a rank; ``TRAVEL_SHARE`` of its
-            linear layers unless given [ns].
-        meets_each_turn: Whether ranks wait for each other in every micro-batch.
+    The arguments are those of ``balance.packing.pack.make_packer``.
     """
 
     def plan(most_ns: int | None) -> tuple[PackedStep, int]:

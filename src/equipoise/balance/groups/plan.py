@@ -185,18 +185,8 @@ def finish_plan(
 ) -> GroupPlan:
     """Replay the gangs, and add the bound.
 
-    Args:
-        policy: Name of the policy that made them.
-        gangs: The gangs in their global order.
-        doc_tokens: Length of each document [tokens].
-        ranks: Ranks in all.
-        costs: Price of a document on any number of ranks.
-        cap_tokens: Most tokens that one rank holds at once.
-        barriers: Gangs before which all ranks meet.
-        largest_share: Most tokens that one rank may compute in one micro-batch, if offloading
-            lifts it above the cap.
-        bound_ns: ``critical_bound``, if already computed [ns].
-        plan_s: Time that planning took [s].
+    ``largest_share`` is the most tokens [tokens] that a rank may compute in one micro-batch, if
+    offloading lifts it above the cap; ``bound_ns`` is ``critical_bound``, if already computed [ns].
     """
     if bound_ns is None:
         share = max(cap_tokens, largest_share or 0)
@@ -218,12 +208,6 @@ def critical_bound(doc_tokens: Ints, ranks: int, costs: GroupCosts, cap_tokens: 
 
     The larger of: all documents at their least wasteful width, shared evenly, with as many
     micro-batches as the tokens need; and the slowest document at its fastest width.
-
-    Args:
-        doc_tokens: Length of each document, >= 1 [tokens].
-        ranks: Ranks in all.
-        costs: Price of a document on any number of ranks.
-        cap_tokens: Most tokens that one rank computes in one micro-batch.
     """
     if not len(doc_tokens):
         return 0

@@ -267,14 +267,7 @@ def pack_divided(
 ) -> PackedStep:
     """Divide only as far as it pays: the cheapest of whole, wrapped and divided documents.
 
-    Args:
-        pieces: The step's pieces.
-        pack: Windows and caps.
-        ranks: Data-parallel ranks.
-        curve: Price of a document.
-        travel_ns: Time to bring one token's keys and values to a rank; ``TRAVEL_SHARE`` of its
-            linear layers unless given [ns].
-        meets_each_turn: Whether ranks wait for each other in every micro-batch.
+    The arguments are those of ``balance.packing.pack.make_packer``.
     """
     each_ns = travel_ns_of(curve, travel_ns)
 

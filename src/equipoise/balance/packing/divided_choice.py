@@ -40,16 +40,8 @@ def cheapest_division(
 ) -> PackedStep:
     """The cheapest of a policy's own answers, whole documents, and wraps over neighbours.
 
-    Args:
-        policy: Name of the answer.
-        known: The policy's own answers.
-        pieces: The step's pieces.
-        pack: Windows and caps.
-        ranks: Data-parallel ranks.
-        curve: Price of a document.
-        travel_ns: Time to bring one token's keys and values to a rank; a default unless given
-            [ns].
-        meets_each_turn: Whether ranks wait for each other in every micro-batch.
+    ``known`` yields the policy's own answers; the other arguments are those of
+    ``balance.packing.pack.make_packer``.
 
     Returns:
         The cheapest; ties go to whole documents, then to the wrap with the fewest cuts.

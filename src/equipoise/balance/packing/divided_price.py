@@ -56,10 +56,7 @@ def cell_rows(packed: PackedStep) -> tuple[Ints, Ints]:
 def missing_tokens(cell_of: Ints, rows: Ints, cells: int) -> tuple[Ints, Ints]:
     """Count what each micro-batch's pieces read but it does not hold.
 
-    Args:
-        cell_of: Micro-batch of each piece, from ``cell_rows``.
-        rows: The pieces, from ``cell_rows``.
-        cells: Number of micro-batches.
+    ``cell_of`` and ``rows`` are those of ``cell_rows``.
 
     Returns:
         Tokens, and documents that they belong to, of each micro-batch, int64 [cells].
@@ -88,14 +85,7 @@ def missing_tokens(cell_of: Ints, rows: Ints, cells: int) -> tuple[Ints, Ints]:
 def price_ns(
     packed: PackedStep, curve: LoadCurve, *, travel_ns: float, meets_each_turn: bool
 ) -> int:
-    """Time of the slowest rank, travel included; or the sum of each turn's slowest rank [ns].
-
-    Args:
-        packed: Any packed step.
-        curve: Price of a document.
-        travel_ns: Time to bring one token's keys and values.
-        meets_each_turn: Whether ranks wait for each other in every micro-batch.
-    """
+    """Time of the slowest rank, travel included; or the sum of each turn's slowest rank [ns]."""
     ranks, turns = len(packed.ranks), packed.micro_batches
     cell_of, rows = cell_rows(packed)
     loads = curve.slice_ns(rows[:, 1] - rows[:, 3], rows[:, 2] - rows[:, 3])

@@ -55,12 +55,7 @@ class Wrap:
         self._lines = [self._line(np.flatnonzero(turn_of == turn)) for turn in range(turns)]
 
     def cut(self, policy: str, even: float) -> PackedStep | None:
-        """Cut where ranks are full; None if a micro-batch would be over the cap.
-
-        Args:
-            policy: Name of the answer.
-            even: Skew up to which documents stay whole.
-        """
+        """Cut where ranks are full; None if a micro-batch would be over the cap."""
         turns = []
         for line in self._lines:
             batches = self._cut_line(line, even)

@@ -70,7 +70,7 @@ def pack(
     Raises:
         SpecError: no policy or preset has that name.
         DataError: there is no document, or one is empty.
-        LayoutError: the documents cannot be packed for so many ranks; says what can.
+        LayoutError: the documents cannot be packed for these ranks; says what can.
 
     >>> answer = pack([8192, 300, 300, 4000, 120, 2500, 900, 72], ranks=2, model="2m")
     >>> [[share.doc_tokens.tolist() for (share,) in rank] for rank in answer.steps[0].bins]

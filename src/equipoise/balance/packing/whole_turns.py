@@ -37,11 +37,7 @@ from equipoise.base.arrays import Ints
 def turns_ns(cell_of: Ints, loads: Ints, ranks: int, turns: int) -> int:
     """Sum of each turn's heaviest micro-batch.
 
-    Args:
-        cell_of: Micro-batch of each document, ``turn x ranks + rank``.
-        loads: Load of each document.
-        ranks: Ranks of each turn.
-        turns: Number of turns.
+    Document i is in micro-batch ``cell_of[i] = turn x ranks + rank``.
 
     >>> turns_ns(np.array([0, 1, 2, 3]), np.array([9, 1, 1, 9]), ranks=2, turns=2)
     18

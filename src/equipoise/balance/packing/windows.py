@@ -93,14 +93,7 @@ def pack_fixed(pieces: Pieces, pack: PackSpec, ranks: int, curve: LoadCurve) -> 
 def fill_windows(
     pieces: Pieces, context_tokens: int, windows: int, curve: LoadCurve
 ) -> list[Pieces]:
-    """Fill windows greedily by work, and return the pieces of each.
-
-    Args:
-        pieces: int64 [n, 3]; all their tokens fit in the windows.
-        context_tokens: Most tokens of one window.
-        windows: Number of windows.
-        curve: Price of a document.
-    """
+    """Fill windows greedily by work, and return the pieces of each."""
     sizes = lengths_of(pieces)
     loads = curve.document_ns(sizes)
     work = np.zeros(windows, dtype=np.int64)

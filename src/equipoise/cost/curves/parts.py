@@ -54,10 +54,7 @@ class PartCurves:
     def passes_s(self, part: Part, tokens: float, *, halves: bool) -> Floats:
         """Forward, input gradient and weight gradient, float64 [3] [s].
 
-        Args:
-            part: Part of the step.
-            tokens: Tokens of the micro-batch on this rank.
-            halves: Whether the schedule splits the backward.
+        ``halves`` says whether the schedule splits the backward.
         """
         sizes = np.array([point.tokens for point in self.way.sizes], dtype=np.float64)
         known = np.array([_columns(getattr(point, part)) for point in self.way.sizes])
@@ -107,11 +104,7 @@ def part_curves(
 ) -> PartCurves | None:
     """The curves of a layout's step; None if it was not timed.
 
-    Args:
-        device: ``this-cpu``; other devices have none.
-        model: The model; its depth does not matter.
-        dtype: Dtype of activations.
-        layout: Degrees.
+    Only ``this-cpu`` has any, and the model's depth does not matter.
     """
     way = way_of(layout)
     for parts in _timed(device, model, dtype, layout.world):

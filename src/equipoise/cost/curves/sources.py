@@ -35,10 +35,6 @@ _FITTED = "fitted on 475 published steps of nine sources, each left out in turn"
 def sources_of(cluster: ClusterSpec, dtype: Dtype) -> dict[str, str]:
     """Sources by what they describe; with several node classes, names begin with the class.
 
-    Args:
-        cluster: The cluster that prices a step.
-        dtype: Dtype of matrix products.
-
     >>> from equipoise.spec.cluster.spec import find_cluster
     >>> found = sources_of(find_cluster("h100-sxm:16"), "bf16")
     >>> found["usd_per_hour"]

@@ -92,15 +92,8 @@ def price_layer(
 ) -> Floats:
     """Price one layer without its attention core and its recomputation.
 
-    Args:
-        work: The layer's parts.
-        rates: Kernel times of the device.
-        layout: Degrees.
-        options: Stack, residuals, precision, expert skew.
-        tokens: Tokens of the micro-batch on this rank's context share.
-        hidden: The model's width.
-        traffic: Its collectives.
-        width: Bytes of an activation that travels.
+    ``tokens`` are those of the micro-batch on this rank's context share; ``width`` is the bytes of
+    an activation that travels.
 
     Returns:
         float64 [PASSES, TERMS] [s].

@@ -89,10 +89,10 @@ def read_meta(folder: Path) -> CacheMeta:
     try:
         text = data_bytes.decode()
         data = json.loads(text)
-        found = data["format"]
-        if isinstance(found, int) and found != FORMAT:
+        layout = data["format"]
+        if isinstance(layout, int) and layout != FORMAT:
             raise DataError(
-                f"{folder} is a token cache of format {found}, and this version reads {FORMAT}. "
+                f"{folder} is a token cache of format {layout}; this version reads {FORMAT}. "
                 "Delete the folder; the next run makes it again."
             )
         files = {name: (int(size), str(known)) for name, (size, known) in data["files"].items()}
@@ -110,7 +110,7 @@ def require_whole(folder: Path, meta: CacheMeta, name: str) -> None:
     """Verify a file of a cache.
 
     Raises:
-        DataError: it is not as it was written.
+        DataError: it has changed since it was written.
     """
     file = folder / name
     size_bytes, known = meta.files[name]
@@ -122,7 +122,7 @@ def require_whole(folder: Path, meta: CacheMeta, name: str) -> None:
 
 
 def read_whole(folder: Path, meta: CacheMeta, name: str) -> bytes:
-    """The bytes of a file of a cache; those that are returned were verified.
+    """The bytes of one file of a cache, verified.
 
     Raises:
         DataError: as ``require_whole``.
@@ -137,4 +137,4 @@ def read_whole(folder: Path, meta: CacheMeta, name: str) -> bytes:
 
 
 def _changed(file: Path) -> DataError:
-    return damaged(file, "its bytes are not those that were written")
+    return damaged(file, "its bytes have changed since it was written")

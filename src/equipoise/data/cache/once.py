@@ -1,11 +1,11 @@
-"""Be the one process that makes a cache, and clear up after those that were killed.
+"""Let one process build a cache, and clean up after processes that were killed.
 
 What it decides
-    Whatever lies beside a lock that nobody holds was left by a kill: whole shards are used
-    again, the rest is removed.
+    Whatever lies beside a lock that nobody holds is left over from a kill: whole shards are
+    reused, the rest is removed.
 
 Kept true (tests/unit/data/cache/test_store.py)
-    Of processes that start together one builds and the others wait; a killed build leaves
+    If several processes start together, one builds and the others wait; a killed build leaves
     nothing that looks whole.
 """
 
@@ -23,7 +23,7 @@ from equipoise.base.units import format_bytes
 from equipoise.data.progress import Progress
 from equipoise.data.source import Source
 
-# Leftovers of a build that was killed and never begun again are removed after this long.
+# Leftovers of a build that was killed and never restarted are removed after this long.
 _LEFTOVER_S = 86_400
 # Text per token of the 4,096-token BPE on the standard library: 3.2 bytes. For estimates.
 _BYTES_PER_TOKEN = 3
@@ -31,7 +31,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def leftovers(target: Path) -> list[Path]:
-    """What builds of a target have left beside it."""
+    """Files that builds of a target have left beside it."""
     return [
         *target.parent.glob(f"{target.name}.building-*"),
         *target.parent.glob(f"{target.name}.parts*"),
@@ -39,17 +39,17 @@ def leftovers(target: Path) -> list[Path]:
 
 
 def parts_folder(target: Path) -> Path:
-    """Where the shards of a build lie."""
+    """The folder of a build's shards."""
     return target.with_name(f"{target.name}.parts")
 
 
 def building_path(target: Path) -> Path:
-    """What this process makes of a target, until it is whole."""
+    """Where this process builds a target until it is whole."""
     return target.with_name(f"{target.name}.building-{os.getpid()}")
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or folder if it exists."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -59,7 +59,7 @@ def remove(path: Path) -> None:
 
 
 def _take(lock: Path, *, block: bool) -> int | None:
-    """The lock's file descriptor, or None where another process holds it."""
+    """The lock's file descriptor, or None if another process holds it."""
     while True:
         handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -78,9 +78,9 @@ def _take(lock: Path, *, block: bool) -> int | None:
 
 @contextmanager
 def make_once(target: Path, progress: Progress) -> Iterator[bool]:
-    """Be the one process that makes ``target``, unless it is there; says whether to make it.
+    """Hold the lock on building ``target``; yields whether this process must build it.
 
-    A kill lets go of the lock and leaves its file, by which leftovers are known.
+    A kill releases the lock and leaves its file, which marks the leftovers.
     """
     lock = target.with_name(f"{target.name}.lock")
     if target.exists() and not lock.exists():
@@ -101,7 +101,7 @@ def make_once(target: Path, progress: Progress) -> Iterator[bool]:
                 remove(path)
         yield is_wanted
     finally:
-        # The lock file stays beside what a later build can use, for _sweep to find.
+        # The lock file stays beside whatever a later build can use, so that _sweep finds it.
         if not leftovers(target):
             lock.unlink(missing_ok=True)
         if handle is not None:
@@ -109,7 +109,7 @@ def make_once(target: Path, progress: Progress) -> Iterator[bool]:
 
 
 def _sweep(cache: Path) -> None:
-    """Remove what killed builds left a day ago and nobody came back to."""
+    """Remove what killed builds left behind if nobody has resumed them for a day."""
     for lock in cache.glob("*.lock"):
         try:
             is_old = time.time() - lock.stat().st_mtime > _LEFTOVER_S
@@ -124,7 +124,7 @@ def _sweep(cache: Path) -> None:
 
 @contextmanager
 def clean_if_full(source: Source, target: Path) -> Iterator[None]:
-    """Remove what a build has left when the disk is full, and say what it takes.
+    """If the disk fills up, remove what the build has written and say how much it needs.
 
     Raises:
         DataError: the disk is full.
@@ -137,10 +137,10 @@ def clean_if_full(source: Source, target: Path) -> Iterator[None]:
         free_bytes = shutil.disk_usage(target.parent).free
         for path in leftovers(target):
             remove(path)
-        # Shards and the whole lie side by side for a moment, hence twice.
+        # Twice, because shards and the assembled cache exist side by side for a moment.
         need_bytes = 2 * 2 * source.size_bytes // _BYTES_PER_TOKEN
         raise DataError(
-            f"The disk of data.cache {target.parent} is full: {format_bytes(free_bytes)} were left "
-            f"while {target.name} was built, which takes about {format_bytes(need_bytes)} in all. "
-            "Free some space, or set data.cache to a folder on a larger disk."
+            f"The disk of data.cache {target.parent} is full: it had {format_bytes(free_bytes)} "
+            f"left, and building {target.name} needs about {format_bytes(need_bytes)} in all. "
+            "Free some space or set data.cache to a folder on a larger disk."
         ) from None

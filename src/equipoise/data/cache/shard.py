@@ -1,8 +1,8 @@
-"""Read the documents of one shard of a corpus, which needs nothing of the others.
+"""Read the documents of one shard of a corpus, independently of the others.
 
 What it decides
-    What a document is: a file, a line, a row. Empty documents are passed over. Of the standard
-    library alone, files that are not UTF-8 are too: its test-suite ships a few on purpose.
+    What a document is: a file, a line, a row. Empty documents are skipped. So are files that are
+    not UTF-8, but only in the standard library, whose test suite ships a few on purpose.
 
 Kept true (tests/unit/data/test_source.py)
     A shard reads the same after pickling.
@@ -21,11 +21,11 @@ from equipoise.data.columns import ArrowFile, open_parquet
 
 
 class Document(NamedTuple):
-    """One document as it lies in its file.
+    """One document and its place.
 
-    ``file`` counts ``Source.names``. ``row`` is the row of parquet and datasets, the byte
-    at which the line starts for jsonl, and 0 where the file is the document. ``text`` is
-    empty for an empty document, and None where the file is not UTF-8 and may be passed over.
+    ``file`` is an index into ``Source.names``. ``row`` is the row of parquet and datasets, the
+    byte at which the line starts for jsonl, and 0 if the file is the document. ``text`` is
+    empty for an empty document, and None for a file that is not UTF-8 and may be skipped.
     """
 
     file: int
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Parts that one process reads, in order, without the rest of the corpus."""
+    """Parts of a corpus that one process reads in order."""
 
     kind: str
     root: Path
@@ -60,10 +60,10 @@ class Shard:
         return sum(part.size_bytes for part in self.parts)
 
     def documents(self) -> Iterator[Document]:
-        """Every document with its place, the empty and the undecodable ones included.
+        """Every document with its place, including empty and undecodable ones.
 
         Raises:
-            DataError: a file is not what its kind promises; says where.
+            DataError: a file is not of its kind; says where.
         """
         read = _READERS[self.kind]
         for part in self.parts:
@@ -97,7 +97,7 @@ def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
     with path.open("rb") as file:
         if part.start:
-            # A line belongs to the part in which its first byte lies.
+            # A line belongs to the part that has its first byte.
             file.seek(part.start - 1)
             file.readline()
         offset = file.tell()
@@ -116,7 +116,7 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{_line_number(path, offset)} is not JSON: {error.msg} (column "
-            f"{error.colno}). Mend the line or remove it."
+            f"{error.colno}). Correct the line or remove it."
         ) from None
     except ValueError as error:
         raise DataError(
@@ -145,7 +145,7 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # JSON may escape half of a surrogate pair, which no UTF-8 text can hold.
+        # JSON may escape half of a surrogate pair, which UTF-8 cannot encode.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
@@ -177,7 +177,7 @@ def _rows(part: Part, columns: Iterable[Any]) -> Iterator[Document]:
 def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int) -> DataError:
     return DataError(
         f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
-        f"{offset + error.start:,}. Convert the file to UTF-8, or move it out of data.path."
+        f"{offset + error.start:,}. Convert the file to UTF-8 or move it out of data.path."
     )
 
 

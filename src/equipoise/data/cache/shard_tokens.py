@@ -1,12 +1,12 @@
-"""Tokens of one shard in a file of its own, and the files of all shards as one cache.
+"""Write the tokens of each shard to a file of its own, and assemble all shards into one cache.
 
 What it decides
-    A shard's file ends with a digest of its bytes and of its own place, and a cache's meta.json
-    has the digest of every file, of its table of chunks for the tokens, and of itself. So a
-    shard that was changed, swapped with another or left by another tokenizer is made again.
+    A shard's file ends with a digest of its bytes and of its own place; a cache's meta.json has
+    the digest of every file (of the table of chunks, for the tokens) and of itself. So a shard
+    that was changed, swapped with another or left by another tokenizer is rebuilt.
 
 Kept true (tests/unit/data/cache/test_store.py, tests/unit/data/test_cache_damage.py)
-    Any order of shards gives the same bytes; a shard's file that is not whole is made again.
+    Any order of shards gives the same bytes; a shard's file that is not whole is rebuilt.
 """
 
 import hashlib
@@ -42,12 +42,12 @@ from equipoise.data.tokenizer import Tokenizer
 
 
 def token_dtype(vocab: int) -> "np.dtype[np.unsignedinteger[Any]]":
-    """The narrowest that holds every id."""
+    """The narrowest dtype that holds every id."""
     return np.dtype("<u2" if vocab <= _UINT16_IDS else "<u4")
 
 
 def tokenize_shard(shard: Shard, tokenizer: Tokenizer, file: Path) -> None:
-    """Write one shard's file: a header, lengths and origins of documents, tokens, a digest."""
+    """Write one shard's file: header, lengths and origins of documents, tokens, digest."""
     dtype = token_dtype(tokenizer.vocab)
     runs, origins = [], []
     empty = undecodable = 0
@@ -78,7 +78,7 @@ _HEADER_BYTES, _DIGEST_BYTES = 5 * 8, 16
 
 
 def _digest_of(file: Path) -> "hashlib.blake2b":
-    """The digest of a shard's file, before its bytes: its place among the shards of a cache."""
+    """The hash of a shard's file, begun with its place among a cache's shards."""
     place = f"{file.parent.name}/{file.name}".encode()
     return hashlib.blake2b(place, digest_size=_DIGEST_BYTES)
 
@@ -91,7 +91,7 @@ class _ShardSizes(NamedTuple):
 
 
 def shard_sizes(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> _ShardSizes | None:
-    """What the header of a shard's file counts; None if it is not as long as that."""
+    """The counts in the header of a shard's file; None if the file's length does not match."""
     if not file.is_file() or (size_bytes := file.stat().st_size) < _HEADER_BYTES:
         return None
     made, documents, tokens, empty, undecodable = np.fromfile(file, "<i8", count=5).tolist()
@@ -102,7 +102,7 @@ def shard_sizes(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> _Shar
 
 
 def is_whole(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> bool:
-    """Whether every byte of a shard's file is as it was written, and for this place."""
+    """Whether every byte of a shard's file is as written, and for this place."""
     try:
         for _ in _verified(file, dtype):
             pass
@@ -112,7 +112,7 @@ def is_whole(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> bool:
 
 
 class _TornError(Exception):
-    """A shard's file is not as it was written."""
+    """A shard's file has changed since it was written."""
 
 
 def _verified(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> Iterator[bytes]:
@@ -133,16 +133,16 @@ def _verified(file: Path, dtype: "np.dtype[np.unsignedinteger[Any]]") -> Iterato
 
 
 def _cut(size_bytes: int) -> Iterator[int]:
-    """The same bytes in parts of at most 1 MiB."""
+    """Sizes of at most 1 MiB that sum to ``size_bytes``."""
     for at in range(0, size_bytes, 1 << 20):
         yield min(1 << 20, size_bytes - at)
 
 
 def assemble(source: Source, tokenizer: Tokenizer, files: list[Path], building: Path) -> None:
-    """Put the shards together into one folder, and its meta.json last.
+    """Assemble the shards in one folder; meta.json is written last.
 
     Raises:
-        DataError: a shard's file or the tokenizer was changed meanwhile.
+        DataError: a shard's file or the tokenizer changed meanwhile.
     """
     dtype = token_dtype(tokenizer.vocab)
     building.mkdir()
@@ -195,7 +195,7 @@ def assemble(source: Source, tokenizer: Tokenizer, files: list[Path], building: 
 
 
 def _changed(file: Path) -> DataError:
-    return DataError(f"{file} was changed while the token cache was built. Start the run again.")
+    return DataError(f"{file} changed while the token cache was being built. Start the run again.")
 
 
 _UINT16_IDS = 1 << 16

@@ -1,12 +1,12 @@
-"""Tokenize a corpus once, on every core, into a folder that every rank maps.
+"""Tokenize a corpus once, on every core, into a folder that every rank reads.
 
 Why
-    Tokens are read by each rank of each run, and made once. A run that is killed while they
-    are made, or two runs that start together, must not leave half a cache that looks whole.
+    Tokens are made once and read by each rank of each run. A run that is killed while they are
+    made, or two runs that start together, must not leave half a cache that looks whole.
 
 What it decides
-    Where a cache lies and when it is good for a corpus: its name is the digest of the
-    source's identity, the tokenizer's bytes and the format. And how it is built::
+    Where a cache is and when it is valid for a corpus: its name is the digest of the source's
+    identity, the tokenizer's bytes and the format. And how it is built::
 
         tokens-<digest>.lock             held by the one process that builds
         tokens-<digest>.parts/           one file per shard, renamed when it is whole
@@ -15,15 +15,15 @@ What it decides
                                          names.json tokenizer.json meta.json
         tokenizer-<digest>/              tokenizer.json digest; trained on the corpus
 
-    Whatever lies beside a lock that nobody holds was left by a kill: whole shards are used
-    again, the rest is removed.
+    Whatever lies beside a lock that nobody holds is left over from a kill: whole shards are
+    reused, the rest is removed.
 
-    A cache is used only as it was written: all files but the tokens are verified when it is
-    opened, the tokens whenever they are read (``data.cache.verified``).
+    A cache is used only as written: all files except the tokens are verified when it is opened,
+    the tokens whenever they are read (``data.cache.verified``).
 
 Kept true (tests/unit/data/cache/test_store.py, tests/unit/data/test_cache_damage.py)
-    Any number of workers, and any number of kills before, give the same bytes; a folder
-    without a suffix is whole; a cache that is there is opened without reading the corpus.
+    Any number of workers, and any number of earlier kills, give the same bytes; a folder
+    without a suffix is whole; an existing cache is opened without reading the corpus.
 """
 
 import json
@@ -77,16 +77,16 @@ from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
 from equipoise.spec.run.spec import DataSpec
 
 _DIGEST = "digest"
-"""File beside a tokenizer that was trained here."""
+"""File beside a tokenizer that equipoise trained."""
 
 _NAME = re.compile("tokens-[0-9a-f]{32}")
 
 _FIRST_FORMAT = 1
-"""The format without digests; its checkpoints know a corpus by its cache's name."""
+"""The format without digests; its checkpoints identify a corpus by its cache's name."""
 
 
 class Tokens(Protocol):
-    """Tokens that are read in slices: an array, or a file of them."""
+    """Tokens that are read in slices: an array or a file."""
 
     def __len__(self) -> int: ...
 
@@ -99,8 +99,8 @@ class TokenStore:
 
     ``tokens`` uint16 or uint32[tokens], every document followed by ``end``; document d is
     ``tokens[offsets[d]:offsets[d + 1]]`` and ``doc_tokens[d]`` long, end token included.
-    ``origins`` int64[documents, 2] says the file of ``names`` and the row in it. ``digest``
-    names the content; ``first_digest`` is what checkpoints of format 1 have in its stead.
+    ``origins`` int64[documents, 2] holds the index of the file in ``names`` and the row in it.
+    ``digest`` names the content; ``first_digest`` takes its place in checkpoints of format 1.
     """
 
     tokens: Tokens = field(repr=False)
@@ -140,12 +140,12 @@ class TokenStore:
 
     @property
     def documents(self) -> int:
-        """Documents that count: not empty, and decodable."""
+        """The number of documents that are neither empty nor undecodable."""
         return len(self.doc_tokens)
 
     @property
     def left_out(self) -> str:
-        """What the corpus has that is no document, in words; nothing where it has none."""
+        """A phrase that counts the documents left out; empty if there are none."""
         kinds = (
             (self.empty_documents, "empty document", "empty documents"),
             (
@@ -173,8 +173,8 @@ class TokenStore:
         tokens: NDArray[np.int64] = self.tokens[first + start : first + stop].astype(np.int64)
         if (highest := int(tokens.max(initial=0))) >= self.vocab:
             raise DataError(
-                f"Document {document:,} ({self.name(document)}) has token {highest:,}, and its "
-                f"tokenizer knows {self.vocab:,}. Delete the folder {self.folder}; the next run "
+                f"Document {document:,} ({self.name(document)}) has token {highest:,}, but its "
+                f"tokenizer has only {self.vocab:,}. Delete the folder {self.folder}; the next run "
                 "makes it again."
             )
         return tokens
@@ -207,29 +207,29 @@ class TokenStore:
 def prepare(
     spec: DataSpec, base: Path, *, progress: Progress, workers: int | None = None
 ) -> TokenStore:
-    """Open the token cache of a corpus; make it first, and its tokenizer, if there is none.
+    """Open the token cache of a corpus; if there is none, build it and its tokenizer first.
 
     Args:
         spec: The ``[data]`` table.
         base: Folder of run.toml, where relative paths start.
-        progress: Is told of the training of the tokenizer and of the bytes tokenized.
-        workers: Processes that tokenize; one for each core that this process may use unless
-            given. With 1, or a single shard, it is done in this process.
+        progress: Shows the training of the tokenizer and the bytes tokenized.
+        workers: Processes that tokenize; by default one for each core that this process may use.
+            With 1, or a single shard, this process tokenizes.
 
     Raises:
         DataError: the corpus or the tokenizer is missing or wrong, the cache is damaged or
             cannot be made, or the disk is full.
 
-    Cost: a cache that is there, a look at each file's size and time (0.02 s for 1,800
-    files); else about 1 s of one core for 3 MB of text.
+    Cost: to open, one stat of each file (0.02 s for 1,800 files); to build, about 1 s of one
+    core for 3 MB of text.
     """
     cache = base / Path(spec.cache).expanduser()
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"data.cache {cache} cannot be made: {error.strerror}. Set data.cache to a folder that "
-            "may be written."
+            f"data.cache {cache} cannot be created: {error.strerror}. Set data.cache to a writable "
+            "folder."
         ) from None
     source = open_source(spec, base)
     if spec.tokenizer == "train":
@@ -237,7 +237,7 @@ def prepare(
     else:
         tokenizer_file = base / Path(spec.tokenizer).expanduser()
         if not tokenizer_file.is_file():
-            load_tokenizer(tokenizer_file)  # says what is wrong
+            load_tokenizer(tokenizer_file)  # raises, saying what is wrong
     parts = source.digest, digest_file(tokenizer_file)
     folder = cache / f"tokens-{cache_name(*parts)}"
     label = f"tokenize {source.name}"
@@ -253,13 +253,13 @@ def open_store(folder: Path) -> TokenStore:
     """Open a token cache that ``prepare`` made.
 
     Raises:
-        DataError: the folder is missing, of another format, or not as it was written.
+        DataError: the folder is missing, has another format, or changed since it was written.
 
-    Cost: 1 s for 1 GB of all files but the tokens: 24 bytes a document.
+    Cost: 1 s per GB of all files except the tokens, which have 24 bytes per document.
     """
     meta = read_meta(folder)
     try:
-        for name in (ORIGINS, NAMES, TOKENIZER):  # 16 bytes a document, read to name one
+        for name in (ORIGINS, NAMES, TOKENIZER):  # 16 bytes per document
             require_whole(folder, meta, name)
         table = read_whole(folder, meta, TABLE)
         offsets = np.frombuffer(read_whole(folder, meta, OFFSETS), "<i8")
@@ -274,10 +274,10 @@ def open_store(folder: Path) -> TokenStore:
     except (KeyError, TypeError, ValueError):
         is_sound = False
     if not is_sound:
-        raise damaged(folder / META, "it does not go with the other files")
+        raise damaged(folder / META, "it does not match the other files")
     name = f"tokens-{cache_name(meta.source_digest, meta.tokenizer_digest)}"
     if _NAME.fullmatch(folder.name) and folder.name != name:
-        raise damaged(folder / META, f"it is that of another corpus or tokenizer, {name}")
+        raise damaged(folder / META, f"it belongs to another corpus or tokenizer, {name}")
     return TokenStore(
         tokens=VerifiedTokens(folder / TOKENS, dtype, meta.tokens, table),
         doc_tokens=doc_tokens,
@@ -302,9 +302,9 @@ def _cores() -> int:
 
 def _no_text(source: Source) -> DataError:
     return DataError(
-        f"data.path {source.root} holds no text: its {len(source.names):,} files have "
-        f"{source.size_bytes:,} bytes and no document that is not empty. Set data.path to a corpus "
-        "with text in it."
+        f"data.path {source.root} holds no text: in its {len(source.names):,} files "
+        f"({source.size_bytes:,} bytes) every document is empty. Set data.path to a corpus with "
+        "text in it."
     )
 
 
@@ -333,7 +333,7 @@ def _trained(source: Source, vocab: int, cache: Path, progress: Progress) -> Pat
     file = folder / TOKENIZER
     known = folder / _DIGEST
     if not (file.is_file() and known.is_file()) or digest_file(file).encode() != known.read_bytes():
-        raise damaged(file, "its bytes are not those that were written")
+        raise damaged(file, "its bytes have changed since it was written")
     return file
 
 
@@ -383,6 +383,6 @@ def _build(
             sync(folder.parent)
         except BaseException:
             remove(building)
-            if not folder.exists():  # else a process that the lock does not reach was faster
+            if not folder.exists():  # a process beyond the lock's reach may have been faster
                 raise
         remove(parts)

@@ -1,21 +1,21 @@
-"""Tokens on a disk, read so that no byte is used before it was verified.
+"""Tokens on disk, read so that no byte is used before it is verified.
 
 Why
-    A cache outlives the good days of its disk, and people copy, cut and swap its files. What a
-    map of a file shows may change after it was looked at; a wrong token trains without a word.
+    Disks fail, and people copy, cut and swap files. A memory map may change after it was checked,
+    and a wrong token trains without a warning.
 
 What it decides
-    The file lies in chunks, and a table beside it has the digest of each::
+    The file consists of chunks, and a table beside it has the digest of each::
 
         tokens.bin        chunk 0 | chunk 1 | ... | last chunk, which may be shorter
         tokens.digests       16 B |    16 B | ... |    16 B
 
-    A read copies the chunks that it touches, verifies the copy, and takes its tokens from it.
-    So nothing is remembered as verified, and nothing is mapped: a file that is cut or changed
-    under a run ends in a sentence.
+    A read copies the chunks that it touches, verifies the copy, and takes its tokens from the copy.
+    Nothing is remembered as verified, and nothing is mapped: if a file is cut or changed during
+    a run, the run ends with an error.
 
 Kept true (tests/unit/data/cache/test_verified.py)
-    Any bit changed in the file or in its table is found by the read that touches its chunk.
+    A read detects any changed bit in the chunks that it touches, and in the table.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from equipoise.base.errors import DataError
 
 CHUNK_BYTES = 16 << 10
-"""A short document costs one chunk, 20 us of BLAKE2b; the table is a thousandth of the file."""
+"""A short document costs one chunk, 20 us of BLAKE2b; the table is 1/1000 of the file."""
 
 _DIGEST_BYTES = 16
 
@@ -40,14 +40,14 @@ def _digest(data: bytes | memoryview) -> bytes:
 
 
 def damaged(file: Path, what: str) -> DataError:
-    """The error of a cache's file that is not as it was written."""
+    """The error for a cache's file that has changed since it was written."""
     return DataError(
         f"{file} is damaged: {what}. Delete the folder {file.parent}; the next run makes it again."
     )
 
 
 def unreadable(folder: Path, error: OSError) -> DataError:
-    """The error of a cache that the disk or its owner does not give."""
+    """The error for a cache that cannot be read, because of its disk or its permissions."""
     return DataError(
         f"{folder} cannot be read ({error.strerror}). Make its files readable, or delete the "
         "folder; the next run makes it again."
@@ -55,7 +55,7 @@ def unreadable(folder: Path, error: OSError) -> DataError:
 
 
 class ChunkTable:
-    """The table of a file that is being written.
+    """The table of digests of a file that is being written.
 
     >>> table = ChunkTable()
     >>> table.update(b"abc")
@@ -68,7 +68,7 @@ class ChunkTable:
         self._held = bytearray()
 
     def update(self, data: bytes) -> None:
-        """The next bytes of the file, however many."""
+        """Add the next bytes of the file, any number of them."""
         self._held += data
         whole = len(self._held) - len(self._held) % CHUNK_BYTES
         with memoryview(self._held) as held:
@@ -77,7 +77,7 @@ class ChunkTable:
         del self._held[:whole]
 
     def finish(self) -> bytes:
-        """The whole table, once the file has all its bytes."""
+        """The whole table, once all bytes of the file have been added."""
         if self._held:
             self._table += _digest(bytes(self._held))
             self._held.clear()
@@ -89,12 +89,12 @@ class VerifiedTokens:
 
     Args:
         file: Written under a ``ChunkTable``.
-        dtype: Of a token.
-        count: Tokens in the file.
+        dtype: Dtype of a token.
+        count: Number of tokens in the file.
         table: Digests of its chunks, which the caller has verified.
 
     Raises:
-        DataError: the file is missing, or is not as long as its tokens and its table say.
+        DataError: the file is missing, or its length does not match its tokens or its table.
     """
 
     def __init__(self, file: Path, dtype: "np.dtype[Any]", count: int, table: bytes) -> None:
@@ -105,7 +105,7 @@ class VerifiedTokens:
         if held_bytes != size_bytes:
             raise damaged(file, f"it has {held_bytes:,} bytes where meta.json says {size_bytes:,}")
         if len(table) != -(-size_bytes // CHUNK_BYTES) * _DIGEST_BYTES:
-            raise damaged(file, "its table of digests has another number of chunks")
+            raise damaged(file, "its table of digests has a different number of chunks")
         try:
             self._handle = os.open(file, os.O_RDONLY)
         except OSError as error:
@@ -119,7 +119,7 @@ class VerifiedTokens:
         """Tokens of a slice without a step.
 
         Raises:
-            DataError: a chunk of it is not as it was written; says which bytes.
+            DataError: a chunk of it has changed since it was written; says which bytes.
         """
         first, stop, _ = span.indices(self._count)
         if first >= stop:
@@ -150,6 +150,6 @@ class VerifiedTokens:
                     raise damaged(
                         self._file,
                         f"bytes {begin + low:,} to {min(begin + low + CHUNK_BYTES, end):,} are "
-                        "not those that were written",
+                        "not as they were written",
                     )
         return data

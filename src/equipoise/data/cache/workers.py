@@ -1,7 +1,7 @@
 """Tokenize shards on several cores, in processes that end with their parent.
 
 Kept true (tests/unit/data/cache/test_store.py)
-    A worker that dies is told with its exit code; none outlives its parent by more than a shard.
+    A worker's death is reported with its exit code; none outlives its parent by more than a shard.
 """
 
 import os
@@ -30,14 +30,14 @@ _WORKER = (
 def tokenize_parallel(
     todo: list[tuple[Shard, Path]], tokenizer_file: Path, progress: Progress, workers: int
 ) -> None:
-    """Deal shards to worker processes, the next to whoever is done."""
+    """Deal shards to worker processes, the next one to whichever is free."""
     with ExitStack() as stack:
         crew = {}
         for _ in range(workers):
             connection, process = _hire()
             stack.callback(_dismiss, connection, process)
             crew[connection] = process
-            with suppress(BrokenPipeError):  # a dead worker is met when its answer is read
+            with suppress(BrokenPipeError):  # a dead worker is noticed when its answer is read
                 connection.send(tokenizer_file)
         waiting = iter(todo)
         busy: dict[Connection, Shard] = {}
@@ -61,9 +61,9 @@ def tokenize_parallel(
                     deal(ready)
                 except (EOFError, BrokenPipeError, ConnectionResetError):
                     raise DataError(
-                        f"A worker that tokenized {busy[ready].parts[0].name} died with exit code "
-                        f"{crew[ready].wait()}; -9 mostly means that memory ran out. Run again: "
-                        "finished shards are kept."
+                        f"The worker that tokenized {busy[ready].parts[0].name} died with exit "
+                        f"code {crew[ready].wait()}; -9 usually means that memory ran out. Run "
+                        "again: finished shards are kept."
                     ) from None
 
 
@@ -77,7 +77,7 @@ def _hire() -> tuple[Connection, subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
             env={
                 **os.environ,
-                # One core each, and none of the library's words about threads and forks.
+                # One core each, and no warnings of the library about threads and forks.
                 "TOKENIZERS_PARALLELISM": "false",
                 "RAYON_NUM_THREADS": "1",
                 "OMP_NUM_THREADS": "1",
@@ -94,12 +94,12 @@ def _dismiss(connection: Connection, process: subprocess.Popen[bytes]) -> None:
 
 
 def work(handle: int) -> None:
-    """Be a worker: tokenize what comes over the pipe until its other end is gone.
+    """Be a worker: tokenize what comes over the pipe until its other end closes.
 
-    The pipe ends when the parent does, by whatever death, so no worker outlives its parent
-    by more than one shard.
+    The pipe closes when the parent dies, in whatever way, so no worker outlives its parent by
+    more than one shard.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with Connection(handle) as parent:
         try:
             tokenizer = load_tokenizer(parent.recv())

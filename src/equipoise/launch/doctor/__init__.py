@@ -1,1 +1,1 @@
-"""What of this machine would break a run: facts read, and judged."""
+"""What on this machine would break a run: facts, and verdicts on them."""

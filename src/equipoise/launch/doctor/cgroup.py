@@ -1,8 +1,8 @@
-"""What the container of this process may use: cores' worth of time and bytes of memory.
+"""The limits of this process's container: cores' worth of time and bytes of memory.
 
 What it decides
-    Both versions of control groups are read; of nested groups the tightest holds, so every group
-    from this process's up to the root is asked. What cannot be read holds nothing back.
+    Both versions of control groups are read. The tightest of nested groups applies, so every group
+    from this process's up to the root is read. A limit that cannot be read does not count.
 
 Kept true (tests/unit/launch/doctor/test_gather.py)
     Files as Kubernetes and Docker leave them, of both versions.
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NO_LIMIT = 1 << 60
-"""Version 1 says "none" by a number near 2**63."""
+"""Version 1 writes a number near 2**63 for "no limit"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """None is no limit."""
+    """Limits; None for no limit."""
 
     cores: float | None
     free_bytes: int | None
@@ -62,7 +62,7 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _cached(folder: Path) -> int:
-    """Pages of files that the kernel gives back when somebody needs them."""
+    """Bytes of cached file pages, which the kernel frees when they are needed."""
     for line in _lines(folder / "memory.stat"):
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):

@@ -1,17 +1,17 @@
 """Will this run work on this machine? Checks, each with why it matters and what to do.
 
 Why
-    Most runs that fail in their first minute fail for something that could have been read before:
-    a port, a limit, a name that resolves to loopback. The framework's own words about these come
-    late, from many ranks, and name none of them.
+    Most runs that fail in their first minute fail for a reason that could have been checked before:
+    a port, a limit, a name that resolves to loopback. The framework's own errors come late, from
+    many ranks, and do not name the cause.
 
 What it decides
-    ``breaks``: the run would end, or never begin. ``warn``: it would be slow, or the figures it
-    reports would not be its own. Everything is decided from facts (``doctor_facts``); nothing is
+    ``breaks``: the run would end, or never begin. ``warn``: it would be slow, or other programs
+    would distort its measurements. Verdicts follow from facts (``doctor.facts``) alone; nothing is
     changed.
 
 Kept true (tests/unit/launch/doctor/test_checks.py)
-    Every verdict of every check, and each message whole.
+    Every verdict of every check, and the whole text of each message.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from equipoise.spec.layout import Layout
 
 
 def examine(facts: Facts, needs: Needs) -> list[Row]:
-    """One row a check, in the order in which a start would meet them."""
+    """One row per check, in the order in which a starting run would meet them."""
     rows = [
         *machine_rows(facts.machine, needs),
         *network_rows(facts.network, needs),
@@ -40,7 +40,7 @@ def would_break(rows: Iterable[Row]) -> bool:
 
 
 def conclusion(rows: list[Row], needs: Needs) -> str:
-    """All rows in one sentence."""
+    """A one-sentence summary of all rows."""
     broken = sum(row.verdict == "breaks" for row in rows)
     warned = sum(row.verdict == "warn" for row in rows)
     ranks = f"{needs.ranks} rank{'s' if needs.ranks > 1 else ''}"
@@ -54,9 +54,9 @@ def conclusion(rows: list[Row], needs: Needs) -> str:
 
 
 def count_group_files(layout: Layout) -> int:
-    """Files that the groups of one rank hold open.
+    """Files that the process groups of one rank hold open.
 
-    A gloo group of n ranks holds n + 3, of which n - 1 are connections (counted in /proc with
+    A gloo group of n ranks holds n + 3 files, n - 1 of them connections (counted in /proc with
     torch 2.13 and groups of 2, 4 and 6).
 
     >>> count_group_files(Layout(dp=4, tp=2))

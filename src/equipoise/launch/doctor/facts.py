@@ -1,7 +1,7 @@
-"""What ``equipoise doctor`` looks at, as plain data: facts of a machine, and a run's needs.
+"""The input of ``equipoise doctor`` as plain data: facts about a machine, and a run's needs.
 
 Why
-    A verdict must be testable on machines that are not here, and broken ones above all. So facts
+    Verdicts must be testable for machines that are not here, above all for broken ones. So facts
     are gathered in one place, and verdicts are functions of them.
 """
 
@@ -30,11 +30,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the shell or the container allows a process; None is no limit."""
+    """Limits that the shell or the container sets for a process; None for no limit."""
 
     open_files: int | None
     most_open_files: int | None
-    """What a process may raise it to."""
+    """The value to which a process may raise it."""
     processes: int | None
     locked_bytes: int | None
     file_bytes: int | None
@@ -42,42 +42,42 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Of the machine that runs the command."""
+    """Facts about the machine that runs the command."""
 
     torch: str
     """Version; empty where it is not installed."""
     packages: Mapping[str, tuple[str, str]]
-    """Of the others that a run needs: the version, empty where there is none, and what is asked."""
+    """Other packages that a run needs: the version, empty if absent, and the required one."""
     cores: int
-    """That this process may run on."""
+    """Cores that this process may run on."""
     quota_cores: float | None
-    """Cores' worth of time that the container gets; None where it is not held."""
+    """Cores' worth of time that the container gets; None for no limit."""
     busy_cores: float
-    """What runs already: mean number of ready processes over the last minute."""
+    """Mean number of runnable processes over the last minute."""
     memory_bytes: int
-    """That can be had now."""
+    """Memory available now."""
     shared_bytes: int | None
-    """Size of /dev/shm; None where there is none."""
+    """Size of /dev/shm; None if there is none."""
     limits: Limits
     accelerators: Mapping[str, int]
-    """By maker."""
+    """Number of devices by maker."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """Of the machine's name, its network and its clock, and of this shell's environment."""
+    """Facts about the machine's name, its network and clock, and this shell's environment."""
 
     host: str
     addresses: tuple[str, ...]
-    """That its name resolves to."""
+    """Addresses that its name resolves to."""
     interfaces: tuple[str, ...]
-    """That are up, loopback left out."""
+    """Interfaces that are up, without loopback."""
     now_s: float
     """Since 1970."""
     built_s: float
     """When the newest file of this package was written."""
     is_synchronised: bool | None
-    """Whether the kernel says that somebody keeps its clock; None where it does not say."""
+    """Whether the kernel reports its clock as synchronised; None if unknown."""
     environment: Mapping[str, str]
     port: int | None = None
     """Asked for."""
@@ -86,11 +86,11 @@ class NetworkFacts:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """Of the folder that a run is to be written to."""
+    """Facts about the folder that a run will be written to."""
 
     path: Path
     fault: str
-    """What the system said when a file was written, synchronised and removed."""
+    """The system's error when a file was written, synchronised and removed; empty if none."""
     fsync_s: float
     free_bytes: int
     file_system: str
@@ -99,22 +99,22 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """Between rank 0 and every other rank."""
+    """Facts about the links between rank 0 and every other rank."""
 
     hosts: tuple[str, ...]
-    """Of every rank."""
+    """The host of every rank."""
     latency_s: tuple[float, ...]
-    """One way, of rank 1 and on."""
+    """One way, for ranks 1 and up."""
     bytes_per_s: tuple[float, ...]
     offset_s: tuple[float, ...]
-    """Of each rank's clock before rank 0's."""
+    """Lead of each rank's clock over rank 0's."""
     offset_error_s: tuple[float, ...]
-    """Half of the round trip that it was read over."""
+    """Half of the round trip of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that was found."""
+    """All facts."""
 
     machine: MachineFacts
     network: NetworkFacts
@@ -124,18 +124,18 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run asks of each node."""
+    """What a run needs of each node."""
 
     ranks: int
-    """On this node."""
+    """Ranks on this node."""
     nodes: int
     accelerator: Accelerator
     rank_bytes: int
-    """Forecast peak of a rank, its libraries counted."""
+    """Forecast peak of a rank, including its libraries."""
     device_bytes: int
-    """Memory of the device that a rank computes on; 0 where that is the node's."""
+    """Memory of the device that a rank computes on; 0 if it uses the node's."""
     checkpoint_bytes: int
-    """All files of one."""
+    """Bytes of one checkpoint's files."""
     kept_checkpoints: int
     group_files: int
     """Files that one rank's process groups hold open."""

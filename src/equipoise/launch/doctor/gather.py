@@ -1,8 +1,8 @@
 """Read the facts of this machine: files of the kernel, limits, names, one file written and removed.
 
 Kept true (tests/unit/launch/doctor/test_gather.py)
-    A port that is taken and a folder that cannot be written are told in the system's words; what
-    was made in a folder is removed.
+    A port in use and an unwritable folder are reported with the system's error; whatever was
+    written to a folder is removed.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from equipoise.launch.doctor.facts import FolderFacts, Limits, MachineFacts, Net
 from equipoise.observe.machine import usable_cores
 
 _STA_UNSYNC = 0x40
-"""Of Linux's timex.h: nobody keeps this clock."""
+"""From Linux's timex.h: this clock is not synchronised."""
 
 _TIMEX_FORM, _TIMEX_BYTES = "@Illlli", 512
 """modes, offset, freq, maxerror, esterror, status; the rest of the struct is not read."""
@@ -32,7 +32,7 @@ _SHARED = Path("/dev", "shm")
 
 
 def read_machine() -> MachineFacts:
-    """What this machine and its container have."""
+    """Facts about this machine and its container."""
     quota = read_quota()
     available = _meminfo("MemAvailable")
     return MachineFacts(
@@ -56,15 +56,15 @@ def _version(name: str) -> str:
 
 
 def _packages() -> dict[str, tuple[str, str]]:
-    """What this package's own metadata asks for, to plan and to train; torch left out."""
-    found = {}
+    """Packages that this one's metadata requires to plan and to train, without torch."""
+    versions = {}
     for line in importlib.metadata.requires("equipoise") or []:
         wanted, _, marker = line.partition(";")
         name = re.match(r"[\w.-]+", wanted)
         is_ours = not marker or "'train'" in marker.replace('"', "'")
         if name and is_ours and name[0] != "torch":
-            found[name[0]] = _version(name[0]), wanted[name.end() :].strip()
-    return found
+            versions[name[0]] = _version(name[0]), wanted[name.end() :].strip()
+    return versions
 
 
 def _meminfo(key: str) -> int:
@@ -76,10 +76,10 @@ def _meminfo(key: str) -> int:
 
 def _size_of(folder: Path) -> int | None:
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize
+    return status.f_blocks * status.f_frsize
 
 
 def _limits() -> Limits:
@@ -97,10 +97,12 @@ def _limits() -> Limits:
 
 
 def _nvidia() -> int:
-    """Devices that CUDA programs of this shell would see."""
-    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    """The number of devices that CUDA programs of this shell would see."""
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return found if shown is None else min(found, len([s for s in shown.split(",") if s.strip()]))
+    if shown is None:
+        return devices
+    return min(devices, len([each for each in shown.split(",") if each.strip()]))
 
 
 def _amd() -> int:
@@ -147,7 +149,7 @@ def _built_s() -> float:
 
 
 def _is_synchronised() -> bool | None:
-    """What adjtimex(2) says; it is only asked, nothing is set."""
+    """The clock's state by adjtimex(2), which changes nothing here."""
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)
     try:
         if ctypes.CDLL(None).adjtimex(timex) < 0:
@@ -170,7 +172,7 @@ def _port_fault(port: int) -> str:
 def read_folder(path: Path) -> FolderFacts:
     """Write, synchronise, lock and remove a file in a folder, or in its nearest parent.
 
-    The folder itself is not made.
+    The folder itself is not created.
     """
     if path.exists() and not path.is_dir():
         return FolderFacts(path, "is a file", 0.0, 0, "", "")
@@ -207,13 +209,13 @@ def read_folder(path: Path) -> FolderFacts:
 
 
 def _file_system(path: Path) -> str:
-    """The kind that is mounted nearest above a folder."""
+    """The file system type of the mount that holds a folder."""
     real = path.resolve()
     best, kind = -1, "unknown"
     for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, where, found = line.split()[:3]
-        # Blanks in a mount's name are octal there.
+        _, where, mounted = line.split()[:3]
+        # Spaces in a mount's name are octal there.
         mount = Path(where.encode().decode("unicode_escape"))
         if real.is_relative_to(mount) and len(mount.parts) >= best:
-            best, kind = len(mount.parts), found
+            best, kind = len(mount.parts), mounted
     return kind

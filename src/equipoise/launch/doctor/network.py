@@ -39,18 +39,18 @@ def _host(facts: NetworkFacts, needs: Needs) -> Row:
     named = facts.environment.get("GLOO_SOCKET_IFNAME", "")
     why = "ranks announce the address that it resolves to"
     up = ", ".join(facts.interfaces) or "none"
-    fix = f"Name an interface, GLOO_SOCKET_IFNAME or --interface (up: {up}), or mend /etc/hosts."
+    fix = f"Name an interface, GLOO_SOCKET_IFNAME or --interface (up: {up}), or correct /etc/hosts."
     if not facts.addresses:
-        found = f"{facts.host} resolves to nothing"
+        fact = f"{facts.host} resolves to nothing"
         if named:
-            return Row(what, f"{found}; {named} is used", "ok", f"{why}.")
+            return Row(what, f"{fact}; {named} is used", "ok", f"{why}.")
         if several:
-            return Row(what, found, "breaks", f"{why}, or loopback, which no other node is.", fix)
-        return Row(what, found, "warn", f"{why}, or loopback after a wait for the resolver.", fix)
-    found = f"{facts.host} is {', '.join(facts.addresses)}"
+            return Row(what, fact, "breaks", f"{why}, or loopback, which no other node is.", fix)
+        return Row(what, fact, "warn", f"{why}, or loopback after a wait for the resolver.", fix)
+    fact = f"{facts.host} is {', '.join(facts.addresses)}"
     if several and not named and all(_is_loopback(each) for each in facts.addresses):
-        return Row(what, found, "breaks", f"{why}, and no other node reaches loopback.", fix)
-    return Row(what, found, "ok", f"{why}.")
+        return Row(what, fact, "breaks", f"{why}, and no other node reaches loopback.", fix)
+    return Row(what, fact, "ok", f"{why}.")
 
 
 def _is_loopback(address: str) -> bool:
@@ -68,8 +68,8 @@ def _interfaces(facts: NetworkFacts) -> Row:
     why = "ranks of several nodes talk through one of them."
     if not wrong:
         return Row("interfaces", f"up: {up}", "ok", why)
-    found = f"{' and '.join(wrong)}; up: {up}"
-    return Row("interfaces", found, "breaks", why, "Unset it, or name one that is up.")
+    fact = f"{' and '.join(wrong)}; up: {up}"
+    return Row("interfaces", fact, "breaks", why, "Unset it, or name one that is up.")
 
 
 def _names_some(key: str, value: str, known: Iterable[str]) -> bool:
@@ -88,29 +88,30 @@ def _port(facts: NetworkFacts) -> Row:
     why = "the first node's agent listens there, and all others dial it."
     if not facts.port_fault:
         return Row("port", f"{facts.port} is free", "ok", why)
-    found = f"{facts.port}: {facts.port_fault}"
-    return Row("port", found, "breaks", why, "End who listens there, or choose another --port.")
+    fact = f"{facts.port}: {facts.port_fault}"
+    fix = "Stop the program that listens there, or choose another --port."
+    return Row("port", fact, "breaks", why, fix)
 
 
 def _clock(facts: NetworkFacts) -> Row:
     now = datetime.datetime.fromtimestamp(facts.now_s, datetime.UTC)
-    found = f"{now:%Y-%m-%d %H:%M} UTC"
+    fact = f"{now:%Y-%m-%d %H:%M} UTC"
     why = "torchrun takes a node for dead whose clock is 15 s behind the others"
     if facts.now_s >= facts.built_s:
-        return Row("clock", found, "ok", f"{why}.")
+        return Row("clock", fact, "ok", f"{why}.")
     built = datetime.datetime.fromtimestamp(facts.built_s, datetime.UTC)
     why = f"it is before {built:%Y-%m-%d %H:%M}, when this package was written here, and {why}."
-    return Row("clock", found, "breaks", why, "Set it: chronyc makestep, or timedatectl set-ntp 1.")
+    return Row("clock", fact, "breaks", why, "Set it: chronyc makestep, or timedatectl set-ntp 1.")
 
 
 def _kept(facts: NetworkFacts, needs: Needs) -> Row:
     what = "time service"
-    found = {True: "synchronised", False: "not synchronised", None: "unknown"}
-    why = "clocks that nobody keeps part by a second a day or more, and torchrun ends at 15 s."
+    fact = {True: "synchronised", False: "not synchronised", None: "unknown"}
+    why = "unsynchronised clocks drift by a second a day or more, and torchrun ends at 15 s."
     if needs.nodes == 1 or facts.is_synchronised:
-        return Row(what, found[facts.is_synchronised], "ok", why)
+        return Row(what, fact[facts.is_synchronised], "ok", why)
     fix = "Start chronyd, ntpd or systemd-timesyncd on every node."
-    return Row(what, found[facts.is_synchronised], "warn", why, fix)
+    return Row(what, fact[facts.is_synchronised], "warn", why, fix)
 
 
 def _threads(facts: NetworkFacts, needs: Needs) -> Row:
@@ -132,8 +133,8 @@ def _environment(facts: NetworkFacts) -> Row:
     flags = sorted(key for key in given if key.startswith("PET_"))
     left = [key for key in _OF_A_RANK if key in given]
     slow = [f"{key}={value}" for key, (value, _) in _SLOW.items() if given.get(key) == value]
-    found = ", ".join([*(f"{key}={given[key]}" for key in (*left, *flags)), *slow])
-    if not found:
+    fact = ", ".join([*(f"{key}={given[key]}" for key in (*left, *flags)), *slow])
+    if not fact:
         why = "variables of torch, gloo and NCCL outlive what they were set for."
         return Row("environment", "nothing left over", "ok", why)
     reasons = [_SLOW[each.partition("=")[0]][1] for each in slow]
@@ -143,4 +144,4 @@ def _environment(facts: NetworkFacts) -> Row:
         reasons.insert(0, "makes what is started here a rank of another run")
     names = " ".join([*left, *flags, *(each.partition("=")[0] for each in slow)])
     why = f"it {', '.join(reasons)}."
-    return Row("environment", found, "warn", why, f"unset {names}")
+    return Row("environment", fact, "warn", why, f"unset {names}")

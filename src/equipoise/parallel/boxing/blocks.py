@@ -28,21 +28,14 @@ How = Literal["copy", "sum", "max"]
 
 
 def block_of(tensor: Tensor, box: Box) -> Block:
-    """A part of a tensor, as a canonical block of its storage.
-
-    Args:
-        tensor: A tensor with any strides.
-        box: First and stop of each dim.
-    """
+    """A part of a tensor, as a canonical block of its storage."""
     return block_in(box, tensor.stride(), int(tensor.storage_offset()))
 
 
 def view_of(memory: Tensor, block: Block) -> Tensor:
     """A block as a tensor of its counts, without a copy.
 
-    Args:
-        memory: Any tensor on the block's storage.
-        block: A block within that storage.
+    ``memory`` is any tensor on the block's storage.
     """
     counts, strides = block.counts or (1,), block.strides or (1,)
     return memory.as_strided(counts, strides, block.offset)
@@ -70,11 +63,7 @@ def unpack(
 ) -> None:
     """Write packed elements into blocks, or combine them with what is there.
 
-    Args:
-        packed: Elements from ``pack``.
-        memory: Any tensor on the storage to write.
-        blocks: Disjoint blocks within that storage.
-        how: What happens to existing elements.
+    Blocks are disjoint, and lie in the storage of ``memory``.
 
     >>> memory = torch.ones(2, 3)
     >>> unpack(torch.tensor([4.0, 5.0]), memory, [block_of(memory, [(0, 2), (1, 2)])], "sum")

@@ -1,1 +1,1 @@
-"""Context parallelism: attention over packed documents whose tokens lie on several ranks."""
+"""Context parallelism: attention over packed documents whose tokens are spread over ranks."""

@@ -1,13 +1,13 @@
-"""Whether the ranks that share a pack were given the same one: asked before they attend.
+"""Check that the ranks sharing a pack were given the same one, before they attend.
 
 Why
-    A loader that gives each rank documents of its own trains on garbage without a word: keys of
-    one pack meet queries of another, and shapes may well agree.
+    If a loader gives each rank its own documents, training silently goes wrong: keys of one pack
+    meet queries of another, and the shapes may well agree.
 
 What it decides
-    Five integers go around the group in one collective: digests of lengths, of tokens and
-    labels, and of how the pack is shared out, and two counts for the message. Every rank gets all
-    of them, so every rank stops, and none waits for a message.
+    Ranks exchange five integers in one collective: digests of lengths, of tokens and labels, and
+    of how the pack is shared, and two counts for the message. Every rank gets all of them, so all
+    ranks stop, and none waits for a message.
 
 Kept true (tests/oracle/test_hf_context_agree.py)
     Ranks with different packs stop at the first layer, in the first step and in later ones.
@@ -36,11 +36,11 @@ def require_one_pack(
         doc_tokens: Length of each document [tokens].
         contents: Digest of tokens and labels.
         settings: Everything else that must be equal, as plain data.
-        group: The ranks that share the pack; all ranks unless given.
+        group: The ranks that share the pack; by default all ranks.
         device: Where the group's collectives run.
 
     Raises:
-        CheckError: naming the ranks that differ from the first one, and how.
+        CheckError: names the ranks that differ from the first one, and how.
     """
     ranks = dist.get_world_size(group)
     if ranks == 1:

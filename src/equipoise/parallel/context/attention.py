@@ -1,9 +1,9 @@
 """Packed attention over a process group: shard, attend, gather.
 
 Why
-    A model of one's own needs three functions, and no framework around it: one that takes its
-    share of the inputs, one that attends over all ranks' shares, and one that puts outputs
-    together again. Documents are of any lengths, and nothing is padded.
+    Your own model needs three functions and no framework: one that takes this rank's share of the
+    inputs, one that attends over all ranks' shares, and one that gathers outputs again. Documents
+    have any lengths, and nothing is padded.
 
 What it decides
     All ranks of the group call each function with the same lengths and names; shares and
@@ -91,7 +91,7 @@ def attend_by_plan(
     *,
     ledger: Ledger | None = None,
 ) -> Tensor:
-    """``context_attention`` by a plan that has been made: every layer of a model runs the same.
+    """``context_attention`` with an existing plan, so that all layers of a model share one.
 
     Args:
         q_tHE: Queries of this rank's tokens, ``plan.shares.rows`` of the pack.
@@ -112,17 +112,17 @@ def attend_by_plan(
     mail, schedule = Mail(group, ledger), plan.schedule
     if mail.ranks != schedule.ranks:
         raise LayoutError(
-            f"The plan is for {schedule.ranks} ranks, the group has {mail.ranks}. Plan for the "
+            f"The plan is for {schedule.ranks} ranks, but the group has {mail.ranks}. Plan for the "
             f"ranks of the group."
         )
     program = compile_rank(schedule, mail.rank)
-    found = (len(q_tHE), q_tHE.shape[1], k_tGE.shape[1])
-    if found != (program.home_tokens, schedule.heads, schedule.kv_heads):
+    tokens, heads, kv_heads = len(q_tHE), q_tHE.shape[1], k_tGE.shape[1]
+    if (tokens, heads, kv_heads) != (program.home_tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(
             f"Rank {mail.rank} of {mail.ranks} holds {program.home_tokens:,} tokens of this pack "
-            f"in {schedule.heads} query heads and {schedule.kv_heads} key/value heads, and its "
-            f"tensors are of {found[0]:,}, {found[1]} and {found[2]}. Take its share with "
-            f"shard_tokens, from the same lengths and the same sharding."
+            f"in {schedule.heads} query heads and {schedule.kv_heads} key/value heads, but its "
+            f"tensors have {tokens:,}, {heads} and {kv_heads}. Take its share with shard_tokens, "
+            f"with the same lengths and the same sharding."
         )
     out: Tensor = AttendOverRanks.apply(  # type: ignore[no-untyped-call]
         q_tHE, k_tGE, v_tGE, program, mail
@@ -141,7 +141,7 @@ def shard_tokens(
     """This rank's tokens of a pack that every rank has.
 
     Args:
-        x_T: Anything with a row a token: token ids, labels, hidden states; [tokens, ...].
+        x_T: Anything with one row per token: token ids, labels, hidden states; [tokens, ...].
         doc_tokens: Length of each document of the pack, in order [tokens].
         group: The ranks that share the pack; all ranks unless given.
         sharding: Who holds which tokens: a strategy of ``balance.context.sharding``, or ``auto``.
@@ -158,8 +158,8 @@ def shard_tokens(
     shares = share_tokens(doc_tokens, ranks, sharding, ranks_per_node=ranks_per_node)
     if len(x_T) != shares.tokens:
         raise LayoutError(
-            f"The pack has {len(x_T):,} rows, its {len(doc_tokens)} documents have "
-            f"{shares.tokens:,} tokens. Give one row a token."
+            f"The pack has {len(x_T):,} rows, but its {len(doc_tokens)} documents have "
+            f"{shares.tokens:,} tokens. Give one row per token."
         )
     return x_T[torch.from_numpy(shares.rows[rank]).to(x_T.device)]
 
@@ -188,8 +188,8 @@ def gather_tokens(
 ) -> Tensor:
     """The whole pack on every rank, in the order of its documents; the reverse of sharding.
 
-    It is for looking at results and has no gradient: train on this rank's tokens, and sum the
-    loss over ranks.
+    It is for looking at results and has no gradient. To train, use this rank's tokens and sum
+    the loss over ranks.
 
     Args:
         x_t: Rows of this rank's tokens [tokens, ...]; of the same shape and dtype elsewhere.
@@ -209,8 +209,8 @@ def gather_tokens(
     if len(x_t) != len(rows[mail.rank]):
         raise LayoutError(
             f"Rank {mail.rank} of {mail.ranks} holds {len(rows[mail.rank]):,} tokens of this pack "
-            f"under {sharding} sharding, not {len(x_t):,}. Give one row a token, with the "
-            f"sharding they were taken by."
+            f"under {sharding} sharding, not {len(x_t):,}. Give one row per token, and the "
+            f"sharding they were taken with."
         )
     shape = x_t.shape[1:]
     peers = [peer for peer in range(mail.ranks) if peer != mail.rank]
@@ -235,7 +235,7 @@ def attend_in_one_process(
     plan: ContextPlan,
     sent_bytes: npt.NDArray[np.int64] | None = None,
 ) -> Tensor:
-    """What all ranks of a plan compute together, in this process: for checks and for study.
+    """Run all ranks of a plan in this process, for checks and for study.
 
     Args:
         q_THE: Queries of the whole pack, in the order of its documents.
@@ -253,12 +253,12 @@ def attend_in_one_process(
     q_THE, k_TGE, v_TGE = cast_as_autocast(q_THE, k_TGE, v_TGE)
     require_alike(q_THE, k_TGE, v_TGE)
     schedule = plan.schedule
-    found = (len(q_THE), q_THE.shape[1], k_TGE.shape[1])
-    if found != (schedule.tokens, schedule.heads, schedule.kv_heads):
+    tokens, heads, kv_heads = len(q_THE), q_THE.shape[1], k_TGE.shape[1]
+    if (tokens, heads, kv_heads) != (schedule.tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(
-            f"The plan is of {schedule.tokens:,} tokens, {schedule.heads} query heads and "
-            f"{schedule.kv_heads} key/value heads, the tensors are of {found[0]:,}, {found[1]} and "
-            f"{found[2]}. Plan for these tensors."
+            f"The plan is for {schedule.tokens:,} tokens, {schedule.heads} query heads and "
+            f"{schedule.kv_heads} key/value heads, but the tensors have {tokens:,}, {heads} and "
+            f"{kv_heads}. Plan for these tensors."
         )
     if sent_bytes is None:
         sent_bytes = np.zeros((schedule.ranks, schedule.ranks), dtype=np.int64)
@@ -272,10 +272,10 @@ def attend_in_one_process(
 
 
 def check_ranks_agree(plan: ContextPlan, group: dist.ProcessGroup | None = None) -> None:
-    """Refuse to go on where ranks have planned differently.
+    """Refuse ranks that have planned differently.
 
     Raises:
-        CheckError: naming the first rank that differs from rank 0.
+        CheckError: names the first rank that differs from rank 0.
     """
     digests: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(digests, plan.schedule.digest, group=group)

@@ -1,10 +1,10 @@
-"""The one executor, backward: the rounds in reverse order, every message the other way.
+"""The executor's backward pass: the rounds in reverse order, every message the other way.
 
 What it decides
-    Gradients are summed in fp32 (fp64 where tensors are) in a fixed order: rounds from the
-    last to the first, in each the tiles, then what came back, as listed. What a rank passed on,
-    comes back through it, with its own part added. Scores are computed again from the log-sum-exp
-    over all keys, so each tile's gradients are exact by themselves.
+    Gradients are summed in fp32 (fp64 if tensors are) in a fixed order: rounds from last to
+    first, and in each the tiles, then the gradients that came back, as listed. Whatever a rank
+    forwarded comes back through it, with its own part added. Scores are recomputed from the
+    log-sum-exp over all keys, so each tile's gradients are exact by themselves.
 
 Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Gradients of every schedule equal those of one rank; reruns are equal bit for bit.
@@ -34,7 +34,7 @@ from equipoise.parallel.context.program import RankProgram, Transfer
 
 
 class Backward:
-    """One rank's backward pass. ``gradients`` are there when its steps have ended."""
+    """One rank's backward pass. ``gradients`` exist once its steps have ended."""
 
     def __init__(self, program: RankProgram, kept: Kept, grad_o: Tensor) -> None:
         self.program, self.kept, self.home_grad_o = program, kept, grad_o
@@ -126,8 +126,8 @@ class Backward:
         elif transfer.carries == "output":
             self.grad_o[rows, heads] = parts[0]
         else:
-            found = self.sums_of if transfer.is_held else self.home_sums_of
-            for x, part in zip(found[transfer.carries], parts, strict=True):
+            sums_of = self.sums_of if transfer.is_held else self.home_sums_of
+            for x, part in zip(sums_of[transfer.carries], parts, strict=True):
                 add_rows(x, rows, heads, part)
 
     def _finish(self) -> tuple[Tensor, ...]:

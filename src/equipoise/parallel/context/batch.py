@@ -2,13 +2,13 @@
 
 Why
     A model that runs on a share of the tokens needs more than the tokens: their positions in
-    their documents, their labels, shifted before the tokens were parted from their successors,
-    the number of labels of all ranks, and in every layer who holds what.
+    their documents, their labels, shifted before tokens were separated from their successors,
+    the number of labels of all ranks, and, in every layer, who holds what.
 
 What it decides
-    The names that ``transformers`` gave these things. ``labels`` hold nothing, and
-    ``shift_labels`` everything: of a model that shifts labels by itself the loss is then zero,
-    and not one that compares tokens with strangers.
+    The names follow ``transformers``. ``labels`` are all -100, and ``shift_labels`` hold the
+    labels: a model that shifts labels by itself then has a loss of zero, instead of one that
+    compares unrelated tokens.
 
 Kept true (tests/oracle/test_hf_context.py)
     Loss and gradients of a model over ranks equal those of its documents one by one.
@@ -37,12 +37,12 @@ REGISTERED = "equipoise"
 """Name of attention over ranks in the registries of ``transformers``."""
 
 IGNORED = -100
-"""Label of a token that has nothing to predict, as ``torch.nn.functional.cross_entropy`` has it."""
+"""Label of a token without a next one, as in ``torch.nn.functional.cross_entropy``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextPack:
-    """What attention over ranks must know of a pack; the same on every rank."""
+    """What attention over ranks must know about a pack; the same on every rank."""
 
     doc_tokens: tuple[int, ...]
     """Length of each packed document, in order [tokens]."""
@@ -59,11 +59,11 @@ class ContextPack:
 
     @property
     def reach_tokens(self) -> int:
-        """One more than the last position of the pack, on whichever rank that lies."""
+        """One more than the last position of the pack, whichever rank holds it."""
         return max(self.doc_tokens, default=0)
 
     def agree(self, layer: object, device: torch.device) -> None:
-        """Compare packs over the group, once in each forward pass: when its first layer attends.
+        """Compare packs over the group once per forward pass, when its first layer attends.
 
         Args:
             layer: The attention layer that asks.
@@ -92,7 +92,7 @@ class ContextPack:
         )
         if len(q_tHE) != 1 or len(plan.shares.rows[dist.get_rank(self.group)]):
             return attend_by_plan(q_tHE, k_tGE, v_tGE, plan, self.group)
-        # The spare token of a rank without tokens, which may still pass on others' keys.
+        # The spare token of a rank without tokens, which may still forward others' keys.
         none_tHE = attend_by_plan(q_tHE[:0], k_tGE[:0], v_tGE[:0], plan, self.group)
         return torch.cat([none_tHE, torch.zeros_like(q_tHE)])
 
@@ -110,31 +110,31 @@ def shard_batch(
 ) -> dict[str, Any]:
     """This rank's share of a pack that every rank has: all arguments of ``model(**batch)``.
 
-    The model is one that ``use_context_parallelism`` has prepared. Its ``loss`` is this rank's
-    part of the mean over all labels, so *sum* losses and gradients over ranks.
+    ``use_context_parallelism`` must have prepared the model. Its ``loss`` is this rank's part of
+    the mean over all labels, so *sum* losses and gradients over ranks.
 
     Args:
         input_ids_T: Tokens of the documents, one after another, int64 [tokens].
         doc_tokens: Length of each document, in order [tokens].
         strategy: What moves between ranks; ``schedule.attention.strategies.STRATEGIES``.
         group: The ranks that share the pack; all ranks unless given.
-        labels_T: Label of each token, as ``transformers`` has it: the token itself (it is
-            compared with what the token before it predicts), or -100 where none is wanted.
-            All tokens are wanted unless given.
+        labels_T: Label of each token, as in ``transformers``: the token itself (it is compared
+            with the prediction of the token before it), or -100 for tokens to leave out. By
+            default all tokens count.
         sharding: Who holds which tokens: a strategy of ``balance.context.sharding``, or ``auto``.
         ranks_per_node: Ranks that share a node; for strategies in two levels.
-        step_labels: Labels of the whole step, where it has more packs than this one: several
+        step_labels: Labels of the whole step, if it has other packs as well: several
             micro-batches, or several groups of ranks.
 
     Returns:
         ``input_ids``, ``shift_labels``, ``position_ids``: int64 [1, tokens of this rank].
-        ``labels``: the same shape, -100 everywhere, for they have been shifted.
-        ``attention_mask``: ones, by which transformers does not look for documents itself.
-        ``num_items_in_batch``: labels of the step; 1 where it has none.
+        ``labels``: the same shape, -100 everywhere, because they have been shifted.
+        ``attention_mask``: ones, so that transformers does not look for documents itself.
+        ``num_items_in_batch``: labels of the step; 1 if it has none.
         ``use_cache``: False.
         ``context_pack``: for the attention of every layer.
-        A rank that holds no token gets one spare token, without a label: transformers cannot
-        run on none.
+        A rank without tokens gets one spare token without a label: transformers cannot run on
+        zero tokens.
 
     Raises:
         LayoutError: tokens or labels are not as many as the documents' tokens.
@@ -147,7 +147,7 @@ def shard_batch(
     for name, values in (("input_ids_T", input_ids_T), ("labels_T", labels)):
         if values.shape != (sum(pack.doc_tokens),):
             raise LayoutError(
-                f"{name} is of shape {list(values.shape)}, and the {len(pack.doc_tokens)} "
+                f"{name} has shape {list(values.shape)}, but the {len(pack.doc_tokens)} "
                 f"documents have {sum(pack.doc_tokens):,} tokens. Lay them end to end in one "
                 f"dimension."
             )
@@ -171,12 +171,12 @@ class ContextCollator:
     ranks_per_node: int | None = None
 
     def __call__(self, documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The share of this rank.
+        """This rank's share.
 
         Args:
-            documents: ``input_ids`` of each, and ``labels`` where not all tokens are wanted; or
-                pieces as ``data.loader.PackedDataset`` gives them, whose ``shift_labels`` and
-                count of the step's labels are taken as they are.
+            documents: ``input_ids`` of each, and ``labels`` if not all tokens count; or samples
+                of ``data.loader.PackedDataset``, whose ``shift_labels`` and count of the step's
+                labels are used unchanged.
         """
         ids = [torch.as_tensor(each["input_ids"], dtype=torch.int64) for each in documents]
         shifted, step_labels = [], None

@@ -1,9 +1,9 @@
-"""The one executor, forward: a rank's part of any attention schedule.
+"""The executor's forward pass: a rank's part of any attention schedule.
 
 What it decides
-    Outputs are merged in fp32 (fp64 where tensors are) in the order of the schedule: rounds,
-    then tiles, then messages as listed. A rerun is equal bit for bit. Received queries, keys
-    and values are kept for the backward pass.
+    Outputs are merged in fp32 (fp64 if tensors are) in the order of the schedule: rounds, then
+    tiles, then messages as listed. A rerun is equal bit for bit. Received queries, keys and
+    values are kept for the backward pass.
 
 Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Every schedule equals one rank; reruns are equal bit for bit.
@@ -31,18 +31,18 @@ from equipoise.parallel.context.program import RankProgram, Transfer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """Held tensors of one rank, from its forward to its backward pass."""
+    """Tensors that one rank holds from its forward to its backward pass."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     o: Tensor
-    """Outputs over all keys, of queries at home and of those computed whole here."""
+    """Outputs over all keys, for home queries and for those computed entirely here."""
     lse: Tensor
 
 
 class Forward:
-    """One rank's forward pass. ``output`` and ``kept`` are there when its steps have ended."""
+    """One rank's forward pass. ``output`` and ``kept`` exist once its steps have ended."""
 
     def __init__(self, program: RankProgram, q: Tensor, k: Tensor, v: Tensor) -> None:
         self.program, self.home = program, (q, k, v)

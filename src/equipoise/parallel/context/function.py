@@ -1,4 +1,4 @@
-"""Attention by a schedule as a function that autograd knows, over a group or in one process.
+"""Attention by a schedule as an autograd function, over a group or in one process.
 
 Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Output and gradients equal those of one rank for every schedule.
@@ -20,7 +20,7 @@ from equipoise.parallel.context.program import RankProgram
 
 
 class AttendOverRanks(torch.autograd.Function):
-    """This rank's part; every rank of the group calls it, and its backward pass."""
+    """This rank's part; every rank of the group must call it, and its backward pass."""
 
     @staticmethod
     def forward(

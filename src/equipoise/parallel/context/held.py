@@ -1,4 +1,4 @@
-"""Rows and heads that a rank holds during a pass: its own, and room for those that arrive."""
+"""Rows and heads that a rank holds during a pass: its own, and buffers for arriving ones."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from equipoise.parallel.context.program import Rows
 
 
 def hold(x_tHE: Tensor, rows: Rows, count: int, heads: slice) -> Tensor:
-    """Room for all that is held, home rows filled in; the tensor itself if that is all."""
+    """A buffer for all held rows, with home rows filled in; ``x`` itself if it is all of them."""
     if count == len(x_tHE) and heads == slice(0, x_tHE.shape[1]):
         return x_tHE
     held = x_tHE.new_empty(count, heads.stop - heads.start, x_tHE.shape[2])

@@ -1,19 +1,19 @@
 """One rank's part of an attention schedule, in rows of its tensors instead of tokens.
 
 Why
-    A schedule speaks of tokens of documents. A rank has tensors: those of its *home* tokens,
-    and those that it *holds*, home tokens and what others sent, in order of the documents, so
-    that the keys of a tile lie side by side wherever they came from::
+    A schedule speaks of tokens of documents. A rank has tensors: those of its *home* tokens, and
+    those that it *holds*, which are its home tokens and those that others sent, in document
+    order, so that the keys of a tile are contiguous wherever they came from::
 
         home [2, 4) of document 0, and all of document 1; received [0, 2) of document 0
 
         home   0[2:4]  1[0:3]
         held   0[0:2]  0[2:4]  1[0:3]      a tile of keys 0:4 is one slice
 
-    Where nothing is received, held is home, and nothing is copied.
+    If nothing is received, held is home, and nothing is copied.
 
 What it decides
-    Rows of every message and tile. Heads that a rank neither computes nor passes on are not
+    Rows of every message and tile. Heads that a rank neither computes nor forwards are not
     held: under Ulysses, held tensors have all tokens and a share of the heads.
 
 Kept true (tests/unit/parallel/test_context.py, by Hypothesis)
@@ -38,7 +38,7 @@ from equipoise.schedule.attention.schedule import (
 from equipoise.spec.pack import Pieces
 
 Rows = slice | torch.Tensor
-"""Rows of a tensor: side by side, or int64 indices, each once."""
+"""Rows of a tensor: a slice, or int64 indices without repetition."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,13 +48,13 @@ class Transfer:
     peer: int
     carries: Carries
     is_held: bool
-    """Whether it is of held tensors, or of home tensors."""
+    """Whether its rows are those of held tensors, not of home tensors."""
     rows: Rows
     heads: slice
     """Heads of those tensors."""
     tokens: int
     tag: int
-    """How many messages of its link are before it."""
+    """The number of messages before it on its link."""
     posted: int
     """Round in which it is posted."""
     due: int
@@ -76,7 +76,7 @@ class TileRows:
     kv_heads: slice
     kind: TileKind
     is_first: bool
-    """No tile before it has written to any of these queries and heads."""
+    """Whether no earlier tile has written to any of these queries and heads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +90,7 @@ class RankRound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankProgram:
-    """All that one rank does for one attention layer."""
+    """Everything that one rank does for one attention layer."""
 
     rank: int
     home_tokens: int
@@ -114,7 +114,7 @@ class RankProgram:
 
 
 class _Places:
-    """Where tokens lie in a tensor whose rows are runs, one after another."""
+    """Places of tokens in a tensor whose rows are consecutive runs."""
 
     def __init__(self, runs: Pieces) -> None:
         sizes = runs[:, 2] - runs[:, 1]
@@ -154,8 +154,8 @@ def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
     """Turn one rank's rounds into rows of its tensors.
 
     Args:
-        schedule: Right, as ``check_attention`` says.
-        rank: Whose rounds.
+        schedule: A schedule that ``check_attention`` accepts.
+        rank: The rank to compile for.
 
     Cost: O(messages x runs + tiles x heads); the last 64 programs are kept.
     """

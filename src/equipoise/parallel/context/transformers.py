@@ -1,18 +1,18 @@
-"""Models of ``transformers`` over several ranks: one call, and their own code stays as it is.
+"""Run models of ``transformers`` over several ranks by one call, with their own code unchanged.
 
 Why
-    ``transformers`` asks a registry which function computes attention, and hands that function
-    whatever the model was called with. So a model that asks the registry needs no other code
-    to train on a share of the tokens: its other layers look at one token at a time.
+    ``transformers`` looks its attention function up in a registry, and passes it all arguments of
+    the model's call. So a model that uses the registry can train on a share of the tokens without
+    a change: its other layers look at one token at a time.
 
 What it decides
-    What is exact is computed, everything else is refused: masks other than causal within
-    documents and sliding windows, capped scores, sinks, dropout of attention weights, caches,
-    and layers other than attention that mix tokens.
+    Whatever is not exact is refused: masks other than causal ones within documents and sliding
+    windows, capped scores, sinks, dropout of attention weights, caches, and layers other than
+    attention that mix tokens.
 
 Kept true (tests/oracle/test_hf_context.py, tests/oracle/test_hf_models.py)
-    Loss, logits and all gradients equal those of the model's documents one by one; each
-    refusal is read whole.
+    Loss, logits and all gradients equal those of the model's documents one by one; the whole
+    text of each refusal.
 
 Sources
     The registry: transformers 5.23, ``modeling_utils.py`` AttentionInterface,
@@ -39,7 +39,7 @@ from equipoise.spec.mask import CAUSAL, Mask
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 _MIXERS = (nn.Conv1d, nn.RNNBase)
-"""Modules that read several tokens for one."""
+"""Modules that read several tokens to compute one."""
 
 _REFUSED = {
     "softcap": "caps its scores",
@@ -50,12 +50,12 @@ _REFUSED = {
     "indices": "chooses its keys",
     "block_indices": "chooses its keys",
 }
-"""Arguments that models of transformers 5.23 give to attention functions and that change it."""
+"""Arguments of attention functions in transformers 5.23 that change the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimit:
-    """A mask that is causal, but for keys further away than a window or chunk is long."""
+    """A causal mask that also hides keys further away than a window or chunk."""
 
     tokens: int
 
@@ -63,19 +63,19 @@ class KeyLimit:
 def use_context_parallelism(model: PreTrainedModel) -> None:
     """Let a decoder of ``transformers`` attend over the ranks that share a pack.
 
-    From now on its batches come from ``shard_batch`` or ``ContextCollator``. Nothing else of the
-    model changes, and ``model.set_attn_implementation("sdpa")`` undoes it.
+    From now on its batches must come from ``shard_batch`` or ``ContextCollator``. Nothing else in
+    the model changes, and ``model.set_attn_implementation("sdpa")`` undoes it.
 
-    An architecture that is not in ``transformers_models.PROVEN`` is tried out: with its own weights
-    on documents of 16 tokens in all, twice forward and backward. Gradients are left alone.
+    An architecture that is not in ``transformers_models.PROVEN`` is tried out with its own weights
+    on documents of 16 tokens in all, twice forward and backward. Its gradients are untouched.
 
     Args:
-        model: A causal language model that takes its attention from the registry; its weights
-            loaded and, where it is to be tried out, not yet sharded.
+        model: A causal language model that takes its attention from the registry, with its
+            weights loaded and, if it must be tried out, not yet sharded.
 
     Raises:
         ModelError: it would not be exact: the model does not use the registry, has layers other
-            than attention that mix tokens, has a loss of its experts' balance, or differs from
+            than attention that mix tokens, has a loss for its experts' balance, or differs from
             one rank when tried out.
     """
     name, config = type(model).__name__, model.config.get_text_config()
@@ -91,12 +91,12 @@ def use_context_parallelism(model: PreTrainedModel) -> None:
         )
     if getattr(config, "attn_temperature_tuning", False):
         raise ModelError(
-            f"{name} scales queries by where they lie in the batch, and not by their position. Set "
+            f"{name} scales queries by their place in the batch, not by their position. Set "
             f"config.attn_temperature_tuning = False before you build it."
         )
     if getattr(config, "output_router_logits", False):
         raise ModelError(
-            f"{name} adds a loss of its experts' balance, which is not a sum over tokens. Set "
+            f"{name} adds a loss for its experts' balance, which is not a sum over tokens. Set "
             f"config.output_router_logits = False."
         )
     AttentionInterface.register(REGISTERED, attend_pack)
@@ -127,7 +127,7 @@ def attend_pack(
     context_pack: ContextPack | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as the registry of ``transformers`` calls it; over the ranks of a pack.
+    """Attention over the ranks of a pack, with the signature of the ``transformers`` registry.
 
     Args:
         module: The attention layer.
@@ -135,28 +135,28 @@ def attend_pack(
         key: Keys of the same tokens [1, key/value heads, tokens, head width].
         value: Values of the same tokens and heads, of the same width or less.
         attention_mask: What ``limit_keys`` made.
-        scaling: What scores are multiplied by; 1 / sqrt(head width) unless given.
+        scaling: Factor of the scores; by default 1 / sqrt(head width).
         dropout: Must be 0.
-        context_pack: Of ``shard_batch``.
-        options: What else the layer says; refused where it changes attention.
+        context_pack: The pack that ``shard_batch`` returned.
+        options: The layer's other arguments; refused if they change attention.
 
     Returns:
         Output [1, tokens, query heads, width of values], and no attention weights.
 
     Raises:
-        LayoutError: what the layer asks for is not what is computed, or tensors and pack do not
-            go together.
+        LayoutError: the layer asks for something that is not computed here, or tensors and pack
+            do not match.
     """
     layer = type(module).__name__
     if context_pack is None:
         raise LayoutError(
-            f"{layer} was called without a pack. Give the model all that shard_batch returns, or "
-            f'choose another attention: model.set_attn_implementation("sdpa").'
+            f"{layer} was called without a pack. Give the model everything that shard_batch "
+            f'returns, or choose another attention: model.set_attn_implementation("sdpa").'
         )
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         raise LayoutError(
             f"{layer} has {query.shape[0]} rows of {query.shape[2]} queries and {key.shape[2]} "
-            f"keys, and a pack is one row of tokens with a query and a key each. Give the model "
+            f"keys, but a pack is one row of tokens with a query and a key each. Give the model "
             f"what shard_batch returns, and no cache."
         )
     _refuse(layer, getattr(module, "is_causal", True), dropout, options)
@@ -181,13 +181,13 @@ def _refuse(layer: str, is_causal: bool, dropout: float, options: dict[str, Any]
     said = options.get("is_causal")
     if not (is_causal if said is None else said):
         raise LayoutError(
-            f"{layer} is not causal, and attention over ranks is. Use it for decoders alone."
+            f"{layer} is not causal, but attention over ranks is. Use it only for decoders."
         )
     for name, what in _REFUSED.items():
         if options.get(name) is not None:
             raise LayoutError(
-                f"{layer} {what} ({name}), which attention over ranks does not. Train this model "
-                f"with another attention."
+                f"{layer} {what} ({name}), which attention over ranks does not support. Train this "
+                f"model with another attention."
             )
 
 
@@ -207,11 +207,11 @@ def _mask(
         return CAUSAL
     if limits == [window, window]:
         return Mask("window", window_tokens=min(limits))
-    # Chunks, for one: transformers gives their length, and not that they are chunks.
+    # For example chunks: transformers passes their length, but not that they are chunks.
     raise LayoutError(
-        f"{layer} attends within {min(limits):,} tokens, and not by a sliding window, and a "
-        f"document has {longest:,}. Cut documents to {min(limits):,} tokens, or train this model "
-        f"with another attention."
+        f"{layer} attends within {min(limits):,} tokens without a sliding window, but a document "
+        f"has {longest:,}. Cut documents to {min(limits):,} tokens, or train this model with "
+        f"another attention."
     )
 
 
@@ -225,26 +225,26 @@ def limit_keys(
     device: torch.device | str = "cpu",
     **_others: Any,
 ) -> KeyLimit | None:
-    """The mask as the mask registry of ``transformers`` asks for it: none is ever built.
+    """The mask for the mask registry of ``transformers``: no mask tensor is ever built.
 
     Args:
         mask_function: Whether a query reads a key, as a function of batch, head and indices.
-        attention_mask: Which tokens are there [1, tokens]; must be all.
-        local_size: The window or chunk in which keys are read [tokens], where there is one.
+        attention_mask: Which tokens are not padding [1, tokens]; must be all.
+        local_size: The window or chunk in which keys are read [tokens], if any.
         q_length: Tokens of this rank.
         use_vmap: Whether the model has changed ``mask_function``.
         device: Where the model is.
 
     Returns:
-        Nothing where the mask is causal; the window where it is causal within one.
+        None if the mask is causal; the window if it is causal within one.
 
     Raises:
-        LayoutError: the mask is another one, or tokens are masked.
+        LayoutError: the mask is a different one, or tokens are masked.
     """
     if attention_mask is not None and not bool(attention_mask.all()):
         raise LayoutError(
             f"The attention mask leaves out {int((~attention_mask.bool()).sum()):,} of "
-            f"{attention_mask.numel():,} tokens, and a pack has no padding. Give the model the "
+            f"{attention_mask.numel():,} tokens, but a pack has no padding. Give the model the "
             f"attention_mask that shard_batch returns."
         )
     if local_size is None and mask_function is causal_mask_function:
@@ -254,7 +254,7 @@ def limit_keys(
         if not bool(torch.as_tensor(mask_function(0, 0, here, here + 1)).any()):
             return KeyLimit(int(local_size))
     raise LayoutError(
-        "The model's mask is not the causal one, and attention over ranks computes no other. Give "
-        "the model all that shard_batch returns, its attention_mask too, or train this model with "
-        "another attention."
+        "The model's mask is not the causal one, the only one that attention over ranks computes. "
+        "Give the model everything that shard_batch returns, including its attention_mask, or "
+        "train this model with another attention."
     )

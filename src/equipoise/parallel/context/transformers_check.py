@@ -1,4 +1,4 @@
-"""Whether a model of ``transformers`` is exact over ranks: tried out, in this process.
+"""Check in this process whether a model of ``transformers`` is exact over ranks.
 
 Kept true (tests/oracle/test_hf_context.py, tests/oracle/test_hf_rope.py)
     Models that equal one rank over real ranks pass; one that reads neighbours, one whose
@@ -18,19 +18,19 @@ def check_context_parallelism(
 
     Logits and the gradients of all weights are compared: for documents of the lengths given, and
     for short documents whose positions cross each length at which RoPE may switch
-    (``original_max_position_embeddings``, ``max_position_embeddings``). Sliding windows are
-    shortened for the comparison until documents are longer. Attention in chunks is compared within
-    a chunk, since longer documents are refused. It wants no group of ranks, leaves gradients
-    alone, and leaves the model as ``use_context_parallelism`` makes it.
+    (``original_max_position_embeddings``, ``max_position_embeddings``). For the comparison sliding
+    windows are made shorter than the documents. Attention in chunks is compared within a chunk,
+    since longer documents are refused. It needs no process group, leaves gradients untouched, and
+    leaves the model as ``use_context_parallelism`` makes it.
 
     Args:
         model: A causal language model that takes its attention from the registry.
-        doc_tokens: Lengths of the documents that are tried [tokens], of tokens drawn at random.
-        tolerance: The largest difference allowed, as a part of the largest logit, or of the norm
-            of a weight's gradient; what is usual in fp32. Models in bf16 want about 0.1.
+        doc_tokens: Lengths of the documents to try [tokens]; their tokens are random.
+        tolerance: The largest difference allowed, relative to the largest logit or to the norm
+            of a weight's gradient. The default suits fp32; models in bf16 need about 0.1.
 
     Returns:
-        The largest difference, as such a part.
+        The largest relative difference.
 
     Raises:
         ModelError: ``use_context_parallelism`` refuses the model.

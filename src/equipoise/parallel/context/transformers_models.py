@@ -1,13 +1,13 @@
-"""Which models of ``transformers`` are exact over ranks: proven before, or tried out now.
+"""Which models of ``transformers`` are exact over ranks: proven by a test, or tried out now.
 
 Why
-    Models differ in ways that no configuration tells: some count positions from another number,
-    some build masks of their own, some do not hand a pack down to their attention.
+    Models differ in ways that their configuration does not show: some count positions from another
+    number, some build their own masks, some do not pass a pack on to their attention.
 
 What it decides
-    Architectures that a test has held to one rank, logits and gradients, are taken at once. Any
-    other model is tried out with its own weights on a few short documents, twice forward and
-    backward, and refused where it differs.
+    Architectures whose logits and gradients a test has compared with one rank are accepted at once.
+    Any other model is tried out with its own weights on a few short documents, twice forward and
+    backward, and refused if it differs.
 
 Kept true (tests/oracle/test_hf_models.py)
     Each causal language model of the installed transformers is exact over ranks, or refused here.
@@ -29,14 +29,14 @@ _DECODERS = """
 """
 
 PROVEN = frozenset(f"{each}ForCausalLM" for each in _DECODERS.split()) | {"GPT2LMHeadModel"}
-"""Architectures of transformers 5.23 that the test has held to one rank."""
+"""Architectures of transformers 5.23 that the test has compared with one rank."""
 
 _TRIED_TOKENS = (9, 1, 6)
-"""Documents of a trial: shorter than any chunk or window that is usual."""
+"""Documents of a trial: shorter than any usual chunk or window."""
 
 
 def require_exact(model: PreTrainedModel) -> None:
-    """Refuse a model that has not been proven exact over ranks, and is not when tried out.
+    """Refuse a model that is neither proven exact over ranks nor exact when tried out.
 
     Raises:
         ModelError: it differs from one rank, cannot run over ranks, or cannot be tried out.
@@ -48,15 +48,15 @@ def require_exact(model: PreTrainedModel) -> None:
     if any(each.is_meta or isinstance(each, DTensor) for each in weights):
         raise ModelError(
             f"{name} has not been proven exact over ranks, and cannot be tried out while its "
-            f"weights are sharded or on the meta device. Call use_context_parallelism once weights "
-            f"are loaded and before they are sharded."
+            f"weights are sharded or on the meta device. Call use_context_parallelism after "
+            f"loading the weights and before sharding them."
         )
     is_half = any(x.dtype in (torch.bfloat16, torch.float16) for x in weights)
     packs = packs_to_try(model.config.get_text_config(), _TRIED_TOKENS)
     try:
         try_over_ranks(model, packs, 0.1 if is_half else 1e-3, short_windows=False)
     except CheckError as error:
-        noise = " Rounding in 16 bits may do the same: build it in fp32 to be sure."
+        noise = " Rounding in 16 bits may be the cause: build it in fp32 to be sure."
         raise ModelError(f"{error}{noise if is_half else ''}") from error
     except LayoutError as error:
         reason = str(error).split(". ")[0]
@@ -66,6 +66,6 @@ def require_exact(model: PreTrainedModel) -> None:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise ModelError(
-            f"{name} could not be tried out over ranks, which ended in {type(error).__name__}: "
+            f"{name} could not be tried out over ranks; that ended in {type(error).__name__}: "
             f"{reason} Train it without context parallelism."
         ) from error

@@ -1,14 +1,14 @@
-"""Rotary embeddings whose frequencies depend on the longest sequence: they see the pack's.
+"""Show the pack's length to rotary embeddings whose frequencies depend on the longest sequence.
 
 Why
-    ``longrope`` and dynamic NTK choose frequencies by the largest position that they are given.
-    A rank that holds the first half of a long document would choose those of short ones.
+    ``longrope`` and dynamic NTK choose frequencies by the largest position that they see. A rank
+    with the first half of a long document would choose those of a short one.
 
 What it decides
-    A rotary embedding computes one position more, the pack's last, and that one is dropped from
-    what it returns. So whatever ``transformers`` makes of the largest position, caches of earlier
-    calls included, is what one process would make of the same packed row: all documents of a pack
-    go by its longest.
+    A rotary embedding computes one extra position, the pack's last, which is dropped from its
+    result. So ``transformers`` treats the largest position, including caches of earlier calls,
+    just as one process would for the same packed row: all documents of a pack use the frequencies
+    of its longest.
 
 Kept true (tests/oracle/test_hf_rope.py)
     Logits and gradients equal those of the packed row in one process, over steps whose packs
@@ -27,17 +27,17 @@ from equipoise.base.errors import LayoutError, ModelError
 from equipoise.parallel.context.batch import REGISTERED
 
 _REACH = "_pack_reach_tokens"
-"""Attribute of a rotary embedding: one more than the last position of the pack under way."""
+"""Attribute of a rotary embedding: one more than the last position of the current pack."""
 
 
 def is_length_dependent(rope_type: Any) -> bool:
-    """Whether frequencies of this type go by the longest sequence."""
+    """Whether frequencies of this type depend on the longest sequence."""
     types = rope_type.values() if isinstance(rope_type, dict) else (rope_type,)
     return any(isinstance(x, str) and ("dynamic" in x or x == "longrope") for x in types)
 
 
 def length_dependent_types(config: Any) -> list[str]:
-    """Types of RoPE in a configuration, and in its layers', that go by the longest sequence."""
+    """RoPE types in a configuration and its layers' that depend on the longest sequence."""
     given = getattr(config, "rope_parameters", None) or {}
     options = [given, *(x for x in given.values() if isinstance(x, dict))]
     return sorted({x["rope_type"] for x in options if is_length_dependent(x.get("rope_type"))})
@@ -56,11 +56,11 @@ def switch_lengths(config: Any) -> list[int]:
 
 
 def show_pack_length(model: nn.Module, config: Any) -> None:
-    """Let rotary embeddings go by the longest document of the pack, on whichever rank it lies.
+    """Let rotary embeddings follow the longest document of the pack, whichever rank holds it.
 
     Raises:
-        ModelError: the configuration asks for frequencies by length, and no module says that it
-            computes them.
+        ModelError: the configuration asks for frequencies by length, but no module declares that
+            it computes them.
     """
     rotaries = [x for x in model.modules() if is_length_dependent(getattr(x, "rope_type", None))]
     types = length_dependent_types(config)
@@ -76,7 +76,7 @@ def show_pack_length(model: nn.Module, config: Any) -> None:
         setattr(rotary, _REACH, None)
         rotary.register_forward_pre_hook(_add_last_position, with_kwargs=True)
         rotary.register_forward_hook(_drop_last_position)
-    # All that contain one: a wrapper may call what is inside the model, past the model itself.
+    # Every module that contains one: a wrapper may call inner modules, bypassing the model.
     for module in model.modules():
         if any(hasattr(x, _REACH) for x in module.modules() if x is not module):
             module.register_forward_pre_hook(_note_reach, with_kwargs=True)
@@ -102,8 +102,8 @@ def _add_last_position(
     reach = getattr(rotary, _REACH)
     if reach is None:
         raise LayoutError(
-            f"{type(rotary).__name__} was called without a pack, and its frequencies go by the "
-            f"longest document. Give the model all that shard_batch returns, or choose another "
+            f"{type(rotary).__name__} was called without a pack, but its frequencies depend on the "
+            f"longest document. Give the model everything shard_batch returns, or choose another "
             f'attention: model.set_attn_implementation("sdpa").'
         )
     given = options["position_ids"] if "position_ids" in options else args[1]

@@ -1,15 +1,15 @@
-"""A model of ``transformers`` over two ranks, both in this process, beside one rank.
+"""Compare a model of ``transformers`` over two ranks, played in this process, with one rank.
 
 Why
     There are hundreds of architectures. A layer that reads a token's neighbour, counts tokens
-    instead of reading their positions, or takes the largest position that it sees, is wrong over
-    ranks and says nothing. So a model is tried before it is trusted.
+    instead of reading their positions, or uses the largest position that it sees, is silently
+    wrong over ranks. So a model is tried before it is trusted.
 
 What it decides
-    Each rank is a copy of the model that shares its weights, and sees its own tokens alone. Ranks
+    Each rank is a copy of the model that shares its weights and sees only its own tokens. Ranks
     run in turns: each until it attends, where all meet. Positions may begin anywhere, so a
-    switch at 131,072 tokens is crossed by a document of 30. Documents are compared with
-    themselves, one by one, or, where frequencies go by the longest sequence, with the packed row.
+    document of 30 tokens can cross a switch at 131,072. Documents are compared with themselves,
+    one by one, or, if frequencies depend on the longest sequence, with the packed row.
 
 Kept true (tests/oracle/test_hf_context.py, tests/oracle/test_hf_rope.py)
     Models that equal one rank over real ranks pass; models made wrong on purpose do not.
@@ -38,16 +38,16 @@ RANKS = 2
 _SHARDING = "head-tail-document"
 
 _SHORT_WINDOW = 8
-"""What a sliding window that no tried document is longer than is shortened to [tokens]."""
+"""Length to which a sliding window is shortened if no tried document exceeds it [tokens]."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriedPack:
-    """Documents to try, and the position of each token if not its place in its document."""
+    """Documents to try, with positions if those are not the tokens' places in their document."""
 
     doc_tokens: tuple[int, ...]
     positions: tuple[int, ...] | None = None
-    """Where given, the pack is one document."""
+    """If given, the pack is one document."""
 
     @property
     def reach_tokens(self) -> int:
@@ -101,7 +101,7 @@ class _Meeting:
             try:
                 if self.error is None:
                     outs[rank] = replicas[rank](**batches[rank])
-            except BaseException as error:  # handed to the thread that asked
+            except BaseException as error:  # raised again in the calling thread
                 self.error = self.error or error
             finally:
                 self.turns[1 - rank].release()
@@ -118,7 +118,7 @@ class _Meeting:
 
 @dataclass(frozen=True, slots=True)
 class _PlayedPack(ContextPack):
-    """A pack as one of the ranks in this process sees it."""
+    """A pack as seen by one of the ranks in this process."""
 
     rank: int = 0
     reach: int = 0
@@ -137,11 +137,11 @@ class _PlayedPack(ContextPack):
 
 
 def packs_to_try(config: Any, doc_tokens: tuple[int, ...]) -> list[TriedPack]:
-    """Documents as given; one across each length at which RoPE may switch; and as given again.
+    """The given documents, one across each length at which RoPE may switch, and the given again.
 
-    The last quarter of that document lies far beyond the switch and the rest before it: rank 0
-    holds its first and its last quarter, so rank 1 sees no position beyond. No document is longer
-    than a chunk of attention, for longer ones are refused.
+    The last quarter of such a document lies far beyond the switch and the rest before it: rank 0
+    holds its first and last quarter, so rank 1 sees no position beyond. No document is longer
+    than an attention chunk, because longer ones are refused.
     """
     chunk = getattr(config, "attention_chunk_size", None) or sum(doc_tokens)
     given, crossing = TriedPack(tuple(min(tokens, chunk) for tokens in doc_tokens)), []
@@ -159,16 +159,16 @@ def try_over_ranks(
     """Compare logits and gradients over two ranks with those of one rank, pack after pack.
 
     Args:
-        model: Weights are read and not changed, gradients are left alone.
-        packs: Packs in order, so what a module keeps of one is there at the next.
-        tolerance: Largest difference allowed, of the largest logit or of a gradient's norm.
-        short_windows: Shorten sliding windows until documents are longer.
+        model: The model; its weights are only read, and its gradients untouched.
+        packs: Packs in order, so that a module's state after one carries over to the next.
+        tolerance: Largest difference allowed, relative to the largest logit or a gradient's norm.
+        short_windows: Make sliding windows shorter than the documents.
 
     Returns:
         The largest difference.
 
     Raises:
-        CheckError: the difference is larger; says of what, and where.
+        CheckError: the difference is larger; names the tensor and the position.
     """
     shared = {id(weight): weight for weight in model.parameters()}
     *replicas, reference = (copy.deepcopy(model, dict(shared)) for _ in range(RANKS + 1))
@@ -270,9 +270,9 @@ def _on_one_rank(model: nn.Module, ids: Tensor, pack: TriedPack, is_packed: bool
 def _differences(
     model: nn.Module, mine: Tensor, right: Tensor, source: torch.Generator
 ) -> list[tuple[float, str]]:
-    """Errors of the logits, and of the gradient that differs most, of a drawn sum of the logits."""
-    found, wanted = mine.detach().double(), right.detach().double()
-    errors = [(float((found - wanted).abs().max() / wanted.abs().max()), "largest logit")]
+    """Errors of the logits, and of the gradients of a random weighted sum of the logits."""
+    logits, expected = mine.detach().double(), right.detach().double()
+    errors = [(float((logits - expected).abs().max() / expected.abs().max()), "largest logit")]
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     if not named or not right.requires_grad:
         return errors

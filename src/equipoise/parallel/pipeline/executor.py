@@ -1,16 +1,15 @@
-"""Run one rank's part of a pipeline's step: forwards, backwards whole or in halves, messages.
+"""Run one rank's part of a pipeline step: forwards, whole or split backwards, messages.
 
 Why
-    A step of any schedule is the same loop over instructions. What differs is data.
+    A step of any schedule is the same loop over instructions. Only the data differs.
 
 What it decides
-    Shapes are those of the pack: every rank knows how many tokens each micro-batch has, so an
-    activation arrives in room that was made for it, and micro-batches of different lengths need
-    no word between ranks. An input or gradient that comes from this rank's own stage is handed
-    over as it is.
+    Shapes follow from the pack: every rank knows how many tokens each micro-batch has, so each
+    activation is received into a buffer of its size, and micro-batches of different lengths need
+    no negotiation. An input or gradient from this rank's own stage is passed on without a copy.
 
-    The executor is a coroutine, as that of context parallelism: it hands out what to post and
-    what to wait for, and a process group or a loop over ranks in one process moves it.
+    The executor is a coroutine, like that of context parallelism: it yields what to post and what
+    to wait for, and a process group or a loop over ranks in one process moves the messages.
 
 Kept true (tests/multi/parallel/test_pipeline.py, tests/unit/parallel/test_pipeline_executor.py)
     Loss and every gradient equal one rank's for every strategy; a rerun is equal bit for bit;
@@ -41,19 +40,20 @@ from equipoise.schedule.pipeline.replay import PipelineTimeline
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageBatch:
-    """A micro-batch, as the stages of every rank of a pipeline take it."""
+    """A micro-batch, as every stage of a pipeline takes it."""
 
     tokens_t: Tensor
-    """Token ids of this rank's share, int64 [t]; the first stage reads them, all count them."""
+    """Token ids of this rank's share, int64 [t]; the first stage reads them, the others only
+    their number."""
     labels_t: Tensor
     """Next token of each, int64 [t]; the last stage reads them."""
     pack: Sequence[int] | PackAttention | Slices
-    """Length of each document [tokens]; how these tokens attend, under context parallelism; or
-    pieces, of which some read earlier micro-batches of their unit."""
+    """Length of each document [tokens]; under context parallelism, how these tokens attend; or
+    pieces, some of which read earlier micro-batches of their unit."""
 
     @property
     def counted(self) -> int:
-        """Tokens by what is known of the documents."""
+        """Tokens according to the documents."""
         if isinstance(self.pack, PackAttention):
             return len(self.pack.positions_T)
         return self.pack.tokens if isinstance(self.pack, Slices) else int(sum(self.pack))
@@ -61,12 +61,12 @@ class StageBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineRun:
-    """What one rank's part of a step gave."""
+    """The results of one rank's part of a step."""
 
     losses: dict[int, Tensor]
-    """Summed loss of each micro-batch, on the rank that has the last stage; else none."""
+    """Summed loss of each micro-batch, on the rank with the last stage; empty elsewhere."""
     timeline: PipelineTimeline
-    """When this rank began and ended each instruction; messages are waited for in between."""
+    """When this rank began and ended each instruction; it waits for messages in between."""
 
     @property
     def loss(self) -> float:
@@ -92,13 +92,13 @@ class Executor:
 
         Args:
             part: The stages that the program's rank holds.
-            program: Of the schedule.
+            program: This rank's part of the schedule.
             batches: Every micro-batch of the step, by its number.
-            divisor: What the sum of losses is divided by: the count of labels.
-            dtype: Of hidden states between stages.
-            widen: Called after each weight gradient, to add it up in a wider dtype.
-            halves: Whether weight gradients wait for their own instruction; else they are made
-                with the input's, and that instruction does nothing.
+            divisor: The count of labels, by which the sum of losses is divided.
+            dtype: Dtype of hidden states between stages.
+            widen: Called after each weight gradient, to accumulate it in a wider dtype.
+            halves: Whether weight gradients wait for their own instruction. If not, they are
+                computed with the input's gradient, and that instruction does nothing.
 
         Raises:
             LayoutError: the part has other stages than the program, or the documents of a
@@ -107,8 +107,8 @@ class Executor:
         if part.held != program.held:
             raise LayoutError(
                 f"Rank {program.rank} of the schedule holds stages "
-                f"{', '.join(map(str, program.held))}, and its part has "
-                f"{', '.join(map(str, part.held))}. Cut the decoder as the schedule's rank_of says."
+                f"{', '.join(map(str, program.held))}, but its part has "
+                f"{', '.join(map(str, part.held))}. Cut the decoder by the schedule's rank_of."
             )
         for at, batch in enumerate(batches):
             _require_batch(at, batch)
@@ -117,7 +117,7 @@ class Executor:
         self._halves = halves
         self._resident = Resident.of([batch.pack for batch in batches])
         self._inputs: dict[tuple[bool, int, int], Tensor] = {}
-        """By (is it a gradient, stage, micro-batch): what is there or on its way."""
+        """By (is it a gradient, stage, micro-batch): tensors that are here or on their way."""
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._later: dict[tuple[int, int], Deferred] = {}
         self._times: list[tuple[int, int]] = []
@@ -129,7 +129,7 @@ class Executor:
             if slot.receives:
                 yield Post([], [self._expect(message) for message in slot.receives])
             yield Await(place)
-            # Begins by one clock for all ranks of a machine; durations by one that nobody sets.
+            # Begins by a clock that a machine's ranks share; durations by one that never jumps.
             begin, clock = time.time_ns(), time.perf_counter_ns()
             made = self._run(slot)
             self._times.append((begin, begin + time.perf_counter_ns() - clock))
@@ -143,7 +143,7 @@ class Executor:
         yield Await(self._program.end)
 
     def finish(self, ranks: int) -> PipelineRun:
-        """What the step gave, after its last step."""
+        """The step's results, once ``steps`` has ended."""
         slots = self._program.slots
         begins, ends = np.array(self._times, dtype=np.int64).reshape(-1, 2).T
         table = np.array([(s.op, s.stage, s.micro_batch) for s in slots], dtype=np.int64)
@@ -153,7 +153,7 @@ class Executor:
         return PipelineRun(self.losses, timeline)
 
     def _expect(self, message: PipelineMessage) -> Parcel:
-        """Room for a message, of which what arrives is a view."""
+        """A buffer for a message; the arriving tensor is a view of it."""
         tokens = len(self._batches[message.micro_batch].tokens_t)
         shape = (self._part.count_rows(tokens), self._part.model.hidden)
         sections = [(shape, self._dtype)]
@@ -165,14 +165,14 @@ class Executor:
 
     def _take(self, slot: Slot, *, is_gradient: bool) -> Tensor:
         batch = self._batches[slot.micro_batch]
-        found = self._inputs.pop((is_gradient, slot.stage, slot.micro_batch), None)
-        if found is None:  # a micro-batch without tokens does not travel
+        arrived = self._inputs.pop((is_gradient, slot.stage, slot.micro_batch), None)
+        if arrived is None:  # a micro-batch without tokens does not travel
             width = self._part.model.hidden
-            found = torch.zeros(0, width, dtype=self._dtype, device=batch.tokens_t.device)
-        return found
+            arrived = torch.zeros(0, width, dtype=self._dtype, device=batch.tokens_t.device)
+        return arrived
 
     def _run(self, slot: Slot) -> Tensor | None:
-        """Compute; what the next stage on the path is to have, if anything."""
+        """Compute, and return what the next stage on the path needs, if anything."""
         at = slot.stage, slot.micro_batch
         if slot.op == Op.FORWARD:
             return self._forward(slot)
@@ -214,6 +214,6 @@ def _require_batch(at: int, batch: StageBatch) -> None:
     tokens, labels = len(batch.tokens_t), len(batch.labels_t)
     if not tokens == labels == batch.counted:
         raise LayoutError(
-            f"Micro-batch {at} has {tokens:,} tokens and {labels:,} labels, and its documents "
-            f"have {batch.counted:,} tokens. Give as many of each."
+            f"Micro-batch {at} has {tokens:,} tokens and {labels:,} labels, but its documents "
+            f"have {batch.counted:,} tokens. All three must be equal."
         )

@@ -1,9 +1,9 @@
-"""The stages of a decoder that one rank holds, under the names of the whole.
+"""The stages of a decoder that one rank holds, under the names of the whole model.
 
 Why
     Checkpoints, optimizers, initial weights and reports know a decoder by the names of its
     weights. A rank's part keeps those names and has fewer of them, so all of these work on it
-    as they are.
+    unchanged.
 
 What it decides
     A *part* is a decoder without the modules of other ranks. The first stage has the embedding,
@@ -11,12 +11,12 @@ What it decides
     hold several stages, which are parts of one module, so that data parallelism gathers and sums
     them together.
 
-    Where the head is the embedding's table, first and last stage each have a copy of it, equal
-    from the start; ``tied`` sums their gradients.
+    If the head is tied to the embedding, first and last stage each have a copy of the table, equal
+    from the start; the pipeline sums their gradients.
 
 Kept true (tests/unit/parallel/test_pipeline_part.py)
-    Parts of all ranks have every weight of the whole once, a tied table twice, with the same
-    values from the same seed; stages one after another are the whole decoder.
+    The parts of all ranks have every weight once, a tied table twice, with the same values from
+    the same seed; running the stages in order equals the whole decoder.
 """
 
 from collections.abc import Sequence
@@ -34,22 +34,21 @@ from equipoise.spec.model.presets import ModelSpec
 
 
 class DecoderPart(Decoder):
-    """Some stages of a decoder; its modules are those of the decoder that it is cut from."""
+    """Some stages of a decoder; it shares the modules of the decoder that it is cut from."""
 
     def __init__(self, decoder: Decoder, edges: Sequence[int], held: Sequence[int]) -> None:
         """Take what the held stages need.
 
         Args:
-            decoder: The whole; may be on the meta device.
-            edges: Stage s has layers ``edges[s]`` to ``edges[s + 1]``, as ``balance.stage`` finds
-                them.
-            held: Stages of this rank, as ``PipelineSchedule.rank_of`` says.
+            decoder: The whole model; may be on the meta device.
+            edges: Stage s has layers ``edges[s]`` to ``edges[s + 1]``, from ``balance.stage``.
+            held: Stages of this rank, from ``PipelineSchedule.rank_of``.
 
         Raises:
-            LayoutError: edges are not of this decoder's layers, or a stage is none of them.
+            LayoutError: the edges do not fit this decoder's layers, or there is no such stage.
         """
         nn.Module.__init__(self)
-        # Whatever else a decoder knows, but for its modules.
+        # All other attributes of a decoder, except its modules.
         plain = {name: value for name, value in vars(decoder).items() if name[0] != "_"}
         vars(self).update(plain)
         self.edges = tuple(int(edge) for edge in edges)
@@ -68,7 +67,7 @@ class DecoderPart(Decoder):
 
     @property
     def stages(self) -> int:
-        """How many stages there are, over all ranks."""
+        """The number of stages over all ranks."""
         return len(self.edges) - 1
 
     @property
@@ -82,11 +81,11 @@ class DecoderPart(Decoder):
         return self.stages - 1 in self.held
 
     def layers_of(self, stage: int) -> range:
-        """Which layers of the whole a stage has."""
+        """The whole model's layers that a stage has."""
         return range(self.edges[stage], self.edges[stage + 1])
 
     def count_rows(self, tokens: int) -> int:
-        """Hidden states of this rank between stages: its share where ranks share weights."""
+        """Hidden states of this rank between stages: its share, if ranks share weights."""
         return len(rows_of(tokens, ranks=self.tensor.ranks, rank=self.tensor.rank))
 
     def forward(
@@ -97,19 +96,19 @@ class DecoderPart(Decoder):
         labels_T: Tensor | None = None,
         stage: int | None = None,
     ) -> Tensor:
-        """Run one stage; or, without tokens, every stage that is held.
+        """Run one stage; or, without tokens, every stage of this rank.
 
         Args:
-            tokens_T: Packed token ids, int64 [T], for the first stage; for any other the hidden
-                states [T, D] that the stage before left.
+            tokens_T: Packed token ids, int64 [T], for the first stage; for any other, the hidden
+                states [T, D] of the previous stage.
             pack: Length of each document in the pack [tokens], or how these tokens attend, in
-                every layer alike or in each in its own way.
-            labels_T: Next token of each token, for the last stage; logits without it.
-            stage: One that is held; if it is not given, ``tokens_T`` and ``labels_T`` are empty,
-                and the backward of what is returned gives every weight a gradient of 0.
+                all layers alike or in each separately.
+            labels_T: Next token of each token, for the last stage; without it, logits.
+            stage: A stage of this rank. Without it ``tokens_T`` and ``labels_T`` must be empty,
+                and the backward of the result gives every weight a gradient of 0.
 
         Returns:
-            Hidden states [t, D]; of the last stage the summed loss, or logits.
+            Hidden states [t, D]; from the last stage, the summed loss or logits.
         """
         if stage is None:
             return self._touch(tokens_T)
@@ -138,15 +137,15 @@ class DecoderPart(Decoder):
         ascends = all(one <= other for one, other in pairwise(edges))
         if len(edges) < 2 or edges[0] != 0 or edges[-1] != layers or not ascends:
             raise LayoutError(
-                f"Stage edges {', '.join(map(str, edges)) or 'of nothing'} are not those of "
-                f"{layers} layers. Give them ascending, from 0 to {layers}."
+                f"Stage edges {', '.join(map(str, edges)) or '(none)'} do not fit {layers} "
+                f"layers. Give them ascending, from 0 to {layers}."
             )
         wrong = [stage for stage in self.held if not 0 <= stage < self.stages]
         if wrong or not self.held:
             named = f"stage {wrong[0]}" if wrong else "no stage"
             raise LayoutError(
-                f"A rank is to hold {named} of {self.stages} stages. Give it those that the "
-                f"schedule's rank_of gives it."
+                f"A rank cannot hold {named} of {self.stages} stages. Give it its stages of the "
+                f"schedule's rank_of."
             )
 
 
@@ -163,14 +162,14 @@ def make_part(
 
     Args:
         model: The whole decoder's sizes.
-        edges: As of ``DecoderPart``.
-        held: As of ``DecoderPart``.
-        seed: Of the weights, the same on every rank.
-        dtype: Of the weights.
-        device: Where they are; the CPU unless given.
+        edges: As for ``DecoderPart``.
+        held: As for ``DecoderPart``.
+        seed: Seed of the weights, the same on every rank.
+        dtype: Dtype of the weights.
+        device: Where they are; by default the CPU.
 
     Raises:
-        LayoutError: edges are not of this model's layers, or a stage is none of them.
+        LayoutError: as ``DecoderPart``.
 
     >>> tiny = ModelSpec(layers=3, hidden=8, heads=2, kv_heads=1, ffn=8, vocab=9, head_width=4)
     >>> part = make_part(tiny, [0, 1, 3], [1])
@@ -181,7 +180,7 @@ def make_part(
         whole = Decoder(model)
     part = DecoderPart(whole, edges, held).to(dtype)
     part.to_empty(device=device or torch.device("cpu"))
-    for buffer in part.buffers():  # counts of experts' loads, which begin at 0
+    for buffer in part.buffers():  # counts of experts' loads, which start at 0
         buffer.zero_()
     initialize(part, seed)
     return part

@@ -1,9 +1,8 @@
 """A rank of a pipeline: runs steps, and sums gradients over replicas and over tied tables.
 
 Why
-    Whoever trains has a part of a decoder, the ranks that hold the other parts, and perhaps
-    others that share this part's tokens or weights. One object knows them, and steps are one
-    call.
+    A training rank has a part of a decoder, peers with the other parts, and perhaps others that
+    share this part's tokens or weights. One object knows them all, and a step is one call.
 
 What it decides
     ====  ================================  ===========================  =================
@@ -16,22 +15,22 @@ What it decides
           and backward of a micro-batch
     ====  ================================  ===========================  =================
 
-    Under 0 and 1 nobody waits for a replica within a step, and replicas may have other numbers
-    of micro-batches, other schedules even. Under 2 and 3, and wherever ranks share experts,
+    Under 0 and 1 replicas do not wait for each other within a step, and may have different numbers
+    of micro-batches, even different schedules. Under 2 and 3, and wherever ranks share experts,
     replicas of a stage meet in its instructions: they must run the same ones in the same order,
     which is compared before each step (``schedule.pipeline.replicas``).
 
-    A gradient that is split at once is whole no longer when the second half of its backward
-    comes, and what waits for a second half would be kept whole until then. So under 2 and 3 both
-    halves run at once, where the schedule has the first, and the second is nothing.
+    If gradients are split in every backward, deferring the weight half would keep whole gradients
+    until then. So under 2 and 3 both halves run at the schedule's first half, and the second does
+    nothing.
 
-    A tied table's gradient is then summed over the first and the last stage's rank, shard by
-    shard: each sends its own and adds the other's, and both have the same bits.
+    A tied table's gradient is then summed over the ranks of the first and last stage, shard by
+    shard: each sends its own and adds the other's, so both have the same bits.
 
 Kept true (tests/multi/parallel/test_pipeline.py)
     Loss and every gradient equal one rank's: alone, with replicas, with context and tensor
     parallelism, with experts, at every ZeRO stage, tied and untied, over several runs before a
-    sum; ranks that would run different schedules are told so before one waits.
+    sum; ranks with different schedules raise an error before any of them waits.
 """
 
 from collections.abc import Sequence
@@ -62,7 +61,7 @@ _TIED = 1 << 24
 
 
 class Pipeline:
-    """This rank's part of a decoder among the ranks that hold the others."""
+    """This rank's part of a decoder, and the ranks that hold the other parts."""
 
     def __init__(
         self,
@@ -72,23 +71,23 @@ class Pipeline:
         dtype: torch.dtype | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        """Join the ranks of a pipeline; every rank of them does.
+        """Join the ranks of a pipeline; all of them must call this.
 
         Args:
-            model: The stages of this rank; sharded where others hold the same stages.
+            model: The stages of this rank; sharded if others hold the same stages.
             peers: Ranks of the pipeline, in its order: ``Mesh.peers("pp")``.
-            dtype: Of hidden states between stages; that of the weights unless given.
+            dtype: Dtype of hidden states between stages; by default that of the weights.
             ledger: Counts what this rank sends to the others and receives.
 
         Raises:
-            LayoutError: the model is no part.
+            LayoutError: the model is not a ``DecoderPart``.
         """
         self._sharded = model if isinstance(model, ShardedDecoder) else None
         part = model.decoder if isinstance(model, ShardedDecoder) else model
         if not isinstance(part, DecoderPart):
             raise LayoutError(
-                "A whole decoder is no part of a pipeline. Cut it with DecoderPart, as the "
-                "schedule's rank_of says."
+                "A pipeline needs a part of a decoder, not a whole one. Cut it with DecoderPart, "
+                "by the schedule's rank_of."
             )
         self.part, self._peers = part, peers
         self._mail = Mail(peers.group, ledger)
@@ -99,7 +98,7 @@ class Pipeline:
 
     @property
     def ledger(self) -> Ledger:
-        """What this rank has sent to the others of its pipeline, and received."""
+        """What this rank has sent to its pipeline peers and received from them."""
         return self._mail.ledger
 
     def run(
@@ -110,17 +109,17 @@ class Pipeline:
         divisor: float,
         allow_lossy: bool = False,
     ) -> PipelineRun:
-        """Run a step's micro-batches; gradients are added to what is there.
+        """Run a step's micro-batches; gradients are accumulated.
 
         Args:
             schedule: The same on every rank of the pipeline.
-            batches: Every micro-batch by its number; of any lengths, also without tokens.
-            divisor: What losses are divided by before their backward: the global count of labels.
+            batches: Every micro-batch by its number; of any lengths, even without tokens.
+            divisor: The global count of labels, by which losses are divided.
             allow_lossy: Whether micro-batches may skip stages.
 
         Raises:
-            LayoutError: the schedule is for other ranks or stages, or not for these batches.
-            CheckError: the schedule is not right, or another rank has another one.
+            LayoutError: the schedule does not match the ranks, the stages or the batches.
+            CheckError: the schedule is wrong, or another rank has a different one.
         """
         self._require_agreement(schedule, batches)
         if self._replicas is not None:
@@ -144,7 +143,7 @@ class Pipeline:
 
     @property
     def _halves(self) -> bool:
-        """Whether the weights' half of a backward may come later.
+        """Whether the weight half of a backward may come later.
 
         Under bf16 it ends in a pass without tokens, in which ranks that share experts would meet.
         """
@@ -156,23 +155,23 @@ class Pipeline:
         """Sum gradients over replicas and tied tables, once, after all runs of a step.
 
         Args:
-            rank_of: The pipeline rank of each stage, as of the schedules that were run.
+            rank_of: The pipeline rank of each stage, from the schedules that were run.
         """
         if self._sharded is not None:
             self._sharded.sum_gradients()
         drive(_tied_steps(self.part, rank_of, self._peers.rank), self._mail)
 
     def _widen(self) -> None:
-        """Let ``fully_shard`` take over gradients that no backward of its own has told it of.
+        """Let ``fully_shard`` accumulate gradients that it did not see in a backward.
 
-        It adds up in fp32 at the end of each backward, and a weight's half is none: a pass
-        without tokens is.
+        It accumulates in fp32 at the end of each backward. The weight half is not a backward, so
+        this runs one without tokens.
         """
         none = torch.zeros(0, dtype=torch.int64, device=next(self.part.parameters()).device)
         self.part(none, (), labels_T=none).backward()
 
     def _require_agreement(self, schedule: PipelineSchedule, batches: Sequence[StageBatch]) -> None:
-        """Refuse ranks that would wait for each other for ever."""
+        """Refuse ranks that would wait for each other forever."""
         if self._peers.count == 1:
             return
         tokens = np.array([len(batch.tokens_t) for batch in batches], dtype=np.int64)
@@ -184,14 +183,14 @@ class Pipeline:
         others = torch.nonzero(names != name).flatten().tolist()
         if others:
             raise CheckError(
-                f"Ranks {others} of the pipeline have another schedule, other stage edges or "
-                f"other micro-batches than rank {self._peers.rank}. Give every rank the same pack, "
-                f"prices and version of equipoise."
+                f"Ranks {others} of the pipeline differ from rank {self._peers.rank} in their "
+                f"schedule, stage edges or micro-batches. Give every rank the same pack, prices "
+                f"and version of equipoise."
             )
 
 
 def _join_dtype(kept: torch.dtype | None, peers: Peers) -> torch.dtype:
-    """The dtype of the pipeline's weights, also on a rank whose stages have none."""
+    """The dtype of the pipeline's weights, even on a rank whose stages have none."""
     names: list[torch.dtype | None] = [kept] * peers.count
     if peers.count > 1:
         dist.all_gather_object(names, kept, group=peers.group)
@@ -210,20 +209,20 @@ def play_pipeline(
     """Run a step with all its ranks in this process, by the executor of real ranks.
 
     Args:
-        parts: Of each rank, with weights of its own: a tied table is in two of them.
-        schedule: For as many ranks.
+        parts: The part of each rank, with its own weights; a tied table is in two of them.
+        schedule: A schedule for as many ranks.
         batches: Every micro-batch by its number.
-        divisor: What losses are divided by before their backward.
-        sent_bytes: What each rank sends to each, int64 [ranks, ranks]; added to [bytes].
+        divisor: The count of labels, by which losses are divided.
+        sent_bytes: Bytes that each rank sends to each, int64 [ranks, ranks]; added to in place.
         allow_lossy: Whether micro-batches may skip stages.
 
     Returns:
-        Of each rank, what it gave; gradients are in the parts, tied ones summed. Add up one
-        step at a time: the sum of a tied table is of all that its ``grad`` holds.
+        The results of each rank; gradients are in the parts, tied ones summed. Accumulate only
+        one step at a time: a tied table's sum covers everything in its ``grad``.
 
     Raises:
-        LayoutError: schedule, parts and batches do not go together.
-        CheckError: the schedule is not right.
+        LayoutError: schedule, parts and batches do not match.
+        CheckError: the schedule is wrong.
     """
     _require(schedule, len(parts), parts, batches)
     programs = [
@@ -243,7 +242,7 @@ def play_pipeline(
 
 
 def _empty(part: DecoderPart, batches: Sequence[StageBatch]) -> frozenset[int]:
-    """Micro-batches of which this rank has no hidden states."""
+    """Micro-batches for which this rank has no hidden states."""
     return frozenset(
         at for at, batch in enumerate(batches) if not part.count_rows(len(batch.tokens_t))
     )
@@ -257,24 +256,24 @@ def _require(
 ) -> None:
     if schedule.ranks != ranks:
         raise LayoutError(
-            f"The schedule is for {schedule.ranks} ranks, the pipeline has {ranks}. Write it for "
-            f"the ranks of the pipeline."
+            f"The schedule is for {schedule.ranks} ranks, but the pipeline has {ranks}. Write it "
+            f"for the ranks of the pipeline."
         )
     if schedule.stages != parts[0].stages:
         raise LayoutError(
-            f"The schedule has {schedule.stages} stages, the decoder is cut into "
-            f"{parts[0].stages}. Price and schedule the stages that it is cut into."
+            f"The schedule has {schedule.stages} stages, but the decoder is cut into "
+            f"{parts[0].stages}. Price and schedule the stages of the decoder."
         )
     if schedule.micro_batches != len(batches):
         raise LayoutError(
-            f"The schedule has {schedule.micro_batches} micro-batches, {len(batches)} are given. "
-            f"Give every rank all of them, in the order in which they are priced."
+            f"The schedule has {schedule.micro_batches} micro-batches, but {len(batches)} were "
+            f"given. Give every rank all of them, in the order in which they are priced."
         )
     require_slices([batch.pack for batch in batches], schedule.units.tolist())
 
 
 def _tied_steps(part: DecoderPart, rank_of: npt.NDArray[np.int64], rank: int) -> Steps:
-    """Add to a tied table's gradient that of the copy on the other end of the pipeline."""
+    """Add to a tied table's gradient that of its copy at the other end of the pipeline."""
     first, last = int(rank_of[0]), int(rank_of[-1])
     if not part.model.tied or first == last or rank not in (first, last):
         return
@@ -285,7 +284,7 @@ def _tied_steps(part: DecoderPart, rank_of: npt.NDArray[np.int64], rank: int) ->
     mine = table.grad.to_local() if isinstance(table.grad, DTensor) else table.grad
     theirs = torch.empty_like(mine)
     if mine.numel():
-        # A copy travels: the sum is made in place while the peer may still be reading.
+        # Send a copy: the sum is in place, and the peer may still be reading.
         yield Post([_parcel(peer, mine.clone())], [_parcel(peer, theirs)])
         yield Await(0)
     mine += theirs

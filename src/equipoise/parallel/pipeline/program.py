@@ -6,13 +6,13 @@ Why
 
 What it decides
     A receive is posted some instructions before the one that needs it, so that its message
-    travels meanwhile, and waited for just before that one. A send is never waited for where
-    that could take time: its tensor is let go at the first receive that proves that the peer
-    has it, because the peer sent that one after it needed this one; or at the end.
+    travels meanwhile, and awaited just before that one. Waiting for a send never blocks: its
+    tensor is released at the first receive that proves its arrival (the peer sent that message
+    after it needed this one), or at the end.
 
 Kept true (tests/unit/parallel/test_pipeline_program.py, by Hypothesis)
-    Every message is posted once at each end, in the link's order, no later than it is needed;
-    no wait for a send can block, whatever the order of a strategy.
+    Every message is posted once at each end, in the link's order, no later than needed; waiting
+    for a send never blocks, whatever order a strategy chooses.
 """
 
 import functools
@@ -31,7 +31,7 @@ AHEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message that leaves, and the place from which on it is known to have arrived."""
+    """An outgoing message, and the place from which on it is known to have arrived."""
 
     message: PipelineMessage
     due: int
@@ -47,9 +47,9 @@ class Slot:
     receives: tuple[PipelineMessage, ...]
     """Posted before it; each is needed at its ``needed_at``."""
     send: Sent | None
-    """What it sends, if what comes next on the path is on another rank."""
+    """The message it sends, if the next stage on the path is on another rank."""
     next_stage: int
-    """The stage that takes what it makes: -1 for none."""
+    """The stage that takes its result: -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,10 +68,10 @@ class RankProgram:
 
 
 def require_runnable(schedule: PipelineSchedule) -> None:
-    """Refuse what this executor does not run.
+    """Refuse a schedule that this executor cannot run.
 
     Raises:
-        LayoutError: a path leaves out the first or the last stage.
+        LayoutError: a path skips the first or the last stage.
     """
     last = schedule.paths.shape[1] - (schedule.paths[:, ::-1] >= 0).argmax(axis=1) - 1
     ends = schedule.paths[np.arange(schedule.micro_batches), last]
@@ -91,13 +91,13 @@ def compile_rank(
     """Compile one rank's part.
 
     Args:
-        schedule: Right, as ``check_pipeline`` says.
-        rank: Which rank.
-        empty: Micro-batches without a token: they are computed, and nothing of them travels.
-        ahead: Instructions before its use at which a receive is posted, >= 0.
+        schedule: A schedule that ``check_pipeline`` accepts.
+        rank: The rank to compile for.
+        empty: Micro-batches without a token: they are computed, but send nothing.
+        ahead: Number of instructions before its use at which a receive is posted, >= 0.
 
     Raises:
-        LayoutError: it is none that the executor runs.
+        LayoutError: the executor cannot run it.
 
     Cost: O(instructions of all ranks x log).
     """

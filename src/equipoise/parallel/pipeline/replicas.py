@@ -1,13 +1,13 @@
-"""The ranks that hold the same stages, and whether they come to meet in the same order.
+"""The ranks that hold the same stages, and whether they meet in the same order.
 
 What it decides
-    Which groups a step's instructions meet over, and how often, from what the part really has:
-    layers whose experts are shared, and the ZeRO stage. Every rank of a pipeline compares, also
-    one whose own stages never meet anybody: it would wait for messages of one that does.
+    Over which groups a step's instructions run collectives, and how often, from the part itself:
+    layers whose experts are shared, and the ZeRO stage. Every rank of a pipeline compares, even
+    one whose own stages never meet another: it would wait for messages of one that does.
 
 Kept true (tests/multi/parallel/test_pipeline_experts.py)
-    Replicas with other orders are told so, all of them, before one waits; what is counted before
-    a step is what ranks do in it.
+    Replicas with different orders all raise an error before any of them waits; the collectives
+    counted before a step are those of the step.
 """
 
 from dataclasses import dataclass
@@ -32,18 +32,18 @@ from equipoise.schedule.pipeline.schedule import PipelineSchedule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replicas:
-    """This rank among those that hold the same stages for other tokens."""
+    """This rank and those that hold the same stages for other tokens."""
 
     part: DecoderPart
     peers: Peers
-    """Along dp x cp."""
+    """The ranks along dp x cp."""
     device: torch.device
     zero: int
     share_experts: bool
 
     @classmethod
     def of(cls, sharded: ShardedDecoder, part: DecoderPart) -> "Replicas | None":
-        """Those of a part on its mesh; None where it was sharded without one."""
+        """The replicas of a part on its mesh; None if it was sharded without one."""
         mesh = sharded.mesh
         if mesh is None:
             return None
@@ -67,10 +67,10 @@ class Replicas:
         return counts
 
     def require_meetings(self, schedule: PipelineSchedule) -> None:
-        """Refuse a schedule by which this rank and its replicas would miss each other.
+        """Refuse a schedule by which this rank and its replicas would meet in different orders.
 
         Raises:
-            CheckError: the first meeting that differs.
+            CheckError: names the first meeting that differs.
         """
         counts = self.count_meetings()
         if self.peers.count == 1 or not (self.share_experts or self.zero >= 2):

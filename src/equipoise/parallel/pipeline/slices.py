@@ -2,8 +2,8 @@
 
 Why
     A document too long for one micro-batch can be cut into slices that follow each other
-    through the same stages. Nothing travels for it: a slice's queries read the keys of earlier
-    slices where these were computed, on the same rank, in the same layer::
+    through the same stages. That needs no messages: a slice's queries read the keys of earlier
+    slices where those were computed, on the same rank, in the same layer::
 
         micro-batch        0        1        2
         document 7    |-- 0:6 --|-- 6:9 --|-- 9:12 --|     forward, left to right
@@ -11,10 +11,10 @@ Why
 
 What it decides
     Keys and values of a divided document stay from the forward of their slice to its backward,
-    with room for their gradients, to which the backward of every later slice adds. So backwards
-    run in reverse, as a schedule's units say. A document that is whole keeps nothing.
+    with buffers for their gradients, to which the backward of every later slice adds. So backwards
+    run in reverse, within a schedule's units. A whole document keeps nothing.
 
-    A layer that recomputes its forward finds its own keys where they were.
+    A layer that recomputes its forward reuses its own keys.
 
 Kept true (tests/unit/parallel/test_pipeline_slices.py)
     Loss and every gradient equal one rank's on whole documents, however they are cut, recomputed
@@ -39,12 +39,12 @@ from equipoise.nn.tile import attend_tile, attend_tile_backward, merge_tile_, su
 from equipoise.spec.pack import MicroBatch
 
 _Piece = tuple[int, int, int, int]
-"""Document, start, stop, first token that is read."""
+"""Document, start, stop, first token that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """A micro-batch's pieces, of which some read earlier micro-batches of the same step."""
+    """A micro-batch's pieces, some of which read earlier micro-batches of the same step."""
 
     pieces: tuple[_Piece, ...]
 
@@ -117,14 +117,14 @@ class Resident:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerAttention:
-    """Attention that has something of its own in each layer."""
+    """Attention that differs by layer."""
 
     positions_T: Tensor
     slices: Slices
     resident: Resident
 
     def in_layer(self, layer: int) -> PackAttention:
-        """How these tokens attend in one layer of the decoder."""
+        """Attention of these tokens in one layer of the decoder."""
         held = self.resident.layers.setdefault(layer, {})
         attend: Attend = partial(
             _attend, slices=self.slices, held=held, divided=self.resident.divided
@@ -133,14 +133,14 @@ class LayerAttention:
 
 
 def require_slices(packs: Sequence[object], units: Sequence[Sequence[int]]) -> None:
-    """Refuse slices that read what no earlier micro-batch of their unit has.
+    """Refuse slices that read tokens which no earlier micro-batch of their unit has.
 
     Args:
         packs: How each micro-batch attends.
         units: Runs ``[first, stop)`` of micro-batches that share documents.
 
     Raises:
-        LayoutError: a slice reads tokens that are nowhere, or other than whole slices.
+        LayoutError: a slice reads tokens that no slice holds, or a fraction of a slice.
     """
     for first, stop in units:
         ends: dict[tuple[int, int], int] = {}
@@ -152,8 +152,8 @@ def require_slices(packs: Sequence[object], units: Sequence[Sequence[int]]) -> N
                 if reads < start and ends.get((document, reads)) != start:
                     raise LayoutError(
                         f"Micro-batch {at} reads tokens {reads:,}:{start:,} of document "
-                        f"{document}, which the micro-batches before it in its unit do not hold. "
-                        f"Schedule the units that macro_units finds in the pack."
+                        f"{document}, which no earlier micro-batch of its unit holds. Schedule "
+                        f"the units that macro_units finds in the pack."
                     )
                 ends[document, reads] = end
 
@@ -222,20 +222,20 @@ class _AttendSlices(torch.autograd.Function):
 
 def _rows_of(slices: Slices) -> list[tuple[slice, _Piece]]:
     """Rows of each piece that has a token."""
-    found, at = [], 0
+    rows, at = [], 0
     for piece in slices.pieces:
         tokens = piece[2] - piece[1]
         if tokens:
-            found.append((slice(at, at + tokens), piece))
+            rows.append((slice(at, at + tokens), piece))
         at += tokens
-    return found
+    return rows
 
 
 def _earlier(held: _Layer, piece: _Piece) -> list[_Held]:
-    """What a piece reads of earlier slices, in order."""
+    """The earlier slices that a piece reads, in order."""
     document, start, _, reads = piece
-    found, at = [], reads
+    slices, at = [], reads
     while at < start:
-        found.append(held[document, at])
-        at = found[-1].stop
-    return found
+        slices.append(held[document, at])
+        at = slices[-1].stop
+    return slices

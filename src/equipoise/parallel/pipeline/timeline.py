@@ -1,16 +1,16 @@
-"""What a pipeline's step really took: every rank's instructions on one axis, and in journals.
+"""The measured times of a pipeline step: all ranks' instructions on one time axis, and in journals.
 
 Why
-    A schedule's replay is a promise. The same table filled in with measured times is drawn by
-    the same pictures, has the same bubble rate, and shows where the promise was not kept.
+    A schedule's replay is a prediction. The same table with measured times goes through the same
+    drawing and bubble rate, and shows where the prediction failed.
 
 What it decides
-    Times are those of each rank's own clock, which ranks of one machine share to a microsecond;
-    between machines they differ by what their clocks do.
+    Times are read from each rank's own clock. Ranks of one machine share it to a microsecond;
+    between machines times differ as the clocks do.
 
 Kept true (tests/unit/parallel/test_pipeline_timeline.py, tests/multi/parallel/test_pipeline.py)
     Rows are those of the schedule, rank by rank in its order; none begins before the rank's
-    last has ended, or before what it needs was made.
+    previous one has ended, or before its inputs exist.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from equipoise.schedule.pipeline.replay import PipelineTimeline
 
 
 def join_timelines(timelines: Sequence[PipelineTimeline]) -> PipelineTimeline:
-    """Timelines of all ranks as one, in their order, from the first begin on."""
+    """Join all ranks' timelines into one, in their order, starting at the earliest begin."""
     columns = ("rank", "op", "stage", "micro_batch", "begin_ns", "end_ns")
     rows = np.stack(
         [np.concatenate([getattr(each, name) for each in timelines]) for name in columns]
@@ -38,19 +38,19 @@ def join_timelines(timelines: Sequence[PipelineTimeline]) -> PipelineTimeline:
 def gather_timeline(
     timeline: PipelineTimeline, group: dist.ProcessGroup | None = None
 ) -> PipelineTimeline:
-    """Every rank's rows; every rank of the pipeline calls it."""
+    """Every rank's rows; all ranks of the pipeline must call this."""
     rows: list[PipelineTimeline | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(rows, timeline, group=group)
     return join_timelines([each for each in rows if each is not None])
 
 
 def measured_prices(timelines: Sequence[PipelineTimeline], like: PipelinePrices) -> PipelinePrices:
-    """Prices that these steps took: the median of each instruction's times.
+    """Measured prices: the median of each instruction's times.
 
     Args:
-        timelines: Of all ranks, of steps of the same micro-batches.
-        like: Where nothing was measured, these stand: hops, activations, and the halves of
-            backwards that ran whole, of which each has its share of what the whole took.
+        timelines: Timelines of all ranks, from steps of the same micro-batches.
+        like: Prices for whatever was not measured: hops and activations. Backwards that ran
+            whole are divided into halves in the proportion of these prices.
     """
     tables = like.of_ops().astype(np.float64)
     input_share = like.input_ns / np.maximum(like.input_ns + like.weight_ns, 1)
@@ -78,10 +78,10 @@ def write_spans(
     """Write a rank's own instructions to its journal, a span each.
 
     Args:
-        journal: Of this rank.
+        journal: This rank's journal.
         timeline: Its instructions as they ran.
-        step: Of the run.
-        predicted: When they were to run, on all ranks, from 0 on; a span then also says that.
+        step: Step of the run.
+        predicted: The predicted times of all ranks, starting at 0; each span then has them too.
     """
     columns = ("op", "stage", "micro_batch", "begin_ns", "end_ns")
     ran = np.stack([getattr(timeline, name) for name in columns], axis=1)
@@ -90,10 +90,13 @@ def write_spans(
         planned = np.stack([getattr(predicted, name) for name in columns], axis=1)
         promised = {(op, stage, at): (begin, end) for op, stage, at, begin, end in planned.tolist()}
     for op, stage, micro_batch, begin, end in ran.tolist():
-        said = {}
+        promise = {}
         if (op, stage, micro_batch) in promised:
             from_ns, to_ns = promised[op, stage, micro_batch]
-            said = {"predicted_begin_s": from_ns / 1e9, "predicted_s": (to_ns - from_ns) / 1e9}
+            promise = {
+                "predicted_begin_s": from_ns / 1e9,
+                "predicted_s": (to_ns - from_ns) / 1e9,
+            }
         journal.write(
             "span",
             Op(op).span,
@@ -102,5 +105,5 @@ def write_spans(
             step=step,
             micro_batch=micro_batch,
             stage=stage,
-            **said,
+            **promise,
         )

@@ -120,10 +120,6 @@ def tile_pairs(tiles: Ints, *, block: int = 1) -> Ints:
 def count_attention(schedule: AttentionSchedule, wire: Wire) -> AttentionCounts:
     """Count a schedule.
 
-    Args:
-        schedule: The schedule to count.
-        wire: Sizes of what travels.
-
     Cost: O(messages x runs + tiles).
     """
     ranks = schedule.ranks

@@ -102,11 +102,7 @@ def price_on(
 ) -> AttentionPrice:
     """Predict a schedule's time on an assumed machine.
 
-    Args:
-        schedule: The schedule to price.
-        wire: Sizes of what travels.
-        machine: What the prediction assumes.
-        is_free: Whether links take no time.
+    ``is_free`` assumes links that take no time.
     """
     head_flop = 4 * wire.head_width  # QK and PV, 2 each
 
@@ -138,12 +134,7 @@ def score_attention(
 ) -> AttentionScore:
     """Count and price one schedule.
 
-    Args:
-        schedule: The schedule to score.
-        wire: Sizes of what travels.
-        machine: What the prediction assumes.
-        sharding: Name of the placement to show.
-        name: Name of the strategy to show instead of the schedule's.
+    ``sharding`` and ``name`` are the names to show for the placement and the strategy.
 
     Cost: twice ``price_attention``, and ``count_attention``.
 

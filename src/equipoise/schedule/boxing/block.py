@@ -2,25 +2,25 @@
 
 Why
     A rank's shard, a slice of a checkpoint's tensor, and the blocks of a key/value cache are all
-    the same thing: elements at regular distances in a flat memory. Described in one way, they
-    are moved by one piece of code, and what lies side by side is seen to do so.
+    elements at regular distances in flat memory. With one description, one piece of code moves
+    them, and contiguous elements are recognised.
 
 What it decides
-    A ``Block`` is an offset, and counts and strides of nested loops, outermost first. Two that
-    walk through the same elements in the same order may look different; ``canonical`` rewrites
-    them to one: loops of one turn are dropped, and a loop whose stride is what the next one
-    walks through is merged with it::
+    A ``Block`` is an offset, and counts and strides of nested loops, outermost first. Two blocks
+    that walk the same elements in the same order may look different; ``canonical`` makes them
+    equal: loops of one turn are dropped, and a loop whose stride is the span of the next one is
+    merged with it::
 
         rows 2 to 4 of a tensor [4, 3, 5]:  offset 30, counts 2 3 5, strides 15 5 1
         canonical                           offset 30, counts 30,    strides 1
 
-    ``in_memory_order`` also sorts loops by stride: the same elements, as they lie in memory.
-    ``join_blocks`` makes one block of equal ones at equal distances, so the parts that several
-    ranks get are packed by one copy.
+    ``in_memory_order`` also sorts loops by stride: the same elements in memory order.
+    ``join_blocks`` joins equal blocks at equal distances, so one copy packs the parts of several
+    ranks.
 
 Kept true (tests/unit/comm/test_blocks.py, by Hypothesis)
-    The canonical form walks through the same elements in the same order and rewriting it changes
-    nothing; equal walks have equal forms; joined blocks are the same walk.
+    The canonical form is idempotent and walks the same elements in the same order; equal walks
+    have equal forms; joined blocks are the same walk.
 
 Sources
     TEMPI's rewriting of MPI data types: arXiv:2012.14363.
@@ -50,16 +50,16 @@ class Block:
 
     @property
     def elements(self) -> int:
-        """How many they are."""
+        """Number of elements."""
         return math.prod(self.counts)
 
     @property
     def is_run(self) -> bool:
-        """Whether a canonical block's elements lie side by side."""
+        """Whether a canonical block is contiguous."""
         return not self.counts or (len(self.counts) == 1 and self.strides == (1,))
 
     def canonical(self) -> "Block":
-        """The one form of this walk.
+        """The canonical form of this walk.
 
         >>> Block(30, (2, 3, 1, 5), (15, 5, 7, 1)).canonical()
         Block(offset=30, counts=(30,), strides=(1,))
@@ -79,7 +79,7 @@ class Block:
         return Block(self.offset, tuple(counts), tuple(strides))
 
     def in_memory_order(self) -> "Block":
-        """The same elements, those at lower addresses first if loops do not interleave.
+        """The same elements, lower addresses first if loops do not interleave.
 
         >>> Block(0, (3, 4), (1, 3)).in_memory_order()
         Block(offset=0, counts=(12,), strides=(1,))
@@ -89,20 +89,17 @@ class Block:
         return Block(self.offset, counts, strides).canonical()
 
     def addresses(self) -> Ints:
-        """Every element's place in the memory, in order, int64 [elements]."""
-        offsets = np.full(1, self.offset, dtype=np.int64)
+        """Every element's address, in order, int64 [elements]."""
+        places = np.full(1, self.offset, dtype=np.int64)
         for count, stride in zip(self.counts, self.strides, strict=True):
-            offsets = (offsets[:, None] + stride * np.arange(count, dtype=np.int64)).reshape(-1)
-        return offsets
+            places = (places[:, None] + stride * np.arange(count, dtype=np.int64)).reshape(-1)
+        return places
 
 
 def block_in(box: Box, strides: Sequence[int], offset: int = 0) -> Block:
     """A part of a tensor, as a canonical block.
 
-    Args:
-        box: First and stop of each dim.
-        strides: Of the tensor's dims in its memory [elements].
-        offset: Of its first element.
+    The strides are those of the tensor's dims in memory, ``offset`` that of its first element.
 
     >>> block_in([(1, 3), (2, 5)], strides=(6, 1))
     Block(offset=8, counts=(2, 3), strides=(6, 1))
@@ -113,7 +110,7 @@ def block_in(box: Box, strides: Sequence[int], offset: int = 0) -> Block:
 
 
 def join_blocks(blocks: Sequence[Block]) -> list[Block]:
-    """The same walk through all blocks, in their order, in as few blocks as a look ahead finds.
+    """The same walk through all blocks, in order, in as few blocks as looking ahead finds.
 
     >>> join_blocks([Block(4 * i, (2,), (1,)) for i in (0, 1, 2, 5)])
     [Block(offset=0, counts=(3, 2), strides=(4, 1)), Block(offset=20, counts=(2,), strides=(1,))]

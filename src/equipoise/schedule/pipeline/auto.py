@@ -91,12 +91,7 @@ def _placements(request: PipelineRequest) -> list[Ints]:
 
 
 def default_bound(request: PipelineRequest, placed: Ints) -> Ints:
-    """What 1F1B's first rank would hold if every micro-batch were as large as the largest.
-
-    Args:
-        request: The request.
-        placed: The rank of each stage.
-    """
+    """What 1F1B's first rank would hold if every micro-batch were as large as the largest."""
     held = np.zeros((request.ranks, request.micro_batches), dtype=np.int64)
     np.add.at(held, placed, request.prices.activation)
     per_unit = np.add.reduceat(held, request.units[:, 0], axis=1) if held.size else held

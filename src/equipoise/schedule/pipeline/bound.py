@@ -18,10 +18,6 @@ from equipoise.schedule.pipeline.prices import PipelinePrices
 def bound_pipeline(prices: PipelinePrices, rank_of: Ints) -> int:
     """Lower bound on the makespan [ns].
 
-    Args:
-        prices: Prices of every stage and micro-batch; each visits every stage in order.
-        rank_of: The rank of each stage.
-
     Cost: O(stages x micro-batches), in NumPy.
     """
     if not prices.forward_ns.size:

@@ -49,8 +49,7 @@ class PipelineMessage:
 def list_messages(schedule: PipelineSchedule) -> tuple[PipelineMessage, ...]:
     """Every message of a step, by source and target, and in each link's order.
 
-    Args:
-        schedule: A schedule that passes ``check_pipeline``.
+    The schedule passes ``check_pipeline``.
 
     Cost: O(instructions x log).
     """

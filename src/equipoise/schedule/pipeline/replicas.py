@@ -84,9 +84,6 @@ def list_meetings(schedule: PipelineSchedule, counts: Ints) -> Ints:
 def check_meetings(replicas: Sequence[Ints]) -> None:
     """Refuse replicas of a pipeline whose ranks would not meet in the same order.
 
-    Args:
-        replicas: ``list_meetings`` of each replica.
-
     Raises:
         CheckError: the first place at which a replica differs from the first one.
     """

@@ -133,10 +133,7 @@ def _build(request: PipelineRequest, pace: Pace) -> PipelineSchedule:
 def lay_blocks(request: PipelineRequest, pace: Pace, *, weights: bool) -> PipelineSchedule:
     """Each rank's order, with one building block per micro-batch.
 
-    Args:
-        request: The request.
-        pace: Slots from rank to rank.
-        weights: Whether weight gradients have slots of their own, or are left out.
+    With ``weights``, weight gradients have slots of their own; else they are left out.
     """
     ranks, last = request.ranks, 2 * request.ranks - 1
     starts = _leg_starts(ranks, pace)

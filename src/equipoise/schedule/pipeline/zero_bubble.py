@@ -70,10 +70,7 @@ def finish_filled(
 ) -> PipelineSchedule:
     """Fill in weight gradients, letting every rank hold what the fullest needs anyway.
 
-    Args:
-        request: The request.
-        bare: Forwards and input gradients of each rank.
-        slack: How much more each rank may hold, in activations of the largest stage.
+    ``slack`` is how much more each rank may hold, in activations of the largest stage.
     """
     sizes = request.prices.activation
     held = count_in_flight(bare, sizes).peak_without_stash

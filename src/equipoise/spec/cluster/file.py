@@ -1,9 +1,9 @@
-"""cluster.toml: nodes of any classes, links of one's own, and measured pairs of nodes.
+"""cluster.toml: nodes of several classes, custom links, and measured pairs of nodes.
 
 Why
-    Real clusters are grown: two kinds of network card, one slow pair of nodes, a card held to
-    less power. What the shipped tables do not know is written down once, and every fault of it
-    is told at once with its line.
+    Real clusters grow: two kinds of network card, one slow pair of nodes, a card held to less
+    power. What the shipped tables lack is written down once, and all its faults are reported at
+    once with their lines.
 
 What it decides
     The file's form::
@@ -26,10 +26,11 @@ What it decides
         like = "roce-200"                        # what is not given here
         gbit_per_s = 180
 
-    ``node_gbyte_per_s`` may hold what each node can send to each other, a row a node.
+    ``node_gbyte_per_s`` may hold what each node can send to each other node, one row per node.
 
 Kept true (tests/unit/spec/cluster/test_file.py)
-    A shipped cluster written as a file prices alike; each fault is told once, with its line.
+    A shipped cluster written as a file has equal prices; each fault is reported once, with its
+    line.
 """
 
 import dataclasses
@@ -91,17 +92,17 @@ class _File(BaseModel):
 
 
 class _Faults:
-    """Faults of one file, each with the line it stands on."""
+    """Faults of one file, each with its line."""
 
     def __init__(self, label: str, lines: dict[TomlPath, int]) -> None:
         self._label, self._lines = label, lines
         self._found: list[tuple[int, str]] = []
 
     def add(self, path: TomlPath, message: str) -> None:
-        # A key that is not there stands, in a manner, where its table begins.
+        # A missing key is reported where its table begins.
         known = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self._lines), None)
         line = 1 if known is None else self._lines[known]
-        # Of a list, the place is the line's to say.
+        # The line says which item of a list it is.
         name = ".".join(part for part in path if isinstance(part, str))
         self._found.append((line, f"{self._label}:{line}  {name}: {message}"))
 
@@ -114,7 +115,7 @@ def read_cluster(text: str) -> ClusterSpec:
     """The cluster that a command line names: ``NAME:DEVICES``, or a cluster.toml.
 
     Raises:
-        SpecError: no such cluster, no such file, or every fault of it, a line each.
+        SpecError: no such cluster or file, or all faults of the file, one line each.
     """
     return read_cluster_file(Path(text)) if text.endswith(".toml") else find_cluster(text)
 
@@ -123,7 +124,7 @@ def read_cluster_file(path: Path) -> ClusterSpec:
     """Read a cluster.toml.
 
     Raises:
-        SpecError: no such file, or every fault of it, a line each.
+        SpecError: no such file, or all its faults, one line each.
     """
     try:
         data = read_bytes(path)
@@ -144,8 +145,8 @@ def read_cluster_file(path: Path) -> ClusterSpec:
         raise AssertionError("a faulty file has faults") from None
     cluster = _build(file, faults)
     if cluster.devices > MOST_DEVICES:
-        said = f"{cluster.devices:,} devices are more than are priced"
-        faults.add(("nodes",), f"{said}. Give {MOST_DEVICES:,} or less.")
+        too_many = f"{cluster.devices:,} devices are too many"
+        faults.add(("nodes",), f"{too_many}. Give {MOST_DEVICES:,} or fewer.")
     faults.raise_any()
     return cluster
 
@@ -251,7 +252,7 @@ def _node_class(
 
 
 def _node_size(device: str) -> int:
-    """Of the shipped node; of this machine, one core."""
+    """Devices of the shipped node; 1 for this machine."""
     return 1 if device == THIS_CPU else node_class(device, 1 << 12).devices_per_node
 
 
@@ -271,7 +272,7 @@ def _matrix(file: _File, faults: _Faults) -> np.ndarray[Any, np.dtype[np.float64
             if row != column and value <= 0:
                 faults.add(
                     ("node_gbyte_per_s", row),
-                    f"from node {row} to node {column} is {value:g}. A missing link has no rate; "
-                    f"give what was measured, above 0.",
+                    f"from node {row} to node {column} is {value:g}. Give the measured rate, "
+                    f"above 0.",
                 )
     return np.array(rows, dtype=np.float64) * 1e9

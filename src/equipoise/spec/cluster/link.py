@@ -1,12 +1,13 @@
-"""Links between devices: what one device can send, how soon, and what collectives make of it.
+"""Links between devices: bandwidth, latency, and the efficiency of collectives.
 
 Why
     A collective is as slow as the slowest link it crosses, and links differ a hundredfold
     between two dies of one package and two buildings. Each is a row with its source.
 
 What it decides
-    ``bytes_per_s`` is the datasheet's, of one port and one direction. ``efficiency`` is what
-    large collectives reach of it where no curve was measured; ``curve`` names the measured one.
+    ``bytes_per_s`` is the datasheet's, for one port and one direction. ``efficiency`` is the
+    share that large collectives reach, used if no curve was measured; ``curve`` names the
+    measured one.
 
 Kept true (tests/unit/spec/cluster/test_spec.py)
     Every link has a source, and an efficiency of at most one.
@@ -28,11 +29,11 @@ class LinkSpec:
     efficiency: float
     """Share of the peak that large collectives reach."""
     latency_s: float
-    """Of one message over one hop, software included."""
+    """Latency of one message over one hop, with software."""
     source: str
     curve: str | None = None
-    """Measured collectives of a node joined by this link, or by a faster or slower sister: a
-    shipped table, or the path of a device file."""
+    """Measured collectives of a node joined by this link, or by a faster or slower one of its
+    kind: a shipped table, or the path of a device file."""
 
 
 _NDR = "NVIDIA ConnectX-7: 400 Gb/s. Efficiency: DeepEP reports 43 of 50 GB/s between nodes"
@@ -74,21 +75,21 @@ _TABLE = (
 )
 
 LINKS: dict[str, LinkSpec] = {link.name: link for link in _TABLE}
-"""By name."""
+"""Links by name."""
 
 
 def find_link(name: str) -> LinkSpec:
     """The link of this name.
 
     Raises:
-        SpecError: there is none; names the nearest.
+        SpecError: no such link; names the nearest.
 
     >>> find_link("ib-ndr").bytes_per_s
     50000000000.0
     """
     if name not in LINKS:
         raise SpecError(
-            f'There is no link "{name}". Nearest: {nearest(name, LINKS)}. '
+            f'No link is called "{name}". Nearest: {nearest(name, LINKS)}. '
             f"Known: {', '.join(LINKS)}."
         )
     return LINKS[name]

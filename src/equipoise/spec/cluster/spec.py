@@ -1,22 +1,22 @@
 """Clusters: which devices, in which nodes, joined by which links.
 
 Why
-    Where a group of ranks stands decides which links its collectives cross. Flat bandwidth is
-    the commonest lie of planners, so nodes, the blocks inside a node, network cards and nodes
-    of several classes are spelt out, and a measured matrix between nodes may stand over them.
+    The placement of a group of ranks decides which links its collectives cross. Flat bandwidth
+    is the commonest lie of planners, so nodes, blocks inside a node, network cards and node
+    classes are explicit, and a measured matrix between nodes may override them.
 
 What it decides
-    Devices are numbered class after class, node after node; rank ``r`` is device ``r`` unless
-    a placement says otherwise. Inside a node *tiers* join growing blocks of neighbours::
+    Devices are numbered by class, then by node; rank ``r`` is device ``r`` unless a placement
+    says otherwise. Inside a node *tiers* join growing blocks of neighbours::
 
         mi250x node     [0 1] [2 3] [4 5] [6 7]    tier of 2: the dies of a package
                         [0 1 2 3 4 5 6 7]          tier of 8: the node
 
-    Network cards are shared evenly by the devices of a node, since in training all of them
-    talk at once. Nodes of different classes meet over ``between``.
+    A node's devices share its network cards evenly, since in training all communicate at once.
+    Nodes of different classes communicate over ``between``.
 
 Kept true (tests/unit/spec/cluster/test_spec.py)
-    Every device has one node and one class; a name that is no cluster is told its nearest.
+    Every device has one node and one class; an unknown name gets its nearest.
 
 Sources
     Node classes by network card: Holmes, arXiv:2312.03549. Matrix of links: Pipette,
@@ -36,12 +36,12 @@ from equipoise.spec.cluster.link import LinkSpec, find_link
 from equipoise.spec.device.by_name import THIS_CPU, DeviceSpec, find_device
 
 MOST_DEVICES = 1 << 20
-"""Of a cluster: every rank is a number in some array."""
+"""Most devices of a cluster: every rank is a number in some array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A link that joins every block of so many neighbouring devices of a node."""
+    """A link that joins every block of ``devices`` neighbouring devices of a node."""
 
     devices: int
     link: LinkSpec
@@ -49,15 +49,15 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """Nodes that are alike."""
+    """Identical nodes."""
 
     name: str
     device: DeviceSpec
     nodes: int
     tiers: tuple[Tier, ...]
-    """Inside the node, by growing block; the last block is the node."""
+    """Links inside the node, by growing block; the last block is the node."""
     nic: LinkSpec | None
-    """Network card between nodes of this class; None where one node is all."""
+    """Network card between nodes of this class; None for a single node."""
     nics: int
     """Network cards of a node."""
 
@@ -73,7 +73,7 @@ class NodeClass:
 
     @property
     def nic_bytes_per_s(self) -> float:
-        """What each device may send out of its node while all of them send, at peak."""
+        """Peak rate at which each device can send out of its node while all of them send."""
         if self.nic is None:
             return 0.0
         return self.nic.bytes_per_s * self.nics / self.devices_per_node
@@ -86,9 +86,9 @@ class ClusterSpec:
     name: str
     classes: tuple[NodeClass, ...]
     between: LinkSpec | None = None
-    """Between nodes of different classes: one port a node."""
+    """Link between nodes of different classes: one port per node."""
     node_bytes_per_s: npt.NDArray[np.float64] | None = None
-    """Measured: what a node's devices together can send to another node, [nodes, nodes]."""
+    """Measured rate from all devices of a node to another node, [nodes, nodes]."""
 
     @property
     def devices(self) -> int:
@@ -102,12 +102,12 @@ class ClusterSpec:
 
     @property
     def device(self) -> DeviceSpec:
-        """The device of the first class: of a cluster of one class, every device."""
+        """The device of the first class; with one class, every device."""
         return self.classes[0].device
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all nodes are alike and no matrix says otherwise."""
+        """Whether all nodes are alike and there is no matrix."""
         return len(self.classes) == 1 and self.node_bytes_per_s is None
 
     def class_of(self, devices: npt.ArrayLike) -> Ints:
@@ -145,7 +145,7 @@ class ClusterSpec:
         if ids.size and (ids.min() < 0 or ids.max() >= self.devices):
             worst = int(ids.min() if ids.min() < 0 else ids.max())
             raise SpecError(
-                f"{self.name} has {self.devices:,} devices, numbered from 0, and no device "
+                f"{self.name} has {self.devices:,} devices, numbered from 0, but no device "
                 f"{worst:,}. Give a cluster of {max(worst + 1, 1):,} or more, or other ranks."
             )
         return ids
@@ -177,14 +177,14 @@ _SHAPES = {
 CLUSTERS: dict[str, str] = {name: shape.source for name, shape in _SHAPES.items()} | {
     THIS_CPU: "this machine, one rank a core"
 }
-"""Shipped clusters and where their nodes come from."""
+"""Shipped clusters, with the sources of their nodes."""
 
 
 def node_class(name: str, devices: int) -> NodeClass:
-    """Nodes of a shipped cluster that hold so many devices.
+    """Nodes of a shipped cluster that hold ``devices`` devices.
 
     Raises:
-        SpecError: no such cluster, or devices that fill no whole number of nodes.
+        SpecError: no such cluster, or devices that do not fill whole nodes.
     """
     device = find_device(name)
     if device.name == THIS_CPU:
@@ -194,7 +194,7 @@ def node_class(name: str, devices: int) -> NodeClass:
     if devices % size and devices > size:
         less = devices // size * size
         raise SpecError(
-            f"{devices:,} devices of {device.name} fill no whole number of nodes of {size}. "
+            f"{devices:,} devices of {device.name} do not fill whole nodes of {size}. "
             f"Give {less:,} or {less + size:,}."
         )
     inside = [Tier(min(count, devices), find_link(link)) for count, link in shape.tiers]
@@ -205,7 +205,7 @@ def node_class(name: str, devices: int) -> NodeClass:
         max(1, devices // size),
         tuple(kept),
         find_link(shape.nic) if shape.nic else None,
-        # A part of a node has its part of the cards.
+        # Part of a node has its share of the cards.
         max(1, shape.nics * min(devices, size) // size),
     )
 
@@ -220,7 +220,7 @@ def _cores(device: DeviceSpec, cores: int) -> NodeClass:
 
 
 def cores_cluster(device: DeviceSpec, cores: int) -> ClusterSpec:
-    """So many cores of a ``this-cpu``, which may come from any device file.
+    """A cluster of ``cores`` cores of a ``this-cpu``, which may come from any device file.
 
     >>> from equipoise.spec.device.here import this_cpu
     >>> cores_cluster(this_cpu(), 2).devices
@@ -233,7 +233,7 @@ def find_cluster(text: str) -> ClusterSpec:
     """A shipped cluster, ``NAME:DEVICES``.
 
     Raises:
-        SpecError: not of that form, no such name, or devices that fill no whole nodes.
+        SpecError: not of that form, no such name, or devices that do not fill whole nodes.
 
     >>> cluster = find_cluster("h100-sxm:8192")
     >>> cluster.nodes, cluster.devices, cluster.classes[0].nic_bytes_per_s
@@ -242,24 +242,22 @@ def find_cluster(text: str) -> ClusterSpec:
     name, colon, count = text.partition(":")
     devices = int(count.replace("_", "").replace(",", "")) if _is_count(count) else 0
     if devices > MOST_DEVICES:
-        raise SpecError(
-            f"{devices:,} devices are more than are priced. Give {MOST_DEVICES:,} or less."
-        )
+        raise SpecError(f"{devices:,} devices are too many. Give {MOST_DEVICES:,} or fewer.")
     if not colon or devices < 1:
         raise SpecError(
             f'"{text}" is neither NAME:DEVICES, as in h100-sxm:8192, nor a cluster file that ends '
             f"in .toml. Names: {', '.join(CLUSTERS)}."
         )
     try:
-        found = node_class(name, devices)
+        nodes = node_class(name, devices)
     except SpecError as error:
         if "no device" not in str(error):
             raise
         raise SpecError(
-            f'There is no cluster "{name}". Nearest: {nearest(name.casefold(), CLUSTERS)}. '
+            f'No cluster is called "{name}". Nearest: {nearest(name.casefold(), CLUSTERS)}. '
             f"Known: {', '.join(CLUSTERS)}; any other is a cluster.toml."
         ) from None
-    return ClusterSpec(f"{found.name}:{devices}", (found,))
+    return ClusterSpec(f"{nodes.name}:{devices}", (nodes,))
 
 
 def _is_count(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""Devices by name: those of the table, and ``this-cpu``, which is this machine's core.
+"""Devices by name: those of the table, and ``this-cpu``, a core of this machine.
 
 Kept true (tests/unit/spec/device/test_by_name.py)
-    A wrong name is told its nearest.
+    An unknown name gets its nearest.
 """
 
 from equipoise.base.errors import SpecError
@@ -22,10 +22,10 @@ _ALIASES = {
 
 
 def find_device(name: str) -> DeviceSpec:
-    """The device of this name; of ``this-cpu`` what was calibrated, else a guess from its core.
+    """The device with this name; ``this-cpu`` is the calibrated core, else a guess.
 
     Raises:
-        SpecError: there is none; names the nearest.
+        SpecError: no such device; names the nearest.
 
     >>> find_device("h100").memory_bytes_per_s
     3350000000000.0

@@ -1,12 +1,12 @@
 """The device file that ``equipoise calibrate`` writes: what was measured on one machine.
 
 Why
-    A measurement without its machine, its day and what else was running is a rumour. The file
-    keeps all three beside every point's interval, in plain JSON that people can read.
+    A measurement without its machine, date and other load is a rumour. The file keeps all three
+    with every point's interval, in readable JSON.
 
 What it decides
-    Its form. Seconds are medians with a 95% interval. ``form`` counts: a file of another form
-    is measured anew, not guessed at.
+    Its form. Seconds are medians with a 95% interval. ``form`` is a version: a file of another
+    form is measured again, not guessed at.
 
 Kept true (tests/unit/spec/device/test_file.py)
     What is written reads back equal; every fault of a file is named in one sentence.
@@ -74,22 +74,22 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFile:
-    """All that was measured."""
+    """All measurements of one machine."""
 
     form: int
     machine: str
     date: str
     torch: str
     seconds: float
-    """That measuring took."""
+    """Seconds that the measurement took."""
     other_load_cores: float
-    """Cores that others kept busy meanwhile."""
+    """Cores that other programs kept busy meanwhile."""
     thin_points: int
-    """Points of fewer than six samples, whose intervals hold less than 95%."""
+    """Points with fewer than six samples, whose intervals cover less than 95%."""
     memory_bytes: int
-    """This core's share."""
+    """This core's share of the machine's memory."""
     peaks: tuple[tuple[Dtype, float], ...]
-    """Best matmul of each dtype [FLOP/s]."""
+    """Fastest matmul of each dtype [FLOP/s]."""
     stream: Stream
     disk_read_bytes_per_s: Measured
     disk_write_bytes_per_s: Measured
@@ -97,9 +97,9 @@ class DeviceFile:
     attention: tuple[AttentionPoint, ...]
     collectives: tuple[CollectivePoint, ...]
     residuals: tuple[tuple[str, float], ...] = ()
-    """Measured over predicted, of a run's terms, where a run was fitted."""
+    """Measured over predicted time of a run's terms, if a run was fitted."""
     parts: tuple[ModelParts, ...] = ()
-    """Of the models whose run.toml was calibrated."""
+    """Parts of the models whose run.toml was calibrated."""
 
 
 _ADAPTER = TypeAdapter(DeviceFile)
@@ -109,15 +109,15 @@ def read_device_file(path: Path) -> DeviceFile:
     """Read and check a device file.
 
     Raises:
-        SpecError: it is missing, no device file, or of another form.
+        SpecError: it is missing, not a device file, or of another form.
     """
-    again = 'Measure anew: "equipoise calibrate".'
+    again = 'Measure again: "equipoise calibrate".'
     try:
         data: Any = read_json(path)
     except FileNotFoundError:
-        raise SpecError(f"There is no device file {path}. {again}") from None
+        raise SpecError(f"No such device file: {path}. {again}") from None
     except (OSError, ValueError):
-        raise SpecError(f"{path} is no device file: it is not JSON. {again}") from None
+        raise SpecError(f"{path} is not a device file: it is not JSON. {again}") from None
     form = data.get("form") if isinstance(data, dict) else None
     if form != FORM:
         raise SpecError(
@@ -129,12 +129,12 @@ def read_device_file(path: Path) -> DeviceFile:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise SpecError(
-            f"{path} is no device file: {place}: {first['msg'].lower()}. {again}"
+            f"{path} is not a device file: {place}: {first['msg'].lower()}. {again}"
         ) from None
 
 
-def write_device_file(path: Path, found: DeviceFile) -> None:
-    """Write a device file whole, or not at all.
+def write_device_file(path: Path, measured: DeviceFile) -> None:
+    """Write a device file whole or not at all.
 
     Raises:
         SpecError: the folder or the file cannot be written.
@@ -142,10 +142,10 @@ def write_device_file(path: Path, found: DeviceFile) -> None:
     partial = path.with_suffix(".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(_ADAPTER.dump_json(found, indent=1))
+        partial.write_bytes(_ADAPTER.dump_json(measured, indent=1))
         partial.replace(path)
     except OSError as error:
         raise SpecError(
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}. Give --out a "
-            f"file in a folder that may be written."
+            f"file in a writable folder."
         ) from None

@@ -1,15 +1,15 @@
 """``this-cpu``: one core of this machine as a device, calibrated or guessed.
 
 Why
-    The smallest cluster is the machine that runs the command, one rank a core. What was
-    measured on it beats what its name promises, so a device file is read where there is one.
+    The smallest cluster is the machine that runs the command, one rank per core. Measurements
+    beat what its name promises, so a device file is used if there is one.
 
 What it decides
-    Where the device file lies (``this-cpu.json`` in the cache), and what stands in for it: the
-    core's clock times the width of its vectors, and memory in equal shares.
+    Where the device file is (``this-cpu.json`` in the cache), and what replaces a missing one:
+    the core's clock times its vector width, and memory in equal shares.
 
 Kept true (tests/unit/spec/device/test_by_name.py)
-    A guess says that it is one; a device file of another machine or form is refused.
+    A guess is marked as one; a device file of another machine or form is refused.
 """
 
 import os
@@ -34,7 +34,7 @@ def device_file() -> Path:
 
 
 def cpu_model() -> str:
-    """The processor's name and how many cores the machine has, whichever this process may use."""
+    """The processor's name and all cores of the machine, also those this process may not use."""
     name = next(iter(_cpuinfo("model name")), "processor")
     return f"{name}, {os.cpu_count()} cores"
 
@@ -49,43 +49,43 @@ def this_cpu(file: Path | None = None) -> DeviceSpec:
     """One core of this machine.
 
     Args:
-        file: A device file; the one in the cache unless given, and a guess if it is not there.
+        file: A device file; the one in the cache unless given, and a guess if that is missing.
 
     Raises:
-        SpecError: the file is no device file, of another form, or of another machine.
+        SpecError: the file is not a device file, of another form, or of another machine.
     """
     path = device_file() if file is None else file
     if file is None and not path.exists():
         return _guess()
-    found = read_device_file(path)
-    if found.machine != cpu_model():
+    known = read_device_file(path)
+    if known.machine != cpu_model():
         raise SpecError(
-            f'{path} was measured on "{found.machine}" and this is "{cpu_model()}". Measure this '
-            f'one: "equipoise calibrate".'
+            f'{path} was measured on "{known.machine}" but this is "{cpu_model()}". Measure '
+            f'this one: "equipoise calibrate".'
         )
-    return calibrated_device(found, path)
+    return calibrated_device(known, path)
 
 
-def calibrated_device(found: DeviceFile, path: Path) -> DeviceSpec:
+def calibrated_device(known: DeviceFile, path: Path) -> DeviceSpec:
     """The device that a device file describes; its curves are read from the file."""
-    source = f"equipoise calibrate, {found.date}, {found.other_load_cores:.1f} cores of other load"
+    source = f"equipoise calibrate, {known.date}, {known.other_load_cores:.1f} cores of other load"
     guess = _guess()
     return DeviceSpec(
         name=THIS_CPU,
-        title=found.machine,
-        peaks=found.peaks,
-        memory_bytes=found.memory_bytes,
+        title=known.machine,
+        peaks=known.peaks,
+        memory_bytes=known.memory_bytes,
         reserved_bytes=guess.reserved_bytes,
-        memory_bytes_per_s=found.stream.triad.mid,
-        host_memory_bytes=found.memory_bytes,
-        host_bytes_per_s=found.stream.copy.mid,
-        host_memory_bytes_per_s=found.stream.triad.mid,
+        memory_bytes_per_s=known.stream.triad.mid,
+        host_memory_bytes=known.memory_bytes,
+        host_bytes_per_s=known.stream.copy.mid,
+        host_memory_bytes_per_s=known.stream.triad.mid,
         power_w=guess.power_w,
         idle_power_w=guess.idle_power_w,
         host_power_w=guess.host_power_w,
         usd_per_hour=None,
-        disk_read_bytes_per_s=found.disk_read_bytes_per_s.mid,
-        disk_write_bytes_per_s=found.disk_write_bytes_per_s.mid,
+        disk_read_bytes_per_s=known.disk_read_bytes_per_s.mid,
+        disk_write_bytes_per_s=known.disk_write_bytes_per_s.mid,
         curve_file=path,
         sources=tuple(
             (key, source if key == "peaks" or key.endswith("bytes_per_s") else old)
@@ -106,7 +106,7 @@ def _guess() -> DeviceSpec:
     flags = set(next(iter(_cpuinfo("flags")), "").split())
     megahertz = [float(text) for text in _cpuinfo("cpu MHz")]
     hertz = 1e6 * max(megahertz) if megahertz else _GUESSED_HZ
-    # Two fused multiply-adds a cycle on vectors of 16, 8 or 4 floats.
+    # Two fused multiply-adds per cycle on vectors of 16, 8 or 4 floats.
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
     fp32 = hertz * lanes * 4
     bf16 = 16 * fp32 if "amx_bf16" in flags else 2 * fp32 if "avx512_bf16" in flags else fp32

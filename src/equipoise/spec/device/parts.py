@@ -1,17 +1,17 @@
 """What ``equipoise calibrate RUN.toml`` measures of a model's training step, part by part.
 
 Why
-    Kernels that are timed one by one leave out what a training step does between them: eager
-    element-wise passes, hooks that gather and scatter weights, the interpreter. On a core these
-    are a tenth to a half of a step. So a step's own parts are timed where they run.
+    Kernels timed one by one miss what a training step does between them: eager element-wise
+    passes, hooks that gather and scatter weights, the interpreter. On a core that is a tenth to a
+    half of a step. So a step's own parts are timed in place.
 
 What it decides
-    The form of these measurements in the device file. A *way* is how ranks share a step; each
-    has the seconds of one layer and of what lies outside of layers, at a few numbers of tokens.
-    They are of one model's widths, whatever its number of layers.
+    The form of these measurements in the device file. A *way* is how ranks share a step; each has
+    the seconds of one layer and of what lies outside the layers, at a few numbers of tokens. They
+    hold for one model's widths and any depth.
 
 Kept true (tests/unit/spec/device/test_parts.py)
-    What is written reads back equal; models that differ in depth alone have one name.
+    What is written reads back equal; models that differ only in depth have one name.
 """
 
 import dataclasses
@@ -40,43 +40,43 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Seconds of one part for one micro-batch, the attention core left out."""
+    """Seconds of one part for one micro-batch, without the attention core."""
 
     forward_s: Measured
     backward_s: Measured
-    """Whole."""
+    """A whole backward."""
     input_s: Measured
-    """Of a backward in two halves the first; where none is halved the whole."""
+    """The first half of a split backward; the whole if none is split."""
     weight_s: Measured
-    """The second; where none is halved 0."""
+    """The second half of a split backward; 0 if none is split."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """A micro-batch of so many tokens on this rank, in documents too short for attention."""
+    """A micro-batch of ``tokens`` tokens on this rank, in documents too short for attention."""
 
     tokens: int
     layer: Passes
     first: Passes
-    """What comes before the layers; where a rank has all of them it is counted in ``last``."""
+    """What comes before the layers; counted in ``last`` if a rank has all layers."""
     last: Passes
     """What comes after the layers: the head and the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class OncePoint:
-    """Seconds that one part adds to a step once, however many micro-batches."""
+    """Seconds that one part adds once per step, whatever the number of micro-batches."""
 
     gather_s: Measured
-    """To the first forward, in which parameters are put together."""
+    """Added to the first forward, which gathers parameters."""
     reduce_s: Measured
-    """Of the sum of gradients, and of their norm."""
+    """The sum of gradients, and their norm."""
     optimizer_s: Measured
 
 
 @dataclass(frozen=True, slots=True)
 class DocPoint:
-    """Seconds of the attention core of one document in one layer, all heads of a rank."""
+    """Seconds of one document's attention core in one layer, over all heads of a rank."""
 
     tokens: int
     forward_s: Measured
@@ -85,19 +85,19 @@ class DocPoint:
 
 @dataclass(frozen=True, slots=True)
 class ContextPoint:
-    """What attention over several ranks takes beyond its tiles and messages, in one layer."""
+    """Overhead of attention over several ranks beyond tiles and messages, in one layer."""
 
     strategy: str
     forward_call_s: float
     forward_tile_s: float
-    """Of each tile of the rank that has most."""
+    """Overhead of each tile, on the rank with the most."""
     backward_call_s: float
     backward_tile_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class WayParts:
-    """A step's parts, shared in one way."""
+    """The parts of a step shared in one way."""
 
     way: Way
     sizes: tuple[SizePoint, ...]
@@ -108,27 +108,27 @@ class WayParts:
     first: OncePoint
     last: OncePoint
     step_s: Measured
-    """What a step takes beyond all this: to meet, and to begin."""
+    """The rest of a step: meeting the other ranks, and beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The parts of one model's step at one precision on so many ranks."""
+    """The parts of one model's step at one precision on ``ranks`` ranks."""
 
     model: str
-    """As ``parts_name`` names it."""
+    """Name of the model, by ``parts_name``."""
     title: str
     """Its widths, for people."""
     dtype: Dtype
     ranks: int
     most_tokens: int
-    """Of a micro-batch, as far as was measured."""
+    """Most tokens of a micro-batch that were measured."""
     ways: tuple[WayParts, ...]
     context: tuple[ContextPoint, ...] = ()
 
 
 def parts_name(model: ModelSpec) -> str:
-    """A name of a model's widths, whatever its depth.
+    """A name for a model's widths, whatever its depth.
 
     >>> from dataclasses import replace
     >>> from equipoise.spec.model.presets import preset
@@ -141,7 +141,7 @@ def parts_name(model: ModelSpec) -> str:
 
 
 def way_of(layout: Layout) -> Way | None:
-    """The way in which a layout shares a step; None where it mixes several.
+    """The way in which a layout shares a step; None if it mixes several.
 
     >>> way_of(Layout(dp=2, zero=3)), way_of(Layout(tp=2)), way_of(Layout(dp=2, pp=2))
     ('zero-3', 'tensor', None)

@@ -1,22 +1,21 @@
-"""Devices: what each computes, holds and moves at most, what it draws and what it costs.
+"""Devices: peak compute, memory and bandwidth, power and price.
 
 Why
-    A prediction is as good as the machine it is made for. Every number of the table stands
-    beside its source, and two cards that share a name but not a power limit or a memory are
-    two devices.
+    A prediction is as good as its machine's numbers. Every number has its source, and two cards
+    that share a name but not a power limit or a memory are two devices.
 
 What it decides
-    Peaks are of dense matrices. Bytes per second are of one direction. A *device* is what one
-    rank computes on: a GPU, one of the two dies of an MI250X, one core of ``this-cpu``. Memory
-    is what the driver reports, and ``usable_bytes`` leaves out what the driver's context and
-    the communication library hold before the first tensor.
+    Peaks are for dense matrices, bytes per second for one direction. A *device* is what one rank
+    computes on: a GPU, one of the two dies of an MI250X, one core of ``this-cpu``. Memory is what
+    the driver reports, and ``usable_bytes`` excludes what the driver's context and the
+    communication library hold before the first tensor.
 
 Kept true (tests/unit/spec/device/test_by_name.py)
-    Every number of every device has a source; wider types are never faster than narrower
-    ones; a wrong name is told its nearest.
+    Every number of every device has a source; wider types are never faster than narrower ones;
+    an unknown name gets its nearest.
 
 Sources
-    Datasheets, as each device's ``sources`` say. Prices: on-demand lists, which change.
+    Datasheets, given in each device's ``sources``. Prices: on-demand lists, which change.
 """
 
 from dataclasses import dataclass
@@ -41,29 +40,29 @@ class DeviceSpec:
     peaks: tuple[tuple[Dtype, float], ...]
     """Dense matrix peak of each dtype [FLOP/s]."""
     memory_bytes: int
-    """Of the device, as its driver reports."""
+    """Device memory, as the driver reports it."""
     reserved_bytes: int
     """Held before the first tensor: the driver's context and communication buffers."""
     memory_bytes_per_s: float
     host_memory_bytes: int
-    """Of the host, this device's share."""
+    """This device's share of host memory."""
     host_bytes_per_s: float
-    """Between device and host, one direction."""
+    """Rate between device and host, one direction."""
     host_memory_bytes_per_s: float
-    """Of the host's memory at its peak, this device's share."""
+    """This device's share of the host memory's peak rate."""
     power_w: float
-    """The most that the board draws."""
+    """Maximum power of the board."""
     idle_power_w: float
     host_power_w: float
-    """This device's share of what the rest of its host draws."""
+    """This device's share of the power of the rest of its host."""
     usd_per_hour: float | None
-    """Rent, where a public price is known."""
+    """Rent, if a public price is known."""
     sources: tuple[tuple[str, str], ...]
     """Where each group of numbers comes from."""
     disk_read_bytes_per_s: float | None = None
     disk_write_bytes_per_s: float | None = None
     curve_file: Path | None = None
-    """Device file that holds its measured curves; None for those that are shipped."""
+    """Device file with its measured curves; None for shipped devices."""
 
     @property
     def usable_bytes(self) -> int:
@@ -79,7 +78,7 @@ class DeviceSpec:
         """Dense matrix peak [FLOP/s].
 
         Raises:
-            SpecError: the device has no such dtype; says which it has.
+            SpecError: the device lacks this dtype; lists those it has.
 
         >>> from equipoise.spec.device.by_name import find_device
         >>> find_device("a100-80").peak_flop_per_s("bf16") / 1e12

@@ -1,4 +1,4 @@
-"""The shipped devices, each number beside its source."""
+"""The shipped devices, each number with its source."""
 
 from equipoise.base.units import GIB, MIB
 from equipoise.spec.device.spec import DeviceSpec, Dtype
@@ -63,7 +63,7 @@ _DGX_1 = (
 )
 
 _CHANNEL_BYTES = 8
-"""Of a memory channel, passed at a time."""
+"""Bytes that a memory channel passes at a time."""
 
 _TABLE = (
     DeviceSpec(
@@ -235,4 +235,4 @@ _TABLE = (
 )
 
 DEVICES: dict[str, DeviceSpec] = {device.name: device for device in _TABLE}
-"""By name; ``this-cpu`` is made when it is asked for."""
+"""Devices by name; ``this-cpu`` is made on request."""

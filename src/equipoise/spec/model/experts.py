@@ -1,11 +1,11 @@
-"""How many experts, and how many hidden units of each, every rank of a layer has.
+"""Split experts, and the hidden units of each, over the ranks of a layer.
 
 What it decides
-    Runs of ``ceil(n / ranks)``, the last one shorter, as torch splits a dim. A rank with none
-    would hold nothing and wait for all, so that is no layout.
+    Runs of ``ceil(n / ranks)``, the last one shorter, as torch splits a dim. A rank without any
+    would hold nothing and wait for all, so such a layout is refused.
 
 Kept true (tests/unit/schedule/test_expert.py)
-    Every expert is on one rank, and none is left without any.
+    Every expert is on one rank, and no rank is without any.
 """
 
 from equipoise.base.errors import LayoutError
@@ -36,7 +36,7 @@ def split_experts(experts: int, *, ranks: int) -> list[int]:
 
 
 def require_units(units: int, *, ranks: int) -> None:
-    """Refuse to split the hidden units of an expert over more ranks than get some.
+    """Refuse to split an expert's hidden units so that a rank gets none.
 
     Raises:
         LayoutError: the last rank would have none.

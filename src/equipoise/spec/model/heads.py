@@ -1,13 +1,13 @@
 """Which attention heads each tensor-parallel rank computes.
 
 Why
-    Query heads divide over ranks, key/value heads need not: with more ranks than key/value
+    Query heads divide over ranks; key/value heads need not: with more ranks than key/value
     heads several ranks read the same one.
 
 What it decides
     Query heads go to ranks in order, equally many to each. A rank takes the key/value heads
-    that its queries read. Where the queries of a rank read unequal runs of them, each query
-    head gets a copy of its own, so that grouped attention stays uniform::
+    that its queries read. If its queries read unequal runs of them, each query head gets its
+    own copy, so that grouped attention stays uniform::
 
         6 query heads, 2 key/value heads, 3 ranks
 
@@ -16,7 +16,7 @@ What it decides
         the rank computes  0     0 1   1
 
 Kept true (tests/unit/spec/model/test_heads.py, by Hypothesis)
-    Every query head is computed once, and reads the key/value head that it reads on one rank.
+    Every query head is computed once, and reads the same key/value head as on one rank.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class HeadShare:
 
     @property
     def kv_run(self) -> range | None:
-        """The key/value heads as one run, unless a head is in it twice."""
+        """The key/value heads as one run; None if a head appears twice."""
         first, last = self.kv_heads[0], self.kv_heads[-1]
         run = range(first, last + 1)
         return run if tuple(run) == self.kv_heads else None
@@ -46,12 +46,6 @@ class HeadShare:
 
 def share_heads(heads: int, kv_heads: int, *, ranks: int, rank: int) -> HeadShare:
     """The heads of one of several ranks.
-
-    Args:
-        heads: Query heads of the model.
-        kv_heads: Key/value heads of the model; they divide the query heads.
-        ranks: Tensor-parallel ranks.
-        rank: Which of them.
 
     Raises:
         LayoutError: the query heads do not divide over the ranks.
@@ -75,7 +69,7 @@ def share_heads(heads: int, kv_heads: int, *, ranks: int, rank: int) -> HeadShar
 
 
 def share_model(model: ModelSpec, ranks: int) -> ModelSpec:
-    """The sizes of the largest share that one of several tensor-parallel ranks holds.
+    """The sizes of the largest share of any tensor-parallel rank.
 
     >>> from equipoise.spec.model.presets import preset
     >>> share_model(preset("llama3-8b"), 16).kv_heads  # 16 ranks do not divide 8: all are copied

@@ -2,8 +2,8 @@
 
 Why
     The sizes of published models are in config.json. What this decoder cannot compute must be
-    refused by name: a window or a bias that is silently dropped gives logits that are wrong and
-    a run that looks right.
+    refused by name: silently dropping a window or a bias gives wrong logits in a run that looks
+    right.
 
 Kept true (tests/unit/spec/model/test_hf_config.py, tests/oracle/test_hf_keys.py)
     Every preset survives the round trip; ``transformers`` loads what is written here, and a
@@ -50,7 +50,7 @@ _ARCHITECTURE = {
 
 
 def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The sizes that a config.json describes; absent keys are as transformers has them.
+    """The sizes that a config.json describes, with transformers' defaults for absent keys.
 
     Args:
         config: The parsed config.json of a model of one of ``MODEL_TYPES``.
@@ -59,7 +59,7 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
         ModelError: a key is unknown, or has a value that this decoder does not compute.
     """
     if not isinstance(config, Mapping):
-        raise ModelError(f"config.json holds {shown(config)} and no table of sizes.")
+        raise ModelError(f"config.json holds {shown(config)}, not a table of sizes.")
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         hint = f" Nearest: {nearest(kind, MODEL_TYPES)}." if isinstance(kind, str) else ""
@@ -104,10 +104,10 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def hf_config(model: ModelSpec) -> dict[str, Any]:
-    """The config.json of a model, as ``transformers`` 4.48 and later read it.
+    """The config.json of a model, for ``transformers`` 4.48 and later.
 
-    The length for which the model was trained and the ids of special tokens are no sizes of
-    the model: whoever writes a folder adds ``max_position_embeddings`` and ``*_token_id``.
+    The trained length and the ids of special tokens are not part of a model's sizes; writers of
+    a folder add ``max_position_embeddings`` and ``*_token_id``.
 
     Raises:
         ModelError: no published model type has this combination.
@@ -200,7 +200,7 @@ def _write_experts(kind: str, model: ModelSpec) -> dict[str, Any]:
 
 
 def _read_experts(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ModelSpec that say which experts there are."""
+    """The fields of ModelSpec that describe experts."""
     if kind not in ("mixtral", "qwen2_moe"):
         return {}
     name = "num_local_experts" if kind == "mixtral" else "num_experts"
@@ -240,7 +240,7 @@ def _refuse_windows(kind: str, config: Mapping[str, Any]) -> None:
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    # Where both spellings are given, transformers reads the older one alone.
+    # If both spellings are given, transformers reads only the older one.
     field = "rope_scaling" if config["rope_scaling"] else "rope_parameters"
     rope = config[field] or {}
     if not isinstance(rope, dict):

@@ -1,17 +1,17 @@
-"""Every key of a config.json, by what this decoder does about it.
+"""Every key of a config.json, by what this decoder does with it.
 
 Why
-    A key that is passed over in silence may change the arithmetic: a window, a bias, a scale.
-    So a key is read, must have the one value that this decoder computes, or is known to change
-    nothing here; any other is refused by name.
+    A silently ignored key may change the arithmetic: a window, a bias, a scale. So a key is read,
+    must have the one value that this decoder computes, or is known to change nothing here; any
+    other is refused by name.
 
 Kept true (tests/oracle/test_hf_keys.py)
-    The defaults are those of ``transformers``' configuration classes, and every key that these
-    classes have is here. A model whose key is changed is read with equal logits or refused.
+    The defaults are those of ``transformers``' configuration classes, and every key of these
+    classes is here. A model with a changed key is read with equal logits or refused.
 
 Sources
-    transformers 5.23, ``models/*/configuration_*.py`` and ``configuration_utils.py``. The keys
-    of no class are those of published config.json files.
+    transformers 5.23, ``models/*/configuration_*.py`` and ``configuration_utils.py``. Keys that
+    no class has are from published config.json files.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ READ: dict[str, dict[str, Any]] = {
     },
     "qwen3": _QWEN2 | {"head_dim": 128},
 }
-"""The keys that are read for each model type, with what an absent one means."""
+"""The keys read for each model type, with the values of absent ones."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -95,7 +95,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False, None),
     "add_cross_attention": (False, None),
     "pruned_heads": ({}, None),
-    # These leave the logits of a trained model alone, and change how it trains.
+    # These change how a model trains, but not the logits of a trained one.
     "attention_dropout": (0.0, None),
     "router_jitter_noise": (0.0, None),
     "output_router_logits": (False, None),
@@ -108,7 +108,7 @@ IGNORED: dict[str, str] = {
         "auto_map tokenizer_class is_llama_config unsloth_version unsloth_fixed "
         "transformers.js_config"
     ),
-    "dtypes and kernels, of which the run has its own": (
+    "dtypes and kernels, which the run chooses": (
         "dtype torch_dtype use_bfloat16 attn_implementation _attn_implementation "
         "_attn_implementation_autoset _attn_implementation_internal experts_implementation "
         "_experts_implementation _experts_implementation_internal _flash_attn_2_enabled "
@@ -145,13 +145,13 @@ IGNORED: dict[str, str] = {
         "temperature top_k top_p typical_p"
     ),
 }
-"""The keys that change no number here, by the reason why."""
+"""The keys that change no number here, by reason."""
 
 _IGNORED = frozenset(" ".join(IGNORED.values()).split())
 
 
 def known_keys(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config.json says for the keys that are read, absent ones as transformers has them.
+    """A config.json's values of the keys that are read, with transformers' defaults.
 
     Args:
         kind: Model type, one of ``READ``.
@@ -174,6 +174,6 @@ def known_keys(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsupported(name: str, value: object, *only: object) -> ModelError:
-    """The refusal of a value that asks for other arithmetic."""
+    """The error for a value that asks for other arithmetic."""
     allowed = " or ".join(shown(each) for each in only)
     return ModelError(f"config.json: {name} {shown(value)} is not supported; only {allowed} is.")

@@ -1,7 +1,7 @@
 """Published models by name, as ``ModelSpec``.
 
 What it decides
-    ``PRESETS`` can be trained here. ``PLANNED`` has more, which can be planned, priced and
+    ``PRESETS`` can be trained here. ``PLANNED`` adds models that can only be planned, priced and
     simulated: feed-forwards without a gate, latent attention.
 
 Kept true (tests/unit/spec/model/test_presets.py)

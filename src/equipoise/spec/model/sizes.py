@@ -1,4 +1,4 @@
-"""A decoder's sizes, and nothing that can be executed.
+"""A decoder's sizes; nothing here is executable.
 
 Why
     Packing, prices, memory forecasts and the model itself must agree on what the model is.
@@ -6,11 +6,11 @@ Why
 
 What it decides
     What counts as a weight. Two shapes are counted and priced but not trained here, and have no
-    preset of ``run.toml``: feed-forwards without a gate (GPT-3), and latent attention
-    (DeepSeek-V3), whose keys and values come out of one narrow vector a token.
+    preset in ``run.toml``: feed-forwards without a gate (GPT-3), and latent attention
+    (DeepSeek-V3), whose keys and values come from one narrow vector per token.
 
 Kept true (tests/unit/spec/model/test_presets.py)
-    Published totals of every family; counts of layers add up.
+    Totals equal the published ones of every family; counts of layers add up.
 
 Sources
     Latent attention: DeepSeek-V2, arXiv:2405.04434, section 2.1.
@@ -27,7 +27,7 @@ Balance = Literal["none", "auxiliary", "bias"]
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3.1's stretching of slow rotary frequencies.
+    """Llama 3.1's scaling of low rotary frequencies.
 
     Source: Llama 3.1 config.json, ``rope_scaling`` of type ``llama3``.
     """
@@ -40,23 +40,23 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """Widths of latent attention: what queries, keys and values are made from."""
+    """Widths of latent attention: the vectors that queries, keys and values are made from."""
 
     query: int
-    """Of the vector that all query heads come from."""
+    """Width of the vector that all query heads come from."""
     key_value: int
-    """Of the vector that all keys and values come from."""
+    """Width of the vector that all keys and values come from."""
     rope: int
-    """Of the part of each query, and of the one shared key, that is rotated; it comes on top of
-    ``head_width``, which values have, too."""
+    """Width of the rotated part of each query, and of the one shared key; added to
+    ``head_width``, which is also the width of values."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Sizes of a pre-norm decoder with RoPE, grouped-query attention and gated feed-forwards.
 
-    A *sparse* layer sends each token through ``top_k`` of its ``experts``, not through one
-    feed-forward; what one token passes through is *active*.
+    A *sparse* layer sends each token through ``top_k`` of its ``experts`` instead of one
+    feed-forward; the weights that a token passes through are *active*.
     """
 
     layers: int
@@ -73,31 +73,31 @@ class ModelSpec:
     qkv_bias: bool = False
     qk_norm: bool = False
     experts: int = 0
-    """Of a sparse layer; 0 for a model without."""
+    """Experts of a sparse layer; 0 for a model without."""
     top_k: int = 0
     """Experts that a token passes through."""
     expert_ffn: int = 0
-    """Width of one expert; ``ffn`` is that of layers that are not sparse."""
+    """Width of one expert; ``ffn`` is the width in dense layers."""
     shared_ffn: int = 0
-    """Width of the expert that every token passes through; 0 for none."""
+    """Width of the shared expert, which every token passes through; 0 for none."""
     shared_gate: bool = False
-    """The shared expert's output is scaled by a sigmoid of its input."""
+    """Whether the shared expert's output is scaled by a sigmoid of its input."""
     dense_layers: int = 0
-    """So many first layers are not sparse."""
+    """Number of first layers that are dense."""
     expert_every: int = 1
-    """Of the others only every so many-th is: where ``layer + 1`` is a multiple of it."""
+    """Later layers are sparse if ``layer + 1`` is a multiple of this."""
     norm_top_k: bool = True
-    """The weights of a token's experts are scaled to sum to one."""
+    """Whether the weights of a token's experts are scaled to sum to one."""
     balance: Balance = "auxiliary"
-    """How the router is kept from sending all tokens to few experts (``nn.moe.balance``)."""
+    """What keeps the router from sending all tokens to few experts (``nn.moe.balance``)."""
     balance_rate: float = 0.01
     """Weight of the auxiliary loss, or what a step adds to a bias."""
     capacity_factor: float = 0.0
-    """An expert takes so many times its even share of a micro-batch; 0 takes all."""
+    """Most rows of an expert, as a multiple of its even share of a micro-batch; 0 for no limit."""
     gated: bool = True
-    """Feed-forwards have a gate beside the way up (SwiGLU); without one they are two products."""
+    """Whether feed-forwards have a gate (SwiGLU, three products) or not (two products)."""
     latent: LatentSpec | None = None
-    """Latent attention; None for keys and values of their own."""
+    """Latent attention; None for separate keys and values."""
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
@@ -126,7 +126,7 @@ class ModelSpec:
 
     @property
     def attention_params(self) -> int:
-        """Weights of one layer's attention; biases and norms are left out."""
+        """Weights of one layer's attention, without biases and norms."""
         if self.latent is None:
             return self.hidden * self.head_width * (2 * self.heads + 2 * self.kv_heads)
         into_query = self.hidden + self.heads * self.score_width
@@ -136,11 +136,11 @@ class ModelSpec:
         return self.latent.query * into_query + down + up + out
 
     def count_layer(self, *, sparse: bool, active: bool) -> int:
-        """Weights of one layer that multiply tokens; biases and norms are left out.
+        """Weights of one layer that multiply tokens, without biases and norms.
 
         Args:
-            sparse: A layer with experts, not one without.
-            active: Only those that one token passes through.
+            sparse: Whether the layer has experts.
+            active: Whether to count only those that one token passes through.
         """
         attention = self.attention_params
         if not sparse:
@@ -161,23 +161,23 @@ class ModelSpec:
 
     @property
     def matmul_params(self) -> int:
-        """Weights that multiply one token: the layers' and the head's, no embedding look-up."""
+        """Weights that multiply one token: those of layers and head, without the embedding."""
         return self._count_layers(active=True) + self.hidden * self.vocab
 
     @property
     def layer_matmul_params(self) -> int:
-        """Weights of a layer that multiply one token, in the mean of all layers, rounded down."""
+        """Weights of a layer that multiply one token; the mean over layers, rounded down."""
         return self._count_layers(active=True) // self.layers
 
     @property
     def layer_params(self) -> int:
-        """Every weight of the largest kind of layer."""
+        """All weights of the largest kind of layer."""
         kinds = {self.is_sparse(layer) for layer in range(self.layers)} or {False}
         return self._layer_vectors + max(self.count_layer(sparse=k, active=False) for k in kinds)
 
     @property
     def params(self) -> int:
-        """Every weight of the model, a tied head counted once."""
+        """All weights of the model, a tied head counted once."""
         return self._count_all(active=False)
 
     @property
@@ -194,9 +194,9 @@ class ModelSpec:
     def break_even_tokens(self) -> float:
         """Document length at which causal attention costs as many FLOP as the linear layers.
 
-        Linear layers do ``2 P`` FLOP a token and a layer; causal attention over a document
-        of ``l`` tokens does ``2 H E l**2`` in all. They meet at ``l = P / (H E)``, with the
-        mean P of the layers.
+        Linear layers do ``2 P`` FLOP per token and layer; causal attention over a document of
+        ``l`` tokens does ``2 H E l**2``. They meet at ``l = P / (H E)``, with the mean P of the
+        layers.
         """
         return self._count_layers(active=True) / (self.layers * self.heads * self.head_width)
 

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from equipoise.spec.run.spec import RunSpec
 
 EXTENDS = "extends"
-EXTENDS_DESCRIPTION = "another run.toml whose values stand where this file has none; one level"
+EXTENDS_DESCRIPTION = "another run.toml with the values that this file omits; one level"
 
 RENAMED = {
     "layout.context": "layout.cp",
@@ -28,7 +28,7 @@ RENAMED = {
     "layout.expert": "layout.ep",
     "layout.expert_tensor": "layout.etp",
 }
-"""Keys of version 0.1 by their names of today; version 0.2 no longer takes them."""
+"""Present names of version 0.1's keys, which version 0.2 no longer accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value comes from, and its place in the order in which faults are told."""
+    """Where a value comes from, and its place in the order of reported faults."""
 
     label: str
     order: tuple[int, int]
 
     @property
     def is_flag(self) -> bool:
-        """Whether a flag of the command line gave the value."""
+        """Whether a command-line flag gave the value."""
         return self.label.startswith("--")
 
 
@@ -72,7 +72,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong, at one place."""
+    """One error at one place."""
 
     origin: Origin
     key: str
@@ -91,7 +91,7 @@ def keys() -> dict[str, Key]:
     >>> keys()["train.steps"].default, keys()["name"].section
     (100, '')
     """
-    found: dict[str, Key] = {}
+    by_name: dict[str, Key] = {}
     for section, kind in sections().items():
         hints = get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
@@ -99,7 +99,7 @@ def keys() -> dict[str, Key]:
                 continue
             name = f"{section}.{field.name}" if section else field.name
             info = next(x for x in get_args(hints[field.name])[1:] if isinstance(x, FieldInfo))
-            found[name] = Key(
+            by_name[name] = Key(
                 name=name,
                 section=section,
                 field=field.name,
@@ -107,12 +107,12 @@ def keys() -> dict[str, Key]:
                 default=field.default,
                 description=info.description or "",
             )
-    return found
+    return by_name
 
 
 @functools.cache
 def sections() -> dict[str, Any]:
-    """The dataclass of each table; the file itself is the table without a name."""
+    """The dataclass of each table; the file itself is the unnamed table."""
     tables = {field.name: field.type for field in dataclasses.fields(RunSpec)}
     return {"": RunSpec} | {
         name: kind for name, kind in tables.items() if dataclasses.is_dataclass(kind)
@@ -130,7 +130,7 @@ def to_dict(spec: RunSpec) -> dict[str, Any]:
 
 
 def build(values: Mapping[str, Any]) -> RunSpec:
-    """The RunSpec of a value for every dotted key."""
+    """The RunSpec with a value for every dotted key."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in sections()}
     for name, key in keys().items():
         tables[key.section][key.field] = values[name]
@@ -151,7 +151,7 @@ def toml(value: Any) -> str:
 
 
 def choices(key: Key) -> list[Any]:
-    """The types and the literal values that a key allows, without ``None``.
+    """The types and literal values that a key allows, without ``None``.
 
     >>> choices(keys()["layout.dp"])
     [<class 'int'>, 'cores']
@@ -160,7 +160,7 @@ def choices(key: Key) -> list[Any]:
 
 
 def flatten(annotation: Any) -> list[Any]:
-    """The types and the literal values that an annotation allows."""
+    """The types and literal values that an annotation allows."""
     if get_origin(annotation) is Annotated:
         return flatten(get_args(annotation)[0])
     if arguments := get_args(annotation):

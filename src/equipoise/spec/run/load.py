@@ -1,16 +1,16 @@
-"""run.toml and flags into a ResolvedRun, or every fault at once with its line.
+"""Turn run.toml and flags into a ResolvedRun, or report all faults at once with their lines.
 
 Why
-    A wrong key is cheapest before the first rank starts, and one list of all faults is cheaper
+    A wrong key costs least before the first rank starts, and one list of all faults costs less
     than a run for each.
 
 What it decides
     Later wins: defaults, the base that ``extends`` names, the file, the flags. Relative paths
-    refer to the folder of the file, also those that its base gives. Environment variables
-    change nothing.
+    refer to the folder of the file, also those given in its base. Environment variables change
+    nothing.
 
 Kept true (tests/unit/spec/run/test_load.py)
-    Each fault is told once, at its line.
+    Each fault is reported once, at its line.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 
-_RUN, _BASE, _FLAGS = 0, 1, 2  # the order in which faults are told
+_RUN, _BASE, _FLAGS = 0, 1, 2  # the order in which faults are reported
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -70,12 +70,12 @@ def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Re
     """The run that a file and flags describe.
 
     Args:
-        path: A run.toml; ``None`` for the defaults alone.
-        overrides: Pairs of a dotted key and the text of its value, as flags give them. The text
-            is read as a TOML value, else as itself; for a key that takes text, always as itself.
+        path: A run.toml; ``None`` for only the defaults.
+        overrides: Pairs of a dotted key and its value's text, from flags. The text is parsed as
+            a TOML value, or else taken literally; for a key of type text always literally.
 
     Raises:
-        SpecError: every fault of the file, of its base and of the flags, a line each.
+        SpecError: all faults of the file, its base and the flags, one line each.
 
     >>> run = read_run(None, [("train.steps", "50")])
     >>> run.spec.train.steps, run.origins["train.steps"], run.origins["train.lr"]
@@ -93,7 +93,7 @@ def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Re
 
     given: dict[str, Given] = {}
     faulty: set[str] = set()
-    for layer in layers:  # a later layer stands over an earlier one
+    for layer in layers:  # a later layer overrides an earlier one
         for name, each in layer.items():
             value, message = _judge(keys()[name], each.value)
             given.pop(name, None)
@@ -122,7 +122,7 @@ def nearest_key(name: str) -> str:
 
 
 def _rename(layer: dict[str, Given], notes: list[str], faults: list[Fault]) -> dict[str, Given]:
-    """A layer with today's names of keys; notes the old ones, and a key under both is a fault."""
+    """A layer under present key names; notes old names, and faults a key given under both."""
     renamed: dict[str, Given] = {}
     for name, each in layer.items():
         new = RENAMED.get(name, name)
@@ -138,12 +138,12 @@ def _rename(layer: dict[str, Given], notes: list[str], faults: list[Fault]) -> d
 
 
 def _read_layers(path: Path, faults: list[Fault]) -> Iterator[dict[str, Given]]:
-    """The values of a file's base, if it extends one, and then its own."""
+    """The values of a file's base, if it extends one, then its own."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:
         raise SpecError(
-            f'There is no file {path}. "equipoise init" writes a run.toml to start from.'
+            f'No such file: {path}. "equipoise init" writes a run.toml to start from.'
         ) from None
     except OSError as error:
         raise SpecError(f"Cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
@@ -185,8 +185,8 @@ def parse_toml(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, 
     """The table of a TOML file, and the line of each of its keys.
 
     Raises:
-        SpecError: not UTF-8, not TOML, or nested or numbered beyond reason; says at which line of
-            the file called ``label``, where one is at fault.
+        SpecError: not UTF-8, not TOML, or with absurd nesting or numbers; names the line of the
+            file ``label`` if one is at fault.
     """
     try:
         text = data.decode("utf-8")
@@ -196,8 +196,10 @@ def parse_toml(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, 
         raise SpecError(f"{label}:{line}  not UTF-8 text. Save the file as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
         # "Expected '=' after a key in a key/value pair (at line 1, column 5)"
-        found = re.fullmatch(r"(.*) \(at (?:line (\d+), (column \d+)|.*)\)", str(error), re.DOTALL)
-        what, line_text, column = found.groups() if found else (str(error), None, None)
+        place_of = re.fullmatch(
+            r"(.*) \(at (?:line (\d+), (column \d+)|.*)\)", str(error), re.DOTALL
+        )
+        what, line_text, column = place_of.groups() if place_of else (str(error), None, None)
         line = int(line_text or text.rstrip().count("\n") + 1)
         place = column or "end of the file"
         raise SpecError(f"{label}:{line}  not TOML: {what} ({place}).") from None
@@ -212,7 +214,7 @@ def _collect(
     order: int,
     faults: list[Fault],
 ) -> dict[str, Given]:
-    """The known keys of a parsed file; what is unknown becomes a fault."""
+    """The known keys of a parsed file; unknown ones become faults."""
     given: dict[str, Given] = {}
 
     def origin(*path: str) -> Origin:
@@ -272,11 +274,11 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 
 
 _UNLIMITED = ("train.seed",)
-"""Keys of whole numbers that count nothing; every other is at most ``MOST_SIZE``."""
+"""Integer keys that are not sizes; all others are at most ``MOST_SIZE``."""
 
 
 def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
-    """A value as its key takes it, or what is wrong with it."""
+    """A value in its key's type, or what is wrong with it."""
     allowed = choices(key)
     if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
         return None, "the value has bytes that are not UTF-8."
@@ -317,16 +319,16 @@ def _hint(allowed: Sequence[Any], value: Any) -> str:
 
 
 _BOUNDS = {
-    "greater_than_equal": ("ge", "small; the least is"),
+    "greater_than_equal": ("ge", "small; it must be at least"),
     "greater_than": ("gt", "small; it must be more than"),
-    "less_than_equal": ("le", "large; the most is"),
+    "less_than_equal": ("le", "large; it must be at most"),
     "less_than": ("lt", "large; it must be less than"),
 }
 _WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mapping[str, Any]) -> str:
-    """One of pydantic's error types, in our words."""
+    """A sentence for one of pydantic's error types."""
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         limit = context[bound]
@@ -345,7 +347,7 @@ def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mappin
 
 
 def _describe(value: Any) -> str:
-    """A value that has the wrong type: itself and what it is."""
+    """A value of the wrong type, with its type."""
     match value:
         case bool():
             return f"{toml(value)} (true or false)"

@@ -1,12 +1,12 @@
-"""A run that obeys a plan: what the plan decided stands, and who says otherwise is told.
+"""Let a run obey a plan, and refuse keys that contradict it.
 
 What it decides
-    The keys of a plan take the place of defaults alone. A key that somebody gave, in run.toml or
-    on the command line, stands if it agrees; ``layout.dp = "cores"`` is no number and agrees with
-    any. Everything else refuses the run: whoever gives both wants to know which is wrong.
+    The plan's keys replace only defaults. A key given in run.toml or on the command line must
+    agree with the plan; ``layout.dp = "cores"`` agrees with any number. Otherwise the run is
+    refused, since only the user knows which of the two is wrong.
 
 Kept true (tests/unit/spec/run/test_obey.py)
-    A key has the plan's value and says that it is the plan's; contradictions are told at once.
+    A key has the plan's value and its origin; all contradictions are reported at once.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ def obey(run: ResolvedRun, decided: Mapping[str, Any], command: str) -> Resolved
     """The run with the keys of a plan.
 
     Args:
-        run: As run.toml and flags describe it.
+        run: The run of run.toml and flags.
         decided: Dotted keys and their values.
-        command: That plans again.
+        command: The command that plans again.
 
     Raises:
-        SpecError: names each key that was given another value, and both values.
+        SpecError: names each key given with another value, and both values.
 
     >>> from equipoise.spec.run.load import read_run
-    >>> found = obey(read_run(None), {"layout.zero": 3}, "equipoise plan run.toml")
-    >>> found.spec.layout.zero, found.origins["layout.zero"]
+    >>> obedient = obey(read_run(None), {"layout.zero": 3}, "equipoise plan run.toml")
+    >>> obedient.spec.layout.zero, obedient.origins["layout.zero"]
     (3, 'plan.lock')
     """
     values = {name: value_of(run, key) for name, key in keys().items()}
@@ -50,7 +50,7 @@ def obey(run: ResolvedRun, decided: Mapping[str, Any], command: str) -> Resolved
         planned = " and ".join(toml(decided[name]) for name in against)
         it, does = ("it", "contradicts") if len(against) == 1 else ("them", "contradict")
         raise SpecError(
-            f"{said} {does} the plan, which says {planned}. Leave {it} out, or plan with {it}: "
+            f"{said} {does} the plan, which says {planned}. Omit {it}, or plan with {it}: "
             f'"{command}".'
         )
     spec = build(values | dict(decided))
@@ -63,5 +63,5 @@ def obey(run: ResolvedRun, decided: Mapping[str, Any], command: str) -> Resolved
 
 
 def is_given(run: ResolvedRun, name: str) -> bool:
-    """Whether somebody asked for a key's value."""
+    """Whether a key's value was given."""
     return run.origins[name] != DEFAULT.label

@@ -1,8 +1,8 @@
-"""A resolved run written down: as TOML with origins, as a commented template, as a JSON Schema.
+"""Write a resolved run as TOML with origins, as a commented template, or as a JSON Schema.
 
 Kept true (tests/unit/spec/run/test_resolve.py, tests/unit/spec/run/test_load.py)
-    What ``render`` writes loads back to the same digest; the template loads to the defaults,
-    and so it does with every line of it switched on.
+    What ``render`` writes loads back to the same digest; the template loads to the defaults, also
+    with every line uncommented.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from equipoise.spec.run.spec import RunSpec
 
 
 def _effective(run: ResolvedRun, key: Key) -> Any:
-    """The value that stands in for a key that was not given and has no default."""
+    """The value used for a key that was not given and has no default."""
     if key.section == "model":
         return getattr(run.model, key.field)
     if key.section == "layout":
@@ -36,7 +36,7 @@ def _effective(run: ResolvedRun, key: Key) -> Any:
 
 
 def value_of(run: ResolvedRun, key: Key) -> Any:
-    """What a key resolved to; None where it was not given and has no default."""
+    """A key's resolved value; None if it was not given and has no default."""
     owner = getattr(run.spec, key.section) if key.section else run.spec
     return getattr(owner, key.field)
 
@@ -44,7 +44,7 @@ def value_of(run: ResolvedRun, key: Key) -> Any:
 def render(run: ResolvedRun) -> str:
     """The run as TOML that loads back to the same digest, each line with its origin.
 
-    Values that follow from others (a preset's sizes) are shown switched off, as comments.
+    Values that follow from others (a preset's sizes) are commented out.
     """
     rows: list[tuple[str, str]] = []
     section = ""
@@ -63,7 +63,7 @@ def render(run: ResolvedRun) -> str:
 
 
 def template(run: ResolvedRun) -> str:
-    """A run.toml to start from: every key with its description, switched off unless given."""
+    """A run.toml to start from: every key with its description, commented out unless given."""
     head = (
         "# A run of equipoise. A line that starts with # shows the default: delete the # to\n"
         '# change it. "equipoise config" shows what every key resolves to, and why.\n\n'
@@ -99,27 +99,33 @@ def _align(rows: Iterable[tuple[str, str]], most: int = 44) -> str:
 def schema() -> dict[str, Any]:
     """The JSON Schema of run.toml, for editors."""
     raw = TypeAdapter(RunSpec).json_schema()
-    found: dict[str, Any] = _mend(raw)
-    found["properties"] = {
+    closed: dict[str, Any] = _close(raw)
+    closed["properties"] = {
         EXTENDS: {"type": "string", "title": "Extends", "description": EXTENDS_DESCRIPTION},
-        **found["properties"],
+        **closed["properties"],
     }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "run.toml"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **closed,
+        "title": "run.toml",
+    }
 
 
-def _mend(part: Any) -> Any:
-    """Close every table, and take out null, which TOML does not have."""
+def _close(part: Any) -> Any:
+    """Close every table, and remove null, which TOML does not have."""
     if isinstance(part, list):
-        return [_mend(each) for each in part]
+        return [_close(each) for each in part]
     if not isinstance(part, dict):
         return part
-    mended = {
-        name: _mend(each) for name, each in part.items() if not (name == "default" and each is None)
+    closed = {
+        name: _close(each)
+        for name, each in part.items()
+        if not (name == "default" and each is None)
     }
-    options = [each for each in mended.get("anyOf", ()) if each != {"type": "null"}]
+    options = [each for each in closed.get("anyOf", ()) if each != {"type": "null"}]
     if options:
-        mended.pop("anyOf")
-        mended |= options[0] if len(options) == 1 else {"anyOf": options}
-    if mended.get("type") == "object":
-        mended["additionalProperties"] = False
-    return mended
+        closed.pop("anyOf")
+        closed |= options[0] if len(options) == 1 else {"anyOf": options}
+    if closed.get("type") == "object":
+        closed["additionalProperties"] = False
+    return closed

@@ -1,8 +1,8 @@
-"""From judged values to a resolved run: what was not given, and rules between keys.
+"""Resolve checked values to a run: fill in what was not given, and check keys against each other.
 
 Why
-    A key may be right alone and wrong beside another. Those faults are found here, on values
-    that ``spec.run.load`` has already judged one by one, so that one message lists both kinds.
+    A key may be valid alone and wrong beside another. Those faults are detected here, on values
+    that ``spec.run.load`` has checked one by one, so that one message lists both kinds.
 
 What it decides
     Where each value comes from, and which model the sizes describe.
@@ -31,28 +31,28 @@ class ResolvedRun:
     spec: RunSpec
     model: ModelSpec
     origins: dict[str, str]
-    """Of every dotted key: ``default``, ``run.toml:12``, ``--train.steps``, ``preset 7m``."""
+    """Origin of each dotted key: ``default``, ``run.toml:12``, ``--train.steps``, ``preset 7m``."""
     base: Path
     """The folder that relative paths refer to."""
     digest: str
-    """The name of ``spec`` and ``model`` together, wherever their values came from."""
+    """Digest of ``spec`` and ``model``, wherever their values came from."""
     notes: tuple[str, ...] = ()
-    """What whoever wrote the run should know: a line for each key under its old name."""
+    """Notes for the author of the run: a line for each key under its old name."""
 
 
 def resolve(
     given: Mapping[str, Given], faulty: Iterable[str], base: Path
 ) -> tuple[ResolvedRun, list[Fault]]:
-    """Fill in what was not given, and judge keys against each other.
+    """Fill in what was not given, and check keys against each other.
 
     Args:
-        given: Judged values by dotted key; those of faulty keys are left out.
-        faulty: Keys that were given and are wrong. They take their defaults here, and rules
-            that read them are silent: one mistake, one message.
+        given: Checked values by dotted key, without faulty ones.
+        faulty: Keys that were given but are wrong. They take their defaults here, and rules that
+            read them are silent: one mistake, one message.
         base: The folder that relative paths refer to.
 
     Returns:
-        The run, to be used only if there are no faults; and the faults.
+        The run, valid only if there are no faults; and the faults.
     """
     wish = Wish(
         {name: given.get(name, Given(key.default, DEFAULT)) for name, key in keys().items()},
@@ -101,7 +101,7 @@ def _judge_together(wish: Wish) -> None:
             else:
                 wish.tell(
                     "pack.context_tokens",
-                    f"{wish.cite('pack.step_tokens')}, is not a multiple of {window}. "
+                    f"{wish.cite('pack.step_tokens')} is not a multiple of {window}. "
                     f"Set pack.step_tokens to {around}.",
                 )
     if wish.is_sound("pack.max_tokens", "pack.context_tokens"):
@@ -110,14 +110,14 @@ def _judge_together(wish: Wish) -> None:
             wish.tell(
                 "pack.max_tokens",
                 f"{most} is fewer than {wish.cite('pack.context_tokens')}: "
-                f"a whole window must fit. The least is {window}.",
+                f"a whole window must fit. Give at least {window}.",
             )
     if wish.is_sound("train.steps", "train.warmup_steps"):
         steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
         if warmup > steps and wish.is_given("train.warmup_steps"):
             wish.tell(
                 "train.warmup_steps",
-                f"{warmup} is more than {wish.cite('train.steps')}. The most is {steps}.",
+                f"{warmup} is more than {wish.cite('train.steps')}. Give at most {steps}.",
             )
         elif warmup > steps:
             wish.tell(
@@ -126,7 +126,7 @@ def _judge_together(wish: Wish) -> None:
                 f"Set train.warmup_steps to {steps} or less.",
             )
     if wish.is_sound("layout.dp") and wish["layout.dp"] != "cores" and wish["layout.dp"] < 1:
-        wish.tell("layout.dp", f"{wish['layout.dp']} is too small; the least is 1.")
+        wish.tell("layout.dp", f"{wish['layout.dp']} is too small; it must be at least 1.")
     if wish.is_sound("layout.cp", "layout.ranks_per_node"):
         context, per_node = wish["layout.cp"], wish["layout.ranks_per_node"]
         if per_node is not None and context % per_node:
@@ -140,7 +140,7 @@ def _judge_together(wish: Wish) -> None:
 
 
 def _judge_pipeline(wish: Wish) -> None:
-    """Keys of a pipeline that would do nothing, or not what they say."""
+    """Refuse keys of a pipeline that would have no effect, or another than they say."""
     if not wish.is_sound("layout.pp", "layout.schedule", "layout.skip", "layout.virtual"):
         return
     skips = SCHEDULES[wish["layout.schedule"]].is_lossy
@@ -148,21 +148,21 @@ def _judge_pipeline(wish: Wish) -> None:
         if wish["layout.pp"] == 1 and wish[name] not in (idle, 1):
             wish.tell(
                 name,
-                f"{wish[name]:g} is of a pipeline, and there is none: "
-                f"{wish.cite('layout.pp')}. Set layout.pp to 2 or more.",
+                f"{wish[name]:g} needs a pipeline, but {wish.cite('layout.pp')}. "
+                f"Set layout.pp to 2 or more.",
             )
             return
     if wish["layout.skip"] and not skips:
         wish.tell(
             "layout.skip",
-            f"{wish['layout.skip']:g} leaves out stages, and {wish.cite('layout.schedule')}, runs "
+            f"{wish['layout.skip']:g} leaves out stages, but {wish.cite('layout.schedule')} runs "
             f"all of them. Set layout.schedule to {' or '.join(map(toml, LOSSY))}, "
             f"which train another model, or layout.skip to 0.",
         )
     if skips and not wish["layout.skip"] and wish["layout.pp"] > 1:
         wish.tell(
             "layout.schedule",
-            f"{toml(wish['layout.schedule'])} leaves out stages and so trains another model, and "
-            f"{wish.cite('layout.skip')}, leaves out none. Set layout.skip to the share of "
-            f"stages that each micro-batch is to leave out.",
+            f"{toml(wish['layout.schedule'])} leaves out stages and so trains another model, but "
+            f"{wish.cite('layout.skip')} leaves out none. Set layout.skip to the share of "
+            f"stages that each micro-batch leaves out.",
         )

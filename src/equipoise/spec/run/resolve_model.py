@@ -1,7 +1,7 @@
 """The model that a run's sizes describe: a preset, a Hugging Face folder, or sizes of its own.
 
 Kept true (tests/unit/spec/run/test_load.py)
-    Sizes that do not go together are told at the one that was given, with the nearest that do.
+    Sizes that do not match are reported at the one that was given, with the nearest that do.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ SIZES = tuple(
     for field in dataclasses.fields(ModelSection)
     if field.name in {other.name for other in dataclasses.fields(ModelSpec)}
 )
-# Those that say something of experts, with their values for a model without.
+# Those that describe experts, with their values for a model without.
 _OF_EXPERTS = {
     field.name: field.default
     for field in dataclasses.fields(ModelSpec)
     if field.name in SIZES[SIZES.index("experts") + 1 :]
 }
-# Those that config.json of a published model says nothing of.
+# Those that a published config.json does not contain.
 _TRAINING = ("balance", "balance_rate", "capacity_factor")
 
 
@@ -38,7 +38,7 @@ def resolve_model(wish: Wish, base: Path) -> tuple[ModelSpec, dict[str, str]]:
     """The model of a run, and the origin of each size that its keys do not give.
 
     Args:
-        wish: Values of all keys; what does not go together is told to it.
+        wish: Values of all keys; mismatches are added to it.
         base: The folder that relative paths refer to.
     """
     init = wish["model.init"]
@@ -81,7 +81,7 @@ def resolve_model(wish: Wish, base: Path) -> tuple[ModelSpec, dict[str, str]]:
             wish.tell(
                 "model.vocab",
                 f"{model.vocab} is fewer than {wish.cite('data.vocab')}, the size of the "
-                f"tokenizer that is trained. The least is {wish['data.vocab']}.",
+                f"tokenizer that is trained. Give at least {wish['data.vocab']}.",
             )
     return model, origins
 
@@ -92,7 +92,7 @@ def _is_set(wish: Wish, size: str) -> bool:
 
 def _cite_size(model: ModelSpec, origins: Mapping[str, str], wish: Wish, size: str) -> str:
     origin = origins.get(f"model.{size}", wish.given[f"model.{size}"].origin.label)
-    return f"model.{size}, {getattr(model, size)} ({origin})"
+    return f"model.{size} = {getattr(model, size)} ({origin})"
 
 
 def _judge_width(wish: Wish, model: ModelSpec, origins: Mapping[str, str]) -> None:
@@ -110,7 +110,7 @@ def _judge_width(wish: Wish, model: ModelSpec, origins: Mapping[str, str]) -> No
     else:
         wish.tell(
             "model.heads",
-            f"{_cite_size(model, origins, wish, 'hidden')}, does not divide into {model.heads} "
+            f"{_cite_size(model, origins, wish, 'hidden')} does not divide into {model.heads} "
             f"heads of an even width. Set model.hidden to {around}, or give model.head_width.",
         )
 
@@ -135,7 +135,7 @@ def _judge_heads(wish: Wish, model: ModelSpec, origins: Mapping[str, str]) -> No
 
 
 def _fill_experts(wish: Wish, model: ModelSpec, origins: dict[str, str]) -> ModelSpec:
-    """The sizes of experts that were not given, and what does not go together."""
+    """Fill in sizes of experts that were not given, and report mismatches."""
     if not model.experts:
         for size, without in _OF_EXPERTS.items():
             if _is_set(wish, size) and getattr(model, size) != without:

@@ -1,7 +1,7 @@
-"""The decision that a launcher hands to its ranks: ``resolved.json`` in the run's folder.
+"""The decision that a launcher passes to its ranks: ``resolved.json`` in the run's folder.
 
-It is written once by the process that read run.toml and only read by the ranks, so that no
-rank resolves anything by itself. It also tells ``report`` where each value came from.
+The process that read run.toml writes it once and the ranks only read it, so that no rank
+resolves anything by itself. ``report`` reads the origin of each value from it.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from equipoise.spec.run.spec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class ContextMachine:
-    """What ``layout.sharding = "auto"`` prices by, on every rank and after every resume."""
+    """The machine by which ``layout.sharding = "auto"`` prices, on every rank and resume."""
 
     flop_per_s: float
     """Speed of a rank's attention."""
     tile_s: float
-    """What each tile's kernel takes beside that, in the forward pass."""
+    """Fixed time of each tile's kernel in the forward pass."""
     latency_s: float
     """Latency of a message between two ranks."""
     bytes_per_s: float
@@ -36,7 +36,7 @@ class ContextMachine:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedFile:
-    """A run, its model, its ranks and its token cache, all settled."""
+    """A run, its model, its ranks and its token cache, all resolved."""
 
     spec: RunSpec
     model: ModelSpec
@@ -73,7 +73,7 @@ def read_resolved(folder: Path) -> ResolvedFile:
     """Read ``resolved.json`` back into dataclasses.
 
     Raises:
-        SpecError: there is none, or it was not written by this version.
+        SpecError: it is missing, or was not written by this version.
     """
     try:
         data: Any = read_json(folder / RESOLVED)

@@ -1,13 +1,13 @@
-"""What becomes of a run that goes on from a checkpoint with another value of a key.
+"""What happens when a run resumes from a checkpoint with another value of a key.
 
 What it decides
-    Every key of run.toml is one of four kinds. One that is not declared otherwise is told:
+    Every key of run.toml is one of four kinds, *reported* unless declared otherwise:
 
-    - *free*: no step holds other tokens and no number is another, up to rounding. Any layout
+    - *free*: no step holds other tokens and no number changes, up to rounding. Any layout
       equals one rank, so layouts are free.
-    - *told*: steps from there on hold other tokens, or train otherwise. That is allowed, and said
-      with both values; the checkpoint's manifest holds those of the run that saved it.
-    - *compared*: what the key stands for is compared, and refused where it differs: the sizes of
+    - *reported*: later steps hold other tokens, or train differently. That is allowed, and
+      reported with both values; the manifest holds those of the run that saved the checkpoint.
+    - *compared*: what the key stands for is compared, and refused if it differs: the sizes of
       the model, the digest of the corpus.
     - *refused*: documents would come twice or never.
 
@@ -24,10 +24,10 @@ from equipoise.spec.run.spec import RunSpec
 
 
 class OnResume(Enum):
-    """What another value does to a run that goes on."""
+    """What another value does to a run that resumes."""
 
     FREE = "free"
-    TOLD = "told"
+    REPORTED = "reported"
     COMPARED = "compared"
     REFUSED = "refused"
 
@@ -39,7 +39,7 @@ _FREE = """
     layout.replicas layout.pin layout.deadline_s
     checkpoint.every_steps checkpoint.keep journal.tensorboard
 """
-"""Not ``layout.schedule``: some leave stages out and so train another model."""
+"""Without ``layout.schedule``: some schedules leave out stages and so train another model."""
 
 _COMPARED = """
     data.source data.path data.field data.tokenizer data.vocab
@@ -48,7 +48,7 @@ _COMPARED = """
     model.shared_ffn model.shared_gate model.dense_layers model.expert_every model.norm_top_k
     model.balance model.balance_rate model.capacity_factor
 """
-"""Not ``model.init``: the checkpoint's weights are taken, whatever it says."""
+"""Without ``model.init``: the checkpoint's weights are used, whatever it says."""
 
 _KINDS = {
     **dict.fromkeys(_FREE.split(), OnResume.FREE),
@@ -61,25 +61,25 @@ def on_resume() -> dict[str, OnResume]:
     """The kind of every key of run.toml.
 
     >>> on_resume()["pack.context_tokens"].value, on_resume()["layout.zero"].value
-    ('told', 'free')
+    ('reported', 'free')
     """
-    return {name: _KINDS.get(name, OnResume.TOLD) for name in keys()}
+    return {name: _KINDS.get(name, OnResume.REPORTED) for name in keys()}
 
 
 def resume_facts(spec: RunSpec) -> dict[str, Any]:
-    """The value of each key that a run which goes on is told of, by its dotted name."""
+    """The values of keys whose changes are reported on resume, by dotted name."""
     kinds = on_resume()
     return {
         name: getattr(getattr(spec, key.section), key.field)
         for name, key in keys().items()
-        if kinds[name] is OnResume.TOLD
+        if kinds[name] is OnResume.REPORTED
     }
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Keys with another value than before, both values; empty if there is none.
+    """Changed keys with both values; empty if none changed.
 
-    Keys that either side does not know, of another version, are left out.
+    Keys that only one side knows, from another version, are left out.
 
     >>> describe_changes({"train.lr": 0.1, "pack.queues": 2}, {"train.lr": 0.2, "pack.queues": 2})
     'train.lr = 0.1 before and 0.2 now'

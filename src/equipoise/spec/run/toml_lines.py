@@ -1,10 +1,10 @@
-"""The line on which each key of a TOML text stands.
+"""The line of each key of a TOML text.
 
 Why
     ``tomllib`` keeps no line numbers, so a small scanner finds them again.
 
 Kept true (tests/unit/spec/test_locate.py, by Hypothesis)
-    Each key of a TOML text is located at the line it stands on.
+    Each key of a TOML text is located at its line.
 """
 
 import re
@@ -28,8 +28,8 @@ _BARE_VALUE = re.compile(r"[^,\]}#\n]*")
 def locate(text: str) -> dict[TomlPath, int]:
     r"""The line of every key and table of a TOML text that ``tomllib`` has accepted.
 
-    A key stands on the line where it is written, a table where it is first named; an item of
-    a list has its index in the path.
+    A key is located where it is written, a table where it is first named; an item of a list has
+    its index in the path.
 
     >>> locate("[train]\nsteps = 3\nadam = { eps = 1e-8 }")[("train", "adam", "eps")]
     3
@@ -38,7 +38,7 @@ def locate(text: str) -> dict[TomlPath, int]:
 
 
 class _Scanner:
-    """Walks TOML that is known to be right, and notes lines. It reads no values."""
+    """Walks TOML known to be valid and notes lines, without reading values."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -58,11 +58,11 @@ class _Scanner:
         return self._lines
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self._text, self._at)
-        if found is None:
+        match = pattern.match(self._text, self._at)
+        if match is None:
             raise AssertionError(f"not TOML at {self._at}, though tomllib accepted it")
-        self._at = found.end()
-        return found.group()
+        self._at = match.end()
+        return match.group()
 
     def _note(self, path: TomlPath) -> None:
         line = self._text.count("\n", 0, self._at) + 1

@@ -1,4 +1,4 @@
-"""The values of all keys while they are judged beside each other.
+"""The values of all keys while they are checked against each other.
 
 Kept true (tests/unit/spec/run/test_load.py)
     A rule that reads a faulty key is silent: one mistake, one message.
@@ -12,7 +12,7 @@ from equipoise.spec.run.keys import DEFAULT, Fault, Given, toml
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The value of every key, and the faults found between them so far."""
+    """The value of every key, and the faults between keys so far."""
 
     given: dict[str, Given]
     faulty: frozenset[str]
@@ -22,7 +22,7 @@ class Wish:
         return self.given[name].value
 
     def is_given(self, name: str) -> bool:
-        """Whether somebody asked for a value, rather than taking the default."""
+        """Whether a value was given, rather than taken from the default."""
         return self.given[name].origin is not DEFAULT
 
     def is_sound(self, *names: str) -> bool:
@@ -34,9 +34,9 @@ class Wish:
         self.faults.append(Fault(self.given[name].origin, name, message))
 
     def cite(self, name: str) -> str:
-        """A key with its value and where that was given."""
+        """A key with its value and the value's origin."""
         each = self.given[name]
-        return f"{name}, {toml(each.value)} ({each.origin.label})"
+        return f"{name} = {toml(each.value)} ({each.origin.label})"
 
 
 def nearest_multiples(value: int, step: int) -> str:

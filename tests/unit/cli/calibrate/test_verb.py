@@ -111,5 +111,5 @@ def test_comparing_needs_a_device_file(tmp_path: Path, capsys) -> None:
     file = tmp_path / "none.json"
     assert main(["calibrate", "--compare", "runs/x", "--out", str(file)]) == 2
     assert capsys.readouterr().err == (
-        f'There is no device file {file}. Measure anew: "equipoise calibrate".\n'
+        f'No such device file: {file}. Measure again: "equipoise calibrate".\n'
     )

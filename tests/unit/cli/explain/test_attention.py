@@ -253,7 +253,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "--ranks 0 is below 1. Give 1 or more.\n"
     )
     assert refused(capsys, "attention", "--ranks-per-node", "3") == (
-        "--layout.ranks_per_node: 3 does not divide layout.cp, 4 (--layout.cp). Nearest: 2.\n"
+        "--layout.ranks_per_node: 3 does not divide layout.cp = 4 (--layout.cp). Nearest: 2.\n"
     )
     assert refused(capsys, "attention", "--mask", "window") == (
         '--mask: "window" is not causal, full, or a window as in window:4096.\n'

@@ -156,7 +156,7 @@ def test_a_run_obeys_a_fresh_lock_and_refuses_a_stale_one(
     with pytest.raises(SpecError) as refused:
         read_obeyed(lock, read_run(run_toml, [("layout.dp", "2")]))
     assert str(refused.value) == (
-        "layout.dp = 2 (--layout.dp) contradicts the plan, which says 1. Leave it out, or plan "
+        "layout.dp = 2 (--layout.dp) contradicts the plan, which says 1. Omit it, or plan "
         f'with it: "equipoise plan {run_toml} --ranks 1".'
     )
     text = run_toml.read_text()

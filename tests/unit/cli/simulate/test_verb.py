@@ -145,7 +145,7 @@ def test_a_table_a_line_a_picture_and_a_trace(
     [
         (
             ("--layout=dp=8",),
-            "dp x cp x tp x pp = 8 x 1 x 1 x 1 = 8 ranks, and there are 16. Set dp = 16.\n",
+            "dp x cp x tp x pp = 8 x 1 x 1 x 1 = 8 ranks, but there are 16. Set dp = 16.\n",
         ),
         (
             ("--layout=dp=16", "--schedule=1f2b"),

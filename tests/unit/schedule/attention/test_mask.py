@@ -47,6 +47,5 @@ def test_masks_that_are_refused() -> None:
         'No mask is called "windw". Nearest: window. All: causal, full, window, prefix.'
     )
     assert refusal(lambda: Mask("prefix", prefix_tokens=-1, branch_tokens=(3,))) == (
-        "A prefix of -1 tokens and branches of [3] cannot be less than nothing. Give 0 or more "
-        "tokens each."
+        "The prefix is -1 tokens and the branches [3]. Give 0 or more tokens each."
     )

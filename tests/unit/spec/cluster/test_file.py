@@ -83,7 +83,7 @@ def test_every_fault_of_form_at_once(tmp_path: Path) -> None:
         "cluster.toml:1  name: is missing. Every cluster needs a name, and nodes with a device "
         "and a number.\n"
         "cluster.toml:3  nodes.device: needs text, got 3 (a whole number).\n"
-        "cluster.toml:4  nodes.nodes: 0 is too small; the least is 1.\n"
+        "cluster.toml:4  nodes.nodes: 0 is too small; it must be at least 1.\n"
         "cluster.toml:6  nodes.devices: no such key. Nearest: device",
     )
 
@@ -109,8 +109,8 @@ def test_a_matrix_with_a_missing_link_or_of_another_shape(tmp_path: Path) -> Non
     _refused(
         tmp_path,
         f'name = "m"\nnode_gbyte_per_s = [[0, 0],\n [100.0, 0]]\n{nodes}',
-        "cluster.toml:2  node_gbyte_per_s: from node 0 to node 1 is 0. A missing link has no "
-        "rate; give what was measured, above 0.",
+        "cluster.toml:2  node_gbyte_per_s: from node 0 to node 1 is 0. Give the measured "
+        "rate, above 0.",
     )
     _refused(
         tmp_path,
@@ -136,8 +136,7 @@ def test_files_that_are_missing_or_wrong_altogether(tmp_path: Path) -> None:
     _refused(
         tmp_path,
         'name = "x"\n[[nodes]]\ndevice = "h100-sxm"\nnodes = 999999999\n',
-        "cluster.toml:2  nodes: 7,999,999,992 devices are more than are priced. Give 1,048,576 or "
-        "less.",
+        "cluster.toml:2  nodes: 7,999,999,992 devices are too many. Give 1,048,576 or fewer.",
     )
     _refused(
         tmp_path,

@@ -62,16 +62,16 @@ def test_each_device_has_one_node_and_place(ids: list[int]) -> None:
         ),
         (
             "h1000:8",
-            'There is no cluster "h1000". Nearest: h200. '
+            'No cluster is called "h1000". Nearest: h200. '
             f"Known: {', '.join(CLUSTERS)}; any other is a cluster.toml.",
         ),
         (
             "h100-sxm:99999999999999",
-            "99,999,999,999,999 devices are more than are priced. Give 1,048,576 or less.",
+            "99,999,999,999,999 devices are too many. Give 1,048,576 or fewer.",
         ),
         (
             "h100-sxm:12",
-            "12 devices of h100-sxm fill no whole number of nodes of 8. Give 8 or 16.",
+            "12 devices of h100-sxm do not fill whole nodes of 8. Give 8 or 16.",
         ),
     ],
 )
@@ -82,7 +82,7 @@ def test_wrong_words(text: str, message: str) -> None:
 
 def test_a_device_that_is_not_there() -> None:
     message = (
-        "h100-sxm:8 has 8 devices, numbered from 0, and no device 8. Give a cluster of 9 or "
+        "h100-sxm:8 has 8 devices, numbered from 0, but no device 8. Give a cluster of 9 or "
         "more, or other ranks."
     )
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
@@ -90,6 +90,6 @@ def test_a_device_that_is_not_there() -> None:
 
 
 def test_a_wrong_link() -> None:
-    message = f'There is no link "nvlink9". Nearest: nvlink5. Known: {", ".join(LINKS)}.'
+    message = f'No link is called "nvlink9". Nearest: nvlink5. Known: {", ".join(LINKS)}.'
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
         find_link("nvlink9")

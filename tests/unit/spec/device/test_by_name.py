@@ -76,7 +76,7 @@ def test_a_device_file_replaces_the_guess(tmp_path: Path) -> None:
 def test_a_device_file_of_another_machine_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, dataclasses.replace(A_FILE, machine="Abacus, 3 cores"))
     message = (
-        f'{file} was measured on "Abacus, 3 cores" and this is "{cpu_model()}". Measure this '
+        f'{file} was measured on "Abacus, 3 cores" but this is "{cpu_model()}". Measure this '
         'one: "equipoise calibrate".'
     )
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):

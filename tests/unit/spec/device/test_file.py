@@ -23,10 +23,10 @@ def _refused(file: Path, message: str) -> None:
 
 
 def test_faults(tmp_path: Path) -> None:
-    file, again = tmp_path / "device.json", 'Measure anew: "equipoise calibrate".'
-    _refused(file, f"There is no device file {file}. {again}")
+    file, again = tmp_path / "device.json", 'Measure again: "equipoise calibrate".'
+    _refused(file, f"No such device file: {file}. {again}")
     file.write_text("{")
-    _refused(file, f"{file} is no device file: it is not JSON. {again}")
+    _refused(file, f"{file} is not a device file: it is not JSON. {again}")
     file.write_text('{"form": 99}')
     _refused(file, f"{file} is a device file of form 99; this version reads 1. {again}")
     data = json.loads(written(tmp_path, A_FILE).read_text())
@@ -34,7 +34,7 @@ def test_faults(tmp_path: Path) -> None:
     file.write_text(json.dumps(data))
     _refused(
         file,
-        f"{file} is no device file: stream.copy.mid: input should be a valid number, unable to "
+        f"{file} is not a device file: stream.copy.mid: input should be a valid number, unable to "
         f"parse string as a number. {again}",
     )
 
@@ -42,8 +42,6 @@ def test_faults(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
     file = tmp_path / "folder" / "device.json"
-    message = (
-        f"{file} cannot be written: file exists. Give --out a file in a folder that may be written."
-    )
+    message = f"{file} cannot be written: file exists. Give --out a file in a writable folder."
     with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
         write_device_file(file, A_FILE)

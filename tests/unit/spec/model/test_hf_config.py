@@ -260,4 +260,4 @@ def test_a_config_that_is_no_table() -> None:
         with pytest.raises(ModelError) as caught:
             model_from_hf_config(config)
         shown = {"llama": '"llama"', "None": "null"}.get(str(config), str(config))
-        assert str(caught.value) == f"config.json holds {shown} and no table of sizes."
+        assert str(caught.value) == f"config.json holds {shown}, not a table of sizes."

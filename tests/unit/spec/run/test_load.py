@@ -105,11 +105,11 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
     )
     assert faults(path, ("train.lr", "fast"), ("train.step", "3")) == (
         'run.toml:3  train.precision: "fp8" is not one of "fp32", "bf16". Nearest: "fp32".\n'
-        "run.toml:4  train.steps: 0 is too small; the least is 1.\n"
-        "run.toml:7  pack.step_tokens: 5000 is not a multiple of pack.context_tokens, "
+        "run.toml:4  train.steps: 0 is too small; it must be at least 1.\n"
+        "run.toml:7  pack.step_tokens: 5000 is not a multiple of pack.context_tokens = "
         "4096 (run.toml:8). Nearest: 4096 or 8192.\n"
         "run.toml:10  layout.cpp: no such key. Nearest: layout.cp\n"
-        "base.toml:2  checkpoint.keep: 0 is too small; the least is 1.\n"
+        "base.toml:2  checkpoint.keep: 0 is too small; it must be at least 1.\n"
         '--train.lr: needs a number, got "fast" (text).\n'
         "--train.step: no such key. Nearest: --train.steps"
     )
@@ -143,7 +143,7 @@ ONE_KEY: list[tuple[str, str]] = [
     ("train.beta1 = 1", "run.toml:1  train.beta1: 1 is too large; it must be less than 1."),
     (
         "train.final_lr_ratio = 1.5",
-        "run.toml:1  train.final_lr_ratio: 1.5 is too large; the most is 1.",
+        "run.toml:1  train.final_lr_ratio: 1.5 is too large; it must be at most 1.",
     ),
     ("name = 3", "run.toml:1  name: needs text, got 3 (a whole number)."),
     (
@@ -162,8 +162,8 @@ ONE_KEY: list[tuple[str, str]] = [
         'run.toml:1  layout.dp: needs a whole number or "cores", got "core" (text). '
         'Nearest: "cores".',
     ),
-    ("layout.dp = 0", "run.toml:1  layout.dp: 0 is too small; the least is 1."),
-    ("layout.cp = 0", "run.toml:1  layout.cp: 0 is too small; the least is 1."),
+    ("layout.dp = 0", "run.toml:1  layout.dp: 0 is too small; it must be at least 1."),
+    ("layout.cp = 0", "run.toml:1  layout.cp: 0 is too small; it must be at least 1."),
     (
         'layout.strategy = "rings"',
         'run.toml:1  layout.strategy: "rings" is not one of "needed-kv", "all-gather", "ring", '
@@ -190,66 +190,66 @@ def test_one_wrong_key(tmp_path: Path, text: str, message: str) -> None:
 BETWEEN_KEYS: list[tuple[str, str]] = [
     (
         "train.steps = 50\ntrain.warmup_steps = 60",
-        "run.toml:2  train.warmup_steps: 60 is more than train.steps, 50 (run.toml:1). "
-        "The most is 50.",
+        "run.toml:2  train.warmup_steps: 60 is more than train.steps = 50 (run.toml:1). "
+        "Give at most 50.",
     ),
     (
         "train.steps = 5",
-        "run.toml:1  train.steps: 5 is fewer than train.warmup_steps, 10 (default). "
+        "run.toml:1  train.steps: 5 is fewer than train.warmup_steps = 10 (default). "
         "Set train.warmup_steps to 5 or less.",
     ),
     (
         "pack.step_tokens = 10000\npack.context_tokens = 4096",
-        "run.toml:1  pack.step_tokens: 10000 is not a multiple of pack.context_tokens, "
+        "run.toml:1  pack.step_tokens: 10000 is not a multiple of pack.context_tokens = "
         "4096 (run.toml:2). Nearest: 8192 or 12288.",
     ),
     (
         "pack.step_tokens = 1000",
-        "run.toml:1  pack.step_tokens: 1000 is not a multiple of pack.context_tokens, "
+        "run.toml:1  pack.step_tokens: 1000 is not a multiple of pack.context_tokens = "
         f"{PACK.context_tokens} (default). Nearest: {PACK.context_tokens}.",
     ),
     (
         "pack.context_tokens = 3000",
-        f"run.toml:1  pack.context_tokens: pack.step_tokens, {PACK.step_tokens} (default), is not "
+        f"run.toml:1  pack.context_tokens: pack.step_tokens = {PACK.step_tokens} (default) is not "
         f"a multiple of 3000. Set pack.step_tokens to {PACK.step_tokens // 3000 * 3000} or "
         f"{PACK.step_tokens // 3000 * 3000 + 3000}.",
     ),
     (
         "layout.ranks_per_node = 3\nlayout.context = 4",
-        "run.toml:1  layout.ranks_per_node: 3 does not divide layout.cp, 4 (run.toml:2). "
+        "run.toml:1  layout.ranks_per_node: 3 does not divide layout.cp = 4 (run.toml:2). "
         "Nearest: 2.",
     ),
     (
         "layout.skip = 0.5",
-        "run.toml:1  layout.skip: 0.5 is of a pipeline, and there is none: layout.pp, 1 "
-        "(default). Set layout.pp to 2 or more.",
+        "run.toml:1  layout.skip: 0.5 needs a pipeline, but layout.pp = 1 (default). Set layout.pp "
+        "to 2 or more.",
     ),
     (
         "layout.virtual = 2",
-        "run.toml:1  layout.virtual: 2 is of a pipeline, and there is none: layout.pp, 1 "
-        "(default). Set layout.pp to 2 or more.",
+        "run.toml:1  layout.virtual: 2 needs a pipeline, but layout.pp = 1 (default). Set "
+        "layout.pp to 2 or more.",
     ),
     (
         "layout.skip = 0.5\nlayout.pipeline = 4",
-        'run.toml:1  layout.skip: 0.5 leaves out stages, and layout.schedule, "1f1b" (default), '
+        'run.toml:1  layout.skip: 0.5 leaves out stages, but layout.schedule = "1f1b" (default) '
         'runs all of them. Set layout.schedule to "skip-partial" or "skip-reordered", which train '
         "another model, or layout.skip to 0.",
     ),
     (
         'layout.schedule = "skip-partial"\nlayout.pipeline = 4',
         'run.toml:1  layout.schedule: "skip-partial" leaves out stages and so trains another '
-        "model, and layout.skip, 0.0 (default), leaves out none. Set layout.skip to the share of "
-        "stages that each micro-batch is to leave out.",
+        "model, but layout.skip = 0.0 (default) leaves out none. Set layout.skip to the share of "
+        "stages that each micro-batch leaves out.",
     ),
     (
         "layout.ranks_per_node = 2",
-        "run.toml:1  layout.ranks_per_node: 2 does not divide layout.cp, 1 (default). Nearest: 1.",
+        "run.toml:1  layout.ranks_per_node: 2 does not divide layout.cp = 1 (default). Nearest: 1.",
     ),
     (
         "pack.max_tokens = 1000",
-        f"run.toml:1  pack.max_tokens: 1000 is fewer than pack.context_tokens, "
+        f"run.toml:1  pack.max_tokens: 1000 is fewer than pack.context_tokens = "
         f"{PACK.context_tokens} (default): a whole window must fit. "
-        f"The least is {PACK.context_tokens}.",
+        f"Give at least {PACK.context_tokens}.",
     ),
     (
         'data.source = "jsonl"',
@@ -274,11 +274,11 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
     (
         "model.hidden = 250\nmodel.preset = '7m'",
         "run.toml:1  model.hidden: 250 does not divide into heads of an even width by "
-        "model.heads, 4 (preset 7m). Nearest: 248 or 256; or give model.head_width.",
+        "model.heads = 4 (preset 7m). Nearest: 248 or 256; or give model.head_width.",
     ),
     (
         "model.heads = 6\nmodel.preset = '7m'",
-        "run.toml:1  model.heads: model.hidden, 256 (preset 7m), does not divide into 6 heads of "
+        "run.toml:1  model.heads: model.hidden = 256 (preset 7m) does not divide into 6 heads of "
         "an even width. Set model.hidden to 252 or 264, or give model.head_width.",
     ),
     (
@@ -287,22 +287,22 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
     ),
     (
         "model.kv_heads = 3\nmodel.preset = '7m'",
-        "run.toml:1  model.kv_heads: 3 does not divide model.heads, 4 (preset 7m). Nearest: 2.",
+        "run.toml:1  model.kv_heads: 3 does not divide model.heads = 4 (preset 7m). Nearest: 2.",
     ),
     (
         "model.heads = 1\nmodel.preset = '7m'",
-        "run.toml:1  model.heads: 1 is not a multiple of model.kv_heads, 2 (preset 7m). "
+        "run.toml:1  model.heads: 1 is not a multiple of model.kv_heads = 2 (preset 7m). "
         "Set model.kv_heads to 1.",
     ),
     (
         "model.vocab = 1000",
-        "run.toml:1  model.vocab: 1000 is fewer than data.vocab, 4096 (default), the size of the "
-        "tokenizer that is trained. The least is 4096.",
+        "run.toml:1  model.vocab: 1000 is fewer than data.vocab = 4096 (default), the size of the "
+        "tokenizer that is trained. Give at least 4096.",
     ),
     (
         "model.top_k = 2",
         "run.toml:1  model.top_k: 2 says something of experts, and there are none: "
-        "model.experts, 0 (preset 2m). Set model.experts.",
+        "model.experts = 0 (preset 2m). Set model.experts.",
     ),
     (
         "model.experts = 4\nmodel.top_k = 6",
@@ -358,7 +358,7 @@ def test_a_faulty_key_is_not_blamed_twice(tmp_path: Path) -> None:
     path = write(tmp_path, 'train.steps = "ten"\ntrain.warmup_steps = 5000\nmodel.heads = 0\n')
     assert faults(path) == (
         'run.toml:1  train.steps: needs a whole number, got "ten" (text).\n'
-        "run.toml:3  model.heads: 0 is too small; the least is 1."
+        "run.toml:3  model.heads: 0 is too small; it must be at least 1."
     )
 
 
@@ -366,13 +366,13 @@ def test_a_flag_mends_a_rule_but_not_a_wrong_line(tmp_path: Path) -> None:
     path = write(tmp_path, "train.steps = 5\n")
     assert read_run(path, [("train.steps", "20")]).spec.train.steps == 20
     path = write(tmp_path, "train.steps = 0\n")
-    message = "run.toml:1  train.steps: 0 is too small; the least is 1."
+    message = "run.toml:1  train.steps: 0 is too small; it must be at least 1."
     assert faults(path, ("train.steps", "20")) == message
 
 
 def test_flags_at_fault_are_named_as_flags() -> None:
     assert faults(None, ("train.steps", "5")) == (
-        "--train.steps: 5 is fewer than train.warmup_steps, 10 (default). "
+        "--train.steps: 5 is fewer than train.warmup_steps = 10 (default). "
         "Set train.warmup_steps to 5 or less."
     )
     assert faults(None, ("train", "5")) == "--train: no such key. Nearest: --train.lr"
@@ -395,7 +395,7 @@ def test_a_base_does_not_extend(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     missing = tmp_path / "no.toml"
     assert faults(missing) == (
-        f'There is no file {missing}. "equipoise init" writes a run.toml to start from.'
+        f'No such file: {missing}. "equipoise init" writes a run.toml to start from.'
     )
     assert faults(tmp_path) == f"Cannot read {tmp_path}: is a directory."
     bad = write(tmp_path, "[train]\nsteps 3\n")
@@ -462,7 +462,7 @@ def test_hugging_face_folders_that_do_not_do(tmp_path: Path) -> None:
     )
     write_hf(tmp_path, vocab_size=300)
     assert faults(path) == (
-        "run.toml:1  model.init: its vocabulary of 300 is smaller than data.vocab, 4096 "
+        "run.toml:1  model.init: its vocabulary of 300 is smaller than data.vocab = 4096 "
         "(default), the size of the tokenizer that is trained. Set data.tokenizer to the "
         "folder's tokenizer.json, or data.vocab to 300 or less."
     )

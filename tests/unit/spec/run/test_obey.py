@@ -35,13 +35,13 @@ def test_a_key_that_says_otherwise_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         obey(read_run(file), DECIDED, COMMAND)
     assert str(caught.value) == (
-        "layout.zero = 3 (run.toml:2) contradicts the plan, which says 1. Leave it out, or plan "
+        "layout.zero = 3 (run.toml:2) contradicts the plan, which says 1. Omit it, or plan "
         'with it: "equipoise plan run.toml --ranks 2".'
     )
     with pytest.raises(SpecError) as caught:
         obey(read_run(file, [("layout.schedule", "1f1b")]), DECIDED, COMMAND)
     assert str(caught.value) == (
         'layout.schedule = "1f1b" (--layout.schedule) and layout.zero = 3 (run.toml:2) contradict '
-        'the plan, which says "zb-v" and 1. Leave them out, or plan with them: "equipoise plan '
+        'the plan, which says "zb-v" and 1. Omit them, or plan with them: "equipoise plan '
         'run.toml --ranks 2".'
     )

@@ -19,7 +19,7 @@ def test_every_key_has_a_kind_and_only_keys_have() -> None:
 
 
 def test_keys_that_change_what_a_step_holds_or_how_it_trains_are_told() -> None:
-    assert of_kind(OnResume.TOLD) == [
+    assert of_kind(OnResume.REPORTED) == [
         "model.init",
         "pack.policy",
         "pack.context_tokens",
