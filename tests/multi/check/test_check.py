@@ -89,7 +89,7 @@ CASES = {
     "zero 1": make_case(TIED, 2, context_tokens=512, zero=1),
     "zero 3": make_case(TIED, 2, context_tokens=512, zero=3),
     "context": make_case(TIED, 2, context_tokens=512, zero=0, cp=2),
-    "pipeline": make_case(TIED, 2, context_tokens=64, pp=2),
+    "pipeline": make_case(TIED, 2, policy="in-order", context_tokens=64, pp=2),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from equipoise.comm.local import run_ranks
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.train.check.case import Case, Verdict, make_case, pipeline_cases
+from equipoise.train.check.case import Case, Verdict, pipeline_cases
 from equipoise.train.check.prove import check_cases
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=101, head_width=8)
@@ -30,10 +30,10 @@ def test_every_case_is_exact(ranks: int) -> None:
 
 def test_tied_tables_are_summed_and_counted() -> None:
     tied = dataclasses.replace(MODEL, tied=True)
-    cases = [
-        make_case(tied, 4, pp=2, schedule="gpipe", context_tokens=64, zero=zero) for zero in (0, 1)
-    ]
-    cases[1:1] = [c for c in pipeline_cases(4, tied) if c.layout.schedule == "zb-v"][:1]
+    first, *others = pipeline_cases(4, tied)
+    layouts = [dataclasses.replace(first.layout, zero=zero) for zero in (0, 1)]
+    cases = [dataclasses.replace(first, layout=layout) for layout in layouts]
+    cases[1:1] = [c for c in others if c.layout.schedule == "zb-v"][:1]
     for verdict in verdicts_of(4, cases):
         assert verdict.is_exact, verdict
 
