@@ -102,7 +102,7 @@ def test_a_run_obeys_the_stages_of_its_lock_and_keeps_them(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Trains twice, in ranks that the command starts: 15 s, most of it imports."""
+    """Plans once and trains twice, in ranks that the command starts: 20 s, most of it imports."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     verb(capsys, "init", tmp_path, "--from", "text", "--path", texts)
     run_toml, lock, folder = tmp_path / "run.toml", tmp_path / "plan.lock", tmp_path / "run"
