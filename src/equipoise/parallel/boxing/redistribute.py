@@ -30,7 +30,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.comm.mail import Mail, Parcel
 from equipoise.parallel.boxing.blocks import How, block_of, pack, put, unpack, view_of
 from equipoise.schedule.boxing.block import Block, Box
-from equipoise.schedule.boxing.exchange import Exchange, exchange_of, filling_of, flat_exchanges
+from equipoise.schedule.boxing.exchange import RankExchange, exchange_of, filling_of, flat_exchanges
 from equipoise.schedule.boxing.path import BoxingSchedule, conjugate
 from equipoise.schedule.boxing.placement import Partial, write_placements
 from equipoise.schedule.boxing.step import BoxingStep
@@ -183,7 +183,7 @@ def _steps(local: Tensor, schedule: BoxingSchedule, rank: int) -> _Steps:
     return local
 
 
-def _exchange(local: Tensor, exchange: Exchange) -> _Steps:
+def _exchange(local: Tensor, exchange: RankExchange) -> _Steps:
     out = local.new_empty(exchange.shape)
     sends = [(each.peer, block_of(local, each.box)) for each in exchange.sends]
     direct = [(peer, view_of(local, block)) for peer, block in sends if block.is_run]

@@ -18,7 +18,13 @@ import numpy as np
 
 from equipoise.base.arrays import Ints
 from equipoise.schedule.boxing.block import block_in, join_blocks
-from equipoise.schedule.boxing.placement import Broadcast, MeshTensor, Partial, Split, coordinates
+from equipoise.schedule.boxing.placement import (
+    Broadcast,
+    MeshTensor,
+    Partial,
+    SplitDim,
+    coordinates,
+)
 from equipoise.schedule.boxing.step import BoxingStep, groups_along, sources_of
 
 Box = tuple[tuple[int, int], ...]
@@ -37,7 +43,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPart:
     """What a rank sends itself."""
 
     turn: int
@@ -46,14 +52,14 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RankExchange:
     """One rank's part in an exchange."""
 
     shape: tuple[int, ...]
     """Shape of what the rank has after."""
     sends: tuple[Piece, ...]
     receives: tuple[Piece, ...]
-    own: Kept | None
+    own: KeptPart | None
     parts: int
     """Turns: how many parts each element is reduced from."""
     reduce: Literal["sum", "max"]
@@ -70,20 +76,22 @@ class Filling:
     """Where what it has lies in what it has then; None: nowhere."""
 
 
-def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> Exchange:
+def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> RankExchange:
     """One rank's part in a step that is one exchange."""
     members = groups_along(on.mesh, step.axes)
     row = members[(members == rank).any(axis=1)][0]
     return _exchange(on, step, row, int(np.flatnonzero(row == rank)[0]))
 
 
-def flat_exchanges(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[Exchange, Exchange]:
+def flat_exchanges(
+    on: MeshTensor, step: BoxingStep, rank: int
+) -> tuple[RankExchange, RankExchange]:
     """One rank's parts in an all-reduce, of the elements that it has as one row."""
     members = groups_along(on.mesh, step.axes)
     row = members[(members == rank).any(axis=1)][0]
     held = on.boxes(step.before)[rank]
     flat = MeshTensor((int(np.prod(held[:, 1] - held[:, 0])),), (len(row),))
-    reduced, split = step.before[step.axes[0]], Split(0)
+    reduced, split = step.before[step.axes[0]], SplitDim(0)
     place = int(np.flatnonzero(row == rank)[0])
     steps = (
         BoxingStep("exchange", (0,), (reduced,), (split,)),
@@ -117,7 +125,7 @@ def count_copies(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[int, int]
     return sum(pieces for pieces, _ in counts), sum(copies for _, copies in counts)
 
 
-def _copies(exchange: Exchange, held: tuple[int, ...]) -> tuple[int, int]:
+def _copies(exchange: RankExchange, held: tuple[int, ...]) -> tuple[int, int]:
     sends = [block_in(piece.box, _strides(held)) for piece in exchange.sends]
     lists = [[block for block in sends if not block.is_run]]
     for turn in range(exchange.parts):
@@ -148,7 +156,7 @@ def filling_of(on: MeshTensor, step: BoxingStep, rank: int) -> Filling:
 
 def _exchange(
     on: MeshTensor, step: BoxingStep, row: Ints, place: int, names: Ints | None = None
-) -> Exchange:
+) -> RankExchange:
     """The part of the rank at a place of a group; peers go by ``names``, if given."""
     names = row if names is None else names
     before, after = on.boxes(step.before)[row], on.boxes(step.after)[row]
@@ -162,12 +170,12 @@ def _exchange(
         inside = _common(before[other], after[place]) if may[other, place] else None
         if inside is not None and other == place:
             boxes = (_box(inside, before[place]), _box(inside, after[place]))
-            own = Kept(int(turns[place]), *boxes)
+            own = KeptPart(int(turns[place]), *boxes)
         elif inside is not None:
             box = _box(inside, after[place])
             receives.append(Piece(int(names[other]), int(turns[other]), box))
     shape = tuple((after[place, :, 1] - after[place, :, 0]).tolist())
-    return Exchange(shape, tuple(sends), tuple(receives), own, parts, reduce)
+    return RankExchange(shape, tuple(sends), tuple(receives), own, parts, reduce)
 
 
 def _turns(on: MeshTensor, step: BoxingStep) -> tuple[Ints, int, Literal["sum", "max"]]:
