@@ -43,7 +43,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPart:
+class OwnPart:
     """What a rank sends itself."""
 
     turn: int
@@ -59,7 +59,7 @@ class RankExchange:
     """Shape of what the rank has after."""
     sends: tuple[Piece, ...]
     receives: tuple[Piece, ...]
-    own: KeptPart | None
+    own: OwnPart | None
     parts: int
     """Turns: how many parts each element is reduced from."""
     reduce: Literal["sum", "max"]
@@ -67,13 +67,13 @@ class RankExchange:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What a rank has after it became one of a partial tensor's."""
+    """What a rank holds after a step that made the tensor partial."""
 
     shape: tuple[int, ...]
     is_whole: bool
-    """It keeps what it has."""
+    """Whether it keeps what it has."""
     box: Box | None
-    """Where what it has lies in what it has then; None: nowhere."""
+    """Where its part before lies in its part after; None: nowhere."""
 
 
 def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> RankExchange:
@@ -86,7 +86,7 @@ def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> RankExchange:
 def flat_exchanges(
     on: MeshTensor, step: BoxingStep, rank: int
 ) -> tuple[RankExchange, RankExchange]:
-    """One rank's parts in an all-reduce, of the elements that it has as one row."""
+    """One rank's parts in an all-reduce of its elements, flattened."""
     members = groups_along(on.mesh, step.axes)
     row = members[(members == rank).any(axis=1)][0]
     held = on.boxes(step.before)[rank]
@@ -170,7 +170,7 @@ def _exchange(
         inside = _common(before[other], after[place]) if may[other, place] else None
         if inside is not None and other == place:
             boxes = (_box(inside, before[place]), _box(inside, after[place]))
-            own = KeptPart(int(turns[place]), *boxes)
+            own = OwnPart(int(turns[place]), *boxes)
         elif inside is not None:
             box = _box(inside, after[place])
             receives.append(Piece(int(names[other]), int(turns[other]), box))
@@ -192,7 +192,7 @@ def _turns(on: MeshTensor, step: BoxingStep) -> tuple[Ints, int, Literal["sum", 
 
 
 def _common(one: Ints, other: Ints) -> Ints | None:
-    """What two boxes share, if that is anything."""
+    """The box that two boxes share; None if they share nothing."""
     common = np.stack((np.maximum(one[:, 0], other[:, 0]), np.minimum(one[:, 1], other[:, 1])), 1)
     return common if bool((common[:, 1] > common[:, 0]).all()) else None
 

@@ -57,11 +57,11 @@ class PricedBoxing:
 
     step: BoxingStep
     seconds: float
-    """Predicted."""
+    """Predicted [s]."""
     sent_bytes: int
-    """By all ranks."""
+    """Sent by all ranks [bytes]."""
     most_bytes: int
-    """By the rank that sends most."""
+    """Sent by the rank that sends most [bytes]."""
     messages: int
     """Messages of all ranks."""
 
@@ -81,7 +81,7 @@ class BoxingSchedule:
     before: Placements
     after: Placements
     steps: tuple[PricedBoxing, ...]
-    """Empty where there is nothing to do."""
+    """Empty if there is nothing to do."""
 
     @property
     def seconds(self) -> float:
@@ -112,7 +112,7 @@ class BoxingSchedule:
 
 @dataclass(frozen=True, slots=True)
 class BoxingRequest:
-    """A tensor, where its parts are, where they shall be, and what links take."""
+    """A tensor, its placements before and after, and the price of each link."""
 
     on: MeshTensor
     before: Placements
@@ -198,7 +198,7 @@ def transposed(request: BoxingRequest) -> BoxingRequest:
 
 
 def conjugate(placements: Placements) -> Placements:
-    """Those of the gradient of a tensor.
+    """Placements of the gradient of a tensor.
 
     >>> conjugate((Broadcast(), SplitDim(0), Partial()))
     (Partial(reduce='sum'), SplitDim(dim=0, shares=None), Broadcast())
@@ -241,7 +241,7 @@ def _trace(came: dict[Placements, PricedBoxing], request: BoxingRequest) -> list
 
 
 def _neighbours(state: Placements, request: BoxingRequest) -> Iterator[Placements]:
-    """States that one axis or two are away, and the last one."""
+    """States one or two axes away, and the last one."""
     choices = [_choices(axis, request) for axis in range(len(state))]
     for count in (1, 2):
         for axes in itertools.combinations(range(len(state)), count):
@@ -254,7 +254,7 @@ def _neighbours(state: Placements, request: BoxingRequest) -> Iterator[Placement
 
 
 def _choices(axis: int, request: BoxingRequest) -> dict[Placement, None]:
-    """What an axis may be on the way; partial only if it is in the end."""
+    """Placements an axis may have on the way; partial only if it ends so."""
     choices: list[Placement] = [request.after[axis], Broadcast()]
     choices += [SplitDim(dim) for dim in range(len(request.on.shape))]
     if isinstance(request.before[axis], SplitDim):

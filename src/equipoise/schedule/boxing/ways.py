@@ -1,4 +1,4 @@
-"""Ways to redistribute a tensor that are often taken, to compare the cheapest path with.
+"""Common ways to redistribute a tensor, to compare with the cheapest path.
 
 What it decides
     All axes in one step; axis by axis, each once, in the best order; and through the whole tensor,
@@ -23,7 +23,7 @@ from equipoise.schedule.boxing.placement import Broadcast, Placements
 
 
 def other_ways(request: BoxingRequest) -> tuple[BoxingSchedule, ...]:
-    """Ways that are often taken, cheapest first; those that are possible here.
+    """The common ways that are possible here, cheapest first.
 
     one step: all axes at once. axis by axis: each axis changes once, straight to what it shall be,
     in the best order. whole tensor: gathered on every rank, then cut.
