@@ -36,7 +36,7 @@ from equipoise.schedule.boxing.placement import (
     Broadcast,
     MeshTensor,
     Placements,
-    Split,
+    SplitDim,
     read_placements,
 )
 
@@ -56,7 +56,7 @@ CASES = {
 def _theirs(placements: Placements) -> list[Placement]:
     simple = {Broadcast(): Replicate()}
     return [
-        Shard(each.dim) if isinstance(each, Split) else simple.get(each, Partial())
+        Shard(each.dim) if isinstance(each, SplitDim) else simple.get(each, Partial())
         for each in placements
     ]
 

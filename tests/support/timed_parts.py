@@ -7,7 +7,7 @@ from equipoise.spec.device.parts import (
     Measured,
     ModelParts,
     OncePoint,
-    Passes,
+    PartPasses,
     SizePoint,
     WayParts,
     parts_name,
@@ -23,18 +23,18 @@ def about(value: float) -> Measured:
     return Measured(value, 0.98 * value, 1.03 * value)
 
 
-def passes(tokens: int, us_per_token: float, *, halves: bool) -> Passes:
+def passes(tokens: int, us_per_token: float, *, halves: bool) -> PartPasses:
     """10 us and so much a token; a backward takes twice, of which 40% can wait."""
     forward = 1e-5 + tokens * us_per_token * 1e-6
     if not halves:
-        return Passes(about(forward), about(2 * forward), about(2 * forward), NOTHING)
+        return PartPasses(about(forward), about(2 * forward), about(2 * forward), NOTHING)
     first, second = about(1.3 * forward), about(0.8 * forward)
-    return Passes(about(forward), about(2 * forward), first, second)
+    return PartPasses(about(forward), about(2 * forward), first, second)
 
 
 def parts(model: ModelSpec = MODEL) -> ModelParts:
     ways = []
-    free = Passes(NOTHING, NOTHING, NOTHING, NOTHING)
+    free = PartPasses(NOTHING, NOTHING, NOTHING, NOTHING)
     for way in WAYS:
         halves = way == "pipeline"
         sizes = tuple(

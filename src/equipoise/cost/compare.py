@@ -74,7 +74,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class CurveComparison:
     """A run compared with the curves."""
 
     steps: int
@@ -131,7 +131,7 @@ class Comparison:
         }
 
 
-def fitted(file: DeviceFile, comparison: Comparison) -> DeviceFile:
+def fitted(file: DeviceFile, comparison: CurveComparison) -> DeviceFile:
     """A device file whose curves are corrected by a run: new factors on top of the old."""
     old = dict(file.residuals)
     new = {each.name: old.get(each.name, 1.0) * each.factor for each in comparison.curves}
@@ -140,7 +140,7 @@ def fitted(file: DeviceFile, comparison: Comparison) -> DeviceFile:
 
 def compare_run(
     record: RunRecord, model: ModelSpec, device: DeviceSpec, *, seed: int = 0
-) -> Comparison:
+) -> CurveComparison:
     """Compare a data-parallel run's journal with a device's curves.
 
     ``seed`` is that of the bootstrap.
@@ -168,7 +168,7 @@ def compare_run(
     update_s = np.nanmedian(optimizer_s(record)[kept])
     shards = record.ranks if record.start.spec["layout"]["zero"] else 1
     own_weights = model.params / shards
-    return Comparison(
+    return CurveComparison(
         steps=len(measured),
         ranks=record.ranks,
         compute_predicted_s=float(np.median(predicted[rows, slowest])),

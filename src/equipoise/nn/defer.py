@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Product:
+class DeferredProduct:
     """The gradient of a weight [out, in], not yet multiplied: ``grad.T @ x``."""
 
     grad_TO: Tensor
@@ -59,9 +59,9 @@ class WeightGradients:
     """Index of the first weight among the function's inputs; the others follow."""
     leaves: list[Tensor | None] | None = None
     """The weights, None for each that needs no gradient; None as a whole if not deferred."""
-    products: tuple[Product, ...] = field(default=())
+    products: tuple[DeferredProduct, ...] = field(default=())
 
-    def take(self, *products: Product) -> tuple[Tensor | None, ...]:
+    def take(self, *products: DeferredProduct) -> tuple[Tensor | None, ...]:
         """Return what the function's backward must return for its weights."""
         if self.leaves is None:
             return tuple(product.multiply() for product in products)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.nn.defer import Product, WeightGradients
+from equipoise.nn.defer import DeferredProduct, WeightGradients
 
 
 class _Project(torch.autograd.Function):
@@ -30,7 +30,7 @@ class _Project(torch.autograd.Function):
         grad_x = grads[0] @ weights[0]
         for grad, weight in zip(grads[1:], weights[1:], strict=True):
             grad_x.addmm_(grad, weight)
-        return grad_x, *ctx.weight_gradients.take(*(Product(grad, x_TD) for grad in grads))
+        return grad_x, *ctx.weight_gradients.take(*(DeferredProduct(grad, x_TD) for grad in grads))
 
 
 def project(x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -50,7 +50,7 @@ class _AddProject(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        return grad, grad @ weight, *ctx.weight_gradients.take(Product(grad, x))
+        return grad, grad @ weight, *ctx.weight_gradients.take(DeferredProduct(grad, x))
 
 
 def add_project(residual_TD: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -87,9 +87,9 @@ class _SwiGlu(torch.autograd.Function):
         grad_gate = torch.ops.aten.silu_backward(grad_hidden.mul_(up_TF), gate_TF)
         grad_x = (grad_gate @ gate_FD).addmm_(grad_up, up_FD)
         products = (
-            Product(grad_gate, x_TD, is_wide=True),
-            Product(grad_up, x_TD, is_wide=True),
-            Product(grad, hidden_TF),
+            DeferredProduct(grad_gate, x_TD, is_wide=True),
+            DeferredProduct(grad_up, x_TD, is_wide=True),
+            DeferredProduct(grad, hidden_TF),
         )
         return grad, grad_x, *ctx.weight_gradients.take(*products)
 

@@ -29,7 +29,7 @@ Event = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Journal:
+class JournalLines:
     """One rank's lines by kind; a step's later line replaces an earlier one."""
 
     starts: list[Event] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Journal:
                 self.faults.append(event)
 
 
-def read_journals(folder: Path) -> dict[int, Journal]:
+def read_journals(folder: Path) -> dict[int, JournalLines]:
     """Every rank's journal of a run folder.
 
     Raises:
@@ -101,8 +101,8 @@ def _journal_files(folder: Path) -> dict[int, Path]:
     return files
 
 
-def _read_journal(path: Path) -> Journal:
-    journal = Journal()
+def _read_journal(path: Path) -> JournalLines:
+    journal = JournalLines()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():

@@ -23,8 +23,8 @@ import numpy as np
 
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
-from equipoise.observe.journal_lines import MOST_RANKS, Event, Journal, read_journals
-from equipoise.observe.run_record import Fault, Memory, RunRecord, Spans, Start, Stop
+from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
+from equipoise.observe.run_record import Memory, RunFault, RunRecord, Spans, Start, Stop
 from equipoise.spec.run.keys import RENAMED
 
 
@@ -42,7 +42,7 @@ def read_run(folder: Path) -> RunRecord:
     Cost: O(bytes); about 10 s for a million lines.
     """
     journals = read_journals(folder)
-    zero = journals.get(0, Journal())
+    zero = journals.get(0, JournalLines())
     if not zero.starts and zero.torn_lines:
         raise DataError(
             f"{folder} has a journal whose start event cannot be read: {zero.torn_lines:,} of its "
@@ -124,7 +124,7 @@ def read_run(folder: Path) -> RunRecord:
         skew=of_pack("skew"),
         turn_skew=of_pack("turn_skew"),
         in_order_skew=of_pack("in_order_skew"),
-        spans=tuple(_spans(journals.get(rank, Journal())) for rank in range(ranks)),
+        spans=tuple(_spans(journals.get(rank, JournalLines())) for rank in range(ranks)),
         memory=_memory(zero.memory),
         stop=_stop(zero.stop),
         faults=tuple(
@@ -176,7 +176,7 @@ def _of_today(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**spec, **tables}
 
 
-def _spans(journal: Journal) -> Spans:
+def _spans(journal: JournalLines) -> Spans:
     """Columns of one rank's spans, without those that a later session repeated."""
     # By name as well: resuming at step 20 loads *at* step 20, but does not repeat it.
     last_session: dict[tuple[object, object], int] = {}
@@ -226,8 +226,8 @@ def _stop(event: Event | None) -> Stop | None:
     )
 
 
-def _fault(rank: int, event: Event) -> Fault:
-    return Fault(
+def _fault(rank: int, event: Event) -> RunFault:
+    return RunFault(
         t=_number(event.get("t")),
         rank=rank,
         name=str(event.get("name")),

@@ -78,7 +78,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RunFault:
     """Something that went wrong on a rank."""
 
     t: float
@@ -138,5 +138,5 @@ class RunRecord:
     memory: Memory | None
     stop: Stop | None
     """None while the run continues, or if it was killed."""
-    faults: tuple[Fault, ...]
+    faults: tuple[RunFault, ...]
     torn_lines: int

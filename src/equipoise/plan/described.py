@@ -25,7 +25,7 @@ from equipoise.plan.export.program import Program
 from equipoise.plan.export.settings import EXPORTS
 from equipoise.plan.search.deadline import Deadline
 from equipoise.plan.search.heuristics import RECIPES
-from equipoise.plan.search.incumbent import Outcome, Progress
+from equipoise.plan.search.incumbent import Outcome, SearchProgress
 from equipoise.plan.search.mixed import ClassSearch
 from equipoise.plan.search.offload import search_offloaded
 from equipoise.plan.search.search import Search
@@ -159,7 +159,7 @@ class ClusterInputs:
         return next((each for each in OFFLOADS if each == self.request.offload), "both")
 
     def go_on(
-        self, outcome: Outcome, *, seconds: float, watch: Callable[[Progress], None]
+        self, outcome: Outcome, *, seconds: float, watch: Callable[[SearchProgress], None]
     ) -> Outcome:
         """Search with offloading, too, where that is asked for or nothing fits without."""
         offload = self.request.offload

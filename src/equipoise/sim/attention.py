@@ -32,7 +32,7 @@ from equipoise.schedule.attention.price import (
 )
 from equipoise.schedule.attention.schedule import AttentionSchedule
 from equipoise.schedule.attention.strategies import write_attention
-from equipoise.sim.gangs import Gang, GangCore, make_core
+from equipoise.sim.gangs import GangCore, TurnGang, make_core
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
@@ -104,7 +104,7 @@ class AttentionCore:
         self._splits = {} if splits is None else splits
         self._price = price
         self._known: dict[bytes, CoreTimes] = {}
-        self._gangs: dict[Gang, GangCore] = {}
+        self._gangs: dict[TurnGang, GangCore] = {}
         self._replayed: list[tuple[float, CoreTimes]] = []
 
     def price(self, doc_tokens: Sequence[int] | Floats) -> CoreTimes:
@@ -131,7 +131,7 @@ class AttentionCore:
             self._known[key] = CoreTimes(float(doc_tokens.sum()), forward, backward, 0.0, 0.0)
         return self._known[key]
 
-    def gang(self, gang: Gang, links: Links) -> GangCore:
+    def gang(self, gang: TurnGang, links: Links) -> GangCore:
         """The core of ranks that share documents; of one gang always the same.
 
         Args:
@@ -144,7 +144,7 @@ class AttentionCore:
             )
         return self._gangs[gang]
 
-    def _write_gang(self, gang: Gang) -> AttentionSchedule:
+    def _write_gang(self, gang: TurnGang) -> AttentionSchedule:
         return write_attention(
             "needed-kv",
             gang.home,

@@ -30,7 +30,7 @@ from equipoise.balance.stage import StageSplit
 from equipoise.base.arrays import Floats, Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.step.request import StepOptions, element_bytes
-from equipoise.sim.gangs import Gang
+from equipoise.sim.gangs import TurnGang
 from equipoise.sim.parts import BatchParts, PipelineRun, StepParts, run_pipeline, split_layers
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.layout import Layout
@@ -47,7 +47,7 @@ Documents = Sequence[Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slices:
+class SlicedBatch:
     """A micro-batch whose pieces read earlier micro-batches of the same rank."""
 
     doc_tokens: Ints
@@ -73,9 +73,9 @@ class DividedStep:
     policy: str
     doc_tokens: Ints
     """Length of each whole document, int64 [documents]."""
-    turns: tuple[tuple[Gang, ...], ...] = ()
+    turns: tuple[tuple[TurnGang, ...], ...] = ()
     """Gangs of each turn, ranks that share nothing among them; of documents divided over ranks."""
-    rows: tuple[tuple[Slices, ...], ...] = ()
+    rows: tuple[tuple[SlicedBatch, ...], ...] = ()
     """Micro-batches of each data-parallel rank; of documents divided over time."""
     units: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Runs of micro-batches that share documents, by rank; likewise."""
@@ -104,17 +104,17 @@ class DividedStep:
         return DividedStep(self.policy, self.doc_tokens, (), rows, units)
 
     @property
-    def rank_slices(self) -> list[list[Slices]]:
+    def rank_slices(self) -> list[list[SlicedBatch]]:
         """Micro-batches of each rank, every piece by itself and what it reads in others."""
         if not self.turns:
             return [list(row) for row in self.rows]
-        slices: dict[int, list[Slices]] = defaultdict(list)
+        slices: dict[int, list[SlicedBatch]] = defaultdict(list)
         for gangs in self.turns:
             for gang in gangs:
                 for rank, pieces, pairs in zip(gang.ranks, gang.home, gang.pairs, strict=True):
                     size = lengths_of(pieces)
                     others = pairs - size * (size + 1) // 2
-                    slices[rank].append(Slices(size, others[others > 0]))
+                    slices[rank].append(SlicedBatch(size, others[others > 0]))
         return [slices[rank] for rank in sorted(slices)]
 
 
@@ -169,7 +169,7 @@ def keys_bytes(
     return kept
 
 
-def gangs_of(packed: PackedStep, turn: int) -> tuple[Gang, ...]:
+def gangs_of(packed: PackedStep, turn: int) -> tuple[TurnGang, ...]:
     """Ranks that documents join in one turn; a rank without tokens is in none.
 
     Args:
@@ -207,11 +207,11 @@ def gangs_of(packed: PackedStep, turn: int) -> tuple[Gang, ...]:
             pieces = home[rank].copy()
             pieces[:, 0] = np.searchsorted(names, pieces[:, 0])
             mine.append(pieces)
-        gangs.append(Gang(tuple(ranks), tuple(mine), doc_tokens[names]))
+        gangs.append(TurnGang(tuple(ranks), tuple(mine), doc_tokens[names]))
     return tuple(gangs)
 
 
-def _slices_of(rank: Sequence[MicroBatch]) -> Iterator[Slices]:
+def _slices_of(rank: Sequence[MicroBatch]) -> Iterator[SlicedBatch]:
     earlier: dict[tuple[int, int], list[int]] = defaultdict(list)
     for batch in rank:
         pairs = []
@@ -223,7 +223,7 @@ def _slices_of(rank: Sequence[MicroBatch]) -> Iterator[Slices]:
             before.append(stop - start)
         # A micro-batch of nothing has no price: it runs kernels of next to none.
         sizes = batch.doc_tokens if batch.tokens else np.ones(1, dtype=np.int64)
-        yield Slices(sizes, np.array(pairs, dtype=np.int64))
+        yield SlicedBatch(sizes, np.array(pairs, dtype=np.int64))
 
 
 def _whole_tokens(packed: PackedStep) -> Ints:
@@ -235,7 +235,7 @@ def _whole_tokens(packed: PackedStep) -> Ints:
     return np.array([stop - begin for (_, begin), stop in stops.items()], dtype=np.int64)
 
 
-def typical_slices(row: Sequence[Slices]) -> Slices:
+def typical_slices(row: Sequence[SlicedBatch]) -> SlicedBatch:
     """The micro-batch of median pairs: layers are split for it."""
     order = np.argsort([batch.all_pairs for batch in row], kind="stable")
     return row[int(order[len(order) // 2])]

@@ -36,7 +36,7 @@ TileNs = Callable[..., Floats]
 
 # `cached_property` needs a __dict__, which slots leave out.
 @dataclass(frozen=True, eq=False)
-class Gang:
+class TurnGang:
     """Ranks that run one turn together."""
 
     ranks: tuple[int, ...]
@@ -83,7 +83,7 @@ class Gang:
 class GangCore:
     """A gang's attention core in one layer, on the links of its ranks."""
 
-    gang: Gang
+    gang: TurnGang
     schedule: AttentionSchedule | None
     """None of a gang that is too wide to replay."""
     forward_ns: Floats
@@ -131,8 +131,8 @@ class GangCore:
 
 
 def make_core(
-    gang: Gang,
-    write: Callable[[Gang], AttentionSchedule],
+    gang: TurnGang,
+    write: Callable[[TurnGang], AttentionSchedule],
     tiles_ns: TileNs,
     links: Links,
     wire: Wire,

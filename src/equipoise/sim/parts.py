@@ -26,7 +26,7 @@ from equipoise.schedule.attention.price import Links
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.strategies import place_stages, write_pipeline
 from equipoise.sim.attention import AttentionCore, CoreTimes
-from equipoise.sim.gangs import Gang, GangCore
+from equipoise.sim.gangs import GangCore, TurnGang
 from equipoise.sim.machine import Machine
 from equipoise.sim.parameters import pass_traffic
 from equipoise.sim.planned import PlannedPipeline
@@ -117,7 +117,7 @@ class StepParts:
         )
         self._next = layout.rank_at(pp=min(1, layout.pp - 1))
         self._links: Links | None = None
-        self._gangs: dict[Gang, BatchParts] = {}
+        self._gangs: dict[TurnGang, BatchParts] = {}
 
     def price(self, doc_tokens: Floats) -> BatchParts:
         """One micro-batch's documents [tokens]."""
@@ -141,7 +141,7 @@ class StepParts:
             self._known[key] = self._assemble([core] * len(self._distinct))
         return self._known[key]
 
-    def price_gang(self, gang: Gang) -> BatchParts:
+    def price_gang(self, gang: TurnGang) -> BatchParts:
         """One turn of ranks that share documents: of the rank that ends each pass last.
 
         Cost: two replays of the gang's messages for each kind of layer.
@@ -152,7 +152,7 @@ class StepParts:
             self._gangs[gang] = self._make_gang(gang)
         return self._gangs[gang]
 
-    def _make_gang(self, gang: Gang) -> BatchParts:
+    def _make_gang(self, gang: TurnGang) -> BatchParts:
         if self._links is None:
             self._links = self._machine.data_links(self._layout)
         near, far = self._links.near, self._links.far

@@ -51,7 +51,7 @@ from equipoise.train.curves import (
 )
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
-from equipoise.train.record import RunRecord
+from equipoise.train.record import RunRecorder
 from equipoise.train.sinks import TensorBoardSink
 from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
 
@@ -95,7 +95,7 @@ class Trainer:
         self.position = Position()
         self._has_doubted = False
         self._save_was_refused = False
-        self.record = RunRecord(resolved, self.sharing, ranks, journal, self.store, self.curve)
+        self.record = RunRecorder(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
         needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
         self.ground = RunFolder(folder, ranks, journal, needed_bytes)

@@ -31,7 +31,7 @@ _CURVE_MATTERS_S = 0.1
 """Shorter steps are mostly overhead, which no price curve knows."""
 
 
-class RunRecord:
+class RunRecorder:
     """Journals one rank's part of a run, and keeps what one entry needs of those before it."""
 
     def __init__(

@@ -14,7 +14,7 @@ from equipoise.schedule.boxing.placement import (
     MeshTensor,
     Partial,
     Placements,
-    Split,
+    SplitDim,
     read_placements,
 )
 from equipoise.schedule.boxing.ways import other_ways
@@ -31,11 +31,11 @@ from support.ranks.boxing_ranks import (
     whole_of,
 )
 
-EVEN = placements_of(*([Split(0), Split(1), Broadcast(), Partial()],) * 2)
+EVEN = placements_of(*([SplitDim(0), SplitDim(1), Broadcast(), Partial()],) * 2)
 PAIRS = list(itertools.product(EVEN, EVEN))
 UNEVEN = placements_of(
-    [Split(0), Split(1), Split(0, (2, 1)), Broadcast(), Partial("max")],
-    [Split(0), Split(1), Split(1, (0, 3)), Broadcast(), Partial("max")],
+    [SplitDim(0), SplitDim(1), SplitDim(0, (2, 1)), Broadcast(), Partial("max")],
+    [SplitDim(0), SplitDim(1), SplitDim(1, (0, 3)), Broadcast(), Partial("max")],
 )
 RAGGED = [pair for pair in itertools.product(UNEVEN, UNEVEN) if not {*pair} <= {*EVEN}]
 
@@ -78,13 +78,13 @@ def test_every_pair_on_two_axes() -> None:
 
 def test_every_way_on_two_axes_of_six_ranks() -> None:
     on = MeshTensor((7, 5), (2, 3))
-    states = placements_of(*([Split(0), Split(1), Broadcast(), Partial("max")],) * 2)
+    states = placements_of(*([SplitDim(0), SplitDim(1), Broadcast(), Partial("max")],) * 2)
     prove(on, every_way(on, list(itertools.product(states, states))[::5]))
 
 
 def test_tensors_of_no_three_and_no_elements() -> None:
     for on in (MeshTensor((), (2,)), MeshTensor((0, 3), (2,)), MeshTensor((3, 2, 4), (2,))):
-        choices = [Broadcast(), Partial(), Partial("max"), *map(Split, range(len(on.shape)))]
+        choices = [Broadcast(), Partial(), Partial("max"), *map(SplitDim, range(len(on.shape)))]
         states = placements_of(choices)
         prove(on, every_way(on, list(itertools.product(states, states))))
 
@@ -104,7 +104,7 @@ def test_gradients_go_back_between_all_placements() -> None:
 
 def test_a_loss_of_all_ranks_has_the_dense_gradient() -> None:
     on = MeshTensor((4, 6), (4,))
-    asked = request(on, (Split(1, (1, 0, 3, 2)),), (Broadcast(),), element_bytes=4)
+    asked = request(on, (SplitDim(1, (1, 0, 3, 2)),), (Broadcast(),), element_bytes=4)
     schedules = (plan_boxing(asked), plan_boxing(transposed(asked)))
     for found, expected in run_ranks(4, halves_of_a_loss, schedules):
         assert found.shape == expected.shape

@@ -13,7 +13,7 @@ from equipoise.schedule.boxing.placement import (
     MeshTensor,
     Partial,
     Placement,
-    Split,
+    SplitDim,
 )
 from equipoise.schedule.boxing.ways import other_ways
 from support.ranks.boxing_ranks import joined, parts_of, request, whole_of
@@ -30,7 +30,7 @@ def questions(draw):
 
     def placement(ranks: int) -> st.SearchStrategy[Placement]:
         shares = st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks).filter(any).map(tuple)
-        split = st.builds(Split, st.integers(0, len(shape) - 1), st.none() | shares)
+        split = st.builds(SplitDim, st.integers(0, len(shape) - 1), st.none() | shares)
         return st.one_of(split, st.just(Broadcast()), st.just(Partial(reduce)))
 
     ends = [draw(st.tuples(*map(placement, mesh))) for _ in range(2)]
@@ -60,9 +60,9 @@ def test_narrow_types_travel_as_they_are(dtype: torch.dtype) -> None:
     whole = whole_of(on).to(dtype)
     size = whole.element_size()
     for before, after in (
-        ((Split(0), Split(1)), (Split(1), Split(0))),
-        ((Partial("max"), Split(0)), (Broadcast(), Broadcast())),
-        ((Split(0), Broadcast()), (Partial("max"), Partial("max"))),
+        ((SplitDim(0), SplitDim(1)), (SplitDim(1), SplitDim(0))),
+        ((Partial("max"), SplitDim(0)), (Broadcast(), Broadcast())),
+        ((SplitDim(0), Broadcast()), (Partial("max"), Partial("max"))),
     ):
         schedule = plan_boxing(request(on, before, after, size))
         found = play_boxing(parts_of(whole, on, before), schedule)
@@ -72,14 +72,14 @@ def test_narrow_types_travel_as_they_are(dtype: torch.dtype) -> None:
 
 def test_nothing_to_do_is_nothing_done() -> None:
     on = MeshTensor((4, 4), (2,))
-    parts = parts_of(whole_of(on), on, (Split(0),))
-    found = play_boxing(parts, plan_boxing(request(on, (Split(0),), (Split(0),))))
+    parts = parts_of(whole_of(on), on, (SplitDim(0),))
+    found = play_boxing(parts, plan_boxing(request(on, (SplitDim(0),), (SplitDim(0),))))
     assert all(one is other for one, other in zip(found, parts, strict=True))
 
 
 def test_a_part_of_another_shape_is_refused() -> None:
     on = MeshTensor((4, 4), (2,))
-    schedule = plan_boxing(request(on, (Split(0),), (Broadcast(),)))
+    schedule = plan_boxing(request(on, (SplitDim(0),), (Broadcast(),)))
     with pytest.raises(LayoutError) as refused:
         play_boxing([torch.zeros(2, 4).double()], schedule)
     assert str(refused.value) == (

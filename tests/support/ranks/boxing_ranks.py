@@ -18,7 +18,7 @@ from equipoise.schedule.boxing.placement import (
     Partial,
     Placement,
     Placements,
-    Split,
+    SplitDim,
     coordinates,
 )
 
@@ -154,10 +154,10 @@ def redistribute_wrongly(
 
 
 ONE_AXIS: list[Placement] = [
-    Split(0),
-    Split(1),
-    Split(0, (3, 0, 2)),
-    Split(1, (0, 0, 1)),
+    SplitDim(0),
+    SplitDim(1),
+    SplitDim(0, (3, 0, 2)),
+    SplitDim(1, (0, 0, 1)),
     Broadcast(),
     Partial(),
     Partial("max"),

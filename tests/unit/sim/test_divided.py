@@ -18,7 +18,7 @@ from equipoise.schedule.attention.price import Links
 from equipoise.schedule.attention.strategies import write_attention
 from equipoise.sim.attention import AttentionCore, CoreTimes
 from equipoise.sim.divided import DividedStep, batch_s, gangs_of, keys_bytes, longest_chain
-from equipoise.sim.gangs import Gang, GangCore
+from equipoise.sim.gangs import GangCore, TurnGang
 from equipoise.sim.machine import Machine
 from equipoise.sim.parts import StepParts
 from equipoise.sim.step import run_step
@@ -177,14 +177,14 @@ def test_a_step_is_the_longest_chain_of_gangs() -> None:
     assert sum(map(batch_s, together.batches)) >= sum(map(batch_s, chain.batches))
 
 
-def gang_of(ranks: int, tokens: int) -> Gang:
+def gang_of(ranks: int, tokens: int) -> TurnGang:
     packed = pack("divided", [tokens], ranks, tokens)
     (gang,) = gangs_of(align_turns(packed), 0)
     assert len(gang.ranks) == ranks
     return gang
 
 
-def core_of(gang: Gang, machine: Machine) -> GangCore:
+def core_of(gang: TurnGang, machine: Machine) -> GangCore:
     layout = Layout(dp=machine.cluster.devices)
     core = AttentionCore(SMALL, layout, options(), machine, machine.context_links(layout))
     links = machine.data_links(layout)

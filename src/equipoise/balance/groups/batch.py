@@ -23,7 +23,7 @@ Groups = list[tuple[int, list[int]]]
 """The ranks and documents of each group of a micro-batch."""
 
 
-class Batch:
+class GroupBatch:
     """One micro-batch: its documents, longest first, at each group size."""
 
     def __init__(

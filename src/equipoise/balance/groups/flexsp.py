@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balance.groups.batch import Batch, Groups
+from equipoise.balance.groups.batch import GroupBatch, Groups
 from equipoise.balance.groups.cost import GroupCosts
 from equipoise.balance.groups.plan import (
     Gang,
@@ -101,7 +101,7 @@ def _best_batches(
     # With one document a micro-batch every count fits, so the search ends.
     while count <= len(lengths) and left:
         runs = cut_evenly(lengths[order], count)
-        batches = [Batch(lengths, order[a:b], ranks, costs, cap) for a, b in runs]
+        batches = [GroupBatch(lengths, order[a:b], ranks, costs, cap) for a, b in runs]
         known = [batch.greedy() for batch in batches]
         chosen = [groups for groups in known if groups is not None]
         count += 1

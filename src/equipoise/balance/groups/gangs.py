@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balance.groups.cost import GroupCosts
-from equipoise.balance.groups.layout import Job, lay_out, make_job
+from equipoise.balance.groups.layout import GroupJob, lay_out, make_job
 from equipoise.balance.groups.plan import (
     Gang,
     GroupPlan,
@@ -115,7 +115,7 @@ def plan_gangs(
     )
 
 
-def _search(job: Job, aligned: bool, bound_ns: int) -> _Attempt:
+def _search(job: GroupJob, aligned: bool, bound_ns: int) -> _Attempt:
     """The attempt that ends first; ties go to the least rank-time."""
     even = _EVEN * bound_ns
     best = _attempt(job, job.widths(even - job.costs.fixed_ns), aligned)
@@ -145,7 +145,7 @@ def _search(job: Job, aligned: bool, bound_ns: int) -> _Attempt:
     return best
 
 
-def _attempt(job: Job, widths: Ints, on_blocks: bool) -> _Attempt:
+def _attempt(job: GroupJob, widths: Ints, on_blocks: bool) -> _Attempt:
     chosen = _divisors_up(widths, job.ranks) if on_blocks else widths
     gangs = lay_out(job, chosen, on_blocks=on_blocks)
     end = max(gang.stop_ns for gang in gangs)
@@ -164,7 +164,7 @@ def _divisors_up(widths: Ints, ranks: int) -> Ints:
     return divisor
 
 
-def _moves(job: Job, attempt: _Attempt) -> list[Ints]:
+def _moves(job: GroupJob, attempt: _Attempt) -> list[Ints]:
     """The widths with one document of the last ranks a step wider, and a step narrower.
 
     It is the document that these ranks share with others for the longest time.

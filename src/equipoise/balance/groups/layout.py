@@ -26,7 +26,7 @@ from equipoise.base.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GroupJob:
     """What to plan, with prices looked up once."""
 
     doc_tokens: Ints
@@ -54,13 +54,15 @@ class Job:
         return chosen
 
 
-def make_job(doc_tokens: Ints, ranks: int, costs: GroupCosts, cap: int, least_ns: float) -> Job:
+def make_job(
+    doc_tokens: Ints, ranks: int, costs: GroupCosts, cap: int, least_ns: float
+) -> GroupJob:
     """Price documents longer than ``least_ns``, or over the cap, on every number of ranks."""
     alone = costs.document_ns(doc_tokens)
     candidates = np.flatnonzero((alone > least_ns) | (doc_tokens > cap))
     times = costs.share_ns(doc_tokens[candidates][:, None], np.arange(1, ranks + 1)[None, :])
     least = -(-doc_tokens[candidates] // cap)
-    return Job(doc_tokens, ranks, costs, cap, alone, candidates, times, least)
+    return GroupJob(doc_tokens, ranks, costs, cap, alone, candidates, times, least)
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class _Placed:
 class _Board:
     """Gangs placed so far, when each rank is free, and the holes left behind."""
 
-    job: Job
+    job: GroupJob
     free: Ints
     last: list[_Placed | None]
     """The last gang of each rank."""
@@ -125,7 +127,7 @@ class _Board:
         free[chosen] = gang.stop
 
 
-def lay_out(job: Job, widths: Ints, *, on_blocks: bool) -> tuple[Gang, ...]:
+def lay_out(job: GroupJob, widths: Ints, *, on_blocks: bool) -> tuple[Gang, ...]:
     """Place gangs widest first, then short documents in the holes and at the ends.
 
     Args:
@@ -184,7 +186,7 @@ def _fill_holes(board: _Board, short: list[int]) -> list[int]:
     return rest
 
 
-def _fill_ends(job: Job, free: Ints, rest: list[int]) -> list[Gang]:
+def _fill_ends(job: GroupJob, free: Ints, rest: list[int]) -> list[Gang]:
     """Put the remaining documents in micro-batches on the ranks that end first."""
     if not rest:
         return []
@@ -195,7 +197,7 @@ def _fill_ends(job: Job, free: Ints, rest: list[int]) -> list[Gang]:
     return min(options, key=lambda gangs: max(gang.stop_ns for gang in gangs))
 
 
-def _documents_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
+def _documents_first(job: GroupJob, free: Ints, documents: Ints) -> list[Gang]:
     """Assign documents, heaviest first, to the rank that ends first; then form micro-batches."""
     tokens = job.doc_tokens[documents]
     # Each token pays its part of a full micro-batch's fixed price.
@@ -211,7 +213,7 @@ def _documents_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
     return gangs
 
 
-def _micro_batches_first(job: Job, free: Ints, documents: Ints) -> list[Gang]:
+def _micro_batches_first(job: GroupJob, free: Ints, documents: Ints) -> list[Gang]:
     """Form as few micro-batches as possible; assign them, heaviest first, to the earliest rank."""
     batches = [documents[members] for members in _micro_batches(job.doc_tokens[documents], job.cap)]
     loads = np.array([int(job.alone_ns[batch].sum()) for batch in batches]) + job.costs.fixed_ns
@@ -236,7 +238,7 @@ def _longest_first(weights: Ints, free: Ints) -> Ints:
     return rank_of
 
 
-def _one_after_another(job: Job, rank: int, start: int, batches: list[Ints]) -> list[Gang]:
+def _one_after_another(job: GroupJob, rank: int, start: int, batches: list[Ints]) -> list[Gang]:
     """One rank's micro-batches from ``start`` on."""
     gangs = []
     for batch in batches:

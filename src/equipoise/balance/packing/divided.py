@@ -42,7 +42,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from equipoise.balance.packing.divided_choice import cheapest_division
 from equipoise.balance.packing.divided_price import travel_ns_of
 from equipoise.balance.packing.parts import (
-    Share,
+    DocumentParts,
     shares_in_time,
     shares_over_ranks,
     wrapped_in_time,
@@ -100,7 +100,7 @@ class _Cells:
         self.rows[cell] += [(document, first + start, first + stop, first) for start, stop in runs]
 
 
-def _put_over_ranks(cells: _Cells, piece: list[int], share: Share) -> bool:
+def _put_over_ranks(cells: _Cells, piece: list[int], share: DocumentParts) -> bool:
     """Put a document's parts on ranks of one turn; False if no turn has room."""
     parts, largest = len(share.prices), int(share.tokens.max())
     by_turn = cells.load.reshape(cells.ranks, cells.turns)
@@ -117,7 +117,7 @@ def _put_over_ranks(cells: _Cells, piece: list[int], share: Share) -> bool:
     return False
 
 
-def _put_in_time(cells: _Cells, piece: list[int], share: Share) -> bool:
+def _put_in_time(cells: _Cells, piece: list[int], share: DocumentParts) -> bool:
     """Put a document's slices in consecutive micro-batches of one rank; False if none has room."""
     parts = len(share.prices)
     load = sliding_window_view(cells.load.reshape(cells.ranks, cells.turns), parts, axis=1)

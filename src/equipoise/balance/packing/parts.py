@@ -22,7 +22,7 @@ from equipoise.cost.curve import LoadCurve
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class DocumentParts:
     """A document's parts: runs of tokens counted from its start, and what each part costs."""
 
     runs: tuple[tuple[tuple[int, int], ...], ...]
@@ -31,7 +31,7 @@ class Share:
     tokens: Ints
 
 
-def shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
+def shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[DocumentParts]:
     """Cut into 2 x parts nearly equal runs; part j is the j-th from the front and from the back."""
     bounds = [np.arange(2 * n + 1) * d // (2 * n) for d, n in zip(sizes, parts, strict=True)]
     starts = np.concatenate([each[:-1] for each in bounds])
@@ -55,7 +55,7 @@ def shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]
             ((head[0], tail[1]),) if head[1] == tail[0] else (head, tail) for head, tail in pairs
         ]
         shares.append(
-            Share(
+            DocumentParts(
                 tuple(tuple(run for run in both if run[0] < run[1]) for both in runs),
                 price[:half] + price[half:][::-1],
                 length[:half] + length[half:][::-1],
@@ -64,7 +64,7 @@ def shares_over_ranks(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]
     return shares
 
 
-def shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
+def shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[DocumentParts]:
     """Slices of nearly equal work with at least one token each; all cuts are bisected at once."""
     owner = np.repeat(np.arange(len(sizes)), parts - 1)
     ends = np.cumsum(parts - 1)[:-1]
@@ -80,7 +80,7 @@ def shares_in_time(sizes: Ints, parts: Ints, curve: LoadCurve) -> list[Share]:
 
 def wrapped_in_time(
     sizes: Ints, loads: Ints, turns: int, curve: LoadCurve
-) -> list[tuple[int, Share]]:
+) -> list[tuple[int, DocumentParts]]:
     """Lay documents end to end and cut where equal work ends (McNaughton's wrap-around rule).
 
     Returns:
@@ -110,6 +110,6 @@ def reach_tokens(sizes: Ints, wanted_ns: npt.NDArray[np.float64], curve: LoadCur
     return low
 
 
-def _slices(bounds: Ints, curve: LoadCurve) -> Share:
+def _slices(bounds: Ints, curve: LoadCurve) -> DocumentParts:
     runs = tuple((run,) for run in itertools.pairwise(bounds.tolist()))
-    return Share(runs, curve.slice_ns(bounds[:-1], bounds[1:]), np.diff(bounds))
+    return DocumentParts(runs, curve.slice_ns(bounds[:-1], bounds[1:]), np.diff(bounds))

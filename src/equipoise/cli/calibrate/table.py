@@ -8,7 +8,7 @@ from rich.table import Table
 
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cost.compare import Comparison
+from equipoise.cost.compare import CurveComparison
 from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.device.parts import Measured
 
@@ -136,7 +136,9 @@ def _bytes(each: Measured) -> tuple[str, str]:
     return f"{each.mid / 1e9:.2f} GB/s", f"{each.low / 1e9:.2f} to {each.high / 1e9:.2f}"
 
 
-def print_comparison(comparison: Comparison, run: Path, file: Path, *, is_fitted: bool) -> None:
+def print_comparison(
+    comparison: CurveComparison, run: Path, file: Path, *, is_fitted: bool
+) -> None:
     """Print predicted beside measured seconds, and the curve to doubt."""
     console = make_console()
     console.print(f"{run}: {comparison.steps} steps on {comparison.ranks} ranks, beside {file}")

@@ -28,7 +28,7 @@ from equipoise.spec.device.parts import (
     Measured,
     ModelParts,
     OncePoint,
-    Passes,
+    PartPasses,
     WayParts,
     parts_name,
     way_of,
@@ -83,7 +83,7 @@ class PartCurves:
         return points[0] if points else None
 
 
-def _columns(passes: Passes) -> list[float]:
+def _columns(passes: PartPasses) -> list[float]:
     four = passes.forward_s, passes.backward_s, passes.input_s, passes.weight_s
     return [each.mid for each in four]
 

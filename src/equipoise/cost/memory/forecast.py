@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from equipoise.cost.memory.layer import LayerBytes, token_bytes
 from equipoise.cost.memory.overhead import CPU_OVERHEAD, DeviceOverhead
 from equipoise.cost.memory.share import StageShare, whole_model
-from equipoise.cost.memory.weights import Group, held_groups, is_kept_whole
+from equipoise.cost.memory.weights import WeightGroup, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, layer_recompute
@@ -120,7 +120,7 @@ def forecast_memory(
     width = 2 if precision == "bf16" else 4
     tables, layers = held_groups(model, layout, stage.layers, stage.embeds, stage.has_head)
     groups = [tables, *layers]
-    largest = max(layers, key=lambda group: group.params, default=Group(0, 0))
+    largest = max(layers, key=lambda group: group.params, default=WeightGroup(0, 0))
     owned = sum(group.owned for group in groups)
     params = sum(group.params for group in groups)
     sums_at_end = layout.zero <= 1

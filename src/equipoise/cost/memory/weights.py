@@ -33,7 +33,7 @@ join GPUs (``spec.cluster.link``) is of the same size, 0.25 to 1.8 MB."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class WeightGroup:
     """Weights that are gathered and reduced together."""
 
     params: int
@@ -46,7 +46,7 @@ class Group:
 
 def held_groups(
     model: ModelSpec, layout: Layout, layers: Sequence[int], embeds: bool, has_head: bool
-) -> tuple[Group, list[Group]]:
+) -> tuple[WeightGroup, list[WeightGroup]]:
     """Groups of a rank: the tables', which may be of nothing, and those of its layers.
 
     Args:
@@ -75,12 +75,12 @@ def held_groups(
         groups.append(_group(dense, layout))
         if experts:
             owned = experts if layout.zero == 0 else -(-experts // layout.edp)
-            groups.append(Group(experts, owned, are_spread=True))
+            groups.append(WeightGroup(experts, owned, are_spread=True))
     return _group(words, layout), groups
 
 
 def is_kept_whole(
-    group: Group, *, width: int, zero: int, pp: int, small_bytes: int = SMALL_BYTES
+    group: WeightGroup, *, width: int, zero: int, pp: int, small_bytes: int = SMALL_BYTES
 ) -> bool:
     """Whether a group of weights that ZeRO 3 would gather again and again stays for the step.
 
@@ -91,7 +91,7 @@ def is_kept_whole(
         pp: Degree of pipeline parallelism.
         small_bytes: The most that it may have, gathered [bytes].
 
-    >>> groups = [Group(params, params // 2) for params in (184_320, 737_280)]
+    >>> groups = [WeightGroup(params, params // 2) for params in (184_320, 737_280)]
     >>> [is_kept_whole(group, width=4, zero=3, pp=1) for group in groups]
     [True, False]
     """
@@ -99,9 +99,9 @@ def is_kept_whole(
     return zero == 3 and pp == 1 and is_small and not group.are_spread
 
 
-def _group(params: int, layout: Layout) -> Group:
+def _group(params: int, layout: Layout) -> WeightGroup:
     sharers = 1 if layout.zero == 0 else layout.zero_ranks // layout.replicas
-    return Group(params, -(-params // sharers))
+    return WeightGroup(params, -(-params // sharers))
 
 
 def _layer_params(model: ModelSpec, layout: Layout, *, sparse: bool) -> int:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from equipoise.nn.declare import Copied, Placement, local
 from equipoise.nn.moe.balance import LoadBalance
 from equipoise.nn.moe.matmul import expert_swiglu
-from equipoise.nn.moe.route import Rows, choose, gather_back, sort_rows, spread
+from equipoise.nn.moe.route import ExpertRows, choose, gather_back, sort_rows, spread
 from equipoise.nn.project import add_swiglu
 from equipoise.spec.model.presets import ModelSpec
 
@@ -102,7 +102,7 @@ class Router(nn.Module):
         self.top_k, self.normalizes = model.top_k, model.norm_top_k
         self.capacity_factor = model.capacity_factor
 
-    def forward(self, x_TD: Tensor) -> tuple[Tensor, Rows]:
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, ExpertRows]:
         """Weights of each token's experts [T, K], and the rows that the experts compute."""
         # In bf16 two experts often have equal logits; fp32 separates them.
         wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32

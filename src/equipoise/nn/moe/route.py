@@ -36,7 +36,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class ExpertRows:
     """Tokens' choices as rows sorted by expert."""
 
     token_R: Tensor
@@ -66,7 +66,7 @@ def capacity(tokens: int, *, top_k: int, experts: int, factor: float) -> int:
     return math.ceil(factor * tokens * top_k / experts)
 
 
-def sort_rows(chosen_TK: Tensor, scores_TK: Tensor, *, experts: int, factor: float) -> Rows:
+def sort_rows(chosen_TK: Tensor, scores_TK: Tensor, *, experts: int, factor: float) -> ExpertRows:
     """Sort choices by expert, and drop those beyond the capacity.
 
     Args:
@@ -87,7 +87,7 @@ def sort_rows(chosen_TK: Tensor, scores_TK: Tensor, *, experts: int, factor: flo
         counts_X = counts_X.clamp_max(most)
     place = torch.full_like(flat, len(slots))
     place[slots] = torch.arange(len(slots), device=flat.device)
-    return Rows(slots // top_k, slots, place.view(tokens, top_k), counts_X, is_whole)
+    return ExpertRows(slots // top_k, slots, place.view(tokens, top_k), counts_X, is_whole)
 
 
 def _best(flat: Tensor, scores: Tensor, counts_X: Tensor, most: int) -> Tensor:
@@ -101,7 +101,7 @@ def _best(flat: Tensor, scores: Tensor, counts_X: Tensor, most: int) -> Tensor:
     return keep
 
 
-def _padded(rows_RD: Tensor, rows: Rows) -> Tensor:
+def _padded(rows_RD: Tensor, rows: ExpertRows) -> Tensor:
     """The rows, and a row of zeros for the choices that were dropped."""
     if rows.is_whole:
         return rows_RD
@@ -110,13 +110,13 @@ def _padded(rows_RD: Tensor, rows: Rows) -> Tensor:
 
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, rows: Rows) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, rows: ExpertRows) -> Tensor:
         ctx.rows = rows
         return x_TD[rows.token_R]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        rows: Rows = ctx.rows
+        rows: ExpertRows = ctx.rows
         padded = _padded(grads[0], rows)
         grad_TD = padded[rows.place_TK[:, 0]]
         for preference in range(1, rows.place_TK.shape[1]):
@@ -124,7 +124,7 @@ class _Spread(torch.autograd.Function):
         return grad_TD, None
 
 
-def spread(x_TD: Tensor, rows: Rows) -> Tensor:
+def spread(x_TD: Tensor, rows: ExpertRows) -> Tensor:
     """The tokens as rows sorted by expert [R, D]."""
     out: Tensor = _Spread.apply(x_TD, rows)
     return out
@@ -133,7 +133,7 @@ def spread(x_TD: Tensor, rows: Rows) -> Tensor:
 class _GatherBack(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, residual_TD: Tensor, y_RD: Tensor, weights_TK: Tensor, rows: Rows
+        ctx: Any, residual_TD: Tensor, y_RD: Tensor, weights_TK: Tensor, rows: ExpertRows
     ) -> Tensor:
         ctx.save_for_backward(y_RD, weights_TK)
         ctx.rows = rows
@@ -148,7 +148,7 @@ class _GatherBack(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad_TD,) = grads
         y_RD, weights_TK = ctx.saved_tensors
-        rows: Rows = ctx.rows
+        rows: ExpertRows = ctx.rows
         grad_RD = grad_TD[rows.token_R]
         products = torch.zeros_like(weights_TK).view(-1)
         products[rows.slot_R] = (grad_RD * y_RD).sum(1)
@@ -156,7 +156,7 @@ class _GatherBack(torch.autograd.Function):
         return grad_TD, grad_RD, products.view_as(weights_TK), None
 
 
-def gather_back(residual_TD: Tensor, y_RD: Tensor, weights_TK: Tensor, rows: Rows) -> Tensor:
+def gather_back(residual_TD: Tensor, y_RD: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
     """``residual`` plus the weighted outputs of each token's experts [T, D]."""
     out: Tensor = _GatherBack.apply(residual_TD, y_RD, weights_TK, rows)
     return out

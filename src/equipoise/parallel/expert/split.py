@@ -40,7 +40,7 @@ class ExpertSplit:
 
     def gather(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """Every rank's rows, differentiable; rank ``r`` has ``sizes[r]``."""
-        out: Tensor = _Gather.apply(rows, sizes, self)  # type: ignore[no-untyped-call]
+        out: Tensor = _GatherParts.apply(rows, sizes, self)  # type: ignore[no-untyped-call]
         return out
 
     def sum_back(self, parts: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -67,7 +67,7 @@ class ExpertSplit:
         return summed
 
 
-class _Gather(torch.autograd.Function):
+class _GatherParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: Sequence[int], split: ExpertSplit) -> Tensor:
         ctx.way_back = (sizes, split)

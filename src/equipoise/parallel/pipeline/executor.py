@@ -31,7 +31,7 @@ from equipoise.comm.steps import Await, Post, Steps, allocate, unpack
 from equipoise.nn.attention import PackAttention
 from equipoise.nn.defer import Deferred, defer_weights
 from equipoise.parallel.pipeline.part import DecoderPart
-from equipoise.parallel.pipeline.program import RankProgram, Slot
+from equipoise.parallel.pipeline.program import PipelineProgram, Slot
 from equipoise.parallel.pipeline.slices import LayerAttention, Resident, Slices
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.messages import PipelineMessage
@@ -60,7 +60,7 @@ class StageBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PipelineRun:
+class PipelineOutcome:
     """The results of one rank's part of a step."""
 
     losses: dict[int, Tensor]
@@ -80,7 +80,7 @@ class Executor:
     def __init__(
         self,
         part: DecoderPart,
-        program: RankProgram,
+        program: PipelineProgram,
         batches: Sequence[StageBatch],
         *,
         divisor: float,
@@ -142,7 +142,7 @@ class Executor:
                 self._inputs[is_gradient, slot.next_stage, slot.micro_batch] = made
         yield Await(self._program.end)
 
-    def finish(self, ranks: int) -> PipelineRun:
+    def finish(self, ranks: int) -> PipelineOutcome:
         """The step's results, once ``steps`` has ended."""
         slots = self._program.slots
         begins, ends = np.array(self._times, dtype=np.int64).reshape(-1, 2).T
@@ -150,7 +150,7 @@ class Executor:
         rank = np.full(len(slots), self._program.rank)
         op, stage, micro_batch = table.reshape(-1, 3).T
         timeline = PipelineTimeline("measured", ranks, rank, op, stage, micro_batch, begins, ends)
-        return PipelineRun(self.losses, timeline)
+        return PipelineOutcome(self.losses, timeline)
 
     def _expect(self, message: PipelineMessage) -> Parcel:
         """A buffer for a message; the arriving tensor is a view of it."""

@@ -47,7 +47,7 @@ from equipoise.comm.drive import drive, drive_together
 from equipoise.comm.mail import Ledger, Mail, Parcel
 from equipoise.comm.mesh import Peers
 from equipoise.comm.steps import Await, Post, Steps
-from equipoise.parallel.pipeline.executor import Executor, PipelineRun, StageBatch
+from equipoise.parallel.pipeline.executor import Executor, PipelineOutcome, StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart
 from equipoise.parallel.pipeline.program import compile_rank
 from equipoise.parallel.pipeline.replicas import Replicas
@@ -108,7 +108,7 @@ class Pipeline:
         *,
         divisor: float,
         allow_lossy: bool = False,
-    ) -> PipelineRun:
+    ) -> PipelineOutcome:
         """Run a step's micro-batches; gradients are accumulated.
 
         Args:
@@ -205,7 +205,7 @@ def play_pipeline(
     divisor: float,
     sent_bytes: npt.NDArray[np.int64] | None = None,
     allow_lossy: bool = False,
-) -> list[PipelineRun]:
+) -> list[PipelineOutcome]:
     """Run a step with all its ranks in this process, by the executor of real ranks.
 
     Args:

@@ -53,7 +53,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RankProgram:
+class PipelineProgram:
     """What one rank does."""
 
     rank: int
@@ -87,7 +87,7 @@ def require_runnable(schedule: PipelineSchedule) -> None:
 @functools.lru_cache(maxsize=64)
 def compile_rank(
     schedule: PipelineSchedule, rank: int, empty: frozenset[int] = frozenset(), ahead: int = AHEAD
-) -> RankProgram:
+) -> PipelineProgram:
     """Compile one rank's part.
 
     Args:
@@ -124,7 +124,7 @@ def compile_rank(
             Slot(op, stage, micro_batch, tuple(receives[place]), sends.get(place), following)
         )
     held = tuple(np.flatnonzero(schedule.rank_of == rank).tolist())
-    return RankProgram(rank, held, tuple(slots))
+    return PipelineProgram(rank, held, tuple(slots))
 
 
 def _known_at(sent: PipelineMessage, receives: tuple[PipelineMessage, ...], end: int) -> int:

@@ -46,7 +46,7 @@ def sum_rows(partial_TD: Tensor, peers: Peers) -> Tensor:
     return summed
 
 
-class _Gather(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_tD: Tensor, tokens: int, peers: Peers) -> Tensor:
         ctx.peers = peers
@@ -70,7 +70,7 @@ class _Sum(torch.autograd.Function):
 
 def enter(x_tD: Tensor, tokens: int, peers: Peers) -> Tensor:
     """``gather_rows``, differentiable: the backward is ``sum_rows``."""
-    rows: Tensor = _Gather.apply(x_tD, tokens, peers)  # type: ignore[no-untyped-call]
+    rows: Tensor = _GatherRows.apply(x_tD, tokens, peers)  # type: ignore[no-untyped-call]
     return rows
 
 

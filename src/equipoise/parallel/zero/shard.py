@@ -46,7 +46,7 @@ from equipoise.base.axes import REPLICATE_AXIS, SHARD_AXIS
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
-from equipoise.cost.memory.weights import SMALL_BYTES, Group, is_kept_whole
+from equipoise.cost.memory.weights import SMALL_BYTES, WeightGroup, is_kept_whole
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
@@ -96,7 +96,7 @@ class ShardedDecoder:
         pp = 1 if mesh is None else mesh.layout.pp
         width = 4 if policy.param_dtype is None else policy.param_dtype.itemsize
         for module in (*decoder.layers, decoder):
-            own = Group(_count_own(module), 0)
+            own = WeightGroup(_count_own(module), 0)
             if is_kept_whole(own, width=width, zero=zero, pp=pp, small_bytes=small_bytes):
                 self._small.add(module)
             stays = _turns_back(decoder, module, pp) or module in self._small

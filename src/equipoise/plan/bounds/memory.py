@@ -165,13 +165,15 @@ def stage_bound_bytes(
         if batches is None:
             size = space["micro_batch"][row] * space.base.context_tokens
             batches = np.full(int(space.micro_batches[row]), size)
-        ways = _Pipeline(model, space.choice(row), batches, known, is_last_heavier=is_last_heavier)
+        ways = _PipelineNeeds(
+            model, space.choice(row), batches, known, is_last_heavier=is_last_heavier
+        )
         for same in group_equal([space[name][at[alike]] for name in _STATES]):
             needs[mine[alike[same]]] = ways.bytes_of(space.choice(int(at[alike[same[0]]])))
     return needs * _LESS
 
 
-class _Pipeline:
+class _PipelineNeeds:
     """Ranks of one schedule, and what its choices need on them."""
 
     def __init__(

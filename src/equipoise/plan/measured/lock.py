@@ -20,7 +20,7 @@ from equipoise.plan.measured.next import Trial
 from equipoise.plan.request import decide
 from equipoise.plan.run import RunInputs
 from equipoise.plan.search.deadline import NEVER
-from equipoise.plan.search.incumbent import Outcome, Progress
+from equipoise.plan.search.incumbent import Outcome, SearchProgress
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan, Stages
 
 _CANDIDATES = 4
@@ -43,7 +43,7 @@ def measured_plan(
         return None
     known = [(step_s, at, each) for step_s, at in timed if (each := priced[at]) is not None]
     known = known[:_CANDIDATES]
-    tried = Progress(priced=len(trials), best_s=known[0][0], bound_s=0.0)
+    tried = SearchProgress(priced=len(trials), best_s=known[0][0], bound_s=0.0)
     outcome = Outcome((), tried, len(priced), ruled_out=0, bounded=0, least_bytes=0.0)
     plan = decide(inputs, outcome, [each for _, _, each in known], NEVER)
     every = [

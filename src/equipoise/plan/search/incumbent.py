@@ -20,7 +20,7 @@ class Priced:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchProgress:
     """How far a search has come."""
 
     priced: int
@@ -41,7 +41,7 @@ class Outcome:
 
     fitting: tuple[Priced, ...]
     """Choices that fit, fastest first."""
-    progress: Progress
+    progress: SearchProgress
     listed: int
     """Choices in the space."""
     ruled_out: int
@@ -75,7 +75,7 @@ class Incumbent:
     replay: Callable[[int], Priced | None]
     """The price of a row; None where it cannot be laid out."""
     capacity_bytes: float
-    watch: Callable[[Progress], None] | None
+    watch: Callable[[SearchProgress], None] | None
     best_s: float = np.inf
     fitting: set[int] = field(default_factory=set)
 
@@ -86,7 +86,7 @@ class Incumbent:
             self.fitting.add(row)
             self.best_s = min(self.best_s, priced.step_s)
         if self.watch is not None:
-            self.watch(Progress(len(self.known), self.best_s, min(bound_s, self.best_s)))
+            self.watch(SearchProgress(len(self.known), self.best_s, min(bound_s, self.best_s)))
         return self.fitting_s(row)
 
     def fitting_s(self, row: int) -> float:
@@ -99,7 +99,7 @@ class Incumbent:
         tried = [each.memory_bytes for each in self.known.values()]
         return Outcome(
             tuple(ranked),
-            Progress(len(self.known), self.best_s, min(reached.bound_s, self.best_s)),
+            SearchProgress(len(self.known), self.best_s, min(reached.bound_s, self.best_s)),
             listed,
             0 if reached.rows is None else listed - reached.rows,
             reached.bounded,

@@ -28,7 +28,7 @@ import numpy as np
 from equipoise.base.arrays import Flags, Ints
 from equipoise.plan.bounds.roofline import memory_bound_bytes, needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Deadline
-from equipoise.plan.search.incumbent import Outcome, Priced, Progress
+from equipoise.plan.search.incumbent import Outcome, Priced, SearchProgress
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.columns import Space
 from equipoise.spec.offload import OFFLOADS
@@ -39,7 +39,7 @@ def search_offloaded(
     outcome: Outcome,
     *,
     seconds: float = np.inf,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[SearchProgress], None] | None = None,
     may: Callable[[Space], Flags] | None = None,
 ) -> Outcome:
     """Search what does not fit without offloading.
@@ -87,7 +87,7 @@ def search_offloaded(
     bound_s = min(outcome.progress.bound_s, offloaded.progress.bound_s)
     return Outcome(
         tuple(sorted(fitting, key=lambda each: (each.step_s, each.row))),
-        Progress(len(search.known), offloaded.progress.best_s, bound_s),
+        SearchProgress(len(search.known), offloaded.progress.best_s, bound_s),
         outcome.listed + offloaded.listed,
         outcome.ruled_out + offloaded.ruled_out,
         outcome.bounded + offloaded.bounded,

@@ -46,7 +46,7 @@ from equipoise.plan.bounds.roofline import needed_bytes, peak_bound_s
 from equipoise.plan.search.deadline import Clock, Deadline, TimeOver
 from equipoise.plan.search.evaluate import Branches, Estimates
 from equipoise.plan.search.heuristics import climb, find_seeds
-from equipoise.plan.search.incumbent import Incumbent, Outcome, Priced, Progress, Reached
+from equipoise.plan.search.incumbent import Incumbent, Outcome, Priced, Reached, SearchProgress
 from equipoise.plan.search.team import Home, Team, spare_cores
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Space, group_equal
@@ -120,7 +120,7 @@ class Search:
         self.estimates = Estimates(self.model, self.machine, self.space, self.packer)
 
     def run(
-        self, *, seconds: float = np.inf, watch: Callable[[Progress], None] | None = None
+        self, *, seconds: float = np.inf, watch: Callable[[SearchProgress], None] | None = None
     ) -> Outcome:
         """Search until nothing can be ``gap`` faster, or the time is over.
 

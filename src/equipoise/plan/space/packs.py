@@ -22,7 +22,7 @@ import numpy as np
 from equipoise.base.arrays import Floats, Ints
 from equipoise.cost.work import useful_flop
 from equipoise.plan.space.choice import Choice
-from equipoise.sim.divided import DividedStep, Slices, typical_slices
+from equipoise.sim.divided import DividedStep, SlicedBatch, typical_slices
 from equipoise.sim.step import Documents, typical
 from equipoise.sim.turns import slowest_turns
 from equipoise.spec.model.presets import ModelSpec
@@ -101,7 +101,7 @@ def sort_batches(batches: Batches, grain: int = 1) -> Bins:
     return Bins(documents, batch_of, *_round(sums, grain), median, is_alike=False)
 
 
-def sort_slices(batches: Sequence[Slices], grain: int = 1) -> Bins:
+def sort_slices(batches: Sequence[SlicedBatch], grain: int = 1) -> Bins:
     """Put a rank's micro-batches of divided documents into bins.
 
     Args:

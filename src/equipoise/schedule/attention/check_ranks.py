@@ -18,7 +18,7 @@ from equipoise.schedule.attention.schedule import AttentionSchedule, Message, Ro
 from equipoise.spec.pack import Pieces
 
 
-class _Cells:
+class _TokenCells:
     """Tokens and heads between the points where any run of the schedule begins or ends."""
 
     def __init__(self, schedule: AttentionSchedule) -> None:
@@ -77,10 +77,10 @@ class _Cells:
         return document, token, int(self.head_cuts[head])
 
 
-class _Rank:
+class _RankState:
     """What one rank has and has done, per cell, bool [token cells, head cells]."""
 
-    def __init__(self, schedule: AttentionSchedule, rank: int, cells: _Cells) -> None:
+    def __init__(self, schedule: AttentionSchedule, rank: int, cells: _TokenCells) -> None:
         self.rank, self.cells = rank, cells
         self.is_home = np.zeros(cells.shape[0], dtype=bool)
         self.is_home[cells.rows(schedule.home[rank])] = True
@@ -161,12 +161,12 @@ class _Rank:
 
 def rank_faults(schedule: AttentionSchedule) -> Iterator[str]:
     """Yield uses of absent data, doubled arrivals, and outputs that do not come home."""
-    cells = _Cells(schedule)
+    cells = _TokenCells(schedule)
     computing = np.zeros(cells.shape, dtype=np.int64)
     whole = np.zeros(cells.shape, dtype=bool)
     owner_of = np.empty(cells.shape[0], dtype=np.int64)
     for rank, rounds in enumerate(schedule.rounds):
-        mine = _Rank(schedule, rank, cells)
+        mine = _RankState(schedule, rank, cells)
         owner_of[mine.is_home] = rank
         for at, each in enumerate(rounds):
             for then, before in enumerate(rounds[:at]):

@@ -18,7 +18,13 @@ import numpy as np
 
 from equipoise.base.arrays import Ints
 from equipoise.schedule.boxing.block import block_in, join_blocks
-from equipoise.schedule.boxing.placement import Broadcast, MeshTensor, Partial, Split, coordinates
+from equipoise.schedule.boxing.placement import (
+    Broadcast,
+    MeshTensor,
+    Partial,
+    SplitDim,
+    coordinates,
+)
 from equipoise.schedule.boxing.step import BoxingStep, groups_along, sources_of
 
 Box = tuple[tuple[int, int], ...]
@@ -85,7 +91,7 @@ def flat_exchanges(
     row = members[(members == rank).any(axis=1)][0]
     held = on.boxes(step.before)[rank]
     flat = MeshTensor((int(np.prod(held[:, 1] - held[:, 0])),), (len(row),))
-    reduced, split = step.before[step.axes[0]], Split(0)
+    reduced, split = step.before[step.axes[0]], SplitDim(0)
     place = int(np.flatnonzero(row == rank)[0])
     steps = (
         BoxingStep("exchange", (0,), (reduced,), (split,)),

@@ -42,7 +42,7 @@ from equipoise.schedule.boxing.placement import (
     Partial,
     Placement,
     Placements,
-    Split,
+    SplitDim,
     write_placements,
 )
 from equipoise.schedule.boxing.step import BoxingStep, count_step, price_step, steps_between
@@ -200,8 +200,8 @@ def transposed(request: BoxingRequest) -> BoxingRequest:
 def conjugate(placements: Placements) -> Placements:
     """Placements of the gradient of a tensor.
 
-    >>> conjugate((Broadcast(), Split(0), Partial()))
-    (Partial(reduce='sum'), Split(dim=0, shares=None), Broadcast())
+    >>> conjugate((Broadcast(), SplitDim(0), Partial()))
+    (Partial(reduce='sum'), SplitDim(dim=0, shares=None), Broadcast())
     """
     swap: dict[Placement, Placement] = {Broadcast(): Partial(), Partial(): Broadcast()}
     return tuple(swap.get(each, each) for each in placements)
@@ -256,7 +256,7 @@ def _neighbours(state: Placements, request: BoxingRequest) -> Iterator[Placement
 def _choices(axis: int, request: BoxingRequest) -> dict[Placement, None]:
     """Placements an axis may have on the way; partial only if it ends so."""
     choices: list[Placement] = [request.after[axis], Broadcast()]
-    choices += [Split(dim) for dim in range(len(request.on.shape))]
-    if isinstance(request.before[axis], Split):
+    choices += [SplitDim(dim) for dim in range(len(request.on.shape))]
+    if isinstance(request.before[axis], SplitDim):
         choices.append(request.before[axis])
     return dict.fromkeys(choices)

@@ -5,7 +5,7 @@ Why
     which rank then follows, and so does everything that must move when the layout changes.
 
 What it decides
-    ``Split`` cuts a dim in runs of equal length, the last ones shorter or empty where they must
+    ``SplitDim`` cuts a dim in runs of equal length, the last ones shorter or empty where they must
     be, as torch cuts it; or in proportion to ``shares``, which are the very sizes where they add
     up to the dim. ``Broadcast`` is the same on every rank of the axis. ``Partial`` tensors are
     one only when they are added, or their largest elements are taken.
@@ -48,7 +48,7 @@ _MOST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitDim:
     """One run of a dim on each rank of the axis."""
 
     dim: int
@@ -78,7 +78,7 @@ class Partial:
         return "P" if self.reduce == "sum" else f"P({self.reduce})"
 
 
-Placement = Split | Broadcast | Partial
+Placement = SplitDim | Broadcast | Partial
 Placements = tuple[Placement, ...]
 """One for each mesh axis, outermost first."""
 
@@ -92,7 +92,7 @@ def read_placements(text: str) -> Placements:
         SpecError: a word is none.
 
     >>> read_placements("S(0: 3+1), P(max), B")
-    (Split(dim=0, shares=(3, 1)), Partial(reduce='max'), Broadcast())
+    (SplitDim(dim=0, shares=(3, 1)), Partial(reduce='max'), Broadcast())
     """
     placements: list[Placement] = []
     for word in text.split(","):
@@ -110,14 +110,14 @@ def read_placements(text: str) -> Placements:
             placements.append(Partial("max" if reduce == "max" else "sum"))
         else:
             sizes = None if shares is None else tuple(map(int, shares.split("+")))
-            placements.append(Split(int(dim), sizes))
+            placements.append(SplitDim(int(dim), sizes))
     return tuple(placements)
 
 
 def write_placements(placements: Placements) -> str:
     """Placements as ``read_placements`` reads them.
 
-    >>> write_placements((Split(0, (3, 1)), Partial()))
+    >>> write_placements((SplitDim(0, (3, 1)), Partial()))
     'S(0: 3+1), P'
     """
     return ", ".join(map(str, placements))
@@ -174,7 +174,7 @@ class MeshTensor:
                 f"each axis."
             )
         for each, size in zip(placements, self.mesh, strict=True):
-            if not isinstance(each, Split):
+            if not isinstance(each, SplitDim):
                 continue
             if not 0 <= each.dim < len(self.shape):
                 raise LayoutError(
@@ -211,14 +211,14 @@ class MeshTensor:
     def boxes(self, placements: Placements) -> Ints:
         """What each rank holds, first and stop of every dim, int64 [ranks, dims, 2].
 
-        >>> MeshTensor((6,), (2, 2)).boxes((Split(0), Split(0)))[:, 0].tolist()
+        >>> MeshTensor((6,), (2, 2)).boxes((SplitDim(0), SplitDim(0)))[:, 0].tolist()
         [[0, 2], [2, 3], [3, 5], [5, 6]]
         """
         boxes = np.zeros((self.ranks, len(self.shape), 2), dtype=np.int64)
         boxes[:, :, 1] = self.shape
         places = coordinates(self.mesh)
         for axis, each in enumerate(placements):
-            if isinstance(each, Split):
+            if isinstance(each, SplitDim):
                 first, stop = boxes[:, each.dim, 0].copy(), boxes[:, each.dim, 1].copy()
                 begin, end = _cut(stop - first, places[:, axis], self.mesh[axis], each.shares)
                 boxes[:, each.dim, 0], boxes[:, each.dim, 1] = first + begin, first + end

@@ -50,7 +50,7 @@ from equipoise.schedule.boxing.placement import (
     MeshTensor,
     Partial,
     Placements,
-    Split,
+    SplitDim,
     coordinates,
 )
 
@@ -80,8 +80,8 @@ class BoxingStep:
             return "exchange"
         one, other = self.before[self.axes[0]], self.after[self.axes[0]]
         if isinstance(one, Partial):
-            return "reduce-scatter" if isinstance(other, Split) else "gather and reduce"
-        return "all-to-all" if isinstance(other, Split) else "all-gather"
+            return "reduce-scatter" if isinstance(other, SplitDim) else "gather and reduce"
+        return "all-to-all" if isinstance(other, SplitDim) else "all-gather"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +162,7 @@ def count_step(on: MeshTensor, step: BoxingStep) -> StepCount | None:
         each.dim
         for axis in step.axes
         for each in (step.before[axis], step.after[axis])
-        if isinstance(each, Split)
+        if isinstance(each, SplitDim)
     }
     # Of the others all members of a group have the same run.
     others = [dim for dim in range(len(on.shape)) if dim not in changing]
@@ -179,7 +179,7 @@ def count_step(on: MeshTensor, step: BoxingStep) -> StepCount | None:
 
 def _count_fill(on: MeshTensor, step: BoxingStep, members: Ints) -> StepCount | None:
     """Nothing moves, if a group's ranks together hold each summand exactly once."""
-    if isinstance(step.before[step.axes[0]], Split):
+    if isinstance(step.before[step.axes[0]], SplitDim):
         before, after = on.boxes(step.before), on.boxes(step.after)
         first = np.maximum(before[..., 0], after[..., 0])
         stop = np.minimum(before[..., 1], after[..., 1])

@@ -39,7 +39,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class PartPasses:
     """Seconds of one part for one micro-batch, without the attention core."""
 
     forward_s: Measured
@@ -56,10 +56,10 @@ class SizePoint:
     """A micro-batch of ``tokens`` tokens on this rank, in documents too short for attention."""
 
     tokens: int
-    layer: Passes
-    first: Passes
+    layer: PartPasses
+    first: PartPasses
     """What comes before the layers; counted in ``last`` if a rank has all layers."""
-    last: Passes
+    last: PartPasses
     """What comes after the layers: the head and the loss."""
 
 

@@ -116,7 +116,7 @@ def _reaching(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
     return (*sizes[:-1], most)
 
 
-class Progress(Protocol):
+class MeasureProgress(Protocol):
     """Somebody who watches."""
 
     def start(self, label: str, total: int) -> None:
@@ -129,7 +129,7 @@ class Progress(Protocol):
         """All are."""
 
 
-def measure_machine(plan: CalibrationPlan, folder: Path, progress: Progress) -> DeviceFile:
+def measure_machine(plan: CalibrationPlan, folder: Path, progress: MeasureProgress) -> DeviceFile:
     """Measure everything.
 
     Args:

@@ -14,13 +14,13 @@ from equipoise.comm.local import run_ranks
 from equipoise.observe.machine import usable_cores
 from equipoise.schedule.attention.price import LinkPrice
 from equipoise.spec.device.parts import ModelParts, Way, parts_name
-from equipoise.train.calibrate.measure import MOST_RANKS, Progress
+from equipoise.train.calibrate.measure import MOST_RANKS, MeasureProgress
 from equipoise.train.calibrate.parts import time_way, ways_of
 from equipoise.train.calibrate.parts_plan import PartsPlan, WaySamples
 from equipoise.train.calibrate.parts_table import context_points, document_points, way_table
 
 
-def measure_parts(plan: PartsPlan, link: LinkPrice, progress: Progress) -> ModelParts:
+def measure_parts(plan: PartsPlan, link: LinkPrice, progress: MeasureProgress) -> ModelParts:
     """Time the parts of a model's step on every core at once.
 
     Args:

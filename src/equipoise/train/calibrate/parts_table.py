@@ -27,7 +27,7 @@ from equipoise.spec.device.parts import (
     DocPoint,
     Measured,
     OncePoint,
-    Passes,
+    PartPasses,
     SizePoint,
     Way,
     WayParts,
@@ -92,7 +92,7 @@ class _Whole:
             core_s = self._core_s[name] * tokens / SHORT_TOKENS
             layers.append(_measured(layer - core_s))
             lasts.append(_measured(last))
-        free = Passes(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+        free = PartPasses(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
         return SizePoint(tokens, _undivided(*layers), free, _undivided(*lasts))
 
     def once(self) -> tuple[OncePoint, OncePoint, OncePoint]:
@@ -143,7 +143,7 @@ class _Pipeline(_Whole):
             layer, ends = self._stages(schedule, partial(_span, name=name, at=at))
             core_s = self._core_s.get(core, 0.0) * tokens / SHORT_TOKENS
             columns.append((_measured(layer - core_s), *map(_measured, ends)))
-        return SizePoint(tokens, *(Passes(*each) for each in zip(*columns, strict=True)))
+        return SizePoint(tokens, *(PartPasses(*each) for each in zip(*columns, strict=True)))
 
     def once(self) -> tuple[OncePoint, OncePoint, OncePoint]:
         """A layer, what the first stage has, what the last."""
@@ -207,8 +207,8 @@ def _measured(samples: Seconds) -> Measured:
     return median_interval(np.maximum(samples, 0.0).tolist())
 
 
-def _undivided(forward: Measured, backward: Measured) -> Passes:
-    return Passes(forward, backward, backward, _NOTHING)
+def _undivided(forward: Measured, backward: Measured) -> PartPasses:
+    return PartPasses(forward, backward, backward, _NOTHING)
 
 
 def _spent(record: StepRecord) -> Seconds:

@@ -8,12 +8,12 @@ import pytest
 
 from equipoise.cli.calibrate.table import file_rows, print_comparison, print_file
 from equipoise.cli.main import main
-from equipoise.cost.compare import Comparison, Factor, fitted
+from equipoise.cost.compare import CurveComparison, Factor, fitted
 from equipoise.spec.run.load import read_run
 from equipoise.train.calibrate.measure import CalibrationPlan
 from support.device_files import A_FILE
 
-COMPARISON = Comparison(
+COMPARISON = CurveComparison(
     steps=8,
     ranks=2,
     compute_predicted_s=2.0,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from equipoise.cost.memory.weights import SMALL_BYTES, Group, held_groups, is_kept_whole
+from equipoise.cost.memory.weights import SMALL_BYTES, WeightGroup, held_groups, is_kept_whole
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 
@@ -18,7 +18,7 @@ MODELS = {
 }
 
 
-def groups(model: ModelSpec, layout: Layout) -> list[Group]:
+def groups(model: ModelSpec, layout: Layout) -> list[WeightGroup]:
     tables, layers = held_groups(model, layout, range(model.layers), True, True)
     return [tables, *layers]
 
@@ -74,7 +74,7 @@ def test_stages_hold_tables_where_they_use_them() -> None:
 
 def test_zero_3_keeps_what_is_small_and_its_own() -> None:
     def kept(params: int, *, width: int = 4, zero: int = 3, pp: int = 1, **is_) -> bool:
-        return is_kept_whole(Group(params, 0, **is_), width=width, zero=zero, pp=pp)
+        return is_kept_whole(WeightGroup(params, 0, **is_), width=width, zero=zero, pp=pp)
 
     most = SMALL_BYTES // 4
     assert kept(most) and kept(2 * most, width=2)

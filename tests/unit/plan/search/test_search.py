@@ -8,7 +8,7 @@ import pytest
 from equipoise.base.errors import LayoutError, SpecError
 from equipoise.cost.step.request import StepOptions
 from equipoise.plan.answer.run_steps import COMPARED
-from equipoise.plan.search.incumbent import Outcome, Priced, Progress
+from equipoise.plan.search.incumbent import Outcome, Priced, SearchProgress
 from equipoise.plan.search.search import Search
 from equipoise.plan.space.choice import Choice
 from equipoise.plan.space.columns import Space, list_space
@@ -116,7 +116,7 @@ def test_no_policy_is_bounded_by_documents_of_another(
         windows = [[int(4096 * draw.uniform(1, 3))] * options.micro_batch for _ in range(count)]
         return [windows] * layout.dp
 
-    machine, best, noted = Machine(cluster(60.0)), [], list[Progress]()
+    machine, best, noted = Machine(cluster(60.0)), [], list[SearchProgress]()
     for policies in (*((policy,) for policy in COMPARED), COMPARED):
         rows = list_space(MODEL, 8, BASE, fixed=fixed, policies=policies)
         noted.clear()

@@ -21,7 +21,7 @@ from equipoise.schedule.boxing.placement import (
     Partial,
     Placement,
     Placements,
-    Split,
+    SplitDim,
     read_placements,
     write_placements,
 )
@@ -30,7 +30,7 @@ from equipoise.schedule.boxing.step import count_step, groups_along, price_step,
 
 def placements(axis_ranks: int, dims: int) -> st.SearchStrategy[Placement]:
     shares = st.lists(st.integers(0, 5), min_size=axis_ranks, max_size=axis_ranks).filter(any)
-    splits = st.builds(Split, st.integers(0, dims - 1), st.none() | shares.map(tuple))
+    splits = st.builds(SplitDim, st.integers(0, dims - 1), st.none() | shares.map(tuple))
     return st.one_of(splits, st.just(Broadcast()), st.just(Partial()))
 
 
@@ -55,18 +55,18 @@ def test_every_element_is_on_one_rank_of_each_copy(found) -> None:
     times = np.zeros(on.shape, dtype=np.int64)
     for box in on.boxes(each).tolist():
         times[tuple(slice(*dim) for dim in box)] += 1
-    copies = [n for n, p in zip(on.mesh, each, strict=True) if not isinstance(p, Split)]
+    copies = [n for n, p in zip(on.mesh, each, strict=True) if not isinstance(p, SplitDim)]
     assert (times == math.prod(copies)).all()
 
 
 def test_splits_are_torchs_and_shares_are_sizes_where_they_add_up() -> None:
     torch_cuts = {(5, 3): [2, 2, 1], (4, 3): [2, 2, 0], (1, 3): [1, 0, 0], (6, 3): [2, 2, 2]}
     for (size, ranks), expected in torch_cuts.items():
-        boxes = MeshTensor((size,), (ranks,)).boxes((Split(0),))
+        boxes = MeshTensor((size,), (ranks,)).boxes((SplitDim(0),))
         assert np.diff(boxes[:, 0]).flatten().tolist() == expected
-    boxes = MeshTensor((7,), (3,)).boxes((Split(0, (4, 0, 3)),))
+    boxes = MeshTensor((7,), (3,)).boxes((SplitDim(0, (4, 0, 3)),))
     assert boxes[:, 0].tolist() == [[0, 4], [4, 4], [4, 7]]
-    halves = MeshTensor((8,), (2, 2)).boxes((Split(0, (3, 1)), Split(0, (1, 1))))
+    halves = MeshTensor((8,), (2, 2)).boxes((SplitDim(0, (3, 1)), SplitDim(0, (1, 1))))
     assert halves[:, 0].tolist() == [[0, 3], [3, 6], [6, 7], [7, 8]]
 
 

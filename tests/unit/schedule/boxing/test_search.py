@@ -20,12 +20,12 @@ from equipoise.schedule.boxing.placement import (
     MeshTensor,
     Partial,
     Placement,
-    Split,
+    SplitDim,
     read_placements,
 )
 from equipoise.schedule.boxing.ways import other_ways
 
-WORDS: list[Placement] = [Split(0), Split(1), Split(0, (3, 1)), Broadcast(), Partial()]
+WORDS: list[Placement] = [SplitDim(0), SplitDim(1), SplitDim(0, (3, 1)), Broadcast(), Partial()]
 LINKS = st.builds(LinkPrice, st.sampled_from([0.0, 1e-6, 1e-5]), st.sampled_from([1e9, 1e11]))
 
 
@@ -52,7 +52,7 @@ def brute(request: BoxingRequest) -> float:
     states = list(
         itertools.product(
             *(
-                dict.fromkeys([Broadcast(), Split(0), Split(1), *axis])
+                dict.fromkeys([Broadcast(), SplitDim(0), SplitDim(1), *axis])
                 for axis in zip(*ends, strict=True)
             )
         )
