@@ -227,7 +227,7 @@ def _show(
         _show_others(console, best, others)
     console.print(
         "a rank, all ranks: bytes sent, by the rank that sends most and by all. packed: rank 0's "
-        "messages that are no one run of memory, or are added, in so many copies. Times are "
+        "messages that are not contiguous or are added, and the copies that takes. Times are "
         f"predicted, not measured, for {_assumed(request)} (assumed); packing and adding are not "
         "priced.",
         style="dim",
