@@ -33,14 +33,6 @@ PATTERNS = {
 RULES = {re.compile(text.replace(" ", r"\s+"), re.I): use for text, use in PATTERNS.items()}
 OF = re.compile(r"\AOf\s")
 
-# Rooms that are not cleaned yet. Strike yours once it is clean; never add one.
-UNCLEAN = (
-    "src/equipoise/cli",
-    "src/equipoise/dash",
-    "src/equipoise/plan",
-    "src/equipoise/sim",
-)
-
 
 def _prose(text: str, line: int, *, opens: bool = False) -> Iterator[tuple[int, str, str]]:
     """Lines, words and advice: what the rules refuse in a text that begins at a line."""
@@ -110,13 +102,8 @@ def files() -> list[Path]:
 
 
 def test_prose_keeps_to_plain_english() -> None:
-    cleaned = [file for file in files() if not _is_unclean(file)]
-    refused = [fault for file in cleaned for fault in faults(file)]
+    refused = [fault for file in files() for fault in faults(file)]
     assert not refused, "\n".join(["Refused words:", *refused])
-
-
-def _is_unclean(file: Path) -> bool:
-    return any(file.is_relative_to(ROOT / room) for room in UNCLEAN)
 
 
 BAD = '''"""Of a rank, which is

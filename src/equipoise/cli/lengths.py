@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from equipoise.spec.workload import Lengths
 
 _BYTES_PER_TOKEN = 3.3
-"""Of the standard library under a byte-level BPE of 4,096 tokens trained on it (measured)."""
+"""Measured on the standard library, under a byte-level BPE of 4,096 tokens trained on it."""
 
 
 def listed_lengths(text: str) -> tuple[int, ...] | None:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted, 141 nobody reads the output any more.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name that an ASCII terminal cannot show is no reason to die.
+        # A name that an ASCII terminal cannot show must not end the program.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else list(argv))
@@ -266,7 +266,7 @@ def _is_stdout_broken() -> bool:
     """Whether it was our reader who left (``equipoise systems | head``), and not a rank's pipe."""
     try:
         descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # stdout is no file
+    except (OSError, ValueError):  # stdout is not a file
         return False
     poll = select.poll()
     poll.register(descriptor, 0)

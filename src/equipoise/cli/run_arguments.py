@@ -55,7 +55,7 @@ def split_overrides(
 
     Args:
         argv: The arguments after the verb.
-        error: Told that a flag has no value.
+        error: Called with a message if a flag has no value.
 
     Returns:
         The other arguments, and pairs of a dotted key and its text.

@@ -279,6 +279,6 @@ def _caption(score: AttentionScore) -> str:
         f"sent {format_bytes(int(counts.forward_bytes.sum()))} forward, "
         f"{format_bytes(int(counts.backward_bytes.sum()))} backward, {score.messages:,} messages; "
         f"skew of pairs {counts.pair_skew:.3f};\n"
-        f"predicted {format_seconds(score.price.total_ns / 1e9)}, of which "
-        f"{format_seconds(score.exposed_ns / 1e9)} exposed communication"
+        f"predicted {format_seconds(score.price.total_ns / 1e9)}, with "
+        f"{format_seconds(score.exposed_ns / 1e9)} of exposed communication"
     )

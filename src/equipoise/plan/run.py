@@ -259,7 +259,8 @@ def read_obeyed(
     """A fresh lock, and the run as it says.
 
     Raises:
-        PlanError: it is no lock, of a cluster, of layers that differ, of another version, or stale.
+        PlanError: not a lock, or a lock of a cluster, of layers that differ, of another version, or
+            a stale one.
         SpecError: a key was given another value.
     """
     plan = read_plan(file)

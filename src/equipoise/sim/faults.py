@@ -49,8 +49,8 @@ class FaultOptions:
         if not (all(0 <= each < math.inf for each in times) and times[0] > 0):
             raise SpecError(
                 f"A mean time between failures of {times[0]:g} s, checkpoints of {times[1]:g} s "
-                f"and restarts of {times[2]:g} s are no times. Give the first above 0, the others "
-                f"0 or more, all of them finite."
+                f"and restarts of {times[2]:g} s cannot be. Give the first above 0, the others 0 "
+                f"or more, all of them finite."
             )
         if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
             raise SpecError(f"{self.checkpoint_steps} steps between checkpoints. Give 1 or more.")

@@ -35,7 +35,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import offloads_optimizer
 
 SLOWDOWN = 0.15
-"""Of computing, while a collective that runs on the same cores and memory is under way: what
+"""Share by which computing slows down while a collective runs on the same cores and memory: what
 Calculon (SC 2023) charges for NVLink."""
 
 
@@ -108,7 +108,7 @@ def gather_s(machine: Machine, layout: Layout, held: Held, element_bytes: float)
 
 
 def reduce_s(machine: Machine, layout: Layout, held: Held, element_bytes: float) -> float:
-    """Sum gradients of so many weights into shards, and over copies of shards [s]."""
+    """Sum gradients of the held weights into shards, and over copies of shards [s]."""
     operation: Op = "all_reduce" if layout.zero == 0 else "reduce_scatter"
     seconds = _over(machine, layout, held, element_bytes, operation)
     if layout.replicas > 1 and layout.zero:

@@ -22,7 +22,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import Flip, Wall
 
 _ROUNDED_S = 1e-9
-"""Replays are in whole nanoseconds: less is no difference."""
+"""Replays are in whole nanoseconds: anything less is rounding."""
 _FACTORS = (1.125, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 
 

@@ -36,8 +36,8 @@ COMPARED: tuple[Policy, ...] = tuple(
         key=lambda name: name != PackSpec().policy,
     )
 )
-"""Policies that a plan compares where none is given. The default comes first: it stays where
-another is no better."""
+"""Policies that a plan compares where none is given. The default comes first: it stays unless
+another is better."""
 
 
 class RunSteps:

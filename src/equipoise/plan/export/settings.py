@@ -16,7 +16,7 @@ What it decides
     zero 3       shard, resharding always      Megatron-FSDP, optim_grads_params
     etp          tp without ep, else 1         its own
     attention    none of its own               selective, whose core is its default
-    every-N      none of its own               block, so many layers of each virtual stage
+    every-N      none of its own               block, that many layers of each virtual stage
     optimizer    none alone: weights go, too   of the distributed optimizer, its moments
     activations  none of its own               of all layers but two; no stages, no recomputation
     ===========  ============================  ===================================================

@@ -7,8 +7,8 @@ Why
     reduces should not.
 
 What it decides
-    The *site* of a pipeline rank: devices of the ranks of its stage, of which the slowest sets
-    its pace, and their own links. Rank order says who stands where: under ``pp-dp`` a stage's
+    The *site* of a pipeline rank: devices of the ranks of its stage, whose slowest sets its
+    pace, and their own links. Rank order says who stands where: under ``pp-dp`` a stage's
     ranks are neighbours, and a stage whose ranks fill whole nodes of one class stays in it.
 
     Layers go to stages by speed, exactly (``balance.stage``): a stage's speed is what the
