@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.base.errors import DataError
+from equipoise.base.errors import DataError, SpecError
 from equipoise.observe.reader import read_run
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.measured.next import Trial
@@ -63,7 +63,7 @@ def _timed(candidate: Candidate, step_s: float, trial: Path) -> Candidate:
     price, stages = candidate.price | {MEASURED_S: step_s}, None
     try:
         split = read_run(trial).start.stages
-    except DataError:  # someone cleared the folder: a run by this lock splits its layers as it did
+    except (DataError, SpecError):  # a cleared folder: a run splits its layers as the trial did
         split = {}
     if split:
         stages = Stages(tuple(split["edges"]), tuple(split["ranks"]))
