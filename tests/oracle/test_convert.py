@@ -128,7 +128,7 @@ def test_a_manifest_of_another_model(built: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_checkpoint_weights(folder, newer)
     assert str(caught.value) == (
-        "The manifest of step 4 was written by equipoise 0, and its model cannot be read "
+        "The manifest of step 4 was written by equipoise 0, whose model this version cannot read "
         "(ModelSpec.__init__() got an unexpected keyword argument 'memory_layers'). Use that "
         "version."
     )

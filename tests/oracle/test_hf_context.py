@@ -272,13 +272,13 @@ def test_tokens_of_another_shape(alone: None) -> None:
     with pytest.raises(LayoutError) as caught:
         shard_batch(torch.zeros(1, 9, dtype=torch.int64), [5, 4])
     assert str(caught.value) == (
-        "input_ids_T is of shape [1, 9], and the 2 documents have 9 tokens. Lay them end to end in "
+        "input_ids_T has shape [1, 9], but the 2 documents have 9 tokens. Lay them end to end in "
         "one dimension."
     )
     with pytest.raises(LayoutError) as caught:
         shard_batch(torch.zeros(9, dtype=torch.int64), [5, 4], labels_T=torch.zeros(8))
     assert str(caught.value) == (
-        "labels_T is of shape [8], and the 2 documents have 9 tokens. Lay them end to end in one "
+        "labels_T has shape [8], but the 2 documents have 9 tokens. Lay them end to end in one "
         "dimension."
     )
 
@@ -311,12 +311,12 @@ def test_models_that_would_not_be_exact() -> None:
     )
     chunked = build_llama4()
     assert refusal(use_context_parallelism, chunked) == (
-        "ModelError: Llama4ForCausalLM scales queries by where they lie in the batch, and not by "
-        "their position. Set config.attn_temperature_tuning = False before you build it."
+        "ModelError: Llama4ForCausalLM scales queries by their place in the batch, not by their "
+        "position. Set config.attn_temperature_tuning = False before you build it."
     )
     model = build("mixtral", output_router_logits=True)
     assert refusal(use_context_parallelism, model) == (
-        "ModelError: MixtralForCausalLM adds a loss of its experts' balance, which is not a sum "
+        "ModelError: MixtralForCausalLM adds a loss for its experts' balance, which is not a sum "
         "over tokens. Set config.output_router_logits = False."
     )
     assert model.config._attn_implementation == "sdpa"
@@ -336,18 +336,17 @@ def run_refused(model: Any, lengths: tuple[int, ...] = (9, 3), **changed: Any) -
 
 def test_what_models_ask_of_attention_and_is_not_computed(alone: None) -> None:
     assert run_refused(build_llama4(attn_temperature_tuning=False)) == (
-        "LayoutError: Llama4TextAttention attends within 8 tokens, and not by a sliding window, "
-        "and a document has 9. Cut documents to 8 tokens, or train this model with another "
-        "attention."
+        "LayoutError: Llama4TextAttention attends within 8 tokens without a sliding window, but "
+        "a document has 9. Cut documents to 8 tokens, or train this model with another attention."
     )
     assert run_refused(build("llama", attention_dropout=0.1)) == (
-        "LayoutError: LlamaAttention drops attention weights with probability 0.1, which attention "
-        "over ranks does not. Build the model with attention_dropout=0."
+        "LayoutError: LlamaAttention drops attention weights with probability 0.1; attention "
+        "over ranks has no dropout. Build the model with attention_dropout=0."
     )
     gemma2 = transformers.Gemma2Config(**SIZES, head_dim=8)
     assert refusal(use_context_parallelism, transformers.Gemma2ForCausalLM(gemma2)) == (
         "ModelError: Gemma2ForCausalLM would not be exact over ranks: Gemma2Attention caps its "
-        "scores (softcap), which attention over ranks does not. Train it without context "
+        "scores (softcap), which attention over ranks does not support. Train it without context "
         "parallelism."
     )
     gemma2.attn_logit_softcapping = None
@@ -355,25 +354,25 @@ def test_what_models_ask_of_attention_and_is_not_computed(alone: None) -> None:
     sinks = transformers.GptOssConfig(**SIZES, head_dim=8, num_local_experts=2)
     assert refusal(use_context_parallelism, transformers.GptOssForCausalLM(sinks)) == (
         "ModelError: GptOssForCausalLM would not be exact over ranks: GptOssAttention has "
-        "attention sinks (s_aux), which attention over ranks does not. Train it without context "
-        "parallelism."
+        "attention sinks (s_aux), which attention over ranks does not support. Train it without "
+        "context parallelism."
     )
     x, pack = torch.zeros(1, 2, 3, 4), ContextPack((3,))
     capped = {"context_pack": pack, "softcap": 50.0}
     assert refusal(attend_pack, nn.Identity(), x, x, x, None, **capped) == (
-        "LayoutError: Identity caps its scores (softcap), which attention over ranks does not. "
-        "Train this model with another attention."
+        "LayoutError: Identity caps its scores (softcap), which attention over ranks does not "
+        "support. Train this model with another attention."
     )
 
 
 def test_batches_that_are_not_of_shard_batch(alone: None) -> None:
     assert run_refused(build("llama"), context_pack=None) == (
-        "LayoutError: LlamaAttention was called without a pack. Give the model all that "
+        "LayoutError: LlamaAttention was called without a pack. Give the model everything that "
         'shard_batch returns, or choose another attention: model.set_attn_implementation("sdpa").'
     )
     padded = torch.tensor([[0, 0] + [1] * 10])
     assert run_refused(build("llama"), attention_mask=padded) == (
-        "LayoutError: The attention mask leaves out 2 of 12 tokens, and a pack has no padding. "
+        "LayoutError: The attention mask leaves out 2 of 12 tokens, but a pack has no padding. "
         "Give the model the attention_mask that shard_batch returns."
     )
     assert run_refused(build("llama"), attention_mask=torch.zeros(1, 1, 12, 12)) == (
@@ -382,22 +381,22 @@ def test_batches_that_are_not_of_shard_batch(alone: None) -> None:
         "of your own."
     )
     assert run_refused(build("llama"), attention_mask=None) == (
-        "LayoutError: The model's mask is not the causal one, and attention over ranks computes no "
-        "other. Give the model all that shard_batch returns, its attention_mask too, or train this "
-        "model with another attention."
+        "LayoutError: The model's mask is not the causal one, the only one that attention over "
+        "ranks computes. Give the model everything that shard_batch returns, including its "
+        "attention_mask, or train this model with another attention."
     )
     model = build("llama")
     cache = transformers.DynamicCache()
     model(torch.arange(5)[None], past_key_values=cache, use_cache=True)
     longer = {"past_key_values": cache, "use_cache": True, "attention_mask": torch.ones(1, 17)}
     assert run_refused(model, **longer) == (
-        "LayoutError: LlamaAttention has 1 rows of 12 queries and 17 keys, and a pack is one row "
+        "LayoutError: LlamaAttention has 1 rows of 12 queries and 17 keys, but a pack is one row "
         "of tokens with a query and a key each. Give the model what shard_batch returns, and no "
         "cache."
     )
     assert run_refused(build("llama"), context_pack=ContextPack((9, 4))) == (
         "LayoutError: Rank 0 of 1 holds 13 tokens of this pack in 4 query heads and 2 key/value "
-        "heads, and its tensors are of 12, 4 and 2. Take its share with shard_tokens, from the "
+        "heads, but its tensors have 12, 4 and 2. Take its share with shard_tokens, with the "
         "same lengths and the same sharding."
     )
 
@@ -406,16 +405,16 @@ def test_attention_that_looks_ahead() -> None:
     x, layer = torch.zeros(1, 2, 3, 4), nn.Identity()
     said = {"context_pack": ContextPack((3,)), "is_causal": False}
     wanted = (
-        "LayoutError: Identity is not causal, and attention over ranks is. Use it for decoders "
-        "alone."
+        "LayoutError: Identity is not causal, but attention over ranks is. Use it only for "
+        "decoders."
     )
     assert refusal(attend_pack, layer, x, x, x, None, **said) == wanted
     layer.is_causal = False
     assert refusal(attend_pack, layer, x, x, x, None, context_pack=said["context_pack"]) == wanted
     wanted = (
-        "LayoutError: The model's mask is not the causal one, and attention over ranks computes no "
-        "other. Give the model all that shard_batch returns, its attention_mask too, or train this "
-        "model with another attention."
+        "LayoutError: The model's mask is not the causal one, the only one that attention over "
+        "ranks computes. Give the model everything that shard_batch returns, including its "
+        "attention_mask, or train this model with another attention."
     )
     image = torch.tensor([0, 1, 1, 0])
 

@@ -87,7 +87,7 @@ def test_a_model_of_ones_own_is_tried_out() -> None:
     with pytest.raises(ModelError) as caught:
         use_context_parallelism(empty)
     assert str(caught.value) == (
-        "Mine has not been proven exact over ranks, and cannot be tried out while its weights are "
-        "sharded or on the meta device. Call use_context_parallelism once weights are loaded and "
-        "before they are sharded."
+        "Mine has not been proven exact over ranks, and cannot be tried out while its weights "
+        "are sharded or on the meta device. Call use_context_parallelism after loading the "
+        "weights and before sharding them."
     )

@@ -135,9 +135,9 @@ def test_a_call_without_a_pack() -> None:
     with pytest.raises(LayoutError) as caught:
         model(torch.arange(5)[None])
     assert str(caught.value) == (
-        "LlamaRotaryEmbedding was called without a pack, and its frequencies go by the longest "
-        "document. Give the model all that shard_batch returns, or choose another attention: "
-        'model.set_attn_implementation("sdpa").'
+        "LlamaRotaryEmbedding was called without a pack, but its frequencies depend on the "
+        "longest document. Give the model everything shard_batch returns, or choose another "
+        'attention: model.set_attn_implementation("sdpa").'
     )
     model.set_attn_implementation("sdpa")
     assert model(torch.arange(5)[None]).logits.shape == (1, 5, 61)

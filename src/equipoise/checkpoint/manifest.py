@@ -7,7 +7,7 @@ What it decides
     torn and is never loaded.
 
     The folder's name follows from its manifest's step, and the folder holds only the files of the
-    manifest: no other file, no folder, no link. Hard links are files, and verified as such. The
+    manifest: no other file, no folder, no link. Hard links count as files and are verified. The
     folder itself may be a link.
 
 Kept true (tests/unit/checkpoint/test_manifest.py)

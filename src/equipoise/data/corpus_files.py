@@ -63,11 +63,10 @@ def find_files(root: Path, kind: str) -> list[CorpusFile]:
                 else:
                     others += 1
     if not files:
-        wanted = f"*{suffix} files" if suffix else "files"
-        others_are = f"{others:,} others" if suffix else f"{others:,} hidden"
+        missing = f"no *{suffix} files (other files: {others:,})"
         raise DataError(
-            f"data.path {root} has no {wanted} ({others_are}). Set data.path to the corpus, or "
-            f'data.source to its kind; now it is "{kind}".'
+            f"data.path {root} has {missing if suffix else 'no files, or only hidden ones'}. "
+            f'Set data.path to the corpus, or data.source to its kind; now it is "{kind}".'
         )
     return files
 

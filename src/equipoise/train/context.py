@@ -80,7 +80,7 @@ class ContextGroup:
         """Find the ranks that share with this one; every rank calls it.
 
         Raises:
-            LayoutError: the ranks are no whole number of groups, or not on a CPU.
+            LayoutError: cp does not divide the ranks, or they are not on a CPU.
         """
         context = planner.context
         require_context(context, ranks)
@@ -138,7 +138,7 @@ def require_context(context: int, ranks: Ranks) -> None:
     """Refuse what ranks cannot share.
 
     Raises:
-        LayoutError: the ranks are no whole number of groups, or not on a CPU.
+        LayoutError: cp does not divide the ranks, or they are not on a CPU.
     """
     if ranks.world % context:
         raise LayoutError(

@@ -19,10 +19,10 @@ _LEAST_CHUNK, _LARGEST_SLIVER = 32, 176
 """Bytes of a chunk of glibc's: the smallest, and two slivers of neighbours merged."""
 
 _SPARES = 2000
-"""Of each size; more than small objects of a layer's forward and backward."""
+"""Chunks of each size; more than small objects of a layer's forward and backward."""
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl.h: the signal that a process gets when its parent ends."""
+"""From Linux's prctl.h: the signal that a process gets when its parent ends."""
 
 
 def return_freed_memory() -> None:

@@ -98,7 +98,7 @@ class FolderWatch:
         """
         try:
             return self._look(has_unsaved=has_unsaved)
-        except OSError:  # the disk's trouble, of which the journal tells
+        except OSError:  # the disk's trouble; the journal reports it
             return Word(0)
 
     def _look(self, *, has_unsaved: bool) -> Word:

@@ -165,12 +165,12 @@ def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> 
         )
 
 
-def _tell(folder: Path, rank: int, found: Standstill) -> None:
+def _tell(folder: Path, rank: int, standstill: Standstill) -> None:
     """Leave word of a standstill; the process ends after it."""
-    fields = dataclasses.asdict(found)
+    fields = dataclasses.asdict(standstill)
     text, waiting_rank = fields.pop("text"), fields.pop("rank")
     _write_fault(folder, rank, FaultError(text), waiting_rank=waiting_rank, **fields)
-    _complain(found.text)
+    _complain(standstill.text)
 
 
 def main() -> int:
@@ -211,7 +211,7 @@ def _leave(code: int) -> NoReturn:
     """End at once: nothing of the run is open any more, and destructors of C++ threads may abort.
 
     One rank in some hundreds died so after its last step had been saved ("terminate called
-    without an active exception", torch 2.13 with gloo), and its run was told as failed.
+    without an active exception", torch 2.13 with gloo), and its run was reported as failed.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

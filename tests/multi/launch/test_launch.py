@@ -305,7 +305,7 @@ def test_a_port_that_is_taken(run_toml, tmp_path, capsys) -> None:
         assert refused(capsys, run_toml, "--out", tmp_path / "run", "--port", port) == (
             2,
             f"Port {port} cannot be used (Address already in use). Choose another with --port, or "
-            "leave --port away for any that is free.\n",
+            "omit --port to take any free one.\n",
         )
     assert not (tmp_path / "run").exists()
 
@@ -355,10 +355,10 @@ def test_a_tokenizer_that_does_not_fit_the_model(run_toml, cache, tmp_path, caps
         *("--data.tokenizer", "tokenizer.json"),
     )
     assert code == 2
-    start_, _, rest = err.partition(" has 300 tokens and the model 256 rows. ")
+    start_, _, rest = err.partition(" has 300 tokens, but the model has only 256. ")
     assert start_.startswith("The tokenizer ")
     assert start_.endswith("/tokenizer.json")
-    assert rest == ("Set model.vocab = 320, or use the tokenizer that the model was made with.\n")
+    assert rest == ("Set model.vocab = 320, or use the model's own tokenizer.\n")
 
 
 def test_prepare_says_how_to_start_the_ranks(run_toml, tmp_path, capsys) -> None:

@@ -159,18 +159,18 @@ def test_shares_of_another_sharding() -> None:
     with pytest.raises(LayoutError) as caught:
         run_ranks(1, context_ranks.with_the_share_of_another_sharding)
     assert str(caught.value) == (
-        "Rank 0 of 1 holds 13 tokens of this pack in 2 query heads and 2 key/value heads, and its "
-        "tensors are of 9, 2 and 2. Take its share with shard_tokens, from the same lengths and "
-        "the same sharding."
+        "Rank 0 of 1 holds 13 tokens of this pack in 2 query heads and 2 key/value heads, but "
+        "its tensors have 9, 2 and 2. Take its share with shard_tokens, with the same lengths "
+        "and the same sharding."
     )
     with pytest.raises(LayoutError) as caught:
         run_ranks(1, context_ranks.with_rows_of_another_sharding)
     assert str(caught.value) == (
         "Rank 0 of 1 holds 13 tokens of this pack under contiguous sharding, not 3. Give one row "
-        "a token, with the sharding they were taken by."
+        "per token, and the sharding they were taken with."
     )
     with pytest.raises(LayoutError) as caught:
         run_ranks(1, context_ranks.with_rows_of_another_pack)
     assert str(caught.value) == (
-        "The pack has 12 rows, its 2 documents have 13 tokens. Give one row a token."
+        "The pack has 12 rows, but its 2 documents have 13 tokens. Give one row per token."
     )

@@ -82,8 +82,7 @@ def test_ranks_that_disagree_are_told_before_one_waits(what: str) -> None:
     with pytest.raises(CheckError) as told:
         run_ranks(2, pipeline_ranks.disagree, what, timeout_s=60)
     assert str(told.value) in {
-        f"Ranks [{1 - rank}] of the pipeline have another schedule, other stage edges or other "
-        f"micro-batches than rank {rank}. Give every rank the same pack, prices and version of "
-        f"equipoise."
+        f"Ranks [{1 - rank}] of the pipeline differ from rank {rank} in their schedule, stage "
+        "edges or micro-batches. Give every rank the same pack, prices and version of equipoise."
         for rank in range(2)
     }

@@ -79,8 +79,8 @@ def test_zero_frees_what_it_says() -> None:
 
 SAID = (
     "Rank 0 of the pipeline meets its replicas out of order: meeting {at} is the {one} of "
-    "micro-batch {first} on stage 0 ({count}) on replica 0 and {other} on replica 1. Give every "
-    "replica as many micro-batches and one schedule, written from the highest price of each "
+    "micro-batch {first} on stage 0 ({count}) on replica 0 and {other} on replica 1. Give all "
+    "replicas equally many micro-batches and one schedule, written from the highest price of each "
     "micro-batch."
 )
 

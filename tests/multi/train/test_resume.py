@@ -119,7 +119,7 @@ def test_the_same_run_has_nothing_to_tell(tmp_path: Path, make_run) -> None:
 
 def test_another_seed_is_refused(tmp_path: Path, make_run) -> None:
     run(tmp_path, make_run(steps=2))
-    with pytest.raises(CheckpointError, match=r"train\.seed = 0, and this run's is 5: "):
+    with pytest.raises(CheckpointError, match=r"train\.seed = 0, but this run's is 5: "):
         run(tmp_path, make_run(steps=4, seed=5))
 
 

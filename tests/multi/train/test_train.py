@@ -310,7 +310,7 @@ def test_other_tokens_are_refused_wherever_their_cache_came_from(
     assert known != store.digest
     assert fault_of(CheckpointError, copy, other) == (
         f"{copy}/checkpoint/step-000004 was trained on another corpus or tokenizer (digest "
-        f"{store.digest[:8]}, this run's is {known[:8]}). Give back the [data] of that run, or "
+        f"{store.digest[:8]}; this run's is {known[:8]}). Restore the [data] of that run, or "
         "train into another folder with --out."
     )
 
@@ -324,8 +324,8 @@ def test_a_cache_that_is_damaged_under_a_run_ends_it_in_a_sentence(
     damaged = dataclasses.replace(make_run(steps=50), corpus=str(folder))
     end = min(len(whole), CHUNK_BYTES)
     assert fault_of(DataError, tmp_path / "run", damaged) == (
-        f"{folder}/tokens.bin is damaged: bytes 0 to {end:,} are not those that were written. "
-        f"Delete the folder {folder}; the next run makes it again."
+        f"{folder}/tokens.bin is damaged: bytes 0 to {end:,} are not as they were written. Delete "
+        f"the folder {folder}; the next run makes it again."
     )
 
 
@@ -347,7 +347,7 @@ def test_a_run_of_the_first_format_goes_on(first, tmp_path, make_run) -> None:
 
 
 def test_a_checkpoint_of_another_order(copy, make_run) -> None:
-    assert "train.seed = 0, and this run's is 5: " in fault_of(
+    assert "train.seed = 0, but this run's is 5: " in fault_of(
         CheckpointError, copy, make_run(seed=5)
     )
 

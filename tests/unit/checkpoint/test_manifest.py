@@ -232,7 +232,7 @@ def test_a_file_that_is_a_link_is_refused_also_to_the_same_bytes(tmp_path: Path,
     (folder / name).rename(tmp_path / name)
     (folder / name).symlink_to(tmp_path / name)
     assert fault_of(folder) == (
-        f"{folder} is torn: {name} is not a file of its own. Restore a copy of it."
+        f"{folder} is torn: {name} is not a regular file. Restore a copy of it."
     )
 
 
@@ -326,8 +326,8 @@ def test_another_corpus(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         require_same(read_manifest(folder), folder, model=MODEL, corpus_digest="d" * 32, seed=0)
     assert str(caught.value) == (
-        f"{folder} was trained on another corpus or tokenizer (digest cccccccc, this run's is "
-        "dddddddd). Give back the [data] of that run, or train into another folder with --out."
+        f"{folder} was trained on another corpus or tokenizer (digest cccccccc; this run's is "
+        "dddddddd). Restore the [data] of that run, or train into another folder with --out."
     )
 
 
@@ -336,7 +336,7 @@ def test_another_order_of_documents(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         require_same(read_manifest(folder), folder, model=MODEL, corpus_digest="c" * 32, seed=4)
     assert str(caught.value) == (
-        f"{folder} has read the corpus in the order of train.seed = 3, and this run's is 4: "
+        f"{folder} has read the corpus in the order of train.seed = 3, but this run's is 4: "
         "documents would come twice or never. Set train.seed = 3, or train into another folder "
         "with --out."
     )

@@ -135,7 +135,7 @@ def test_json_that_nobody_means(
     asked += ["--context-tokens", "4096", "--step-sequences", "8"]
     assert run(capsys, "simulate", "--model", file, *asked)[::2] == (
         2,
-        f"--model: {file} cannot be read as a config.json ({reason}). Give the file that the "
+        f"model: {file} cannot be read as a config.json ({reason}). Give the file that the "
         "model was published with.\n",
     )
     file = tmp_path / "plan.lock"
@@ -193,12 +193,12 @@ def under(limit: str, *argv: object, cwd: Path) -> tuple[int, str]:
 def test_the_limits_of_the_shell(tmp_path: Path) -> None:
     assert under("ulimit -n 20", "train", "--layout.dp=2", cwd=tmp_path) == (
         2,
-        "2 ranks need 40 file descriptors, and this shell allows 20. Raise the limit: "
-        '"ulimit -n 40", or start fewer ranks.\n',
+        '2 ranks need 40 file descriptors, but this shell allows 20. Raise the limit: "ulimit -n '
+        '40", or start fewer ranks.\n',
     )
     assert under("ulimit -v 1000000", "train", "--layout.dp=2", cwd=tmp_path) == (
         2,
-        "A rank needs 1.5 GiB of address space for torch alone, and this shell allows 1.0 GiB. "
+        "A rank needs 1.5 GiB of address space for torch alone, but this shell allows 1.0 GiB. "
         'Raise the limit: "ulimit -v unlimited".\n',
     )
 

@@ -124,7 +124,7 @@ def test_refusals(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         "instead of the folder, or leave --train.steps out.\n"
     )
     assert refused(prepared, "--cluster", "h100-sxm:8") == (
-        "The run has 4 ranks and h100-sxm:8 has 8 devices. Give a cluster of 4 devices, or set "
+        "The run has 4 ranks, but h100-sxm:8 has 8 devices. Use a cluster of 4 devices, or set "
         "layout.dp = 8.\n"
     )
     assert refused(tmp_path) == (

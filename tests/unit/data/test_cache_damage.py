@@ -161,7 +161,7 @@ def test_a_token_beyond_the_vocabulary_names_its_document(
     tokens[int(store.offsets[7]) + 2] = 400
     rewrite(copy, tokens)
     text = (
-        f"Document 7 ({store.name(7)}) has token 400, and its tokenizer knows 400. Delete the "
+        f"Document 7 ({store.name(7)}) has token 400, but its tokenizer has only 400. Delete the "
         f"folder {copy}; the next run makes it again."
     )
     assert message(DataError, read_all, copy) == text
@@ -171,7 +171,7 @@ def test_a_token_beyond_the_vocabulary_names_its_document(
 def test_a_cache_under_the_name_of_another(message, copy: Path, tmp_path: Path) -> None:
     other = copy.rename(tmp_path / f"tokens-{'0' * 32}")
     assert message(DataError, open_store, other) == (
-        f"{other}/meta.json is damaged: it is that of another corpus or tokenizer, {copy.name}. "
+        f"{other}/meta.json is damaged: it belongs to another corpus or tokenizer, {copy.name}. "
         f"Delete the folder {other}; the next run makes it again."
     )
 
@@ -181,7 +181,7 @@ def test_sizes_that_do_not_go_together(message, copy: Path, changes: dict) -> No
     meta = read_meta(copy)
     (copy / "meta.json").write_text(render(dataclasses.replace(meta, **changes)))
     assert message(DataError, open_store, copy) == (
-        f"{copy}/meta.json is damaged: it does not go with the other files. "
+        f"{copy}/meta.json is damaged: it does not match the other files. "
         + AGAIN.format(folder=copy)
     )
 
@@ -219,7 +219,7 @@ def test_a_file_that_may_not_be_read(copy: Path, name: str) -> None:
 def test_a_meta_that_is_none(message, copy: Path, text: str) -> None:
     (copy / "meta.json").write_text(text, encoding="latin-1")
     assert message(DataError, open_store, copy) == (
-        f"{copy}/meta.json is damaged: its bytes are not those that were written. "
+        f"{copy}/meta.json is damaged: its bytes have changed since it was written. "
         + AGAIN.format(folder=copy)
     )
 
@@ -245,7 +245,7 @@ def test_a_trained_tokenizer_is_verified(message, corpus: Path, tmp_path: Path) 
     whole = (folder / "tokenizer.json").read_bytes()
     (folder / "tokenizer.json").write_bytes(whole.replace(b"se", b"es"))
     assert message(DataError, prepare, spec, tmp_path, progress=SILENT) == (
-        f"{folder}/tokenizer.json is damaged: its bytes are not those that were written. "
+        f"{folder}/tokenizer.json is damaged: its bytes have changed since it was written. "
         + AGAIN.format(folder=folder)
     )
     shutil.rmtree(folder)

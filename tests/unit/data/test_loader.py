@@ -120,10 +120,10 @@ def test_documents_of_other_lengths_than_the_sampler_was_told(message):
     pieces = PackedDataset([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2], "labels": [1]}])
     end = "Give PackedBatchSampler the lengths of this dataset, in its order."
     assert message(DataError, pieces.__getitem__, piece(0, 0, 2, 4)) == (
-        f"Document 0 has 3 tokens, and the sampler packs it as 4 tokens. {end}"
+        f"Document 0 has 3 tokens, but the sampler packed it as 4 tokens. {end}"
     )
     assert message(DataError, pieces.__getitem__, piece(1, 0, 2, 2)) == (
-        f"Document 1 has 1 labels, and the sampler packs it as 2 tokens. {end}"
+        f"Document 1 has 1 labels, but the sampler packed it as 2 tokens. {end}"
     )
 
 

@@ -293,31 +293,31 @@ BY_WORK = PackSpec(policy="by-work", context_tokens=8, step_tokens=16)
             DataError,
             [3, 0],
             {},
-            "Document 1 of 2 has 0 tokens, and each needs at least 1. Leave empty documents out.",
+            "Document 1 of 2 has 0 tokens, but each needs at least 1. Leave out empty documents.",
         ),
         (
             DataError,
             [3, -1],
             {},
-            "Document 1 of 2 has -1 tokens, and each needs at least 1. Leave empty documents out.",
+            "Document 1 of 2 has -1 tokens, but each needs at least 1. Leave out empty documents.",
         ),
         (
             DataError,
             [3, float("nan")],
             {},
-            "Document 1 of 2 has nan tokens, which is no whole number. Count its tokens again.",
+            "Document 1 of 2 has nan tokens, which is not a whole number. Count its tokens again.",
         ),
         (
             DataError,
             [3.5, 1],
             {},
-            "Document 0 of 2 has 3.5 tokens, which is no whole number. Count its tokens again.",
+            "Document 0 of 2 has 3.5 tokens, which is not a whole number. Count its tokens again.",
         ),
         (
             DataError,
             ["3"],
             {},
-            "Lengths of documents are of type <U1. Give whole numbers of tokens, such as "
+            "Document lengths have type <U1. Give whole numbers of tokens, such as "
             '[len(each["input_ids"]) for each in dataset].',
         ),
         (
@@ -357,28 +357,28 @@ BY_WORK = PackSpec(policy="by-work", context_tokens=8, step_tokens=16)
             SpecError,
             [3],
             {"curve": None},
-            'Policy "by-work" balances work, and what a document costs depends on the model. Pass '
-            'curve=counted_curve(preset("llama3-8b")), or of your model\'s sizes.',
+            'Policy "by-work" balances work, so it needs the model\'s cost of a document. Pass '
+            'curve=counted_curve(preset("llama3-8b")), or the curve of your own model.',
         ),
         (
             SpecError,
             [3],
             {"pack": PackSpec(policy="divided")},
             'Under policy "divided" pieces read keys of other micro-batches, which a DataLoader '
-            'does not bring them. Take policy="by-work".',
+            'does not send them. Use policy="by-work".',
         ),
         (
             SpecError,
             [3],
             {"pack": PackSpec(policy="bytescale")},
-            'Under policy "bytescale" pieces read keys of other micro-batches, which a DataLoader '
-            'does not bring them. Take policy="by-work".',
+            'Under policy "bytescale" pieces read keys of other micro-batches, which a '
+            'DataLoader does not send them. Use policy="by-work".',
         ),
         (
             SpecError,
             [3],
             {"pack": PackSpec(policy="by-wrok")},  # type: ignore[arg-type]
-            'No packing policy is called "by-wrok". Nearest: by-work. All: in-order, fixed, '
+            'No such packing policy: "by-wrok". Nearest: by-work. All: in-order, fixed, '
             "fixed-exact, by-tokens, by-work, delayed, divided, divided-in-time, gangs, flexsp, "
             "bytescale.",
         ),
@@ -401,11 +401,11 @@ def test_wrong_states(message):
     assert state["micro_batch"] == 1
     other = PackedBatchSampler(doc_tokens, BY_WORK, ranks=2, rank=0, curve=CURVE)
     assert message(CheckpointError, other.load_state_dict, state) == (
-        "The sampler's state was taken on 1 ranks after 1 micro-batches of a step, and here are "
-        "2. Resume on 1 ranks, or from a state taken at a step's end."
+        "The sampler's state was taken on 1 ranks after 1 micro-batches of a step, but there are "
+        "2 now. Resume on 1 ranks, or from a state taken at a step's end."
     )
     longer = PackedBatchSampler([8] * 9, BY_WORK, ranks=1, rank=0, curve=CURVE)
     assert message(CheckpointError, longer.load_state_dict, state) == (
-        "The sampler's state was taken with documents = 8, and here it is 9. Resume with what "
-        "the state was taken with, or start anew."
+        "The sampler's state was taken with documents = 8, but here it is 9. Resume with the "
+        "same value, or start anew."
     )

@@ -207,7 +207,7 @@ def test_paths_that_are_missing(message, tmp_path):
         f"relative one starts at {tmp_path}."
     )
     assert message(DataError, open_source, spec_of("jsonl", ""), tmp_path) == (
-        'data.source = "jsonl" needs data.path, and it is empty. Set data.path to a file or '
+        'data.source = "jsonl" needs data.path, but it is empty. Set data.path to a file or '
         "folder; a relative one starts at the folder of run.toml."
     )
     assert message(DataError, open_source, spec_of("python-stdlib", "x"), tmp_path) == (
@@ -218,13 +218,13 @@ def test_paths_that_are_missing(message, tmp_path):
 
 def test_corpora_that_are_empty(message, tmp_path):
     assert message(DataError, open_source, spec_of("text", tmp_path), tmp_path) == (
-        f"data.path {tmp_path} holds no file that is not hidden (other files: 0). Set data.path to "
-        'where the corpus is, or data.source to its kind; it is "text" now.'
+        f"data.path {tmp_path} has no files, or only hidden ones. Set data.path to the "
+        'corpus, or data.source to its kind; now it is "text".'
     )
     (tmp_path / "a.txt").write_text("a")
     assert message(DataError, open_source, spec_of("jsonl", tmp_path), tmp_path) == (
-        f"data.path {tmp_path} holds no *.jsonl file (other files: 1). Set data.path to where the "
-        'corpus is, or data.source to its kind; it is "jsonl" now.'
+        f"data.path {tmp_path} has no *.jsonl files (other files: 1). Set data.path to the "
+        'corpus, or data.source to its kind; now it is "jsonl".'
     )
 
 
@@ -232,7 +232,7 @@ def test_a_text_that_is_not_utf8(message, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"a" * 2000 + b"\xe4")
     source = open_source(spec_of("text", tmp_path), tmp_path)
     assert message(DataError, read, source) == (
-        f"{tmp_path}/latin.txt is not UTF-8: byte 0xe4 at offset 2,000. Convert the file to UTF-8, "
+        f"{tmp_path}/latin.txt is not UTF-8: byte 0xe4 at offset 2,000. Convert the file to UTF-8 "
         "or move it out of data.path."
     )
 
@@ -242,8 +242,8 @@ def test_a_text_that_is_not_utf8(message, tmp_path):
     [
         (
             b'{"text": "a}',
-            "a.jsonl:3 is not JSON: Unterminated string starting at (column 15). Mend the line or "
-            "remove it.",
+            "a.jsonl:3 is not JSON: Unterminated string starting at (column 15). Correct the "
+            "line or remove it.",
         ),
         (
             b"[1]",
@@ -266,7 +266,7 @@ def test_a_text_that_is_not_utf8(message, tmp_path):
         ),
         (
             b'{"text": "\xe4"}',
-            "a.jsonl is not UTF-8: byte 0xe4 at offset 39. Convert the file to UTF-8, or move it "
+            "a.jsonl is not UTF-8: byte 0xe4 at offset 39. Convert the file to UTF-8 or move it "
             "out of data.path.",
         ),
     ],
@@ -297,8 +297,8 @@ def test_pyarrow_is_missing(message, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     source = open_source(spec_of("parquet", tmp_path), tmp_path)
     assert message(DataError, source.shards) == (
-        f"{tmp_path}/a.parquet is read with pyarrow, which is not installed. Run: "
-        "pip install 'equipoise[parquet]'"
+        f"Reading {tmp_path}/a.parquet needs pyarrow, which is not installed. Run: pip install "
+        "'equipoise[parquet]'"
     )
 
 
@@ -318,23 +318,23 @@ def test_files_that_are_not_what_they_are_named(message, tmp_path):
 
 def test_folders_that_save_to_disk_did_not_write(message, tmp_path):
     assert message(DataError, open_source, spec_of("datasets", "."), tmp_path) == (
-        f"data.path {tmp_path} is no save_to_disk folder: it has neither state.json nor "
+        f"data.path {tmp_path} is not a save_to_disk folder: it has neither state.json nor "
         "dataset_info.json. Set data.path to the folder that save_to_disk wrote."
     )
     folder = write_datasets(tmp_path / "corpus")
     (folder / "data-00001-of-00002.arrow").unlink()
     assert message(DataError, open_source, spec_of("datasets", folder), tmp_path) == (
-        f"data.path {folder} has 1 of the 2 arrow files that it should have; the first that is "
-        "missing is data-00001-of-00002.arrow. Save the dataset again with save_to_disk."
+        f"data.path {folder} has 1 of the 2 arrow files that it should have; the first missing "
+        "one is data-00001-of-00002.arrow. Save the dataset again with save_to_disk."
     )
     state = {"_data_files": [], "_indices_data_files": [{"filename": "indices.arrow"}]}
     (folder / "state.json").write_text(json.dumps(state))
     assert message(DataError, open_source, spec_of("datasets", folder), tmp_path) == (
-        f"data.path {folder} keeps its order of rows in 1 files of indices, which are not read. "
-        "Call flatten_indices() on the dataset and save it again."
+        f"data.path {folder} keeps its row order in 1 files of indices, which equipoise does not "
+        "read. Call flatten_indices() on the dataset and save it again."
     )
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert message(DataError, open_source, spec_of("datasets", "."), tmp_path) == (
-        f"data.path {tmp_path} holds 2 datasets (train, test), and a corpus is one. Set data.path "
-        f"to {tmp_path}/train, for example."
+        f"data.path {tmp_path} holds 2 datasets (train, test); a corpus is a single one. Set "
+        f"data.path to {tmp_path}/train, for example."
     )

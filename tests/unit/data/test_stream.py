@@ -101,18 +101,18 @@ def test_large_positions_are_reached_at_once():
         (
             [],
             4,
-            "A stream needs at least 1 document, and there are 0. Set data.path to a corpus with "
+            "A stream needs at least 1 document, but there are 0. Set data.path to a corpus with "
             "text in it.",
         ),
         (
             [3, 0, 2],
             4,
-            "Document 1 of 3 has 0 tokens, and each needs at least 1. Leave empty documents out.",
+            "Document 1 of 3 has 0 tokens, but each needs at least 1. Leave out empty documents.",
         ),
         (
             [3, 2.5],
             4,
-            "Document 1 of 2 has 2.5 tokens, which is no whole number. Count its tokens again.",
+            "Document 1 of 2 has 2.5 tokens, which is not a whole number. Count its tokens again.",
         ),
         (
             [3],
@@ -132,7 +132,7 @@ def test_wrong_steps(message):
         "step_tokens = 0 is below 1. Set pack.step_tokens to the tokens of one optimizer step."
     )
     assert message(DataError, stream.step, -5, 1) == (
-        "position_tokens = -5 is before the stream's start. Give the number of tokens that were "
+        "position_tokens = -5 is before the stream's start. Give the number of tokens already "
         "read, at least 0."
     )
 

@@ -297,13 +297,13 @@ def test_ranks_that_are_not_the_devices() -> None:
     with pytest.raises(LayoutError) as caught:
         place_on(find_cluster("h100-sxm:16"), 4, sharing=2)
     assert str(caught.value) == (
-        "The run has 4 ranks and h100-sxm:16 has 16 devices. Give a cluster of 4 devices, or set "
+        "The run has 4 ranks, but h100-sxm:16 has 16 devices. Use a cluster of 4 devices, or set "
         "layout.dp = 8."
     )
     with pytest.raises(LayoutError) as caught:
         place_on(find_cluster("h100-sxm:16"), 4, sharing=3)
     assert str(caught.value) == (
-        "The run has 4 ranks and h100-sxm:16 has 16 devices. Give a cluster of 4 devices."
+        "The run has 4 ranks, but h100-sxm:16 has 16 devices. Use a cluster of 4 devices."
     )
 
 
@@ -316,15 +316,15 @@ def test_nodes_that_differ(tmp_path: Path) -> None:
     with pytest.raises(LayoutError) as caught:
         place_on(cluster_of(tmp_path, grown), 12, sharing=1)
     assert str(caught.value) == (
-        "grown has nodes of 8 and 4 devices, and a form starts as many ranks on each. Give a "
-        "cluster whose nodes are alike: the same file with devices_per_node = 4 for each."
+        "grown has nodes of 8 and 4 devices, but a form starts equally many ranks on each. Use a "
+        "cluster of equal nodes: the same file with devices_per_node = 4 for each."
     )
     mixed = between + NODES.format("h100-sxm", 8) + NODES.format("mi250x", 8)
     with pytest.raises(LayoutError) as caught:
         place_on(cluster_of(tmp_path, mixed), 16, sharing=1)
     assert str(caught.value) == (
         "grown has devices of different makers (h100-sxm, mi250x), which no message library "
-        "joins. Give a cluster of one maker's devices."
+        "connects. Use a cluster with devices of one maker."
     )
 
 
@@ -332,7 +332,7 @@ def test_nodes_that_differ(tmp_path: Path) -> None:
 def test_a_port_that_is_none(port: int) -> None:
     with pytest.raises(LayoutError) as caught:
         job(port=port)
-    assert str(caught.value) == f"--port {port} is no port. Choose one from 1 to 65535."
+    assert str(caught.value) == f"--port {port} is not a port. Choose one from 1 to 65535."
 
 
 def test_several_nodes_without_a_meeting_place() -> None:
@@ -347,14 +347,14 @@ def test_several_nodes_cannot_each_prepare() -> None:
     with pytest.raises(LayoutError) as caught:
         write_torchrun(job(prepare=("train", "a b.toml", "--prepare")), host="a")
     assert str(caught.value) == (
-        "The torchrun form of 2 nodes starts a prepared run, and /runs/demo is not prepared. "
-        "First, where every node sees the folder: equipoise train 'a b.toml' --prepare"
+        "The torchrun form of 2 nodes starts a prepared run, but /runs/demo is not prepared. "
+        "First run this where every node sees the folder: equipoise train 'a b.toml' --prepare"
     )
     with pytest.raises(LayoutError) as caught:
         write_kube(job(nodes=1, prepare=("train", "--prepare")), pods())
     assert str(caught.value) == (
-        "The Kubernetes form of 1 node starts a prepared run, and /runs/demo is not prepared. "
-        "First, where every node sees the folder: equipoise train --prepare"
+        "The Kubernetes form of 1 node starts a prepared run, but /runs/demo is not prepared. "
+        "First run this where every node sees the folder: equipoise train --prepare"
     )
 
 
@@ -372,8 +372,9 @@ def test_tokens_that_no_pod_would_see() -> None:
     with pytest.raises(LayoutError) as caught:
         write_kube(job(), pods(), used=[Path("/home/a/cache")])
     assert str(caught.value) == (
-        "/home/a/cache does not lie under /runs, where the claim data is mounted, so no pod would "
-        "see it. Prepare the run with --out and --data.cache below /runs, or give another --mount."
+        "/home/a/cache is not below /runs, where the claim data is mounted, so pods would not "
+        "see it. Prepare the run with --out and --data.cache below /runs, or give another "
+        "--mount."
     )
 
 
@@ -382,7 +383,7 @@ def test_tokens_that_no_pod_would_see() -> None:
     [
         (
             "--partition='gpu",
-            '--sbatch: "--partition=\'gpu" is no list of options (No closing quotation). Give '
+            '--sbatch: "--partition=\'gpu" is not a list of options (No closing quotation). Give '
             'them as on sbatch\'s command line: --sbatch="--partition=gpu --time=04:00:00".',
         ),
         (
@@ -436,8 +437,8 @@ def test_what_a_scheduler_is_given_and_says(
     with pytest.raises(SpecError) as caught:
         submit(["sbatch"], SLURM)
     assert str(caught.value) == (
-        "sbatch refused the form (exit code 1): sbatch: error: no such partition. Mend what it "
-        "names, or print the form without --submit and hand it over yourself."
+        "sbatch refused the form (exit code 1): sbatch: error: no such partition. Correct that, "
+        "or print the form without --submit and submit it yourself."
     )
 
 

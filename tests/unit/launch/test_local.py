@@ -28,8 +28,8 @@ def test_a_port_that_is_listened_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert refused(require_free_port, port) == (
-            f"Port {port} cannot be used (Address already in use). Choose another with --port, "
-            "or leave --port away for any that is free."
+            f"Port {port} cannot be used (Address already in use). Choose another with --port, or "
+            "omit --port to take any free one."
         )
     require_free_port(port)
 
@@ -37,8 +37,8 @@ def test_a_port_that_is_listened_on() -> None:
 @pytest.mark.parametrize("port", [-1, 65_536])
 def test_a_port_that_is_none(port: int) -> None:
     assert refused(require_free_port, port) == (
-        f"--port {port} is no port. Choose one from 1 to 65535, or leave --port away for any "
-        "that is free."
+        f"--port {port} is not a port. Choose one from 1 to 65535, or omit --port to take any "
+        "free one."
     )
 
 

@@ -104,8 +104,8 @@ def test_tensors_that_do_not_match() -> None:
         "tokens and width."
     )
     assert refusal([5, 2, 8], [5, 1, 8], [5, 1, 8]) == (
-        "The plan is of 4 tokens, 2 query heads and 1 key/value heads, the tensors are of 5, 2 "
-        "and 1. Plan for these tensors."
+        "The plan is for 4 tokens, 2 query heads and 1 key/value heads, but the tensors have 5, "
+        "2 and 1. Plan for these tensors."
     )
 
 

@@ -169,24 +169,25 @@ def test_what_does_not_go_together_is_told() -> None:
     two = schedule_of("1f1b", 2, batches)
     parts = parts_of(SMALL, (0, 1, 3), two)
     assert refused(batches, parts=parts[:1]) == (
-        "The schedule is for 2 ranks, the pipeline has 1. Write it for the ranks of the pipeline."
+        "The schedule is for 2 ranks, but the pipeline has 1. Write it for the ranks of the "
+        "pipeline."
     )
     assert refused(batches, schedule=schedule_of("interleaved", 2, batches), parts=parts) == (
-        "The schedule has 4 stages, the decoder is cut into 2. Price and schedule the stages that "
-        "it is cut into."
+        "The schedule has 4 stages, but the decoder is cut into 2. Price and schedule the stages "
+        "of the decoder."
     )
     assert refused(batches[:3], schedule=two) == (
-        "The schedule has 4 micro-batches, 3 are given. Give every rank all of them, in the order "
-        "in which they are priced."
+        "The schedule has 4 micro-batches, but 3 were given. Give every rank all of them, in the "
+        "order in which they are priced."
     )
     assert refused(batches, parts=parts[::-1]) == (
-        "Rank 0 of the schedule holds stages 0, and its part has 1. Cut the decoder as the "
-        "schedule's rank_of says."
+        "Rank 0 of the schedule holds stages 0, but its part has 1. Cut the decoder by the "
+        "schedule's rank_of."
     )
     short = StageBatch(batches[0].tokens_t, batches[0].labels_t[:-1], (12,))
     assert refused([short, *batches[1:]]) == (
-        "Micro-batch 0 has 12 tokens and 11 labels, and its documents have 12 tokens. Give as "
-        "many of each."
+        "Micro-batch 0 has 12 tokens and 11 labels, but its documents have 12 tokens. All three "
+        "must be equal."
     )
     turned = dataclasses.replace(two, paths=two.paths[:, ::-1])
     assert refused(batches, schedule=turned) == (

@@ -40,18 +40,17 @@ def test_stages_one_after_another_are_the_whole() -> None:
 
 def test_edges_and_stages_that_are_none() -> None:
     whole = Decoder(MODEL)
-    for edges, named in (((0, 4), "0, 4"), ((0, 5, 4, 6), "0, 5, 4, 6"), ((), "of nothing")):
+    for edges, named in (((0, 4), "0, 4"), ((0, 5, 4, 6), "0, 5, 4, 6"), ((), "(none)")):
         with pytest.raises(LayoutError) as told:
             DecoderPart(whole, edges, [0])
         assert str(told.value) == (
-            f"Stage edges {named} are not those of 6 layers. Give them ascending, from 0 to 6."
+            f"Stage edges {named} do not fit 6 layers. Give them ascending, from 0 to 6."
         )
     for held, named in (([1, 2], "stage 2"), ([], "no stage")):
         with pytest.raises(LayoutError) as told:
             DecoderPart(whole, (0, 3, 6), held)
         assert str(told.value) == (
-            f"A rank is to hold {named} of 2 stages. Give it those that the schedule's rank_of "
-            f"gives it."
+            f"A rank cannot hold {named} of 2 stages. Give it its stages of the schedule's rank_of."
         )
 
 

@@ -140,6 +140,6 @@ def test_keys_that_nobody_holds_are_told() -> None:
     with pytest.raises(LayoutError) as told:
         play_pipeline(parts, apart, batches, divisor=1.0)
     assert str(told.value) == (
-        "Micro-batch 1 reads tokens 0:4 of document 7, which the micro-batches before it in its "
-        "unit do not hold. Schedule the units that macro_units finds in the pack."
+        "Micro-batch 1 reads tokens 0:4 of document 7, which no earlier micro-batch of its unit "
+        "holds. Schedule the units that macro_units finds in the pack."
     )

@@ -141,7 +141,7 @@ class Needs:
     """Files that one rank's process groups hold open."""
     is_pinned: bool
     terms: Mapping[str, int] = field(default_factory=dict)
-    """Of the forecast."""
+    """The forecast's terms."""
 
     @property
     def world(self) -> int:

@@ -161,7 +161,7 @@ def _shared(facts: MachineFacts, needs: Needs) -> Row:
     fact = "no /dev/shm" if size is None else f"{format_bytes(size)} at /dev/shm"
     if needs.accelerator == "none":
         return Row(what, fact, "ok", "gloo passes messages through sockets and needs none.")
-    why = "ranks of one node pass messages through it, and a container has 64 MiB unless told."
+    why = "ranks of one node pass messages through it, and a container has 64 MiB by default."
     fix = "docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory at /dev/shm."
     if size is None or (size <= 64 * MIB and needs.ranks > 1):
         return Row(what, fact, "breaks", why, fix)

@@ -14,7 +14,7 @@ from equipoise.base.read import read_json
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.model.presets import PRESETS, ModelSpec
 from equipoise.spec.run.keys import keys, toml
-from equipoise.spec.run.spec import ModelSection
+from equipoise.spec.run.model import ModelSection
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
 _HF = "hf:"

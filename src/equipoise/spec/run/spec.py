@@ -13,8 +13,7 @@ from pydantic import Field
 from equipoise.base.errors import LayoutError
 from equipoise.spec.catalog import LOSSY, POLICIES, SCHEDULES, Policy, Schedule
 from equipoise.spec.layout import Layout
-from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS
-from equipoise.spec.model.presets import Balance
+from equipoise.spec.run.model import ModelSection
 
 Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
 Precision = Literal["fp32", "bf16"]
@@ -49,77 +48,6 @@ class DataSpec:
     cache: Annotated[str, Field(description="folder of trained tokenizers and token caches")] = (
         "~/.cache/equipoise"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSection:
-    """Which decoder to train. Any size given here replaces the preset's."""
-
-    preset: Annotated[str, Field(description="name of a ModelSpec preset")] = "2m"
-    init: Annotated[
-        str,
-        Field(
-            description='"random", or "hf:DIR" for the weights and sizes of a Hugging Face folder'
-        ),
-    ] = "random"
-    layers: Annotated[int | None, Field(ge=1, le=MOST_LAYERS, description="decoder layers")] = None
-    hidden: Annotated[int | None, Field(ge=2, description="model width")] = None
-    heads: Annotated[int | None, Field(ge=1, description="query heads")] = None
-    kv_heads: Annotated[int | None, Field(ge=1, description="key/value heads")] = None
-    ffn: Annotated[int | None, Field(ge=1, description="feed-forward width")] = None
-    vocab: Annotated[int | None, Field(ge=2, description="rows of the embedding")] = None
-    head_width: Annotated[int | None, Field(ge=2, description="width of one head")] = None
-    tied: Annotated[bool | None, Field(description="the head shares the embedding's weights")] = (
-        None
-    )
-    rope_theta: Annotated[float | None, Field(gt=1, description="base of rotary angles")] = None
-    experts: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            le=MOST_EXPERTS,
-            description="experts of a layer; 0 for one feed-forward instead",
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None, Field(ge=0, description="experts that a token passes through; 2 unless given")
-    ] = None
-    expert_ffn: Annotated[
-        int | None,
-        Field(ge=0, description="width of an expert; model.ffn over model.top_k unless given"),
-    ] = None
-    shared_ffn: Annotated[
-        int | None,
-        Field(ge=0, description="width of the expert that every token passes through; 0 for none"),
-    ] = None
-    shared_gate: Annotated[
-        bool | None, Field(description="scale the shared expert's output by a gate of its input")
-    ] = None
-    dense_layers: Annotated[
-        int | None, Field(ge=0, description="so many first layers have no experts")
-    ] = None
-    expert_every: Annotated[
-        int | None, Field(ge=1, description="of the others every so many-th has experts")
-    ] = None
-    norm_top_k: Annotated[
-        bool | None, Field(description="scale the weights of a token's experts to sum to one")
-    ] = None
-    balance: Annotated[
-        Balance | None,
-        Field(description="what keeps experts equally busy: a loss, or a bias of their scores"),
-    ] = None
-    balance_rate: Annotated[
-        float | None,
-        Field(gt=0, description="weight of the auxiliary loss, or what a step adds to a bias"),
-    ] = None
-    capacity_factor: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            description="most tokens of an expert, over its even share of a rank's micro-batch; "
-            "others are dropped. 0 drops none",
-        ),
-    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +146,7 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="context-parallel ranks: so many share the tokens of each micro-batch, so "
+            description="context-parallel ranks, which share the tokens of each micro-batch; "
             "there are dp x cp x tp x pp ranks",
         ),
     ] = 1
@@ -226,7 +154,7 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="tensor-parallel ranks: so many share the weights of each layer; must "
+            description="tensor-parallel ranks, which share the weights of each layer; must "
             "divide the heads",
         ),
     ] = 1
@@ -234,7 +162,7 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="pipeline-parallel ranks: so many share the layers, and a step's "
+            description="pipeline-parallel ranks, which share the layers; a step's "
             "micro-batches go from one to the next",
         ),
     ] = 1
@@ -262,8 +190,8 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="expert-parallel ranks: so many share the experts of each layer, the same "
-            "ranks as share other things or nothing; ep x etp must divide the ranks "
+            description="expert-parallel ranks, which share the experts of each layer; they fold "
+            "over the same ranks as dp x cp x tp, so ep x etp must divide the ranks "
             "of a pipeline stage",
         ),
     ] = 1
@@ -319,7 +247,7 @@ class LayoutSpec:
         return self.pp * (self.virtual or usual)
 
     def of_ranks(self, ranks: int) -> Layout:
-        """Where so many ranks stand: data parallelism outermost, tensor parallelism innermost.
+        """The layout of ``ranks`` ranks: data parallelism outermost, tensor parallelism innermost.
 
         >>> LayoutSpec(cp=2, tp=2).of_ranks(8).coordinates(5)["cp"]
         0

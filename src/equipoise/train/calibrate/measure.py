@@ -135,7 +135,7 @@ def measure_machine(plan: CalibrationPlan, folder: Path, progress: Progress) -> 
     Args:
         plan: Which sizes.
         folder: On the disk to measure.
-        progress: Told of every stage.
+        progress: Shows every stage.
 
     Cost: about 30 s with the default plan on idle cores, a minute on busy ones.
     """

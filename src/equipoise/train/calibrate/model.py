@@ -26,7 +26,7 @@ def measure_parts(plan: PartsPlan, link: LinkPrice, progress: Progress) -> Model
     Args:
         plan: Model, precision and sizes.
         link: Between two ranks, as it was measured.
-        progress: Told of every way.
+        progress: Shows every way.
 
     Cost: some 4 s a way for a decoder of 2M weights and micro-batches of 2,560 tokens.
     """

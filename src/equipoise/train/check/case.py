@@ -58,7 +58,7 @@ _UNDIVIDED = [
     if not (traits.divides or traits.lets_wait or traits.is_slow)
 ]
 _ALONE = ["in-order", PackSpec().policy]
-"""Of one rank, which shares documents with nobody: as they come, and the default."""
+"""Policies of one rank, which shares documents with nobody: as they come, and the default."""
 _TOGETHER = [name for name, traits in POLICIES.items() if traits.runs_together]
 
 _WINDOWS = (512, 256)

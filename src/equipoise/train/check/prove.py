@@ -91,7 +91,7 @@ def prove_case(
         case=case,
         micro_batches=packed.micro_batches,
         loss_error=loss_error(made.loss, reference.loss),
-        forward_error=logits.error / reference.largest_logit,
+        forward_error=logits.finish() / reference.largest_logit,
         gradient_error=gradient_error,
         worst_parameter=worst,
         bytes=sum(int(ledger.sent_bytes.sum()) for ledger in ledgers),
@@ -123,16 +123,21 @@ def _pack(case: Case, sample: Sample, curve: LoadCurve) -> PackedStep:
 
 
 class _LogitsWatch:
-    """How far off a decoder's logits are, in as many forward passes as there are to expect.
+    """How far off a decoder's logits are in the forward passes that are expected.
 
     They are taken while it runs, when the weights of its head are whole on every rank.
     """
 
     def __init__(self, decoder: Decoder, expected: Iterator[Tensor]) -> None:
-        self.error = 0.0
-        self._decoder, self._expected = decoder, expected
-        if (norm := getattr(decoder, "norm", None)) is not None:  # else others have the last stage
-            norm.register_forward_hook(self._take)
+        self._decoder, self._expected, self._error = decoder, expected, 0.0
+        self._norm = getattr(decoder, "norm", None)  # None where others have the last stage
+        if self._norm is not None:
+            self._norm.register_forward_hook(self._take)
+
+    def finish(self) -> float:
+        """The largest error; infinite where a pass that is expected did not come."""
+        is_short = self._norm is not None and next(self._expected, None) is not None
+        return float("inf") if is_short else self._error
 
     def _take(self, module: nn.Module, args: object, x_tD: Tensor) -> None:
         del module, args
@@ -140,7 +145,7 @@ class _LogitsWatch:
         if expected is not None:  # else the pass without tokens that sums gradients
             with torch.no_grad():
                 logits = self._decoder.logits(x_tD)
-            self.error = max(self.error, relative_error(logits, expected, 1.0))
+            self._error = max(self._error, relative_error(logits, expected, 1.0))
 
 
 def _expect_logits(

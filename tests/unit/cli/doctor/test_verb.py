@@ -38,7 +38,7 @@ def test_what_would_break_is_exit_code_5(
         assert (
             f"breaks port             {port}: Address already in use\n"
             f"{' ' * 24}The first node's agent listens there, and all others dial it.\n"
-            f"{' ' * 24}Fix: End who listens there, or choose another --port.\n"
+            f"{' ' * 24}Fix: Stop the program that listens there, or choose another --port.\n"
         ) in out
         code, quiet, _ = doctor(capsys, *folder, "--port", port, "--quiet")
         assert code == 5

@@ -377,10 +377,9 @@ def test_a_full_disk(message, store, corpus: Path, tmp_path, monkeypatch, culpri
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, culprit, full)
         assert message(DataError, prepare, spec, tmp_path, progress=SILENT, workers=1) == (
-            f"The disk of data.cache {tmp_path}/cache is full: 5.0 KiB were left while "
-            f"{store.folder.name} was built, which takes about "
-            f"{size_bytes * 4 // 3 / 2**20:.1f} MiB in all. Free some space, or set data.cache to "
-            "a folder on a larger disk."
+            f"The disk of data.cache {tmp_path}/cache is full: it had 5.0 KiB left, and building "
+            f"{store.folder.name} needs about {size_bytes * 4 // 3 / 2**20:.1f} MiB in all. Free "
+            "some space or set data.cache to a folder on a larger disk."
         )
     assert list((tmp_path / "cache").iterdir()) == []
     assert content(prepare(spec, tmp_path, progress=SILENT, workers=1)) == content(store)
@@ -412,8 +411,8 @@ def test_a_worker_that_dies(message, store, corpus: Path, tmp_path, monkeypatch)
     text = message(DataError, prepare, spec, tmp_path, progress=SILENT, workers=2)
     first = {shard.parts[0].name for shard in open_source(spec, tmp_path).shards()[:2]}
     assert text in {
-        f"A worker that tokenized {name} died with exit code 7; -9 mostly means that memory ran "
-        "out. Run again: finished shards are kept."
+        f"The worker that tokenized {name} died with exit code 7; -9 usually means that memory "
+        "ran out. Run again: finished shards are kept."
         for name in first
     }
 
@@ -430,7 +429,7 @@ def test_a_fault_of_the_corpus_is_told_by_workers_as_by_one(message, store, tmp_
         for workers in (1, 2)
     }
     assert texts == {
-        f"{corpus}/d is not UTF-8: byte 0xff at offset 0. Convert the file to UTF-8, or move it "
+        f"{corpus}/d is not UTF-8: byte 0xff at offset 0. Convert the file to UTF-8 or move it "
         "out of data.path."
     }
 
@@ -444,8 +443,8 @@ def test_a_corpus_without_text(message, store, tmp_path, tokenizer):
         tokenizer=tokenizer if tokenizer == "train" else str(store.tokenizer_file),
     )
     assert message(DataError, prepare, spec, tmp_path, progress=SILENT) == (
-        f"data.path {tmp_path} holds no text: its 1 files have 0 bytes and no document that is not "
-        "empty. Set data.path to a corpus with text in it."
+        f"data.path {tmp_path} holds no text: in its 1 files (0 bytes) every document is empty. "
+        "Set data.path to a corpus with text in it."
     )
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -462,8 +461,8 @@ def test_a_cache_that_cannot_be_made(message, corpus: Path, tmp_path):
     (tmp_path / "file").touch()
     spec = spec_of(corpus, tmp_path / "file" / "cache")
     assert message(DataError, prepare, spec, tmp_path, progress=SILENT) == (
-        f"data.cache {tmp_path}/file/cache cannot be made: Not a directory. Set data.cache to a "
-        "folder that may be written."
+        f"data.cache {tmp_path}/file/cache cannot be created: Not a directory. Set data.cache to "
+        "a writable folder."
     )
 
 
@@ -499,8 +498,8 @@ def empty(folder: Path) -> None:
         ),
         (
             age,
-            "{folder} is a token cache of format 0, and this version reads 2. Delete the folder; "
-            "the next run makes it again.",
+            "{folder} is a token cache of format 0; this version reads 2. Delete the folder; the "
+            "next run makes it again.",
         ),
         (
             empty,

@@ -57,8 +57,8 @@ def test_a_changed_bit_is_found_by_the_read_that_touches_its_chunk(
         verified[at // 2 : at // 2 + 1]
     begin, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, 2 * len(tokens))
     assert str(caught.value) == (
-        f"{file} is damaged: bytes {begin:,} to {end:,} are not those that were written. Delete "
-        f"the folder {tmp_path}; the next run makes it again."
+        f"{file} is damaged: bytes {begin:,} to {end:,} are not as they were written. Delete the "
+        f"folder {tmp_path}; the next run makes it again."
     )
     other = (chunk + 1) % 4
     span = slice(other * PER_CHUNK, (other + 1) * PER_CHUNK)
@@ -68,13 +68,13 @@ def test_a_changed_bit_is_found_by_the_read_that_touches_its_chunk(
 def test_a_changed_table_is_found(tmp_path: Path) -> None:
     file, tokens, table = write(tmp_path, PER_CHUNK)
     verified = opened(file, tokens, bytes([table[0] ^ 1]) + table[1:])
-    with pytest.raises(DataError, match="are not those that were written"):
+    with pytest.raises(DataError, match="are not as they were written"):
         verified[0:1]
     with pytest.raises(DataError) as caught:
         opened(file, tokens, table + table)
     assert str(caught.value) == (
-        f"{file} is damaged: its table of digests has another number of chunks. Delete the folder "
-        f"{tmp_path}; the next run makes it again."
+        f"{file} is damaged: its table of digests has a different number of chunks. Delete the "
+        f"folder {tmp_path}; the next run makes it again."
     )
 
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_cut_under_a_run_ends_in_a_sentence(tmp_path: Path) -> No
     verified = opened(file, tokens, table)
     os.truncate(file, CHUNK_BYTES + 10)
     np.testing.assert_array_equal(verified[:PER_CHUNK], tokens[:PER_CHUNK])
-    with pytest.raises(DataError, match="bytes 16,384 to 32,768 are not those that were written"):
+    with pytest.raises(DataError, match="bytes 16,384 to 32,768 are not as they were written"):
         verified[PER_CHUNK : PER_CHUNK + 3]
 
 

@@ -349,7 +349,7 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
             "breaks",
             "n0 is 127.0.1.1, ::1",
             "ranks announce the address that it resolves to, and no other node reaches loopback.",
-            "Name an interface, GLOO_SOCKET_IFNAME or --interface (up: eth0, ib0), or mend "
+            "Name an interface, GLOO_SOCKET_IFNAME or --interface (up: eth0, ib0), or correct "
             "/etc/hosts.",
         ),
     ),
@@ -361,7 +361,7 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
             "breaks",
             "n0 resolves to nothing",
             "ranks announce the address that it resolves to, or loopback, which no other node is.",
-            "Name an interface, GLOO_SOCKET_IFNAME or --interface (up: eth0, ib0), or mend "
+            "Name an interface, GLOO_SOCKET_IFNAME or --interface (up: eth0, ib0), or correct "
             "/etc/hosts.",
         ),
     ),
@@ -374,7 +374,10 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
             "n0 resolves to nothing",
             "ranks announce the address that it resolves to, or loopback after a wait for the "
             "resolver.",
-            "Name an interface, GLOO_SOCKET_IFNAME or --interface (up: none), or mend /etc/hosts.",
+            (
+                "Name an interface, GLOO_SOCKET_IFNAME or --interface (up: none), or correct "
+                "/etc/hosts."
+            ),
         ),
     ),
     (
@@ -407,7 +410,7 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
             "breaks",
             "29400: Address already in use",
             "the first node's agent listens there, and all others dial it.",
-            "End who listens there, or choose another --port.",
+            "Stop the program that listens there, or choose another --port.",
         ),
     ),
     (
@@ -441,8 +444,7 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
             (
                 "warn",
                 found,
-                "clocks that nobody keeps part by a second a day or more, and torchrun ends at "
-                "15 s.",
+                "unsynchronised clocks drift by a second a day or more, and torchrun ends at 15 s.",
                 "Start chronyd, ntpd or systemd-timesyncd on every node.",
             ),
         )
