@@ -71,6 +71,11 @@ _SEED_SHARE = 0.5
 _KERNELS = ("tp", "cp", "micro_batch", "ep", "etp")
 """Columns that say which kernels run."""
 
+_ANSWERS = 4
+"""A plan shows the best and three runners-up, so nothing is pruned before that many fit, ..."""
+_TRIES = 24
+"""... or that many were priced."""
+
 _LARGE = 50_000
 """From this many choices on, the compiler is loaded for their replays, and cores are shared."""
 
@@ -149,6 +154,10 @@ class Search:
     def cutoff_s(self, incumbent_s: float) -> float:
         """Nodes of this bound or more are pruned; infinite where ``gap`` is below 0."""
         return incumbent_s / (1.0 + self.gap) if self.gap >= 0 else np.inf
+
+    def _prunes_from_s(self, best: Incumbent) -> float:
+        has_answers = len(best.fitting) >= _ANSWERS or len(self.known) >= _TRIES
+        return self.cutoff_s(best.best_s) if has_answers or self.beats_s < np.inf else np.inf
 
     def _run(self, best: Incumbent, reached: Reached, due: Deadline) -> None:
         """Search; what was reached is written down on the way."""
@@ -284,7 +293,7 @@ class Search:
         """Evaluate the nodes of the least bounds, until nothing can be ``gap`` faster."""
         pruned_s = np.inf
         while frontier:
-            cutoff = self.cutoff_s(best.best_s)
+            cutoff = self._prunes_from_s(best)
             reached.bound_s = min(frontier[0][0], pruned_s)
             if frontier[0][0] >= cutoff:
                 break
@@ -302,7 +311,7 @@ class Search:
 
     def _evaluate(self, team: Team, best: Incumbent, nodes: Sequence[Node]) -> list[Any]:
         """The next evaluation of each node; prices are compared with the incumbent."""
-        cutoff = self.cutoff_s(best.best_s)
+        cutoff = self._prunes_from_s(best)
         answers: list[Any] = [0.0] * len(nodes)
         asked, homes, weights, places = [], [], [], []
         for place, (bound, level, at) in enumerate(nodes):
