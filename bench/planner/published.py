@@ -174,7 +174,7 @@ def compare(row: Row) -> dict[str, Any]:
         "planned": best.choice.words(),
         "told": best.told,
         "ratio": best.price.step_s / theirs.step_s,
-        "gap": best.gap,
+        "gap": best.gap if np.isfinite(best.gap) else None,
         "wins_by": {wins[0]: wins[1]} if wins[1] > 0 else {},
     }
 

@@ -67,7 +67,7 @@ class PipelineSetting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PricedStep:
+class PipelineStep:
     """A setting's micro-batches with their prices."""
 
     setting: PipelineSetting
@@ -144,7 +144,7 @@ class PipelineScore:
 class PipelineAnswer:
     """Strategies compared on one step."""
 
-    step: PricedStep
+    step: PipelineStep
     scores: tuple[PipelineScore, ...]
     left_out: tuple[tuple[str, str], ...]
     """Strategies that cannot run, and why not, a sentence each."""
@@ -178,7 +178,7 @@ def compare_pipelines(setting: PipelineSetting) -> PipelineAnswer:
         raise FitError(f"{fault} {fix}") from None
 
 
-def _price(setting: PipelineSetting) -> PricedStep:
+def _price(setting: PipelineSetting) -> PipelineStep:
     model, link = setting.model, setting.machine.link
     width = 2 if setting.dtype == "bf16" else 4
     curve = counted_curve(model, flop_per_s=setting.machine.flop_per_s)
@@ -194,7 +194,7 @@ def _price(setting: PipelineSetting) -> PricedStep:
         ).kept
         for layer in range(model.layers)
     ]
-    return PricedStep(
+    return PipelineStep(
         setting,
         layers,
         hop_ns=np.rint(1e9 * hop_s).astype(np.int64),
@@ -204,7 +204,7 @@ def _price(setting: PipelineSetting) -> PricedStep:
 
 
 def _score_all(
-    step: PricedStep,
+    step: PipelineStep,
 ) -> tuple[tuple[PipelineScore, ...], tuple[tuple[str, str], ...]]:
     scores, left_out = [], []
     chunks = step.setting.chunks
@@ -226,7 +226,7 @@ def _usual_chunks(name: str) -> tuple[int, ...]:
     return (1, 2) if is_any else (traits.least_stages,)
 
 
-def _score(name: str, chunks: int, step: PricedStep) -> PipelineScore:
+def _score(name: str, chunks: int, step: PipelineStep) -> PipelineScore:
     setting = step.setting
     split = split_model(step.layers, setting.model, setting.ranks * chunks)
     made = price_stages(split, step.layers, hop_ns=step.hop_ns, recompute=setting.recompute)
@@ -244,7 +244,7 @@ def _score(name: str, chunks: int, step: PricedStep) -> PipelineScore:
     )
 
 
-def _write(name: str, prices: PipelinePrices, step: PricedStep) -> PipelineSchedule:
+def _write(name: str, prices: PipelinePrices, step: PipelineStep) -> PipelineSchedule:
     setting, allowed = step.setting, step.most_bytes
     write = partial(
         write_pipeline,

@@ -56,10 +56,10 @@ _PALEST = 0.62
 """How much of the last round's colour is white."""
 
 _ARROWS = 60
-"""Messages of a pass up to which each has a line to its sender, too."""
+"""Up to this many messages of a pass, each also has a line to its sender."""
 
 _LANE_IN, _LANES = 0.34, 16
-"""Height of a lane, and the number of lanes from which on they get lower."""
+"""Height of a lane, and the number of lanes above which they get lower."""
 
 _NOTES = (
     "queries down, keys across",
@@ -75,7 +75,7 @@ _WIDE = 74
 """Height of a line of text, and its longest."""
 
 _LABELLED = 0.06
-"""Share of the pack from which on a piece is labelled with its rank."""
+"""Pieces of at least this share of the pack are labelled with their rank."""
 
 
 def plot_attention(

@@ -20,7 +20,7 @@ from equipoise.observe.run_record import RunRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """One run against another: how many times faster a step is, or a token where steps differ."""
 
     baseline: str
@@ -45,7 +45,7 @@ def baseline_of(records: Sequence[RunRecord]) -> int:
 
 def compare(
     baseline: RunRecord, record: RunRecord, *, baseline_label: str, label: str
-) -> Comparison:
+) -> RunComparison:
     """Hold ``record`` against ``baseline``: a ratio above 1 means that ``record`` is faster."""
     common, ours, theirs = np.intersect1d(record.step, baseline.step, return_indices=True)
     is_same = (
@@ -76,7 +76,7 @@ def compare(
         # taken within one run, which also predicted the cost of packing in order.
         predicted_s = np.full(baseline.step.size, np.nan)
         predicted_s[theirs] = _in_order_step_s(record)[ours]
-    return Comparison(
+    return RunComparison(
         baseline=baseline_label,
         label=label,
         measured=ratio(
@@ -106,7 +106,7 @@ def _in_order_step_s(record: RunRecord) -> Floats:
     return answer
 
 
-def compare_all(records: Sequence[RunRecord], names: Sequence[str]) -> list[Comparison]:
+def compare_all(records: Sequence[RunRecord], names: Sequence[str]) -> list[RunComparison]:
     """Every other run against the baseline, in the order given."""
     base = baseline_of(records)
     return [

@@ -37,7 +37,7 @@ def _is_unsaid(origin: str, keys: Sequence[str]) -> bool:
 
 
 def _resolved(record: RunRecord) -> Table:
-    """Keys of run.toml; of sizes that it leaves to the preset, the preset's."""
+    """Keys of run.toml; sizes that it leaves out are the preset's."""
     return {
         key: record.start.model.get(key.removeprefix("model."))
         if value is None and key.startswith("model.")

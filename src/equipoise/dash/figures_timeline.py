@@ -94,7 +94,7 @@ def _predicted(
     begins: Mapping[float, float],
     origin: float,
 ) -> Table | None:
-    """The same spans as they were to be, from where the first of all ranks began."""
+    """The same spans as predicted, from where the first of all ranks began."""
     staged = ~np.isnan(spans.predicted_s[rows])
     if not staged.any():
         return None

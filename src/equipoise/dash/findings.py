@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from equipoise.base.units import format_bytes, format_count
-from equipoise.dash.compare import Comparison, setting_of
+from equipoise.dash.compare import RunComparison, setting_of
 from equipoise.dash.summary import IN_ORDER, Summary, highest, skew_of, steady_steps
 from equipoise.observe.run_record import RunRecord
 
 
-def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) -> str:
+def headline(summaries: Sequence[Summary], comparisons: Sequence[RunComparison]) -> str:
     """The page in one sentence with its numbers."""
     known = [each for each in comparisons if not math.isnan(each.measured)]
     if known:
@@ -31,7 +31,7 @@ def headline(summaries: Sequence[Summary], comparisons: Sequence[Comparison]) ->
     return _alone(summaries[0])
 
 
-def _same_documents(best: Comparison) -> str:
+def _same_documents(best: RunComparison) -> str:
     took = _change(1 / best.measured, "longer", "less time")
     took = f"{took} per step than" if took else "as long per step as"
     predicted = _change(1 / best.predicted, "longer", "shorter") or "as long"
@@ -39,7 +39,7 @@ def _same_documents(best: Comparison) -> str:
     return f"{best.label} took {took} {best.baseline}{beside}."
 
 
-def _other_documents(best: Comparison) -> str:
+def _other_documents(best: RunComparison) -> str:
     keys = best.differs_in[:3] + (("more",) if len(best.differs_in) > 3 else ())
     differ = f" The runs differ in {_listed(keys)}." if keys else " Their documents differ."
     more = _change(best.measured, "more", "fewer")
@@ -86,12 +86,12 @@ def _alone(only: Summary) -> str:
 
 
 def _predicted(clause: str, times: float) -> str:
-    """The clause around a ratio; nothing where the ratio is unknown."""
+    """The clause around a ratio; empty if the ratio is unknown."""
     return "" if math.isnan(times) else clause.format(f"{times:.2f}×")
 
 
 def _by_turn(only: Summary) -> str:
-    """What the slowest ranks of all turns add up to, where that is more than the fullest rank."""
+    """What the slowest ranks of all turns add up to, if more than the fullest rank."""
     if not only.predicted_turn_skew >= only.predicted_skew + 0.005:
         return ""
     return _predicted(" and, added up turn by turn, {}", only.predicted_turn_skew)
@@ -102,7 +102,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict[str, str]:
-    """One sentence for each figure, by the figure's name; none where there is nothing to say."""
+    """One sentence for each figure, by the figure's name; left out if there is nothing to say."""
     worst = {
         one.label: highest(skew_of(record.busy_s)[steady_steps(record)])
         for record, one in zip(records, summaries, strict=True)

@@ -51,7 +51,7 @@ _NAMES = {
 }
 
 _LEAST_WIDTH = 0.0075
-"""Share of the picture's width from which a rectangle has room for each digit."""
+"""Share of the picture's width that a rectangle needs for each digit."""
 
 _LEAST_EDGE = 0.004
 """Likewise for a white edge, which takes a large part of a narrower bar and looks like waiting."""
@@ -159,7 +159,7 @@ def _draw(
 
 
 def _chunks(timeline: PipelineTimeline) -> np.ndarray:
-    """Which of its rank's stages each instruction is of: from 0, or 1 where there is one."""
+    """Which of its rank's stages each instruction belongs to, from 0; 1 for an only stage."""
     chunk = np.zeros(len(timeline.rank), dtype=np.int64)
     for rank in range(timeline.ranks):
         mine = timeline.rank == rank

@@ -51,7 +51,7 @@ class Beside:
 
     @property
     def error(self) -> float:
-        """Planned over measured, less 1."""
+        """Planned over measured, minus 1."""
         return self.planned / self.measured - 1 if self.measured > 0 else math.nan
 
 
@@ -62,7 +62,7 @@ class Planned:
     keys: dict[str, int | str]
     """What was decided, in run.toml's words."""
     steps: int
-    """Whose median is the measured side."""
+    """Steps whose median is the measured side."""
     step_s: Beside
     parts: tuple[Beside, ...]
     """Seconds of computing, optimizer, and messages and waiting."""
@@ -90,7 +90,7 @@ class Planned:
 
 
 def read_planned(record: RunRecord) -> Planned | None:
-    """The plan that a run obeyed, beside it; None where it obeyed none.
+    """The plan that a run obeyed, beside it; None if it obeyed none.
 
     Raises:
         PlanError: the plan in the folder is of another version, or torn.
@@ -116,7 +116,7 @@ def read_plans(
 
 
 def plan_finding(plans: Sequence[Planned | None], names: Sequence[str]) -> dict[str, str]:
-    """The sentence of the plan's figure, by the figure's name; none where no run obeyed one."""
+    """The sentence of the plan's figure, by the figure's name; empty if no run obeyed one."""
     sentences = [
         (name, planned_sentence(plan)) for plan, name in zip(plans, names, strict=True) if plan
     ]

@@ -26,7 +26,7 @@ IN_ORDER = "in-order"
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in numbers; NaN where the journal does not tell. Keys of ``report --json``."""
+    """One run in numbers; NaN if the journal does not have it. Keys of ``report --json``."""
 
     label: str
     folder: str
@@ -58,7 +58,7 @@ class Summary:
 
 
 def steady_steps(record: RunRecord) -> NDArray[np.bool_]:
-    """bool[step]: not the first step of a session; every step where there is no other."""
+    """bool[step]: False for the first step of a session, unless there is no other step."""
     steady = np.ones(record.step.size, dtype=np.bool_)
     for session, resumed_step in enumerate(record.resumed_steps):
         later = record.resumed_steps[session + 1 :]
@@ -151,7 +151,7 @@ def plain(value: Any) -> Any:
 
 
 def highest(values: Floats) -> float:
-    """The greatest of those that are known; NaN where none is."""
+    """The greatest known value; NaN if none is known."""
     known = values[~np.isnan(values)]
     return float(known.max()) if known.size else math.nan
 

@@ -34,7 +34,7 @@ _LETTERS = {op.span: op.letter for op in Op}
 
 
 def typical_step(record: RunRecord) -> int:
-    """The step of median duration; the first one of a session is none.
+    """The step of median duration, without the first step of each session.
 
     Raises:
         SpecError: no step has finished.
@@ -47,7 +47,7 @@ def typical_step(record: RunRecord) -> int:
 
 
 def pipeline_begins(record: RunRecord, rows: Mapping[int, NDArray[np.intp]]) -> dict[float, float]:
-    """When the first rank began each step's pipeline [unix seconds]; none without one.
+    """When the first rank began each step's pipeline [unix seconds]; empty without a pipeline.
 
     Args:
         record: Of the run.

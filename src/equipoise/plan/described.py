@@ -271,7 +271,7 @@ def _fixed(request: PlanRequest) -> dict[str, int | str]:
     """What is not to be searched, by its name in the space."""
     fixed: dict[str, int | str] = {}
     if request.layout is not None:
-        fixed |= read_words("--layout", request.layout, LAYOUT_WORDS)
+        fixed |= read_words("layout", request.layout, LAYOUT_WORDS)
     for name in ("micro_batch", "recompute", "offload", "schedule", "context_strategy", "order"):
         if getattr(request, name) not in (None, "any"):
             fixed[name] = getattr(request, name)

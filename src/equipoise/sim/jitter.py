@@ -47,7 +47,7 @@ def run_with_jitter(run: PipelineRun, ranks: int, share: float, *, seed: int = 0
     Cost: some 50 replays.
     """
     if not 0 <= share <= 1:
-        raise SpecError(f"--jitter is {share:g}. Give a share of a pass's time, 0 to 1.")
+        raise SpecError(f"jitter is {share:g}. Give a share of a pass's time, 0 to 1.")
     if share == 0:
         return JitterRun(1.0, 1.0)
     draws = np.random.Generator(np.random.PCG64(seed))

@@ -24,25 +24,25 @@ class PolicyTraits:
     """What a packing policy does with a step's documents."""
 
     packer: str
-    """A ``balance.packing.pack.Packer``; of a policy that lets documents wait, a ``StepPacker``."""
+    """A ``balance.packing.pack.Packer``; a ``StepPacker`` if the policy lets documents wait."""
     fills_windows: bool = False
     """Micro-batches are windows, whose edges cut documents."""
     reads_prices: bool = True
-    """Asks what a document costs, not only how long it is."""
+    """Depends on what a document costs, not only on its length."""
     lets_wait: bool = False
     """Documents may wait for a later step, so each step depends on those before it."""
     divides_over: Literal["ranks", "time"] | None = None
     """Pieces of one document read each other's keys: on ranks that run them together, or in
-    micro-batches that follow each other through a pipeline."""
+    consecutive micro-batches of a pipeline."""
     evens_turns: bool = False
     """The packer takes ``meets_each_turn``: whether ranks meet in every micro-batch."""
     prices_travel: bool = False
-    """The packer takes ``travel_ns``: what it costs to bring a token's keys to another rank."""
+    """The packer takes ``travel_ns``, the time to bring a token's keys to another rank."""
     is_slow: bool = False
-    """Takes a second or more a step: only run when it is named."""
+    """Takes a second or more per step, so it runs only if named."""
     planned: Literal["always", "for any", "when given"] = "when given"
-    """When ``equipoise plan`` compares it: where no policy is given, as each step then trains the
-    same documents, whole; where any policy will do; or only by its name."""
+    """When ``equipoise plan`` compares it: if no policy is given, since each step then trains the
+    same documents, whole; if any policy will do; or only by its name."""
 
     @property
     def divides(self) -> bool:
@@ -111,31 +111,31 @@ class ScheduleTraits:
     writer: str
     """A ``schedule.pipeline.request.PipelineStrategy``."""
     least_stages: int = 1
-    """Stages of a rank that it is made for; a run has as many unless it says otherwise."""
+    """Stages per rank that it is made for; a run's default."""
     most_stages: int | None = None
-    """Stages of a rank at most; None: any number."""
+    """Most stages per rank; None for any number."""
     in_v: bool = False
-    """Stages go down the ranks and back up, two a rank."""
+    """Stages go down the ranks and back up, two per rank."""
     splits_backward: bool = True
     """Input and weight gradients are instructions of their own."""
     batches_per_rank: int = 0
-    """Micro-batches that a step needs at least, for each rank."""
+    """Fewest micro-batches of a step, per rank."""
     runs_slices: bool = False
-    """Runs backward in the reverse order of forward where micro-batches share a document."""
+    """Runs backwards in the reverse order of forwards if micro-batches share a document."""
     is_lossy: bool = False
     """Trains another model: micro-batches leave stages out."""
     adapts: bool = False
     """Fits any memory bound that holds the largest micro-batch."""
     ahead: int = 0
-    """Forwards that a rank runs ahead for each rank behind it; 0 where that is not the rule."""
+    """Forwards that a rank runs ahead per later rank; 0 if it follows another rule."""
     order: str | None = None
-    """Where ``ahead`` is not the rule: writes forwards and input gradients without prices."""
+    """If ``ahead`` is 0: the function that writes forwards and input gradients without prices."""
     planned: Literal["always", "when given", "never"] = "never"
     """Whether ``equipoise plan`` chooses it."""
     is_common: bool = False
     """A search looks here first."""
     torchtitan: str | None = None
-    """Its name in torchtitan; None where torchtitan lacks it."""
+    """Its name in torchtitan; None if torchtitan lacks it."""
     megatron: str | None = None
     """Likewise in Megatron-LM, which tells it by other flags: an empty name."""
 

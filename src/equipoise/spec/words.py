@@ -1,4 +1,4 @@
-"""Sizes on a command line: ``--model`` and ``--layout`` as ``name=value`` words.
+"""Sizes in one line: a model and a layout as ``name=value`` words.
 
 Why
     "How long does this take, and does it fit?" takes one line, before there is a file.
@@ -65,11 +65,11 @@ class LayoutWords:
     """Stages of each pipeline rank."""
 
 
-def read_words(flag: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
+def read_words(setting: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
     """Whole numbers by name, from ``name=value,name=value``.
 
     Args:
-        flag: The flag, with which messages begin.
+        setting: What the words set; messages begin with it.
         text: The words.
         known: Legal names.
 
@@ -77,7 +77,7 @@ def read_words(flag: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
         SpecError: a word is not ``name=value``, is unknown or given twice, or its value is not a
             whole number.
 
-    >>> read_words("--layout", "tp=8,pp=16", ("tp", "pp"))
+    >>> read_words("layout", "tp=8,pp=16", ("tp", "pp"))
     {'tp': 8, 'pp': 16}
     """
     numbers: dict[str, int] = {}
@@ -85,17 +85,17 @@ def read_words(flag: str, text: str, known: tuple[str, ...]) -> dict[str, int]:
         name, _, value = (part.strip() for part in word.partition("="))
         if name not in known:
             raise SpecError(
-                f'{flag}: "{word}" begins with no known name. Nearest: {nearest(name, known)}. '
+                f'{setting}: "{word}" begins with no known name. Nearest: {nearest(name, known)}. '
                 f"Give {', '.join(known)} as name=number, with commas between."
             )
         if name in numbers:
-            raise SpecError(f"{flag}: {name} is given twice. Give it once.")
+            raise SpecError(f"{setting}: {name} is given twice. Give it once.")
         digits, least = value.replace("_", ""), 0 if name in (*_FROM_ZERO, "zero") else 1
         is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
         if not is_number or not least <= int(digits) <= MOST:
             raise SpecError(
-                f'{flag}: {name} is "{value}". Give a whole number of {least} to {MOST:,}, as in '
-                f"{name}={1 if name in ('gated', 'tied', 'zero') else 8}."
+                f'{setting}: {name} is "{value}". Give a whole number of {least} to {MOST:,}, as '
+                f"in {name}={1 if name in ('gated', 'tied', 'zero') else 8}."
             )
         numbers[name] = int(digits)
     return numbers
@@ -111,14 +111,14 @@ def read_layout(text: str) -> LayoutWords:
     >>> read_layout("tp=8,pp=16,dp=64,virtual=7").layout.world
     8192
     """
-    words = read_words("--layout", text, LAYOUT_WORDS)
+    words = read_words("layout", text, LAYOUT_WORDS)
     zero = words.get("zero", 1)
     if zero not in (0, 1, 2, 3):
-        raise SpecError(f"--layout: zero is {zero}. Give 0, 1, 2 or 3.")
+        raise SpecError(f"layout: zero is {zero}. Give 0, 1, 2 or 3.")
     ranks = math.prod(words.get(axis, 1) for axis in ("dp", "cp", "tp", "pp"))
     if ranks > MOST_DEVICES:
         raise SpecError(
-            f"--layout: {ranks:,} ranks are too many. Give degrees whose product is "
+            f"layout: {ranks:,} ranks are too many. Give degrees whose product is "
             f"{MOST_DEVICES:,} or less."
         )
     layout = Layout(
@@ -134,7 +134,7 @@ def read_layout(text: str) -> LayoutWords:
     virtual = words.get("virtual", 1)
     if virtual > 1 and layout.pp == 1:
         raise LayoutError(
-            f"--layout: virtual = {virtual} needs a pipeline; pp = 1. Give pp of 2 or more, or "
+            f"layout: virtual = {virtual} needs a pipeline; pp = 1. Give pp of 2 or more, or "
             f"omit virtual."
         )
     return LayoutWords(layout, virtual)
@@ -153,11 +153,11 @@ def read_model(text: str) -> ModelSpec:
     if text in PLANNED:
         return PLANNED[text]
     if "=" in text:
-        return _require_layers(_model_of(read_words("--model", text, _MODEL_WORDS)))
+        return _require_layers(_model_of(read_words("model", text, _MODEL_WORDS)))
     file = Path(text) / "config.json" if text and Path(text).is_dir() else Path(text)
     if file.suffix != ".json":
         raise SpecError(
-            f'--model: "{text}" is neither a known model nor a config.json. Nearest: '
+            f'model: "{text}" is neither a known model nor a config.json. Nearest: '
             f"{nearest(text, PLANNED)}. All: {', '.join(PLANNED)}. Any other is "
             f"layers=..,hidden=..,heads=..,vocab=.., or the path of its config.json."
         )
@@ -165,12 +165,12 @@ def read_model(text: str) -> ModelSpec:
         config = read_json(file)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"--model: {file} cannot be read as a config.json ({error}). Give the file that the "
+            f"model: {file} cannot be read as a config.json ({error}). Give the file that the "
             f"model was published with."
         ) from None
     if not isinstance(config, dict):
         raise ModelError(
-            f"--model: {file} does not hold a table of sizes. Give the config.json that the model "
+            f"model: {file} does not hold a table of sizes. Give the config.json that the model "
             f"was published with."
         )
     return _require_layers(model_from_hf_config(config))
@@ -180,11 +180,11 @@ def _require_layers(model: ModelSpec) -> ModelSpec:
     """Refuse too many layers, and experts in no layer, before pricing layer by layer."""
     if model.layers > _MOST_LAYERS:
         raise SpecError(
-            f"--model: {model.layers:,} layers are too many. Give {_MOST_LAYERS:,} or fewer."
+            f"model: {model.layers:,} layers are too many. Give {_MOST_LAYERS:,} or fewer."
         )
     if model.experts and not model.sparse_layers:
         raise SpecError(
-            f"--model: none of {model.layers} layers has experts, with dense_layers = "
+            f"model: none of {model.layers} layers has experts, with dense_layers = "
             f"{model.dense_layers} and expert_every = {model.expert_every}. Lower them, or leave "
             f"experts out."
         )
@@ -195,27 +195,27 @@ def _model_of(words: Mapping[str, int]) -> ModelSpec:
     missing = [name for name in _NEEDED if name not in words]
     if missing:
         raise SpecError(
-            f"--model: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Give "
+            f"model: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Give "
             f"at least {', '.join(_NEEDED)}."
         )
     for name in ("gated", "tied"):
         if words.get(name, 0) > 1:
-            raise SpecError(f"--model: {name} is {words[name]}. Give 0 for no or 1 for yes.")
+            raise SpecError(f"model: {name} is {words[name]}. Give 0 for no or 1 for yes.")
     hidden, heads = words["hidden"], words["heads"]
     kv_heads = words.get("kv_heads", heads)
     if heads % kv_heads:
         raise SpecError(
-            f"--model: {heads} heads cannot share {kv_heads} key/value heads. Give a kv_heads that "
+            f"model: {heads} heads cannot share {kv_heads} key/value heads. Give a kv_heads that "
             f"divides heads."
         )
     if "head_width" not in words and hidden % heads:
         raise SpecError(
-            f"--model: a width of {hidden} does not divide over {heads} heads. Give head_width."
+            f"model: a width of {hidden} does not divide over {heads} heads. Give head_width."
         )
     experts, top_k = words.get("experts", 0), words.get("top_k", 0)
     if (experts == 0) != (top_k == 0) or top_k > experts:
         raise SpecError(
-            f"--model: {experts} experts with top_k = {top_k}. Give both, top_k between 1 and "
+            f"model: {experts} experts with top_k = {top_k}. Give both, top_k between 1 and "
             f"experts."
         )
     gated = bool(words.get("gated", 1))

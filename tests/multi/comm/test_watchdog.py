@@ -110,7 +110,7 @@ def test_a_store_that_has_stopped_with_its_rank(tmp_path: Path) -> None:
     )
     assert re.fullmatch(
         "Rank 1 has waited [1-9] s in all_reduce of ranks 0, 1, and the ranks' store, which would "
-        "tell who has not come, does not answer. Look at the host that MASTER_ADDR names and at "
+        "say who is missing, does not answer. Look at the host that MASTER_ADDR names and at "
         "rank 0, and run the same command again to resume from the last checkpoint.",
         (tmp_path / "told-1").read_text(),
     )

@@ -40,6 +40,6 @@ def test_a_spec_is_judged_as_a_file_is() -> None:
     with pytest.raises(SpecError) as caught:
         resolve_run(RunSpec(train=TrainSpec(steps=3)))
     assert str(caught.value) == (
-        "--train.steps: 3 is fewer than train.warmup_steps, 10 (default). Set train.warmup_steps "
+        "--train.steps: 3 is fewer than train.warmup_steps = 10 (default). Set train.warmup_steps "
         "to 3 or less."
     )

@@ -135,7 +135,7 @@ def test_json_that_nobody_means(
     asked += ["--context-tokens", "4096", "--step-sequences", "8"]
     assert run(capsys, "simulate", "--model", file, *asked)[::2] == (
         2,
-        f"--model: {file} cannot be read as a config.json ({reason}). Give the file that the "
+        f"model: {file} cannot be read as a config.json ({reason}). Give the file that the "
         "model was published with.\n",
     )
     file = tmp_path / "plan.lock"

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from equipoise.dash.compare import Comparison, compare_all
+from equipoise.dash.compare import RunComparison, compare_all
 from equipoise.dash.findings import findings, headline
 from equipoise.dash.summary import labels, skew_of, steady_steps, summarize, wait_share_of
 from equipoise.observe.reader import read_run
@@ -137,7 +137,7 @@ def test_a_slower_run_is_called_slower(records: list[RunRecord]) -> None:
     both = [records[0], slow]
     told = headline(summaries_of(both), compare_all(both, labels(both)))
     assert told.startswith("by-work took 100% longer per step than in-order (predicted: ")
-    longer = Comparison("in-order", "by-work", 1 / 1.01, 1 / 0.95, 9, True, ())
+    longer = RunComparison("in-order", "by-work", 1 / 1.01, 1 / 0.95, 9, True, ())
     assert headline([], [longer]) == (
         "by-work took 1% longer per step than in-order (predicted: 5% shorter)."
     )

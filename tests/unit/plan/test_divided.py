@@ -40,7 +40,7 @@ def space_of(model: str, devices: int, micro: int, policies: tuple[Policy, ...])
     st.integers(0, 2**31),
     st.integers(0, 2**31),
 )
-def test_no_look_exceeds_the_price(name, devices, micro, policy, at, seed) -> None:
+def test_no_bound_exceeds_the_price(name, devices, micro, policy, at, seed) -> None:
     model, machine = MODELS[name], Machine(find_cluster(f"h100-sxm:{devices}"))
     space = space_of(name, devices, micro, (policy,))
     row = at % len(space)

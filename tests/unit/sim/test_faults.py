@@ -114,7 +114,7 @@ def test_jitter_costs_more_with_more_of_it_and_with_more_ranks() -> None:
     assert run_with_jitter(run, 8, 0.1).p95 >= shares[1]
     with pytest.raises(SpecError) as caught:
         run_with_jitter(run, 8, 2.0)
-    assert str(caught.value) == "--jitter is 2. Give a share of a pass's time, 0 to 1."
+    assert str(caught.value) == "jitter is 2. Give a share of a pass's time, 0 to 1."
 
 
 SCHEDULES = [("1f1b", 1), ("zb-h2", 1), ("interleaved", 2)]

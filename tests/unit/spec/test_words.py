@@ -42,7 +42,7 @@ def test_a_file_without_a_table(tmp_path) -> None:
     with pytest.raises(EquipoiseError) as caught:
         read_model(str(tmp_path))
     assert str(caught.value) == (
-        f"--model: {tmp_path / 'config.json'} does not hold a table of sizes. Give the "
+        f"model: {tmp_path / 'config.json'} does not hold a table of sizes. Give the "
         "config.json that the model was published with."
     )
 
@@ -59,85 +59,84 @@ def test_a_layout_of_words() -> None:
     [
         (
             "llama3-80b",
-            '--model: "llama3-80b" is neither a known model nor a config.json. Nearest: '
+            'model: "llama3-80b" is neither a known model nor a config.json. Nearest: '
             f"llama3-8b. All: {', '.join(PLANNED)}. Any other is "
             "layers=..,hidden=..,heads=..,vocab=.., or the path of its config.json.",
         ),
         (
             "layer=2",
-            '--model: "layer=2" begins with no known name. Nearest: layers. Give layers, hidden, '
+            'model: "layer=2" begins with no known name. Nearest: layers. Give layers, hidden, '
             "heads, kv_heads, head_width, ffn, vocab, gated, tied, experts, top_k, expert_ffn, "
             "shared_ffn, dense_layers, expert_every as name=number, with commas between.",
         ),
         (
             "layers=2,layers=3",
-            "--model: layers is given twice. Give it once.",
+            "model: layers is given twice. Give it once.",
         ),
         (
             "layers=two",
-            '--model: layers is "two". Give a whole number of 1 to 2,147,483,647, as in layers=8.',
+            'model: layers is "two". Give a whole number of 1 to 2,147,483,647, as in layers=8.',
         ),
         (
             "layers=2,tied=-1",
-            '--model: tied is "-1". Give a whole number of 0 to 2,147,483,647, as in tied=1.',
+            'model: tied is "-1". Give a whole number of 0 to 2,147,483,647, as in tied=1.',
         ),
         (
             "layers=2,hidden=99999999999",
-            '--model: hidden is "99999999999". Give a whole number of 1 to 2,147,483,647, as in '
+            'model: hidden is "99999999999". Give a whole number of 1 to 2,147,483,647, as in '
             "hidden=8.",
         ),
         (
             "layers=\u0663",
-            '--model: layers is "\u0663". Give a whole number of 1 to 2,147,483,647, as in '
-            "layers=8.",
+            'model: layers is "\u0663". Give a whole number of 1 to 2,147,483,647, as in layers=8.',
         ),
         (
             f"layers={'9' * 5000}",
-            f'--model: layers is "{"9" * 5000}". Give a whole number of 1 to 2,147,483,647, as in '
+            f'model: layers is "{"9" * 5000}". Give a whole number of 1 to 2,147,483,647, as in '
             "layers=8.",
         ),
         (
             "layers=99999999,hidden=8,heads=2,vocab=9",
-            "--model: 99,999,999 layers are too many. Give 1,024 or fewer.",
+            "model: 99,999,999 layers are too many. Give 1,024 or fewer.",
         ),
         (
             "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=2,dense_layers=2",
-            "--model: none of 2 layers has experts, with dense_layers = 2 and expert_every = 1. "
+            "model: none of 2 layers has experts, with dense_layers = 2 and expert_every = 1. "
             "Lower them, or leave experts out.",
         ),
         (
             "",
-            '--model: "" is neither a known model nor a config.json. Nearest: '
+            'model: "" is neither a known model nor a config.json. Nearest: '
             f"{nearest('', PLANNED)}. All: {', '.join(PLANNED)}. Any other is "
             "layers=..,hidden=..,heads=..,vocab=.., or the path of its config.json.",
         ),
         (
             "layers=2,hidden=8",
-            "--model: heads, vocab are missing. Give at least layers, hidden, heads, vocab.",
+            "model: heads, vocab are missing. Give at least layers, hidden, heads, vocab.",
         ),
         (
             "layers=2,hidden=8,heads=2",
-            "--model: vocab is missing. Give at least layers, hidden, heads, vocab.",
+            "model: vocab is missing. Give at least layers, hidden, heads, vocab.",
         ),
         (
             "layers=2,hidden=8,heads=2,vocab=9,gated=2",
-            "--model: gated is 2. Give 0 for no or 1 for yes.",
+            "model: gated is 2. Give 0 for no or 1 for yes.",
         ),
         (
             "layers=2,hidden=8,heads=4,kv_heads=3,vocab=9",
-            "--model: 4 heads cannot share 3 key/value heads. Give a kv_heads that divides heads.",
+            "model: 4 heads cannot share 3 key/value heads. Give a kv_heads that divides heads.",
         ),
         (
             "layers=2,hidden=8,heads=3,vocab=9",
-            "--model: a width of 8 does not divide over 3 heads. Give head_width.",
+            "model: a width of 8 does not divide over 3 heads. Give head_width.",
         ),
         (
             "layers=2,hidden=8,heads=2,vocab=9,experts=4,top_k=5",
-            "--model: 4 experts with top_k = 5. Give both, top_k between 1 and experts.",
+            "model: 4 experts with top_k = 5. Give both, top_k between 1 and experts.",
         ),
         (
             "nowhere/config.json",
-            "--model: nowhere/config.json cannot be read as a config.json ([Errno 2] No such file "
+            "model: nowhere/config.json cannot be read as a config.json ([Errno 2] No such file "
             "or directory: 'nowhere/config.json'). Give the file that the model was published "
             "with.",
         ),
@@ -154,21 +153,20 @@ def test_a_faulty_model_is_refused(text: str, message: str) -> None:
     [
         (
             "pq=2",
-            '--layout: "pq=2" begins with no known name. Nearest: dp. Give dp, cp, tp, pp, ep, '
+            'layout: "pq=2" begins with no known name. Nearest: dp. Give dp, cp, tp, pp, ep, '
             "etp, zero, replicas, virtual as name=number, with commas between.",
         ),
-        ("tp=0", '--layout: tp is "0". Give a whole number of 1 to 2,147,483,647, as in tp=8.'),
+        ("tp=0", 'layout: tp is "0". Give a whole number of 1 to 2,147,483,647, as in tp=8.'),
         (
             "dp=2147483647,cp=2147483647,ep=3",
-            "--layout: 4,611,686,014,132,420,609 ranks are too many. Give degrees whose product "
+            "layout: 4,611,686,014,132,420,609 ranks are too many. Give degrees whose product "
             "is 1,048,576 or less.",
         ),
         (
             "dp=8,virtual=2",
-            "--layout: virtual = 2 needs a pipeline; pp = 1. Give pp of 2 or more, or omit "
-            "virtual.",
+            "layout: virtual = 2 needs a pipeline; pp = 1. Give pp of 2 or more, or omit virtual.",
         ),
-        ("zero=4", "--layout: zero is 4. Give 0, 1, 2 or 3."),
+        ("zero=4", "layout: zero is 4. Give 0, 1, 2 or 3."),
     ],
 )
 def test_a_faulty_layout_is_refused(text: str, message: str) -> None:

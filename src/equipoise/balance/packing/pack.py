@@ -9,8 +9,8 @@ What it decides
     fixed windows, ``whole`` keeps documents whole under a token cap, ``delayed`` lets outliers
     wait, ``divided`` and ``balance.groups`` share them out.
 
-    With ``cut = "windows"`` every policy is given the very pieces that in-order makes, so
-    that two policies differ in nothing but who computes what: same gradient, other times.
+    With ``cut = "windows"`` every policy gets the same pieces as in-order, so that two policies
+    differ only in who computes what: equal gradients, different times.
 
 Kept true (tests/unit/balance/packing/test_pack.py, by Hypothesis)
     Each token of the step is in exactly one piece; no micro-batch is over its cap; pieces are
@@ -31,7 +31,7 @@ from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.spec import PackSpec
 
 Packer = Callable[[Pieces, PackSpec, int, LoadCurve], PackedStep]
-"""A step's pieces, the wishes, data-parallel ranks and the price of a document in, a pack out."""
+"""From a step's pieces, the wishes, the data-parallel ranks and a price curve to a pack."""
 
 
 class StepPacker(Protocol):
@@ -47,11 +47,11 @@ class StepPacker(Protocol):
         """What is left over; plain data for a checkpoint."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Continue from a ``state_dict``."""
 
 
 class _OneByOne:
-    """The packer of policies that leave nothing over."""
+    """The packer of policies that leave nothing for later steps."""
 
     def __init__(self, packer: Packer, pack: PackSpec, ranks: int, curve: LoadCurve) -> None:
         self._packer, self._arguments = packer, (pack, ranks, curve)
@@ -130,8 +130,8 @@ def pack_step(
         pack: Policy, window and caps.
         ranks: Data-parallel ranks.
         curve: Price of a document in seconds, the same on every rank.
-        meets_each_turn: As of ``make_packer``.
-        travel_ns: Likewise.
+        meets_each_turn: As in ``make_packer``.
+        travel_ns: As in ``make_packer``.
 
     Raises:
         LayoutError: fewer documents than ranks, or a document over the cap.
@@ -141,7 +141,7 @@ def pack_step(
 
 
 def batch_ns(batch: MicroBatch, curve: LoadCurve) -> int:
-    """Predicted compute of a micro-batch's pieces, what they read in others included [ns]."""
+    """Predicted compute of a micro-batch's pieces, with what they read in others [ns]."""
     if not len(batch.pieces):
         return 0
     history = batch.history_tokens
@@ -157,7 +157,7 @@ def rank_seconds(packed: PackedStep, curve: LoadCurve) -> list[float]:
 
 
 def turns_seconds(packed: PackedStep, curve: LoadCurve) -> float:
-    """Slowest micro-batch of each turn, added up: compute of ranks that meet in each [s].
+    """Sum of each turn's slowest micro-batch: compute of ranks that meet in each turn [s].
 
     >>> import numpy as np
     >>> from equipoise.cost.curve import break_even_curve
@@ -174,7 +174,7 @@ def turns_seconds(packed: PackedStep, curve: LoadCurve) -> float:
 
 
 def skew(loads: list[float]) -> float:
-    """Largest over mean: 1.0 is perfect balance.
+    """Maximum over mean: 1.0 is perfect balance.
 
     >>> skew([3.0, 1.0])
     1.5

@@ -1,4 +1,4 @@
-"""Lengths in, packed steps out, with their skew and what no deal could beat: ``balance.pack``."""
+"""``balance.pack``: from document lengths to packed steps, with their skew and its bound."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class PackAnswer:
     steps: tuple[PackedRecord, ...]
     """Which pieces each rank computes in which micro-batch, step by step."""
     bound_s: tuple[float, ...]
-    """Per step, what the heaviest rank takes at least under any deal of the same pieces [s]."""
+    """Per step, a lower bound on the heaviest rank for the same pieces [s]."""
 
     @property
     def skew(self) -> float:
@@ -41,7 +41,7 @@ class PackAnswer:
 
     @property
     def gap(self) -> float:
-        """Heaviest rank over its bound, less 1, mean over steps."""
+        """Heaviest rank over its bound, minus 1, mean over steps."""
         return self.score.gap
 
 
@@ -54,7 +54,7 @@ def pack(
     max_tokens: int | None = None,
     model: ModelSpec | str = "7m",
 ) -> PackAnswer:
-    """Pack documents for data-parallel ranks, and say how even that is.
+    """Pack documents for data-parallel ranks, and score the balance.
 
     Args:
         documents: Length of each document of one step [tokens], each >= 1; or a ``Setting``, for

@@ -10,10 +10,10 @@ Why
                    turn 0             turn 1
 
 What it decides
-    Which layouts a policy that divides documents goes with, for runs and for prices alike; and in
+    Which layouts a policy that divides documents supports, for runs and for prices alike; and in
     which turn each micro-batch runs: as early as its rank and its partners are free. A rank
-    with nothing to do in a turn has a micro-batch of no tokens there, so that all ranks have the
-    same number of them, and of the collectives that ZeRO 2 and 3 put into each.
+    without work in a turn gets an empty micro-batch, so that all ranks have equally many, and
+    equally many of the collectives that ZeRO 2 and 3 put into each.
 
 Kept true (tests/unit/train/test_together.py, by Hypothesis)
     Each rank runs its micro-batches in the packer's order; all parts of a document have one turn.
@@ -28,15 +28,15 @@ from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 
 
 def require_policy(policy: str, *, context: int, pipeline: int) -> None:
-    """Refuse a policy that divides documents where no ranks can run it.
+    """Refuse a policy that divides documents in a layout that cannot run it.
 
     Args:
-        policy: Of packing.
+        policy: Packing policy.
         context: Ranks that share each micro-batch.
         pipeline: Ranks that share layers.
 
     Raises:
-        LayoutError: names the keys that do not go together.
+        LayoutError: names the keys that do not match.
     """
     traits = POLICIES[policy]
     if traits.needs_pipeline and (pipeline == 1 or context > 1):
@@ -61,7 +61,7 @@ def require_policy(policy: str, *, context: int, pipeline: int) -> None:
 
 
 _Place = tuple[int, int]
-"""A micro-batch: rank, and number among those of the rank."""
+"""A micro-batch: rank, and its number on that rank."""
 
 
 def align_turns(packed: PackedStep) -> PackedStep:
@@ -71,7 +71,7 @@ def align_turns(packed: PackedStep) -> PackedStep:
         packed: Micro-batches of each rank, in its order.
 
     Returns:
-        The same with empty micro-batches where ranks have nothing to do; pieces are in order of
+        The same with empty micro-batches where ranks have no work; pieces are in order of
         document and start.
 
     Raises:
@@ -126,34 +126,34 @@ def _in_order(batch: MicroBatch) -> MicroBatch:
 
 
 def _partners(packed: PackedStep) -> dict[_Place, set[_Place]]:
-    """Of each micro-batch those that run with it, itself among them."""
-    found: dict[_Place, set[_Place]] = {}
+    """The micro-batches that run together with each one, itself included."""
+    partners_of: dict[_Place, set[_Place]] = {}
     of_document: dict[tuple[int, int], _Place] = {}
     for rank, batches in enumerate(packed.ranks):
         for number, batch in enumerate(batches):
             here = (rank, number)
-            found[here] = {here}
+            partners_of[here] = {here}
             keys = zip(batch.pieces[:, 0].tolist(), batch.begins.tolist(), strict=True)
             for key in keys:
-                together = found[of_document.setdefault(key, here)]
+                together = partners_of[of_document.setdefault(key, here)]
                 if here not in together:
-                    together |= found[here]
+                    together |= partners_of[here]
                     for each in together:
-                        found[each] = together
-    return found
+                        partners_of[each] = together
+    return partners_of
 
 
 def place_turn(packed: PackedStep, turn: int) -> tuple[list[Pieces], Ints]:
     """Which rank holds which tokens of the documents of one turn.
 
     Args:
-        packed: As ``align_turns`` returns it.
-        turn: Which micro-batch of each rank.
+        packed: From ``align_turns``.
+        turn: Index of the micro-batch on each rank.
 
     Returns:
-        Of each rank its pieces, int64 [n, 3]: document, start, stop, counted from the first token
-        of its cut; and the length of each document. Documents are numbered as they are in the
-        corpus, by document and cut.
+        Each rank's pieces, int64 [n, 3]: document, start, stop, counted from the first token of
+        its cut; and the length of each document. Documents are numbered by document and cut, as
+        in the corpus.
 
     >>> half, other = (MicroBatch(np.array([[7, *run]]), np.array([0])) for run in ((0, 5), (5, 9)))
     >>> home, doc_tokens = place_turn(PackedStep("gangs", ((half,), (other,))), 0)

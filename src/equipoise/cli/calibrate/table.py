@@ -13,7 +13,7 @@ from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.device.parts import Measured
 
 _BUSY_CORES = 0.3
-"""Cores of other load from which on the figures are doubted."""
+"""Cores of other load above which the figures are doubtful."""
 
 
 def file_rows(device: DeviceFile) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _bytes(each: Measured) -> tuple[str, str]:
 
 
 def print_comparison(comparison: Comparison, run: Path, file: Path, *, is_fitted: bool) -> None:
-    """Predicted beside measured, and the curve to doubt."""
+    """Print predicted beside measured seconds, and the curve to doubt."""
     console = make_console()
     console.print(f"{run}: {comparison.steps} steps on {comparison.ranks} ranks, beside {file}")
     table = Table(box=box.SIMPLE_HEAD)

@@ -30,7 +30,7 @@ _DEADLINE_S = 60.0
 
 
 def measure_links(ranks: Ranks) -> LinkFacts:
-    """Latency, bandwidth and clock of every rank beside rank 0; on every rank the same.
+    """Latency, bandwidth and clock offset of every rank against rank 0; the same on every rank.
 
     Args:
         ranks: Two or more.
@@ -86,7 +86,7 @@ def _send_s(ranks: Ranks, other: int, answer: torch.Tensor) -> float:
 
 
 def main() -> int:
-    """Be one rank under torchrun; rank 0 prints. 5 where a clock would break a run."""
+    """Run as one rank under torchrun; rank 0 prints. Returns 5 if a clock would break a run."""
     from equipoise.cli.doctor.table import print_rows
     from equipoise.launch.doctor.checks import would_break
     from equipoise.launch.doctor.links import link_rows

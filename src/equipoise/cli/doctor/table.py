@@ -10,7 +10,7 @@ MARKS = {"ok": "green", "warn": "yellow", "breaks": "red"}
 
 
 def print_rows(rows: "Sequence[Row]") -> None:
-    """A line a check; beneath one that is not well, why it matters and what to do."""
+    """A line for each check; below a bad one, why it matters and what to do."""
     from equipoise.cli.console import make_console
 
     console = make_console()

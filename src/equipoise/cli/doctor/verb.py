@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, and print a row a check."""
+    """Check this machine, and print a row for each check."""
     from equipoise.cli.doctor.table import MARKS, print_rows
     from equipoise.launch.doctor.checks import conclusion, examine, would_break
     from equipoise.launch.doctor.facts import Facts

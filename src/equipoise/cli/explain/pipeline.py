@@ -52,7 +52,7 @@ _SPEEDS = (0.001, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StepOrigin:
     """Where a step's micro-batches come from, to be shown."""
 
     documents: str
@@ -185,7 +185,7 @@ def _judge(args: argparse.Namespace) -> None:
         )
 
 
-def _setting(args: argparse.Namespace) -> "tuple[PipelineSetting, Origin]":
+def _setting(args: argparse.Namespace) -> "tuple[PipelineSetting, StepOrigin]":
     """What the parsed arguments ask for.
 
     Raises:
@@ -231,7 +231,7 @@ def _setting(args: argparse.Namespace) -> "tuple[PipelineSetting, Origin]":
     )
     origin += "" if data_ranks == 1 else f", rank 0 of {data_ranks}"
     is_alone = layout.cp * layout.tp == 1
-    return setting, Origin(origin, pack.policy, run.spec.model.preset, is_alone)
+    return setting, StepOrigin(origin, pack.policy, run.spec.model.preset, is_alone)
 
 
 def _run(args: argparse.Namespace) -> "ResolvedRun":

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.balance.pipeline import PipelineAnswer, PipelineScore, PricedStep
+from equipoise.balance.pipeline import PipelineAnswer, PipelineScore, PipelineStep
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.console import make_console
 from equipoise.cli.explain.asked import DIGITS, make_table
-from equipoise.cli.explain.pipeline import Origin
+from equipoise.cli.explain.pipeline import StepOrigin
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.replay import PipelineTimeline
 
@@ -48,7 +48,7 @@ def print_lines(answer: PipelineAnswer) -> None:
         )
 
 
-def print_tables(answer: PipelineAnswer, origin: Origin) -> None:
+def print_tables(answer: PipelineAnswer, origin: StepOrigin) -> None:
     """One strategy in detail, or a row for each of all."""
     if answer.step.setting.strategy == "all":
         _print_all(answer, origin)
@@ -56,7 +56,7 @@ def print_tables(answer: PipelineAnswer, origin: Origin) -> None:
         _print_one(answer.scores[0], answer.step, origin)
 
 
-def _print_all(answer: PipelineAnswer, origin: Origin) -> None:
+def _print_all(answer: PipelineAnswer, origin: StepOrigin) -> None:
     """A row for each strategy, and why others have none."""
     console, step = make_console(), answer.step
     console.print(_asked(step, origin))
@@ -101,7 +101,7 @@ def _print_left_out(left_out: tuple[tuple[str, str], ...], console: "Console") -
             console.print(f"Not run: {first} {reason}")
 
 
-def _print_one(score: PipelineScore, step: PricedStep, origin: Origin) -> None:
+def _print_one(score: PipelineScore, step: PipelineStep, origin: StepOrigin) -> None:
     """One strategy: its step as a picture, and what each rank computes and holds."""
     console = make_console()
     stages = score.split.stages
@@ -113,7 +113,7 @@ def _print_one(score: PipelineScore, step: PricedStep, origin: Origin) -> None:
     console.print(f"{_held_words(step)} {_assumed(step, origin)}", style="dim")
 
 
-def _asked(step: PricedStep, origin: Origin) -> str:
+def _asked(step: PipelineStep, origin: StepOrigin) -> str:
     setting, layers = step.setting, step.layers
     load = layers.linear_ns + layers.attention_ns
     tokens = layers.tokens
@@ -135,12 +135,12 @@ def _asked(step: PricedStep, origin: Origin) -> str:
     )
 
 
-def _assumed(step: PricedStep, origin: Origin) -> str:
+def _assumed(step: PipelineStep, origin: StepOrigin) -> str:
     alone = "" if origin.is_alone else " layout.cp and layout.tp are not priced."
     return f"Times are predicted, not measured, for {step.setting.machine} (assumed).{alone}"
 
 
-def _held_words(step: PricedStep) -> str:
+def _held_words(step: PipelineStep) -> str:
     bound = ""
     if step.most_bytes is not None:
         bound = f", at most {format_bytes(step.most_bytes)} allowed"
@@ -151,7 +151,7 @@ def _held_words(step: PricedStep) -> str:
     )
 
 
-def _summary(score: PipelineScore, step: PricedStep) -> str:
+def _summary(score: PipelineScore, step: PipelineStep) -> str:
     timeline, over = score.timeline, score.over_bound
     bound = ""
     if over is not None and score.bound_ns is not None:
@@ -165,7 +165,7 @@ def _summary(score: PipelineScore, step: PricedStep) -> str:
     )
 
 
-def _in_flight(score: PipelineScore, step: PricedStep) -> str:
+def _in_flight(score: PipelineScore, step: PipelineStep) -> str:
     held = score.held_bytes / step.share_bytes
     if len(held) <= _LISTED:
         return "/".join(f"{each:.1f}" for each in held.tolist())
@@ -179,7 +179,7 @@ def _style(console: "Console") -> Row:
     return {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": padding}
 
 
-def _ranks(score: PipelineScore, step: PricedStep, console: "Console") -> "Table":
+def _ranks(score: PipelineScore, step: PipelineStep, console: "Console") -> "Table":
     numbers = ("layers", "computes", "waits", "in flight", "bytes")
     names = ("rank", "stages", *numbers)
     table = make_table(names, left=("rank",), wraps=("stages",), **_style(console))
@@ -277,7 +277,7 @@ def _too_narrow(timeline: PipelineTimeline, width: int) -> str:
     return f" {short:,} of {len(takes):,} instructions are shorter; --plot draws them all."
 
 
-def pipeline_rows(answer: PipelineAnswer, origin: Origin) -> Row:
+def pipeline_rows(answer: PipelineAnswer, origin: StepOrigin) -> Row:
     """One document: what was asked and assumed, and each strategy with its whole schedule."""
     step = answer.step
     setting, layers = step.setting, step.layers
@@ -315,7 +315,7 @@ def pipeline_rows(answer: PipelineAnswer, origin: Origin) -> Row:
     }
 
 
-def _strategy(score: PipelineScore, step: PricedStep) -> Row:
+def _strategy(score: PipelineScore, step: PipelineStep) -> Row:
     timeline, schedule = score.timeline, score.schedule
     columns = (
         timeline.op.tolist(),

@@ -11,7 +11,7 @@ from equipoise.cli.console import make_console
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """A line a fact; of a run, a table of its checkpoints beneath."""
+    """A line for each fact; for a run, a table of its checkpoints below."""
     console = make_console(False)
     table = Table(show_header=False, box=None)
     table.add_column(style="bold", no_wrap=True)

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the facts; 4 where a checkpoint is torn."""
+    """Print the facts; returns 4 if a checkpoint is torn."""
     silent = args.quiet or args.json
     facts = _describer(args.path)(args.path, silent)
     if args.json:
@@ -181,7 +181,7 @@ def _run(folder: Path, silent: bool) -> Facts:
 
 
 def _stages(stages: Mapping[str, Any]) -> Facts:
-    """The stages of a run's pipeline; nothing where there is none."""
+    """The stages of a run's pipeline; empty without one."""
     if not stages:
         return {}
     return {"stages": str(Stages(tuple(stages["edges"]), tuple(stages["ranks"])))}

@@ -35,7 +35,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def score_rows(scores: list[PackScore]) -> list[dict[str, object]]:
-    """One row of plain values a policy."""
+    """A row of plain values for each policy."""
     keys = [f.name for f in dataclasses.fields(PackScore) if f.name != "bin_seconds"]
     return [{key: getattr(score, key) for key in keys} for score in scores]
 
@@ -86,7 +86,7 @@ def _line(
 
 
 def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, origin: str) -> None:
-    """One row a policy, with the loads of its bins as bars."""
+    """A row for each policy, with the loads of its bins as bars."""
     console = make_console(False)
     pack = setting.pack
     middle, tail, longest = np.percentile(lengths, [50, 99, 100])
@@ -174,7 +174,7 @@ def _cell(score: PackScore, name: str) -> str:
 
 
 def _verdict(score: PackScore) -> str:
-    """Whether dividing documents pays; nothing of policies that keep them whole."""
+    """Whether dividing documents pays; empty for policies that keep them whole."""
     if score.whole_step_s is None:
         return ""
     ratio = score.step_s / score.whole_step_s
@@ -192,7 +192,7 @@ def _verdict(score: PackScore) -> str:
 
 
 def _bars(loads: tuple[float, ...], heaviest: float, width: int) -> str:
-    """Loads side by side, heaviest first, as high as they are heavy, ``width`` characters."""
+    """Loads as a row of bars, heaviest first, ``width`` characters wide."""
     wide = max(1, width // len(loads))
     shown = np.array(loads)
     if len(loads) > width:

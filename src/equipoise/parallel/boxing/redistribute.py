@@ -30,7 +30,7 @@ from equipoise.base.errors import LayoutError
 from equipoise.comm.mail import Mail, Parcel
 from equipoise.parallel.boxing.blocks import How, block_of, pack, put, unpack, view_of
 from equipoise.schedule.boxing.block import Block, Box
-from equipoise.schedule.boxing.exchange import Exchange, exchange_of, filling_of, flat_exchanges
+from equipoise.schedule.boxing.exchange import RankExchange, exchange_of, filling_of, flat_exchanges
 from equipoise.schedule.boxing.path import BoxingSchedule, conjugate
 from equipoise.schedule.boxing.placement import Partial, write_placements
 from equipoise.schedule.boxing.step import BoxingStep
@@ -166,7 +166,7 @@ _Steps = Generator[_Turn, None, Tensor]
 
 
 def _steps(local: Tensor, schedule: BoxingSchedule, rank: int) -> _Steps:
-    """This rank's messages, turn by turn; its part in the end."""
+    """Yields this rank's messages turn by turn; returns its part."""
     on = schedule.on
     for priced in schedule.steps:
         step = priced.step
@@ -183,7 +183,7 @@ def _steps(local: Tensor, schedule: BoxingSchedule, rank: int) -> _Steps:
     return local
 
 
-def _exchange(local: Tensor, exchange: Exchange) -> _Steps:
+def _exchange(local: Tensor, exchange: RankExchange) -> _Steps:
     out = local.new_empty(exchange.shape)
     sends = [(each.peer, block_of(local, each.box)) for each in exchange.sends]
     direct = [(peer, view_of(local, block)) for peer, block in sends if block.is_run]
@@ -213,7 +213,7 @@ def _exchange(local: Tensor, exchange: Exchange) -> _Steps:
 
 
 def _fill(local: Tensor, schedule: BoxingSchedule, step: BoxingStep, rank: int) -> Tensor:
-    """This rank's part of a sum, or of a maximum, that is the tensor it has or has a part of."""
+    """This rank's part of a partial tensor whose value it holds, whole or in part."""
     after = step.after[step.axes[0]]
     reduce = after.reduce if isinstance(after, Partial) else "sum"
     filling = filling_of(schedule.on, step, rank)
@@ -230,7 +230,7 @@ def _part(tensor: Tensor, box: Box) -> Tensor:
 
 
 def _identity(dtype: torch.dtype, reduce: str) -> float | int:
-    """What changes nothing."""
+    """The value that leaves a sum, or a maximum, as it is."""
     if reduce == "sum":
         return 0
     return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min

@@ -302,7 +302,7 @@ def lagrangian_bound_s(seconds: Floats, needs: Floats, room: float) -> float:
 
     Args:
         seconds: Each layer under each strategy, float64 [layers, strategies] [s].
-        needs: Likewise [bytes].
+        needs: Bytes likewise.
         room: Bytes for all layers.
 
     >>> float(lagrangian_bound_s(np.array([[1.0, 3.0]] * 3), np.array([[2.0, 1.0]] * 3), 4.5))

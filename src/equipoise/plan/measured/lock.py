@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.base.errors import DataError
+from equipoise.base.errors import EquipoiseError
 from equipoise.observe.reader import read_run
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.measured.next import Trial
@@ -63,8 +63,8 @@ def _timed(candidate: Candidate, step_s: float, trial: Path) -> Candidate:
     price, stages = candidate.price | {MEASURED_S: step_s}, None
     try:
         split = read_run(trial).start.stages
-    except DataError:  # someone cleared the folder: a run by this lock splits its layers as it did
-        split = {}
+    except EquipoiseError:
+        split = {}  # the folder was cleared: a run by this lock splits its layers when it starts
     if split:
         stages = Stages(tuple(split["edges"]), tuple(split["ranks"]))
     return dataclasses.replace(candidate, price=price, stages=stages)

@@ -142,7 +142,7 @@ class MeasuredSpace:
         if len(wrong):
             raise SpecError(
                 f"Choice {wrong[0]} is priced at {self.prior_s[wrong[0]]:g} s. Give seconds above "
-                f"0, or NaN where there is no price."
+                f"0, or NaN without a price."
             )
 
     @property

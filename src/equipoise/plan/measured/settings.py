@@ -189,9 +189,9 @@ def price_choices(
 
     Args:
         run: Its model and precision.
-        choices: Of the run.
+        choices: Choices of the run.
         cluster: With as many devices as ranks.
-        steps: Of the run.
+        steps: Its first steps.
 
     Cost: one replayed step a choice, some milliseconds.
     """
@@ -205,7 +205,7 @@ def price_choices(
 
 
 def prior_of(priced: Sequence[Finalist | None]) -> npt.NDArray[np.float64]:
-    """Seconds that a search begins from, float64 [choices]; NaN where there is no price."""
+    """Seconds that a search begins from, float64 [choices]; NaN without a price."""
     return np.array([np.nan if each is None else _worth_s(each) for each in priced])
 
 

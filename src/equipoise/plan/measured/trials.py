@@ -35,7 +35,7 @@ class TrialJournal:
 
         Args:
             file: Its folder is made.
-            digest: Of everything that is searched and of what it runs on.
+            digest: Digest of everything that is searched and of what it runs on.
 
         Raises:
             PlanError: the file is of another search.

@@ -67,6 +67,9 @@ _MOVES = (
     ("cp", "pp", "dp", "recompute", "context_strategy", "schedule", "virtual"),
 )
 _STARTS = 6
+"""Best guesses of other degrees, among all and among those that leave room."""
+_LIKELY = 20_000
+"""Rows that they are looked for among."""
 _TRIES = 4
 """Choices of one move."""
 _ROUNDS = 4
@@ -103,7 +106,7 @@ def climb(
     kept = space.keep(rows)
     guess = guess_s(kept, peak) * np.where(memory > _CLOSE, 1.5, 1.0)
     order = np.argsort(guess, kind="stable")
-    tried: dict[int, float] = {}
+    tried, starts = dict[int, float](), list[int]()
 
     def attempt(places: list[int]) -> None:
         new = [at for at in dict.fromkeys(places) if at not in tried]
@@ -111,7 +114,9 @@ def climb(
             seconds = [np.inf] * len(these) if is_over() else price(rows[these].tolist())
             tried.update(zip(these, seconds, strict=True))
 
-    attempt(_starts(space, rows, order) + _starts(space, rows, order[memory[order] < _ROOMY]))
+    for likely in (order, order[memory[order] < _ROOMY]):
+        starts += _apart(space, rows, likely[:_LIKELY].tolist(), _STARTS)
+    attempt(starts)
     moved: set[int] = set()
     for _ in range(_ROUNDS):
         if not np.isfinite(min(tried.values())):  # nothing fits yet: what needs least
@@ -139,11 +144,6 @@ def _differing(space: Space, row: int) -> Ints:
     for at, name in enumerate(COLUMNS):
         bits |= (space[name] != space[name][row]).astype(np.int64) << at
     return bits
-
-
-def _starts(space: Space, rows: Ints, order: Ints) -> list[int]:
-    """The best guess of each of the first few degrees."""
-    return _apart(space, rows, order[:20_000].tolist(), _STARTS)
 
 
 def _apart(space: Space, rows: Ints, ranked: Sequence[int], count: int) -> list[int]:

@@ -61,6 +61,7 @@ class Reached:
     rows: int | None = None
     """Choices that memory does not prune; None before that is known."""
     least_bytes: float = np.inf
+    """The least memory bound of any choice."""
     bounded: int = 0
     is_done: bool = False
 
@@ -92,25 +93,15 @@ class Incumbent:
         """Step time of a row that was priced, infinite if it does not fit or was not."""
         return self.known[row].step_s if row in self.fitting else float(np.inf)
 
-    def outcome(
-        self, left_s: float, *, listed: int, ruled_out: int, bounded: int, least_bytes: float
-    ) -> Outcome:
-        """The answer.
-
-        Args:
-            left_s: The least bound of what was not priced.
-            listed: Choices in the space.
-            ruled_out: Choices pruned by memory.
-            bounded: Families whose kernels were priced.
-            least_bytes: The least memory bound of any choice, if none was priced.
-        """
+    def outcome(self, reached: Reached, listed: int) -> Outcome:
+        """The answer of a search over ``listed`` choices."""
         ranked = sorted((self.known[row] for row in self.fitting), key=lambda x: (x.step_s, x.row))
         tried = [each.memory_bytes for each in self.known.values()]
         return Outcome(
             tuple(ranked),
-            Progress(len(self.known), self.best_s, min(left_s, self.best_s)),
+            Progress(len(self.known), self.best_s, min(reached.bound_s, self.best_s)),
             listed,
-            ruled_out,
-            bounded,
-            min(tried, default=least_bytes),
+            0 if reached.rows is None else listed - reached.rows,
+            reached.bounded,
+            min(tried, default=reached.least_bytes),
         )

@@ -7,7 +7,8 @@ Why
 
 What it decides
     Choices are priced by ``sim.mixed.replay.run_sites`` and wait by a lower bound of their own,
-    which relaxes which layers a rank holds (docs/search.md). Rank r with n layers takes at least::
+    which relaxes which layers a rank holds (docs/predict/search.md). Rank r with n layers takes at
+    least::
 
         busy_r(n) + max(gathered - first forward, 0) + max(reduced - last backward, 0) + optimizer
 
@@ -65,8 +66,8 @@ _LOOK_SHARE = 0.4
 _CLIMB_SHARE = 0.8
 """Share of the time for the local search."""
 
-_Item = tuple[float, int, float, int]
-"""Bound, stage, guess, place."""
+_Node = tuple[float, int, float, int]
+"""Lower bound, level, guess, place."""
 
 
 @dataclass(slots=True)
@@ -88,49 +89,46 @@ class ClassSearch(Search):
         lowest = reached.bound_s = float(least.min(initial=np.inf))
         groups = group_equal([self.space[name][rows] for name in _SHARED])
         members: list[Ints] = [rows[group] for group in groups]
-        queue: list[_Item] = []
+        frontier: list[_Node] = []
         for at in sorted(range(len(groups)), key=lambda at: float(guess[groups[at]].min())):
-            group, stage = groups[at], 0
+            group, level = groups[at], 0
             bound = float(least[group].min())
             if looks_due.is_over():
                 guess[group] = np.inf
             else:
-                bound, stage = max(bound, self._group_s(members[at], recompute="none")), 1
+                bound, level = max(bound, self._group_s(members[at], recompute="none")), 1
                 guess[group] = self._about_s(members[at], bound, least[group])
                 reached.bounded += 1
-            queue.append((bound, stage, 0.0, at))
-        heapq.heapify(queue)
-        climb(
-            self.space,
-            rows,
-            needs[rows] / capacity,
-            guess,
-            lambda rows: [best.price(row, lowest) for row in rows],
-            climb_due.is_over,
-        )
+            frontier.append((bound, level, 0.0, at))
+        heapq.heapify(frontier)
+
+        def price(some: list[int]) -> list[float]:
+            return [best.price(row, lowest) for row in some]
+
+        climb(self.space, rows, needs[rows] / capacity, guess, price, climb_due.is_over)
         about = dict(zip(rows.tolist(), guess.tolist(), strict=True))
-        while queue and queue[0][0] < self.cutoff_s(best.best_s):
-            reached.bound_s = queue[0][0]
+        while frontier and frontier[0][0] < self.cutoff_s(best.best_s):
+            reached.bound_s = frontier[0][0]
             if due.is_over():
                 return
-            bound, stage, _, at = heapq.heappop(queue)
-            if stage == 3:
+            bound, level, _, at = heapq.heappop(frontier)
+            if level == 3:
                 best.price(at, bound)
                 continue
             mine = members[at]
-            if stage == 0:
+            if level == 0:
                 reached.bounded += 1
                 tighter = max(bound, self._group_s(mine, recompute="none"))
-                heapq.heappush(queue, (tighter, 1, 0.0, at))
-            elif stage == 1:
+                heapq.heappush(frontier, (tighter, 1, 0.0, at))
+            elif level == 1:
                 for group in group_equal([self.space[name][mine] for name in _OWN]):
                     tighter = max(bound, self._group_s(mine[group]))
-                    heapq.heappush(queue, (tighter, 2, 0.0, len(members)))
+                    heapq.heappush(frontier, (tighter, 2, 0.0, len(members)))
                     members.append(mine[group])
             else:
                 for row in mine.tolist():
-                    heapq.heappush(queue, (bound, 3, about[row], row))
-        reached.bound_s = queue[0][0] if queue else np.inf
+                    heapq.heappush(frontier, (bound, 3, about[row], row))
+        reached.bound_s = frontier[0][0] if frontier else np.inf
         reached.is_done = True
 
     def _forget(self) -> None:

@@ -144,14 +144,7 @@ class Search:
                 if priced.row not in self.known:
                     self._remember(priced)
                 best.price(priced.row, reached.bound_s)
-        listed = len(self.space)
-        return best.outcome(
-            reached.bound_s,
-            listed=listed,
-            ruled_out=0 if reached.rows is None else listed - reached.rows,
-            bounded=reached.bounded,
-            least_bytes=reached.least_bytes,
-        )
+        return best.outcome(reached, len(self.space))
 
     def cutoff_s(self, incumbent_s: float) -> float:
         """Nodes of this bound or more are pruned; infinite where ``gap`` is below 0."""
@@ -267,14 +260,8 @@ class Search:
             windows.update(zip(some, seconds, strict=True))
             return seconds
 
-        climb(
-            self.space,
-            rows,
-            memory,
-            peak,
-            price if self.packer is None else price_windows,
-            climb_due.is_over,
-        )
+        ask = price if self.packer is None else price_windows
+        climb(self.space, rows, memory, peak, ask, climb_due.is_over)
         hints = [row for row in windows if np.isfinite(windows[row])]
         hints = sorted(hints, key=lambda row: (windows[row], row))[:_HINTS]
         self._evaluate(team, best, [(lowest, OWN, row) for row in hints])

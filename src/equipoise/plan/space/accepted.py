@@ -37,7 +37,7 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
     Args:
         spec: All keys.
         model: Sizes.
-        ranks: Of the run.
+        ranks: Ranks of the run.
 
     Raises:
         LayoutError: names the keys that do not go together.
@@ -68,7 +68,7 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
     Args:
         spec: All keys, accepted.
         model: Sizes.
-        ranks: Of the run.
+        ranks: Ranks of the run.
         doc_tokens: Length of each document of the corpus, int64 [documents].
 
     Raises:

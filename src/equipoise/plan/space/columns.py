@@ -245,7 +245,7 @@ def list_space(
 
     Args:
         model: Sizes.
-        devices: Of the cluster; every one is used.
+        devices: Devices of the cluster; every one is used.
         base: Window, sequences of the step, precision, stack: what is not to be chosen.
         fixed: Columns that have one value, by ``COLUMNS``.
         policies: Policies to choose from for packed documents; that of the base unless given.

@@ -147,7 +147,7 @@ def pack_key(choice: Choice) -> PackKey:
 
 
 class Packs:
-    """A step's documents; full windows where there is no packer."""
+    """A step's documents; full windows without a packer."""
 
     def __init__(self, model: ModelSpec, packer: Packer | None) -> None:
         self._model, self._packer = model, packer

@@ -66,7 +66,7 @@ def list_trainable(
 
     Args:
         run: Its model, and the keys that it was given.
-        ranks: Of the run; every one is used.
+        ranks: Ranks of the run; every one is used.
         base: Window, sequences of the step, precision: what is not to be chosen.
         count_batches: Micro-batches of the fullest of some number of data-parallel ranks.
 
@@ -105,7 +105,7 @@ def list_with(
 
     Args:
         run: Its model, and what to say of its keys.
-        ranks: Of the run; every one is used.
+        ranks: Ranks of the run; every one is used.
         base: What is not to be chosen.
         fixed: Values by key, of schedule and strategy those of ``PRICED``. ZeRO holds also for
             ranks that have nothing to shard.
@@ -182,11 +182,11 @@ def _batches(count_batches: Callable[[int], int], dp: int) -> int:
 def _nothing_left(run: ResolvedRun, ranks: int) -> SpecError:
     given = given_keys(run)
     said = " and ".join(f"{name} = {toml(value)}" for name, value in given.items())
-    mend = "Change --ranks, or give fewer of these keys" if said else "Change --ranks"
+    fix = "Change --ranks, or give fewer of these keys" if said else "Change --ranks"
     return SpecError(
         f"No layout of {ranks} ranks carries {run.model.layers} layers of {run.model.heads} heads "
         f"and steps of {run.spec.pack.step_tokens:,} tokens{' with ' if said else ''}{said}. "
-        f"{mend}."
+        f"{fix}."
     )
 
 

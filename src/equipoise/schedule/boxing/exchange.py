@@ -37,7 +37,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OwnPart:
     """What a rank sends itself."""
 
     turn: int
@@ -46,14 +46,14 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RankExchange:
     """One rank's part in an exchange."""
 
     shape: tuple[int, ...]
     """Shape of what the rank has after."""
     sends: tuple[Piece, ...]
     receives: tuple[Piece, ...]
-    own: Kept | None
+    own: OwnPart | None
     parts: int
     """Turns: how many parts each element is reduced from."""
     reduce: Literal["sum", "max"]
@@ -61,24 +61,26 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What a rank has after it became one of a partial tensor's."""
+    """What a rank holds after a step that made the tensor partial."""
 
     shape: tuple[int, ...]
     is_whole: bool
-    """It keeps what it has."""
+    """Whether it keeps what it has."""
     box: Box | None
-    """Where what it has lies in what it has then; None: nowhere."""
+    """Where its part before lies in its part after; None: nowhere."""
 
 
-def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> Exchange:
+def exchange_of(on: MeshTensor, step: BoxingStep, rank: int) -> RankExchange:
     """One rank's part in a step that is one exchange."""
     members = groups_along(on.mesh, step.axes)
     row = members[(members == rank).any(axis=1)][0]
     return _exchange(on, step, row, int(np.flatnonzero(row == rank)[0]))
 
 
-def flat_exchanges(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[Exchange, Exchange]:
-    """One rank's parts in an all-reduce, of the elements that it has as one row."""
+def flat_exchanges(
+    on: MeshTensor, step: BoxingStep, rank: int
+) -> tuple[RankExchange, RankExchange]:
+    """One rank's parts in an all-reduce of its elements, flattened."""
     members = groups_along(on.mesh, step.axes)
     row = members[(members == rank).any(axis=1)][0]
     held = on.boxes(step.before)[rank]
@@ -117,7 +119,7 @@ def count_copies(on: MeshTensor, step: BoxingStep, rank: int) -> tuple[int, int]
     return sum(pieces for pieces, _ in counts), sum(copies for _, copies in counts)
 
 
-def _copies(exchange: Exchange, held: tuple[int, ...]) -> tuple[int, int]:
+def _copies(exchange: RankExchange, held: tuple[int, ...]) -> tuple[int, int]:
     sends = [block_in(piece.box, _strides(held)) for piece in exchange.sends]
     lists = [[block for block in sends if not block.is_run]]
     for turn in range(exchange.parts):
@@ -148,7 +150,7 @@ def filling_of(on: MeshTensor, step: BoxingStep, rank: int) -> Filling:
 
 def _exchange(
     on: MeshTensor, step: BoxingStep, row: Ints, place: int, names: Ints | None = None
-) -> Exchange:
+) -> RankExchange:
     """The part of the rank at a place of a group; peers go by ``names``, if given."""
     names = row if names is None else names
     before, after = on.boxes(step.before)[row], on.boxes(step.after)[row]
@@ -162,12 +164,12 @@ def _exchange(
         inside = _common(before[other], after[place]) if may[other, place] else None
         if inside is not None and other == place:
             boxes = (_box(inside, before[place]), _box(inside, after[place]))
-            own = Kept(int(turns[place]), *boxes)
+            own = OwnPart(int(turns[place]), *boxes)
         elif inside is not None:
             box = _box(inside, after[place])
             receives.append(Piece(int(names[other]), int(turns[other]), box))
     shape = tuple((after[place, :, 1] - after[place, :, 0]).tolist())
-    return Exchange(shape, tuple(sends), tuple(receives), own, parts, reduce)
+    return RankExchange(shape, tuple(sends), tuple(receives), own, parts, reduce)
 
 
 def _turns(on: MeshTensor, step: BoxingStep) -> tuple[Ints, int, Literal["sum", "max"]]:
@@ -184,7 +186,7 @@ def _turns(on: MeshTensor, step: BoxingStep) -> tuple[Ints, int, Literal["sum", 
 
 
 def _common(one: Ints, other: Ints) -> Ints | None:
-    """What two boxes share, if that is anything."""
+    """The box that two boxes share; None if they share nothing."""
     common = np.stack((np.maximum(one[:, 0], other[:, 0]), np.minimum(one[:, 1], other[:, 1])), 1)
     return common if bool((common[:, 1] > common[:, 0]).all()) else None
 

@@ -52,16 +52,16 @@ Cost = tuple[float, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PricedStep:
+class PricedBoxing:
     """A step with its figures."""
 
     step: BoxingStep
     seconds: float
-    """Predicted."""
+    """Predicted [s]."""
     sent_bytes: int
-    """By all ranks."""
+    """Sent by all ranks [bytes]."""
     most_bytes: int
-    """By the rank that sends most."""
+    """Sent by the rank that sends most [bytes]."""
     messages: int
     """Messages of all ranks."""
 
@@ -80,8 +80,8 @@ class BoxingSchedule:
     element_bytes: int
     before: Placements
     after: Placements
-    steps: tuple[PricedStep, ...]
-    """Empty where there is nothing to do."""
+    steps: tuple[PricedBoxing, ...]
+    """Empty if there is nothing to do."""
 
     @property
     def seconds(self) -> float:
@@ -112,7 +112,7 @@ class BoxingSchedule:
 
 @dataclass(frozen=True, slots=True)
 class BoxingRequest:
-    """A tensor, where its parts are, where they shall be, and what links take."""
+    """A tensor, its placements before and after, and the price of each link."""
 
     on: MeshTensor
     before: Placements
@@ -131,7 +131,7 @@ class BoxingRequest:
                 f"axis."
             )
 
-    def steps(self, before: Placements, after: Placements) -> Iterator[PricedStep]:
+    def steps(self, before: Placements, after: Placements) -> Iterator[PricedBoxing]:
         """The possible steps from one state to another, which differs."""
         if len({each for each in after if isinstance(each, Partial)}) > 1:
             return
@@ -142,15 +142,15 @@ class BoxingRequest:
                     self.on, step, count, element_bytes=self.element_bytes, links=self.links
                 )
                 size = self.element_bytes
-                yield PricedStep(
+                yield PricedBoxing(
                     step, seconds, size * count.total, size * count.most, count.messages
                 )
 
-    def one_step(self, before: Placements, after: Placements) -> PricedStep | None:
+    def one_step(self, before: Placements, after: Placements) -> PricedBoxing | None:
         """The cheapest of the possible steps between two states, if there is any."""
         return min(self.steps(before, after), default=None, key=lambda each: each.cost)
 
-    def finish(self, name: str, steps: Sequence[PricedStep]) -> BoxingSchedule:
+    def finish(self, name: str, steps: Sequence[PricedBoxing]) -> BoxingSchedule:
         """These steps as a schedule."""
         return BoxingSchedule(
             name, self.on, self.element_bytes, self.before, self.after, tuple(steps)
@@ -198,7 +198,7 @@ def transposed(request: BoxingRequest) -> BoxingRequest:
 
 
 def conjugate(placements: Placements) -> Placements:
-    """Those of the gradient of a tensor.
+    """Placements of the gradient of a tensor.
 
     >>> conjugate((Broadcast(), Split(0), Partial()))
     (Partial(reduce='sum'), Split(dim=0, shares=None), Broadcast())
@@ -207,11 +207,11 @@ def conjugate(placements: Placements) -> Placements:
     return tuple(swap.get(each, each) for each in placements)
 
 
-def _cheapest(request: BoxingRequest) -> list[PricedStep] | None:
+def _cheapest(request: BoxingRequest) -> list[PricedBoxing] | None:
     counter = itertools.count()  # of equal costs the first found goes first
     queue: list[tuple[Cost, int, Placements]] = [((0.0, 0, 0), next(counter), request.before)]
     best: dict[Placements, Cost] = {request.before: (0.0, 0, 0)}
-    came: dict[Placements, PricedStep] = {}
+    came: dict[Placements, PricedBoxing] = {}
     done: set[Placements] = set()
     while queue:
         cost, _, state = heapq.heappop(queue)
@@ -231,8 +231,8 @@ def _cheapest(request: BoxingRequest) -> list[PricedStep] | None:
     return None
 
 
-def _trace(came: dict[Placements, PricedStep], request: BoxingRequest) -> list[PricedStep]:
-    steps: list[PricedStep] = []
+def _trace(came: dict[Placements, PricedBoxing], request: BoxingRequest) -> list[PricedBoxing]:
+    steps: list[PricedBoxing] = []
     state = request.after
     while state != request.before:
         steps.append(came[state])
@@ -241,7 +241,7 @@ def _trace(came: dict[Placements, PricedStep], request: BoxingRequest) -> list[P
 
 
 def _neighbours(state: Placements, request: BoxingRequest) -> Iterator[Placements]:
-    """States that one axis or two are away, and the last one."""
+    """States one or two axes away, and the last one."""
     choices = [_choices(axis, request) for axis in range(len(state))]
     for count in (1, 2):
         for axes in itertools.combinations(range(len(state)), count):
@@ -254,7 +254,7 @@ def _neighbours(state: Placements, request: BoxingRequest) -> Iterator[Placement
 
 
 def _choices(axis: int, request: BoxingRequest) -> dict[Placement, None]:
-    """What an axis may be on the way; partial only if it is in the end."""
+    """Placements an axis may have on the way; partial only if it ends so."""
     choices: list[Placement] = [request.after[axis], Broadcast()]
     choices += [Split(dim) for dim in range(len(request.on.shape))]
     if isinstance(request.before[axis], Split):

@@ -115,7 +115,7 @@ def read_placements(text: str) -> Placements:
 
 
 def write_placements(placements: Placements) -> str:
-    """What ``read_placements`` reads.
+    """Placements as ``read_placements`` reads them.
 
     >>> write_placements((Split(0, (3, 1)), Partial()))
     'S(0: 3+1), P'
@@ -125,7 +125,7 @@ def write_placements(placements: Placements) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MeshTensor:
-    """The sizes of a tensor and of the mesh that it is on.
+    """The sizes of a tensor and of its mesh.
 
     Ranks are numbered along the mesh, the last axis fastest.
     """

@@ -109,7 +109,7 @@ class StepCount:
 
     @property
     def most(self) -> int:
-        """Elements that the rank sends that sends most."""
+        """Elements sent by the rank that sends most."""
         sent = sum(phase.sum(axis=2) for phase in self.phases)
         return int(np.max(sent, initial=0))
 
@@ -131,7 +131,7 @@ def groups_along(mesh: Sequence[int], axes: tuple[int, ...]) -> Ints:
 
 
 def sources_of(on: MeshTensor, step: BoxingStep) -> npt.NDArray[np.bool_]:
-    """Who of a group may be asked for elements by whom, bool [n sources, n targets].
+    """Which ranks of a group may send elements to which, bool [n sources, n targets].
 
     A rank asks those that have what it has along axes that were broadcast: itself among them.
     """
@@ -178,7 +178,7 @@ def count_step(on: MeshTensor, step: BoxingStep) -> StepCount | None:
 
 
 def _count_fill(on: MeshTensor, step: BoxingStep, members: Ints) -> StepCount | None:
-    """Nothing moves, if what a group's ranks have is, once each, what the partial sum is of."""
+    """Nothing moves, if a group's ranks together hold each summand exactly once."""
     if isinstance(step.before[step.axes[0]], Split):
         before, after = on.boxes(step.before), on.boxes(step.after)
         first = np.maximum(before[..., 0], after[..., 0])
@@ -195,7 +195,7 @@ def _volume(boxes: Ints) -> Ints:
 
 
 def _between(elements: Ints) -> Ints:
-    """Without what a rank would send itself."""
+    """The same without what a rank would send itself."""
     others: Ints = elements * ~np.eye(elements.shape[1], dtype=bool)
     return others
 

@@ -1,4 +1,4 @@
-"""Ways to redistribute a tensor that are often taken, to compare the cheapest path with.
+"""Common ways to redistribute a tensor, to compare with the cheapest path.
 
 What it decides
     All axes in one step; axis by axis, each once, in the best order; and through the whole tensor,
@@ -16,14 +16,14 @@ from equipoise.schedule.boxing.path import (
     BoxingRequest,
     BoxingSchedule,
     Cost,
-    PricedStep,
+    PricedBoxing,
     add_costs,
 )
 from equipoise.schedule.boxing.placement import Broadcast, Placements
 
 
 def other_ways(request: BoxingRequest) -> tuple[BoxingSchedule, ...]:
-    """Ways that are often taken, cheapest first; those that are possible here.
+    """The common ways that are possible here, cheapest first.
 
     one step: all axes at once. axis by axis: each axis changes once, straight to what it shall be,
     in the best order. whole tensor: gathered on every rank, then cut.
@@ -41,12 +41,12 @@ def other_ways(request: BoxingRequest) -> tuple[BoxingSchedule, ...]:
     return tuple(sorted(ways, key=lambda each: (each.seconds, each.sent_bytes, len(each.steps))))
 
 
-def _axis_by_axis(request: BoxingRequest) -> tuple[PricedStep, ...] | None:
-    ways: list[tuple[Cost, int, tuple[PricedStep, ...]]] = []
+def _axis_by_axis(request: BoxingRequest) -> tuple[PricedBoxing, ...] | None:
+    ways: list[tuple[Cost, int, tuple[PricedBoxing, ...]]] = []
     away = [axis for axis, each in enumerate(request.before) if each != request.after[axis]]
     for number, order in enumerate(itertools.permutations(away)):
         state, total = request.before, (0.0, 0, 0)
-        steps: tuple[PricedStep, ...] = ()
+        steps: tuple[PricedBoxing, ...] = ()
         for axis in order:
             after = (*state[:axis], request.after[axis], *state[axis + 1 :])
             priced = request.one_step(state, after)
@@ -58,7 +58,7 @@ def _axis_by_axis(request: BoxingRequest) -> tuple[PricedStep, ...] | None:
     return min(ways)[2] if ways else None
 
 
-def _through_whole(request: BoxingRequest) -> tuple[PricedStep, ...] | None:
+def _through_whole(request: BoxingRequest) -> tuple[PricedBoxing, ...] | None:
     whole: Placements = (Broadcast(),) * len(request.on.mesh)
     if whole in (request.before, request.after):
         return None

@@ -1,4 +1,4 @@
-"""A pipeline's schedule by its name: prices, ranks, units and a memory bound in, orders out.
+"""Pipeline schedules by name: from prices, ranks, units and a memory bound to orders.
 
 Kept true (tests/unit/schedule/pipeline/test_strategies.py, by Hypothesis)
     Every strategy's schedule passes ``check_pipeline`` for any stages, prices and bounds, or is
@@ -51,12 +51,12 @@ def write_pipeline(
 
     Args:
         strategy: A name in ``spec.catalog.SCHEDULES``.
-        prices: Of every stage and micro-batch; as many stages as ranks, or a multiple.
+        prices: Prices of every stage and micro-batch; as many stages as ranks, or a multiple.
         ranks: Pipeline-parallel degree, >= 1.
-        units: Runs ``[first, stop)`` of micro-batches that share documents over time, as
-            ``balance.packing.divided.macro_units`` finds them; each micro-batch alone unless given.
-        most_held: The most that a rank may hold at a time, of all ranks or of each, in the
-            unit of ``prices.activation``; no bound unless given, and of ``auto`` 1F1B's.
+        units: Runs ``[first, stop)`` of micro-batches that share documents over time, from
+            ``balance.packing.divided.macro_units``; one per micro-batch unless given.
+        most_held: The most that a rank may hold, for all ranks or for each, in the unit of
+            ``prices.activation``; no bound unless given, except 1F1B's for ``auto``.
         skip: Share of the stages between the first and the last that each micro-batch leaves
             out; of the lossy strategies alone.
         arranged: Whether micro-batches may enter in another order than they are given, light
@@ -65,7 +65,7 @@ def write_pipeline(
 
     Raises:
         SpecError: no strategy has that name.
-        LayoutError: stages and ranks, or units and micro-batches, do not go together, or the
+        LayoutError: stages and ranks, or units and micro-batches, do not match, or the
             strategy needs another number of stages, more micro-batches or undivided documents.
         FitError: a rank would hold more than it may; says by how much, and what fits.
 
@@ -89,8 +89,8 @@ def write_pipeline(
         )
     if skip and not SCHEDULES[strategy].is_lossy:
         raise LayoutError(
-            f"{strategy} skips nothing, and skip is {skip:g}. Take {' or '.join(LOSSY)}, "
-            f"which train another model, or leave skip out."
+            f"{strategy} skips nothing, but skip is {skip:g}. Take {' or '.join(LOSSY)}, "
+            f"which train another model, or omit skip."
         )
     runs = _make_units(units, prices.micro_batches)
     bound = None if most_held is None else _make_bound(most_held, ranks)
@@ -104,7 +104,7 @@ def write_pipeline(
         rank, held, allowed = over
         fitting = ", ".join(_which_fit(request, bound)) or "none"
         raise FitError(
-            f"{strategy} holds {held:,} on rank {rank}, {allowed:,} are allowed: "
+            f"{strategy} holds {held:,} on rank {rank}; the limit is {allowed:,}: "
             f"{held - allowed:,} too many. These fit: {fitting}."
         )
     return schedule
@@ -134,14 +134,14 @@ def _make_bound(most_held: int | Sequence[int], ranks: int) -> Ints:
     bound = np.asarray(most_held, dtype=np.int64).reshape(-1)
     if len(bound) not in (1, ranks):
         raise LayoutError(
-            f"Bounds are given for {len(bound)} ranks, and there are {ranks}. Give one for all, "
+            f"Bounds are given for {len(bound)} ranks, but there are {ranks}. Give one for all, "
             f"or one for each."
         )
     return np.ascontiguousarray(np.broadcast_to(bound, ranks))
 
 
 def _which_fit(request: PipelineRequest, bound: Ints) -> list[str]:
-    """Strategies that keep the bound, and what they hold at most."""
+    """Strategies that keep the bound, with the most that they hold."""
     fitting = []
     for name, traits in SCHEDULES.items():
         if traits.is_lossy or name == request.strategy:

@@ -63,15 +63,15 @@ def read_layers(text: str, base: Layout) -> tuple[LayerStrategy, ...]:
         parts = run.split(":")
         if len(parts) not in (3, 4) or not parts[0].isdecimal() or int(parts[0]) < 1:
             raise SpecError(
-                f'--layers: "{run}" is not a run of layers. Give how many, their degrees and what '
+                f'layers: "{run}" is not a run of layers. Give how many, their degrees and what '
                 f"they make again, as 12:tp=2,dp=4,zero=1:full."
             )
         _require("recompute", parts[2], _RECOMPUTES)
         strategy = parts[3] if len(parts) == 4 else CONTEXT_STRATEGIES[0]
         _require("context strategy", strategy, CONTEXT_STRATEGIES)
-        words = read_words("--layers", parts[1], _WORDS)
+        words = read_words("layers", parts[1], _WORDS)
         if not 0 <= words.get("zero", 1) <= 3:
-            raise SpecError(f"--layers: zero is {words['zero']}. Give 0, 1, 2 or 3.")
+            raise SpecError(f"layers: zero is {words['zero']}. Give 0, 1, 2 or 3.")
         degrees = {"tp": 1, "cp": 1, "dp": 1, "zero": 1, "replicas": 1} | words
         layout = dataclasses.replace(base, **cast(Any, degrees))
         each = LayerStrategy(layout, cast(LayerRecompute, parts[2]), strategy)
@@ -82,6 +82,6 @@ def read_layers(text: str, base: Layout) -> tuple[LayerStrategy, ...]:
 def _require(kind: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise SpecError(
-            f'--layers: no such {kind}: "{value}". Nearest: {nearest(value, known)}. '
+            f'layers: no such {kind}: "{value}". Nearest: {nearest(value, known)}. '
             f"Known: {', '.join(known)}."
         )

@@ -54,10 +54,10 @@ class ModelSection:
         bool | None, Field(description="scale the shared expert's output by a gate of its input")
     ] = None
     dense_layers: Annotated[
-        int | None, Field(ge=0, description="so many first layers have no experts")
+        int | None, Field(ge=0, description="the number of first layers without experts")
     ] = None
     expert_every: Annotated[
-        int | None, Field(ge=1, description="of the others every so many-th has experts")
+        int | None, Field(ge=1, description="every n-th of the other layers has experts")
     ] = None
     norm_top_k: Annotated[
         bool | None, Field(description="scale the weights of a token's experts to sum to one")

@@ -146,7 +146,7 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="context-parallel ranks: so many share the tokens of each micro-batch, so "
+            description="context-parallel ranks, which share the tokens of each micro-batch; "
             "there are dp x cp x tp x pp ranks",
         ),
     ] = 1
@@ -154,7 +154,7 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="tensor-parallel ranks: so many share the weights of each layer; must "
+            description="tensor-parallel ranks, which share the weights of each layer; must "
             "divide the heads",
         ),
     ] = 1
@@ -162,7 +162,7 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="pipeline-parallel ranks: so many share the layers, and a step's "
+            description="pipeline-parallel ranks, which share the layers; a step's "
             "micro-batches go from one to the next",
         ),
     ] = 1
@@ -190,8 +190,8 @@ class LayoutSpec:
         int,
         Field(
             ge=1,
-            description="expert-parallel ranks: so many share the experts of each layer, the same "
-            "ranks as share other things or nothing; ep x etp must divide the ranks "
+            description="expert-parallel ranks, which share the experts of each layer; they fold "
+            "over the same ranks as dp x cp x tp, so ep x etp must divide the ranks "
             "of a pipeline stage",
         ),
     ] = 1
@@ -247,7 +247,7 @@ class LayoutSpec:
         return self.pp * (self.virtual or usual)
 
     def of_ranks(self, ranks: int) -> Layout:
-        """Where so many ranks stand: data parallelism outermost, tensor parallelism innermost.
+        """The layout of ``ranks`` ranks: data parallelism outermost, tensor parallelism innermost.
 
         >>> LayoutSpec(cp=2, tp=2).of_ranks(8).coordinates(5)["cp"]
         0

@@ -36,9 +36,9 @@ def test_what_would_break_is_exit_code_5(
         code, out, _ = doctor(capsys, *folder, "--port", port)
         assert code == 5
         assert (
-            f"breaks port             {port}: Address already in use\n{' ' * 24}The first node's "
-            f"agent listens there, and all others dial it.\n{' ' * 24}Fix: Stop the program that "
-            "listens there, or choose another --port.\n"
+            f"breaks port             {port}: Address already in use\n"
+            f"{' ' * 24}The first node's agent listens there, and all others dial it.\n"
+            f"{' ' * 24}Fix: Stop the program that listens there, or choose another --port.\n"
         ) in out
         code, quiet, _ = doctor(capsys, *folder, "--port", port, "--quiet")
         assert code == 5

@@ -102,5 +102,5 @@ def test_messages() -> None:
     with pytest.raises(SpecError) as caught:
         MeasuredSpace(np.zeros((2, 2), np.int64), np.array([np.nan, 0.0]))
     assert str(caught.value) == (
-        "Choice 1 is priced at 0 s. Give seconds above 0, or NaN where there is no price."
+        "Choice 1 is priced at 0 s. Give seconds above 0, or NaN without a price."
     )

@@ -114,20 +114,20 @@ def pack(choice: Choice) -> Documents:
 
 @pytest.mark.parametrize("packer", [None, pack])
 def test_a_search_that_ends_by_itself_has_no_seeds(packer) -> None:
-    machine, told = Machine(find_cluster("h100-sxm:8")), dict[float, list[Priced]]()
+    machine, noted = Machine(find_cluster("h100-sxm:8")), dict[float, list[Priced]]()
     space = list_space(MODEL, 8, BASE, fixed={"recompute": "none"})
     found = {}
     for seconds in (np.inf, 1e6):
-        told[seconds] = []
-        search = Search(MODEL, machine, space, packer, note=told[seconds].append)
+        noted[seconds] = []
+        search = Search(MODEL, machine, space, packer, note=noted[seconds].append)
         found[seconds] = search.run(seconds=seconds)
-    assert told[np.inf] == told[1e6]
+    assert noted[np.inf] == noted[1e6]
     assert found[np.inf].fitting == found[1e6].fitting
     assert found[np.inf].progress == found[1e6].progress
 
 
 @pytest.mark.parametrize("kind", [Search, ClassSearch])
-def test_a_look_that_never_ends_is_stopped(kind: type[Search]) -> None:
+def test_an_evaluation_that_never_ends_is_stopped(kind: type[Search]) -> None:
     """The one test that a clock of the wall has to be looked at for; loosely."""
 
     def never(choice: Choice) -> Documents:

@@ -44,7 +44,7 @@ def space(**fixed: int | str) -> Space:
 
 
 def prices(machine: Machine, rows: Space) -> dict[int, float]:
-    """Of all rows that fit."""
+    """The fastest of all rows that fit."""
     found = {}
     for row in range(len(rows)):
         choice = rows.choice(row)
@@ -126,7 +126,7 @@ def test_the_bound_holds_with_documents() -> None:
 
 
 def test_no_policy_is_bounded_by_documents_of_another() -> None:
-    """Of documents that policies have nothing to do with; a seed at which mixed groups are seen."""
+    """Documents have nothing to do with policies; a seed at which mixed groups are seen."""
     machine = Machine(mixed("a100-80", "h100-sxm"))
 
     def pack(choice: Choice) -> list[list[list[int]]]:
@@ -152,9 +152,9 @@ def test_a_stopped_search_goes_on() -> None:
     whole = ClassSearch(MODEL, machine, rows)
     found = whole.run()
     assert ClassSearch(MODEL, machine, rows).run(seconds=0.0).progress.gap == np.inf
-    told: list[Priced] = []
-    again = ClassSearch(MODEL, machine, rows, known=dict(whole.known), note=told.append)
-    assert again.run().fitting == found.fitting and not told
+    noted: list[Priced] = []
+    again = ClassSearch(MODEL, machine, rows, known=dict(whole.known), note=noted.append)
+    assert again.run().fitting == found.fitting and not noted
 
 
 @settings(max_examples=100, deadline=None)

@@ -106,7 +106,7 @@ def test_any_policy_is_as_fast_as_the_faster_one(
 def test_no_policy_is_bounded_by_documents_of_another(
     seed: int, fixed: dict[str, int | str]
 ) -> None:
-    """Of documents that policies have nothing to do with; seeds at which a mixed cache is seen."""
+    """Documents have nothing to do with policies; seeds at which a mixed cache is seen."""
 
     def pack(choice: Choice) -> Documents:
         options, layout = choice.options, choice.layout
@@ -116,28 +116,28 @@ def test_no_policy_is_bounded_by_documents_of_another(
         windows = [[int(4096 * draw.uniform(1, 3))] * options.micro_batch for _ in range(count)]
         return [windows] * layout.dp
 
-    machine, best, told = Machine(cluster(60.0)), [], list[Progress]()
+    machine, best, noted = Machine(cluster(60.0)), [], list[Progress]()
     for policies in (*((policy,) for policy in COMPARED), COMPARED):
         rows = list_space(MODEL, 8, BASE, fixed=fixed, policies=policies)
-        told.clear()
-        found = Search(MODEL, machine, rows, packer=pack, gap=0.0).run(watch=told.append)
+        noted.clear()
+        found = Search(MODEL, machine, rows, packer=pack, gap=0.0).run(watch=noted.append)
         best.append(found.progress.best_s)
     *alone, together = best
     assert together == min(alone) < max(alone)
-    assert max(each.bound_s for each in told) <= together
+    assert max(each.bound_s for each in noted) <= together
 
 
 def test_a_search_of_policies_goes_on() -> None:
-    pack, told = packer_of(MODEL, BASE, 0), list[Priced]()
+    pack, noted = packer_of(MODEL, BASE, 0), list[Priced]()
     rows = list_space(MODEL, 8, BASE, fixed={"tp": 2, "cp": 1, "micro_batch": 1}, policies=COMPARED)
     machine = Machine(cluster(40.0))
-    whole = Search(MODEL, machine, rows, packer=pack, gap=0.0, note=told.append).run()
-    assert {rows.choice(each.row).options.policy for each in told} == set(COMPARED)
+    whole = Search(MODEL, machine, rows, packer=pack, gap=0.0, note=noted.append).run()
+    assert {rows.choice(each.row).options.policy for each in noted} == set(COMPARED)
     again: list[Priced] = []
-    known = {each.row: each for each in told[: len(told) // 2]}
+    known = {each.row: each for each in noted[: len(noted) // 2]}
     search = Search(MODEL, machine, rows, pack, 0.0, dict(known), again.append)
     assert search.run().fitting == whole.fitting
-    assert {each.row for each in again} == {each.row for each in told} - set(known)
+    assert {each.row for each in again} == {each.row for each in noted} - set(known)
 
 
 def run(gib: float, **arguments: object) -> tuple[Outcome, Search]:
@@ -151,14 +151,14 @@ def test_more_memory_is_never_slower() -> None:
 
 
 def test_what_was_priced_is_not_priced_again() -> None:
-    told: list[Priced] = []
-    whole, _ = run(20.0, note=told.append)
-    assert len(told) == whole.progress.priced
+    noted: list[Priced] = []
+    whole, _ = run(20.0, note=noted.append)
+    assert len(noted) == whole.progress.priced
     again: list[Priced] = []
-    known = {each.row: each for each in told[: len(told) // 2]}
+    known = {each.row: each for each in noted[: len(noted) // 2]}
     before = set(known)
     resumed, _ = run(20.0, known=known, note=again.append)
-    assert {each.row for each in again} == {each.row for each in told} - before
+    assert {each.row for each in again} == {each.row for each in noted} - before
     assert resumed.progress.best_s == whole.progress.best_s
     assert resumed.fitting[0] == whole.fitting[0]
 

@@ -131,16 +131,16 @@ def pack(choice: Choice) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("packer", [None, pack])
 def test_a_search_ends_as_it_would_alone(packer, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[int, list[Priced]] = {}
+    noted: dict[int, list[Priced]] = {}
     found: dict[int, Outcome] = {}
     for count in (0, 2):
-        told[count] = []
+        noted[count] = []
         space = list_space(MODEL, 8, StepOptions(4096, 16), fixed={"zero": 1})
         machine = Machine(find_cluster("h100-sxm:8"))
         with forks(count, monkeypatch):
-            search = Search(MODEL, machine, space, packer, note=told[count].append)
+            search = Search(MODEL, machine, space, packer, note=noted[count].append)
             found[count] = search.run()
-    assert told[0] == told[2] and len(told[0]) > 10
+    assert noted[0] == noted[2] and len(noted[0]) > 10
     assert found[0].fitting == found[2].fitting
     assert found[0].progress == found[2].progress
     assert (found[0].ruled_out, found[0].bounded) == (found[2].ruled_out, found[2].bounded)

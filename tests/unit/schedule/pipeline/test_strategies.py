@@ -248,11 +248,11 @@ def test_units_that_are_no_runs() -> None:
 
 def test_a_bound_that_is_exceeded() -> None:
     assert fault_of("zb-h2", 8, 16, 8, most_held=12) == (
-        "zb-h2 holds 15 on rank 0, 12 are allowed: 3 too many. These fit: 1f1b (8), interleaved "
+        "zb-h2 holds 15 on rank 0; the limit is 12: 3 too many. These fit: 1f1b (8), interleaved "
         "(8), zb-h1 (8), interleaved-zb (8), auto (12)."
     )
     assert fault_of("gpipe", 2, 4, 2, most_held=0) == (
-        "gpipe holds 4 on rank 0, 0 are allowed: 4 too many. These fit: none."
+        "gpipe holds 4 on rank 0; the limit is 0: 4 too many. These fit: none."
     )
 
 
@@ -269,14 +269,14 @@ def test_a_bound_that_nothing_fits() -> None:
 
 def test_bounds_for_other_ranks() -> None:
     assert fault_of("auto", 2, 4, 2, most_held=[1, 2, 3]) == (
-        "Bounds are given for 3 ranks, and there are 2. Give one for all, or one for each."
+        "Bounds are given for 3 ranks, but there are 2. Give one for all, or one for each."
     )
 
 
 def test_skip_where_nothing_skips() -> None:
     assert fault_of("1f1b", 4, 4, 4, skip=0.5) == (
-        "1f1b skips nothing, and skip is 0.5. Take skip-partial or skip-reordered, which train "
-        "another model, or leave skip out."
+        "1f1b skips nothing, but skip is 0.5. Take skip-partial or skip-reordered, which train "
+        "another model, or omit skip."
     )
 
 

@@ -42,30 +42,30 @@ def test_what_is_said_is_read_back(picked, pp: int) -> None:
     [
         (
             "tp=2,dp=4:full",
-            '--layers: "tp=2,dp=4:full" is not a run of layers. Give how many, their degrees and '
+            'layers: "tp=2,dp=4:full" is not a run of layers. Give how many, their degrees and '
             "what they make again, as 12:tp=2,dp=4,zero=1:full.",
         ),
         (
             "0:dp=8:full",
-            '--layers: "0:dp=8:full" is not a run of layers. Give how many, their degrees and '
+            'layers: "0:dp=8:full" is not a run of layers. Give how many, their degrees and '
             "what they make again, as 12:tp=2,dp=4,zero=1:full.",
         ),
         (
             "2:dp=8:every-2",
-            '--layers: no such recompute: "every-2". Nearest: selective. Known: none, '
+            'layers: no such recompute: "every-2". Nearest: selective. Known: none, '
             "attention, selective, full.",
         ),
         (
             "2:cp=8:none:rings",
-            '--layers: no such context strategy: "rings". Nearest: ring. Known: needed-kv, '
+            'layers: no such context strategy: "rings". Nearest: ring. Known: needed-kv, '
             "all-gather, ring, ulysses.",
         ),
         (
             "2:pp=8:none",
-            '--layers: "pp=8" begins with no known name. Nearest: tp. Give tp, cp, dp, zero, '
+            'layers: "pp=8" begins with no known name. Nearest: tp. Give tp, cp, dp, zero, '
             "replicas as name=number, with commas between.",
         ),
-        ("2:dp=8,zero=4:none", "--layers: zero is 4. Give 0, 1, 2 or 3."),
+        ("2:dp=8,zero=4:none", "layers: zero is 4. Give 0, 1, 2 or 3."),
     ],
 )
 def test_runs_that_are_none(text: str, message: str) -> None:
