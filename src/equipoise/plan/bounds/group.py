@@ -4,7 +4,7 @@ Why
     Kernels of one size serve thousands of choices of stages, copies and recomputation. Evaluating
     each takes longer than pricing those that are any good.
 
-What it relaxes (proofs: docs/search.md)
+What it relaxes (proofs: docs/predict/search.md)
     The bound is the largest of: all passes shared out evenly over ranks, for 1F1B with its bubble;
     one micro-batch through all stages and back; the mean rank, from the step's begin; and the
     fullest rank. Whatever the split, some rank of p holds ``ceil(layers / p)`` layers or more.
@@ -229,7 +229,7 @@ def _shape(model: ModelSpec, space: Space, rows: Ints, passes: Passes) -> tuple[
 
 
 def full_rank(layers: int, ranks: Ints, virtual: Ints, lacks: int) -> tuple[Ints, Ints]:
-    """The rank that surely has as many layers as any (proof: docs/search.md).
+    """The rank that surely has as many layers as any (proof: docs/predict/search.md).
 
     Args:
         layers: Layers of the model, all alike.

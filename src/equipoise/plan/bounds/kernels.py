@@ -5,7 +5,7 @@ Why
     schedule, their copies or what travels between context ranks run the same kernels, so those are
     priced once, and a bound within a few percent prunes almost everything.
 
-What it relaxes (proofs: docs/search.md)
+What it relaxes (proofs: docs/predict/search.md)
     Micro-batches are bins of the fewest tokens; with several context ranks the core takes its even
     share on one rank, and nothing for messages; layers wait for no parameters. A *family* shares
     every column but the context strategy, a *group* all columns that kernels depend on.

@@ -4,7 +4,7 @@ Why
     A bound that knows no stage's layers is half of what most choices need. Choices that it leaves
     are fast and too large, so they stand first in the frontier and are replayed for nothing.
 
-What it relaxes (proofs: docs/search.md)
+What it relaxes (proofs: docs/predict/search.md)
     A stage to its layers and its place in the schedule. Where embedding and head weigh less than a
     layer each, each stage has ``L // S`` layers, and what is left goes to the stages between the
     ends from the last one back, then to the lighter end. With each k-th layer recomputed, none has

@@ -5,7 +5,7 @@ Why
     parameters and gradients, which a pipeline of few stages has most of. Bounds without that
     prune nothing that is close.
 
-What it relaxes (proofs: docs/search.md)
+What it relaxes (proofs: docs/predict/search.md)
     The schedule to dependencies that every order has. Rank j takes at least::
 
         G + B + busy + max(R - h, least R) + O

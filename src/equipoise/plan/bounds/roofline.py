@@ -4,7 +4,7 @@ Why
     Replaying a step takes tens of milliseconds, and there are a million choices. What surely does
     not fit, and what is surely slower than the incumbent, need not be replayed.
 
-What it relaxes (proofs: docs/search.md)
+What it relaxes (proofs: docs/predict/search.md)
     *Time*: all useful and recomputed FLOP at the devices' peak; for 1F1B times its least bubble,
     which no split of layers can shorten. *Memory*: weights, gradients and moments of the mean
     stage, or of one of ``ceil(layers / pp)`` layers; activations of one micro-batch there, or of as

@@ -7,7 +7,8 @@ Why
 
 What it decides
     Choices are priced by ``sim.mixed.replay.run_sites`` and wait by a lower bound of their own,
-    which relaxes which layers a rank holds (docs/search.md). Rank r with n layers takes at least::
+    which relaxes which layers a rank holds (docs/predict/search.md). Rank r with n layers takes at
+    least::
 
         busy_r(n) + max(gathered - first forward, 0) + max(reduced - last backward, 0) + optimizer
 

@@ -275,8 +275,8 @@ CASES: list[tuple[str, dict, dict, tuple[str, str, str, str]]] = [
             (
                 verdict,
                 found,
-                "ranks of one node pass messages through it, and a container has 64 MiB unless "
-                "told.",
+                "ranks of one node pass messages through it, and a container has 64 MiB by "
+                "default.",
                 "docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory at /dev/shm.",
             ),
         )
