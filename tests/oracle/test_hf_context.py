@@ -340,8 +340,8 @@ def test_what_models_ask_of_attention_and_is_not_computed(alone: None) -> None:
         "a document has 9. Cut documents to 8 tokens, or train this model with another attention."
     )
     assert run_refused(build("llama", attention_dropout=0.1)) == (
-        "LayoutError: LlamaAttention drops attention weights with probability 0.1; attention "
-        "over ranks has no dropout. Build the model with attention_dropout=0."
+        "LayoutError: LlamaAttention drops attention weights with probability 0.1, which "
+        "attention over ranks does not. Build the model with attention_dropout=0."
     )
     gemma2 = transformers.Gemma2Config(**SIZES, head_dim=8)
     assert refusal(use_context_parallelism, transformers.Gemma2ForCausalLM(gemma2)) == (

@@ -57,7 +57,7 @@ REFUSED = {
     "nemotron": "NemotronForCausalLM would not be exact over ranks: NemotronAttention was called "
     "without a pack. Train it without context parallelism.",
     "bart": "BartForCausalLM would not be exact over ranks: The model's mask is not the causal "
-    "one, and attention over ranks computes no other. Train it without context parallelism.",
+    "one, the only one that attention over ranks computes. Train it without context parallelism.",
     "whisper": "The loss of WhisperForCausalLM differs by nan from the cross entropy of its logits "
     "and shift_labels, and 1.0e-03 is allowed. It has labels or losses of its own: train it "
     "without context parallelism.",
