@@ -106,8 +106,8 @@ def _curve(report: RankReport) -> LoadCurve:
 
 def _ratios(above: Sequence[float], below: Sequence[float], scale: float = 1.0) -> dict[str, float]:
     """Round by round, rounded."""
-    found = spread([x / (scale * y) for x, y in zip(above, below, strict=True)])
-    return {key: round(value, 4) for key, value in found.items()}
+    ratios = spread([x / (scale * y) for x, y in zip(above, below, strict=True)])
+    return {key: round(value, 4) for key, value in ratios.items()}
 
 
 def two_ranks(case: Case, at: int, reports: list[RankReport]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def one_core(tokens: int, pack: int, rounds: int) -> dict[str, Any]:
         "documents": sorted(lengths, reverse=True),
         "pairs": pairs,
         "one document of as many pairs, tokens": alone,
-        "s (measured)": {name: spread(found) for name, found in seconds.items()},
+        "s (measured)": {name: spread(times) for name, times in seconds.items()},
         "one masked call over documents (goal 2.0)": _ratios(
             seconds["one masked call"], seconds["documents"]
         ),

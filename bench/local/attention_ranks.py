@@ -147,14 +147,14 @@ def _measure_link(ranks: Ranks) -> LinkPrice:
     times = {}
     for size_bytes in (4096, 4 << 20):
         data = [torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(2)]
-        mail, peer, found = Mail(), 1 - ranks.rank, []
+        mail, peer, rounds_s = Mail(), 1 - ranks.rank, []
         for _ in range(15):
             dist.barrier()
             began = time.perf_counter()
             mail.post([Parcel(peer, 0, data[0], 0)], [Parcel(peer, 0, data[1], 0)])
             mail.wait(0)
-            found.append(time.perf_counter() - began)
-        times[size_bytes] = statistics.median(found)
+            rounds_s.append(time.perf_counter() - began)
+        times[size_bytes] = statistics.median(rounds_s)
     (small, small_s), (large, large_s) = times.items()
     rate = (large - small) / max(large_s - small_s, 1e-9)
     return LinkPrice(max(small_s - small / rate, 0.0), rate)
@@ -186,9 +186,9 @@ def _peer_sides(
     return sides, shares
 
 
-def _error(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...], rows: Tensor) -> float:
+def _error(ours: tuple[Tensor, ...], wanted: tuple[Tensor, ...], rows: Tensor) -> float:
     """The largest difference over the scale of each tensor; gradients have heads first."""
-    out, *grads = found
+    out, *grads = ours
     mine = [out[0], *(grad[0].transpose(0, 1) for grad in grads)]
     pairs = zip(mine, wanted, strict=True)
     return max(float((x - y[rows]).abs().max() / y.abs().max()) for x, y in pairs)
@@ -251,13 +251,13 @@ def measure_ranks(ranks: Ranks, cases: list[Case]) -> RankReport:
     if ranks.rank == 0:
         tell("measuring the curve of attention on one core")
     curve = _measure_curve() if ranks.rank == 0 else None
-    found = []
+    timed = []
     for case in cases:
         if ranks.rank == 0:
             tell(f"pack {case.pack} of {case.tokens:,} tokens, {case.rounds} rounds")
-        found.append(_time_case(ranks, case, has_peer))
+        timed.append(_time_case(ranks, case, has_peer))
     if curve is not None:
         again = _measure_curve()  # what disturbed one of the two is left out
         fastest = map(min, curve.doc_ns, again.doc_ns)
         curve = dataclasses.replace(curve, doc_ns=tuple(fastest))
-    return RankReport(found, curve, link, peer, time.process_time())
+    return RankReport(timed, curve, link, peer, time.process_time())

@@ -204,18 +204,18 @@ def _cases(ranks: Ranks, mesh: tuple[int, ...]) -> dict[str, object]:
 def measure() -> dict[str, object]:
     """Run all cases and return their figures."""
     stamp = LoadStamp()
-    found, ranks_s = {}, 0.0
+    meshes, ranks_s = {}, 0.0
     for mesh in CASES:
         count = torch.Size(mesh).numel()
         rows = run_ranks(count, _cases, mesh)[0]
         ranks_s += count * max(row.pop("cpu_s") for row in rows.values())  # type: ignore[attr-defined]
-        found["x".join(map(str, mesh))] = rows
+        meshes["x".join(map(str, mesh))] = rows
     return {
         "bench": "boxing",
         "what": "fp32 tensors of 16 MiB, CPU ranks over gloo; a round's time is the last rank's",
         "environment": environment(),
         "packing_cpu_s": _packing(),
-        "meshes": found,
+        "meshes": meshes,
         "other_load_cores": stamp.other_load(ranks_s),
     }
 

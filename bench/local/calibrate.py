@@ -62,16 +62,16 @@ def measure() -> dict[str, Any]:
         file, corrected = folder / "this-cpu.json", folder / "corrected.json"
         begin = time.perf_counter()
         plan = CalibrationPlan.for_run(read_run(None, []))
-        found = measure_machine(plan, folder, SilentProgress())
+        device = measure_machine(plan, folder, SilentProgress())
         calibrate_s = time.perf_counter() - begin
-        write_device_file(file, found)
+        write_device_file(file, device)
         rows = {}
         for index, (case, options) in enumerate(CASES.items()):
             _train(folder / str(index), options)
             rows[case] = _compare(folder / str(index), file)
         record = read_journal(folder / "0")
         first = compare_run(record, ModelSpec(**record.start.model), this_cpu(file))
-        write_device_file(corrected, fitted(found, first))
+        write_device_file(corrected, fitted(device, first))
         again = {
             case: _compare(folder / str(index), corrected)
             for index, case in enumerate(CASES)
@@ -84,8 +84,8 @@ def measure() -> dict[str, Any]:
         "runs, nothing fitted": rows,
         "runs, curves corrected by the first": again,
         "calibrate_s (goal 60)": calibrate_s,
-        "calibrate, cores of other load": found.other_load_cores,
-        "calibrate, points of fewer than six samples": found.thin_points,
+        "calibrate, cores of other load": device.other_load_cores,
+        "calibrate, points of fewer than six samples": device.thin_points,
         "other_load_cores": stamp.other_load(),
         "environment": environment(),
     }

@@ -127,7 +127,7 @@ def score_rounds(
 
 def compare(scheduler: Any) -> tuple[list[dict[str, Any]], int]:
     """Every setting, every cost; and how often the peer raised an error."""
-    found: dict[tuple[str, int, int, int, str], dict[str, list[float]]] = {}
+    ratios: dict[tuple[str, int, int, int, str], dict[str, list[float]]] = {}
     failed = 0
     for name, ranks, cap, documents, seed in itertools.product(
         distribution_names(), RANKS, CAPS, DOCUMENTS, SEEDS
@@ -140,7 +140,7 @@ def compare(scheduler: Any) -> tuple[list[dict[str, Any]], int]:
             except Exception:  # the peer asserts, or indexes past an end
                 failed += 1
         for label, costs in COSTS.items():
-            row = found.setdefault((name, ranks, cap, documents, label), {})
+            row = ratios.setdefault((name, ranks, cap, documents, label), {})
             plans = {
                 "gangs": plan_gangs(lengths, ranks, costs, cap),
                 "bytescale-dp": plan_bytescale(lengths, ranks, costs, cap),
@@ -151,7 +151,7 @@ def compare(scheduler: Any) -> tuple[list[dict[str, Any]], int]:
                 row.setdefault(policy, []).append(plan.critical_over_ideal)
             row.setdefault("gangs_gap", []).append(plans["gangs"].gap)
     rows = []
-    for (name, ranks, cap, documents, label), row in found.items():
+    for (name, ranks, cap, documents, label), row in ratios.items():
         keys = {"lengths": name, "ranks": ranks, "cap": cap, "documents": documents, "cost": label}
         means = {key: round(statistics.fmean(values), 4) for key, values in row.items()}
         worst = {f"{key}_worst": round(max(values), 4) for key, values in row.items()}

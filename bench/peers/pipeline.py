@@ -119,11 +119,11 @@ def peer(ranks: Ranks, name: str) -> dict[str, Any]:
         "torch": run_theirs,
     }
     walls: dict[str, list[float]] = {side: [] for side in sides}
-    found = {}
+    last_gradients = {}
     for step in range(WARM + 2 * STEPS):
         for side in sides if step % 2 else reversed(sides):
             wall = sides[side]()
-            found[side] = gradients()
+            last_gradients[side] = gradients()
             if step >= WARM:
                 walls[side].append(wall)
     ratios = [one / other for one, other in zip(walls["ours"], walls["torch"], strict=True)]
@@ -131,7 +131,9 @@ def peer(ranks: Ranks, name: str) -> dict[str, Any]:
         "ours_s": spread(walls["ours"]),
         "torch_s": spread(walls["torch"]),
         "ours_over_torch (goal 1.05)": spread(ratios),
-        "largest_gradient_difference": float((found["ours"] - found["torch"]).abs().max()),
+        "largest_gradient_difference": float(
+            (last_gradients["ours"] - last_gradients["torch"]).abs().max()
+        ),
         "cpu_s": time.process_time(),
     }
 
@@ -172,17 +174,17 @@ def split_cost(ranks: Ranks) -> dict[str, Any]:
         return middle - began, time.perf_counter() - middle
 
     ways = {"whole": whole, "halves": halves, "asked twice": asked_twice}
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    times_of: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for turn in range(14):
         for way, run in ways.items():
             times = run()
             if turn >= 2:
-                found[way].append(times)
+                times_of[way].append(times)
     return {
         way: {
             "input_s": statistics.median(first for first, _ in times),
             "weight_s": statistics.median(second for _, second in times),
             "both_s": statistics.median(map(sum, times)),
         }
-        for way, times in found.items()
+        for way, times in times_of.items()
     }

@@ -180,23 +180,23 @@ def compare(ranks: Ranks, name: str, port: int) -> dict[str, Any]:
             else:
                 run = theirs(ranks, store, port, case.model, most_whole=WHOLE[side])
                 sides[side] = run, packs["in-order"]
-        found = _alternate(sides, ranks, tokens, case.steps)
-    found["skew"] = {name: skew(rank_seconds(p, curve)) for name, p in packs.items()}
-    return found | {"cpu_s": time.process_time()}
+        figures = _alternate(sides, ranks, tokens, case.steps)
+    figures["skew"] = {name: skew(rank_seconds(p, curve)) for name, p in packs.items()}
+    return figures | {"cpu_s": time.process_time()}
 
 
 def _packs(store: TokenStore, world: int, pack: PackSpec, curve: Any) -> dict[str, PackedStep]:
     pieces: Pieces = np.stack(
         [np.arange(store.documents), np.zeros(store.documents, np.int64), store.doc_tokens], axis=1
     )
-    found = {}
+    packs = {}
     for policy in ("in-order", "by-work"):
         spec = dataclasses.replace(pack, policy=policy)
-        found[policy] = pack_step(pieces, spec, world, curve)
-        counts = {len(batches) for batches in found[policy].ranks}
+        packs[policy] = pack_step(pieces, spec, world, curve)
+        counts = {len(batches) for batches in packs[policy].ranks}
         if counts != {MICRO_BATCHES}:
             raise ValueError(f"{policy} made {counts} micro-batches; both sides need as many.")
-    return found
+    return packs
 
 
 def _alternate(
@@ -236,8 +236,8 @@ def _alternate(
         if not alike or theirs_name not in sides or ours_name not in sides:
             continue
         pair = f"{theirs_name} over {ours_name}"
-        for what, found in (("step", walls), ("CPU of the busiest rank", busiest)):
-            pairs = list(zip(found[theirs_name], found[ours_name], strict=True))
+        for what, sides_s in (("step", walls), ("CPU of the busiest rank", busiest)):
+            pairs = list(zip(sides_s[theirs_name], sides_s[ours_name], strict=True))
             rows[f"{pair}, {what} (goal above 1)"] = spread([a / b for a, b in pairs])
         both = zip(losses[theirs_name], losses[ours_name], strict=True)
         apart = max(abs(a / b - 1) for a, b in both)

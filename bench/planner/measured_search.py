@@ -144,10 +144,10 @@ def read_table() -> Table:
     part = np.array([int(row["part"]) for row in read])
     left, right = np.eye(len(firsts))[choice], np.eye(part.max() + 1)[part]
     design = np.hstack([left, right])
-    found, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
-    rest = logs - design @ found
-    factors = found[len(firsts) :]
-    seconds = np.exp(found[: len(firsts)] + factors.mean())
+    solution, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
+    rest = logs - design @ solution
+    factors = solution[len(firsts) :]
+    seconds = np.exp(solution[: len(firsts)] + factors.mean())
     seconds[~left.any(0)] = np.nan
     return Table(
         [row["keys"] for _, row in firsts],

@@ -70,13 +70,13 @@ def published() -> list[Row]:
 
 def price(row: Row, machine: Machine) -> tuple[StepPrice, StepOptions] | None:
     """The published layout; of several settings the fastest that fits, else the fastest."""
-    found = []
+    priced = []
     for options in row.options:
         try:
-            found.append((price_step(row.model, machine, row.layout, options), options))
+            priced.append((price_step(row.model, machine, row.layout, options), options))
         except EquipoiseError:
             continue
-    return min(found, key=lambda each: (not each[0].fits, each[0].step_s)) if found else None
+    return min(priced, key=lambda each: (not each[0].fits, each[0].step_s)) if priced else None
 
 
 def find_row(space: Space, row: Row, options: StepOptions) -> int | None:
@@ -116,16 +116,16 @@ def find_row(space: Space, row: Row, options: StepOptions) -> int | None:
 def search(row: Row, machine: Machine, space: Space, told: str) -> Planned | None:
     """What the planner answers within its time of the core, however many others use it."""
     finder = Search(row.model, machine, space)
-    begin, found = time.process_time(), None
+    begin, outcome = time.process_time(), None
     while (left := _SECONDS - (time.process_time() - begin)) > 0.1 * _SECONDS:
-        found = finder.run(seconds=left)
-        if found.progress.gap <= finder.gap:
+        outcome = finder.run(seconds=left)
+        if outcome.progress.gap <= finder.gap:
             break
-    if found is None or not found.fitting:
+    if outcome is None or not outcome.fitting:
         return None
-    choice = space.choice(found.fitting[0].row)
+    choice = space.choice(outcome.fitting[0].row)
     best = price_step(row.model, machine, choice.layout, choice.options)
-    return Planned(best, choice, told, found.progress.gap)
+    return Planned(best, choice, told, outcome.progress.gap)
 
 
 def compare(row: Row) -> dict[str, Any]:
@@ -179,20 +179,20 @@ def compare(row: Row) -> dict[str, Any]:
     }
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(compared: list[dict[str, Any]]) -> dict[str, Any]:
     """Over all steps, and over those whose published choice is said to fit."""
-    planned = [each for each in found if each.get("planned_s")]
+    planned = [each for each in compared if each.get("planned_s")]
     ratios = sorted(each["ratio"] for each in planned)
     terms = [name for each in planned for name in each["wins_by"]]
 
     def count(key: str) -> int:
-        return sum((each.get(key) or np.inf) <= _SAME for each in found)
+        return sum((each.get(key) or np.inf) <= _SAME for each in compared)
 
     return {
-        "steps": len(found),
-        "in_lattice": sum(each.get("in_lattice", False) for each in found),
+        "steps": len(compared),
+        "in_lattice": sum(each.get("in_lattice", False) for each in compared),
         "published_does_not_fit": [
-            each["name"] for each in found if not each.get("published_fits", True)
+            each["name"] for each in compared if not each.get("published_fits", True)
         ],
         "at_least_as_fast": count("ratio"),
         "at_least_as_fast, told nothing": count("told_nothing"),
@@ -209,17 +209,17 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Each row to the error stream as it is done; all of them as JSON."""
     stamp = LoadStamp()
-    found = []
+    compared = []
     for row in published():
-        found.append(compare(row))
-        print(json.dumps(found[-1]), file=sys.stderr)
+        compared.append(compare(row))
+        print(json.dumps(compared[-1]), file=sys.stderr)
     answer = {
         "what": "step of the planner's choice over that of the published one, by the same price",
         "tag": "simulated",
         "goal": "ratio at most 1 on every row",
         "seconds_each_search": _SECONDS,
-        **summary(found),
-        "rows": found,
+        **summary(compared),
+        "rows": compared,
         "other_load_cores": stamp.other_load(),
         "environment": environment(),
     }

@@ -112,9 +112,9 @@ def train(case: str, folder: Path) -> dict[str, Any]:
     subprocess.run(
         [*command, "--quiet", *flags(COMMON | CASES[case])], check=True, stdout=sys.stderr
     )
-    found = {"other_load_cores": round(stamp.other_load(), 2), **read_steps(folder)}
+    ended = {"other_load_cores": round(stamp.other_load(), 2), **read_steps(folder)}
     shutil.rmtree(folder)
-    return found
+    return ended
 
 
 def read_steps(folder: Path) -> dict[str, Any]:
@@ -155,9 +155,9 @@ def row_of(case: str, runs: list[dict[str, Any]], machines: list[Machine]) -> di
     predicted: list[float] = []
     terms: dict[str, list[float]] = {}
     for run, machine in zip(runs, machines, strict=True):
-        for found in foresee(case, run, machine):
-            predicted.append(found.price.step_s)
-            for name, seconds in found.price.terms.items():
+        for priced in foresee(case, run, machine):
+            predicted.append(priced.price.step_s)
+            for name, seconds in priced.price.terms.items():
                 terms.setdefault(name, []).append(seconds)
     steps = {name: [s for run in runs for s in run["steps"][name]] for name in runs[0]["steps"]}
     measured, guess = float(np.median(steps["step"])), float(np.median(predicted))
@@ -187,10 +187,10 @@ def answer(state: dict[str, Any]) -> dict[str, Any]:
     """All plans, their errors and their order."""
     rows, machines = [], []
     for group, (_, cases) in enumerate(GROUPS):
-        drawn = [at for at, found in enumerate(state["passes"]) if str(group) in found]
+        drawn = [at for at, timed in enumerate(state["passes"]) if str(group) in timed]
         here = [calibrated_machine(at, group) for at in drawn]
-        found = [state["passes"][at][str(group)]["runs"] for at in drawn]
-        rows += [row_of(case, [runs[case] for runs in found], here) for case in cases if found]
+        runs_of = [state["passes"][at][str(group)]["runs"] for at in drawn]
+        rows += [row_of(case, [runs[case] for runs in runs_of], here) for case in cases if runs_of]
         machines += here
     errors = np.array([row["error"] for row in rows])
     predicted, measured = ([row[name] for row in rows] for name in ("predicted_s", "measured_s"))
@@ -224,9 +224,9 @@ def answer(state: dict[str, Any]) -> dict[str, Any]:
         "rows": rows,
         "calibrate": state["calibrate"],
         "other load while ways were timed": [
-            found["other load while ways were timed"]
+            timed["other load while ways were timed"]
             for groups in state["passes"]
-            for found in groups.values()
+            for timed in groups.values()
         ],
         "scheduler": state["scheduler"],
         "environment": environment(),

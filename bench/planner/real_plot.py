@@ -15,14 +15,14 @@ _LETTERS = 28
 
 def main() -> None:
     """A line a plan: the bar is measured, its whisker all steps, the dot simulated."""
-    found = read("planner/real")
-    rows = sorted(found["rows"], key=lambda row: row["measured_s"])
+    results = read("planner/real")
+    rows = sorted(results["rows"], key=lambda row: row["measured_s"])
     figure, axis = make_figure(len(rows) + 2)
     for at, row in enumerate(rows):
         axis.barh(at, row["measured_s"], height=0.6, color=PALE)
         ends = row["measured"]["min"], row["measured"]["max"]
         axis.plot(ends, [at, at], color=INK, linewidth=0.8)
-        is_near = abs(row["error"]) <= found["goal"]["error"]
+        is_near = abs(row["error"]) <= results["goal"]["error"]
         axis.plot(row["predicted_s"], at, "o", markersize=5, color=BLUE if is_near else RED)
         error = f"{row['error']:+.1%}"
         axis.text(1.02, at, error, transform=axis.get_yaxis_transform(), va="center")

@@ -87,27 +87,27 @@ def search(seconds: float, lengths: str | None) -> dict[str, Any]:
     space = list_space(model, DEVICES, base)
     packer = None if lengths is None else choice_packer(model, lengths, base)
     asked = Search(model, machine, space, packer=packer)
-    found = asked.run(seconds=seconds)
-    best = found.fitting[0]
+    outcome = asked.run(seconds=seconds)
+    best = outcome.fitting[0]
     return {
         "lengths": lengths or "full windows",
         "seconds_allowed": seconds,
         "wall_s": time.perf_counter() - begin,
         "cpu_s": time.process_time() - cpu,
         "other_load_cores": load.other_load(),
-        "choices": found.listed,
-        "families": found.bounded,
-        "replayed": found.progress.priced,
+        "choices": outcome.listed,
+        "families": outcome.bounded,
+        "replayed": outcome.progress.priced,
         "best_s": best.step_s,
         "best": space.choice(best.row).words(),
-        "bound_s": found.progress.bound_s,
-        "gap": found.progress.gap,
-        "is_whole": found.progress.gap <= asked.gap,
+        "bound_s": outcome.progress.bound_s,
+        "gap": outcome.progress.gap,
+        "is_whole": outcome.progress.gap <= asked.gap,
     }
 
 
 def main() -> None:
-    found = {
+    report = {
         "environment": environment(),
         "goal": GOAL,
         "judge": judge(),
@@ -118,7 +118,7 @@ def main() -> None:
             search(60.0, "pretrain-128k"),
         ],
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

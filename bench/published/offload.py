@@ -61,18 +61,18 @@ def measure() -> dict[str, Any]:
         share = float(row["fraction"])
         if not share:
             continue
-        found: dict[str, Any] = {"source": row["source"], "offloaded": share}
-        found["copies overlap"] = row["overlap"]
+        figures: dict[str, Any] = {"source": row["source"], "offloaded": share}
+        figures["copies overlap"] = row["overlap"]
         if row["step_s"]:
             measured = float(row["step_s"]) - float(before[row["source"]]["step_s"])
             ours, gigabytes = share * whole_s, share * hosted_bytes(OPTIONS) * SMALL.params / 1e9
-            found |= {"added s, measured": round(measured, 3), "added s, ours": round(ours, 3)}
+            figures |= {"added s, measured": round(measured, 3), "added s, ours": round(ours, 3)}
         else:
             measured = float(row["times"])
             ours, gigabytes = 1 + share * (with_all / without - 1), share * saved / 1e9
-            found |= {"times, measured": measured, "times, ours": round(ours, 2)}
+            figures |= {"times, measured": measured, "times, ours": round(ours, 2)}
         rows.append(
-            found
+            figures
             | {
                 "error": round(ours / measured - 1, 3),
                 "saved GB, measured": float(row["saved_gb"]),

@@ -80,10 +80,10 @@ def make_figure(lines: float, panels: int = 1, **arguments: Any) -> tuple[Any, A
 
 def pipelines() -> Any:
     """G1 and G2: bubble rates, and throughput from profiled times."""
-    found = read("published/bubbles")
+    bubbles = read("published/bubbles")
     names = ("1F1B", "ZB-H1", "ZB-H2", "ZB-1p", "ZB-2p")
     rates = {
-        name: [row[name]["by span"] - row[name]["published"] for row in found["rows"]]
+        name: [row[name]["by span"] - row[name]["published"] for row in bubbles["rows"]]
         for name in (*names[:2], "1F1B-I", *names[2:])
     }
     table = read("published/throughput")["table 4 of arXiv:2401.10241 from its profiled times"]
@@ -112,10 +112,10 @@ def memory() -> Any:
 
 def steps() -> Any:
     """G4: seconds of a step, each source left out of the fit."""
-    found = read("published/throughput")["left-out sources"]["rows"]
+    rows_of = read("published/throughput")["left-out sources"]["rows"]
     groups = {
         _SOURCES.get(name, name.replace("_", " ")): [row["error"] for row in lines]
-        for name, lines in found.items()
+        for name, lines in rows_of.items()
     }
     figure, axis = make_figure(len(groups) + 1)
     _dots(axis, groups, band=0.08, limit=0.32, said="seconds, predicted over published − 1")

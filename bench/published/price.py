@@ -59,7 +59,7 @@ def _price(task: tuple[Row, Residuals]) -> Priced:
     row, residuals = task
     if row.cluster not in _MACHINES:
         _MACHINES[row.cluster] = Machine(find_cluster(row.cluster))
-    found = []
+    priced = []
     faults = []
     for options in row.options:
         asked = dataclasses.replace(options, residuals=residuals)
@@ -68,10 +68,10 @@ def _price(task: tuple[Row, Residuals]) -> Priced:
         except EquipoiseError as error:
             faults.append(str(error))
             continue
-        found.append(Priced(row, price, asked))
-    if not found:
+        priced.append(Priced(row, price, asked))
+    if not priced:
         raise RuntimeError(f"{row.source}, {row.name}: {faults}")
-    return min(found, key=lambda each: (not each.price.fits, each.price.step_s))
+    return min(priced, key=lambda each: (not each.price.fits, each.price.step_s))
 
 
 def price_rows(rows: Sequence[Row], residuals: Sequence[Residuals]) -> list[Priced]:

@@ -61,10 +61,10 @@ def measure() -> dict[str, Any]:
     plain = price_rows(every, [Residuals()] * len(every))
     residuals = fit([each for each in plain if table_of(each.row) != "llm-foundry"])
     wanted = [row for row in every if table_of(row) == "llm-foundry"]
-    found = price_rows(wanted, [residuals] * len(wanted))
+    priced = price_rows(wanted, [residuals] * len(wanted))
     rates: dict[str, list[tuple[float, float]]] = defaultdict(list)
     shares: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for each, line in zip(found, read("llmfoundry.csv"), strict=True):
+    for each, line in zip(priced, read("llmfoundry.csv"), strict=True):
         name = f"{line['model']} {line['gpu']} {line['precision']}"
         rates[name].append((1 / _per_token(each, each.row.step_s), 1 / _per_token(each)))
         mfu = float(line["mfu"])

@@ -142,7 +142,7 @@ def dgxc() -> Iterator[Row]:
 
 def disagreements() -> list[str]:
     """Rows whose degrees and batches do not multiply; ``gbs`` and ``gpus`` count."""
-    found = []
+    faults = []
     for row in read("dgxc.csv"):
         numbers = {
             key: int(row[key])
@@ -151,11 +151,11 @@ def disagreements() -> list[str]:
         ranks = numbers["tp"] * numbers["pp"] * numbers["cp"] * numbers["dp"]
         batch = numbers["dp"] * numbers["mbs"] * numbers["grad_accum"]
         if ranks != numbers["gpus"] or batch != numbers["gbs"]:
-            found.append(
+            faults.append(
                 f"{row['tag']} {row['model']} {row['precision']}: {ranks} ranks of "
                 f"{numbers['gpus']}, {batch} sequences of {numbers['gbs']}"
             )
-    return found
+    return faults
 
 
 MPT = {  # layers, hidden, heads: llm-foundry, scripts/train/yamls/pretrain
@@ -251,14 +251,14 @@ def _virtual(layers: int, pp: int) -> list[int]:
 def _choices(
     layout: Layout, seq: int, batch: int, layers: int, stack: Stack, *, interleaves: bool
 ) -> tuple[StepOptions, ...]:
-    found = []
+    steps = []
     for micro_batch in (1, 2, 4, 8, 16):
         if batch % (layout.dp * micro_batch):
             continue
         for virtual in _virtual(layers, layout.pp) if interleaves else [1]:
             if virtual > 1 and batch // (layout.dp * micro_batch) % layout.pp:
                 continue
-            found.append(
+            steps.append(
                 StepOptions(
                     seq,
                     batch,
@@ -269,7 +269,7 @@ def _choices(
                     stack=stack,
                 )
             )
-    return tuple(found)
+    return tuple(steps)
 
 
 def sc21_table1() -> Iterator[Row]:

@@ -73,14 +73,14 @@ def left_out() -> dict[str, Any]:
         "worst source": max((t["mape"], name) for name, t in tables.items()),
         "residuals of all sources": {"products": whole.products, "traffic": whole.traffic},
         "sources": tables,
-        "rows": {name: [error_row(each) for each in found] for name, found in by_source.items()},
+        "rows": {name: [error_row(each) for each in priced] for name, priced in by_source.items()},
     }
 
 
 def profiled() -> dict[str, Any]:
     """Table 4 from table 6's times: schedules that the paper profiles."""
     times = {(row["model"], row["m"]): row for row in read("zero_bubble_table5.csv")}
-    found = []
+    steps = []
     for row in read("zero_bubble_table4.csv"):
         name = row["schedule"]
         ranks, count = int(row["pp"]), int(row["num_microbatches"])
@@ -99,10 +99,10 @@ def profiled() -> dict[str, Any]:
         timeline = replay_pipeline(schedule, prices)
         span = max(timeline.span_ns) if name.startswith("ZB") else timeline.makespan_ns
         rate = int(row["microbatch"]) * count / (1e-9 * float(span)) / ranks
-        found.append((row["model"], name, count, float(row["samples_per_gpu_s"]), rate))
+        steps.append((row["model"], name, count, float(row["samples_per_gpu_s"]), rate))
     table = []
-    for model, name, count, measured, rate in found:
-        others = [m / r for kind, _, _, m, r in found if kind != model]
+    for model, name, count, measured, rate in steps:
+        others = [m / r for kind, _, _, m, r in steps if kind != model]
         share = float(np.median(others))
         table.append(
             {
@@ -114,7 +114,7 @@ def profiled() -> dict[str, Any]:
                 "error of the replay": round(rate / measured - 1, 4),
             }
         )
-    kinds = sorted({name for _, name, *_ in found})
+    kinds = sorted({name for _, name, *_ in steps})
     return {
         "all": summary([row["error"] for row in table]),
         "without a loss": summary([row["error of the replay"] for row in table]),

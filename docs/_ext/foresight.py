@@ -139,7 +139,7 @@ def _peers() -> tuple[Line, list[Line]]:
 
 
 def _collectives() -> tuple[Line, list[Line]]:
-    found = read("peers/foresight")["collectives of one node, fitted on other measurements"]
+    collectives = read("peers/foresight")["collectives of one node, fitted on other measurements"]
     lines = [
         (
             each["who"],
@@ -148,13 +148,13 @@ def _collectives() -> tuple[Line, list[Line]]:
             percent(each["mape"]),
             percent(each["worst"], signed=True),
         )
-        for each in found["table"]
+        for each in collectives["table"]
     ]
     return ("who", "bytes", "points", "error", "worst"), lines
 
 
 def _plans() -> tuple[Line, list[Line]]:
-    found = read("planner/published")
+    plans = read("planner/published")
     names = {
         "steps": "published steps",
         "in_lattice": "whose layout is in the planner's lattice",
@@ -162,19 +162,19 @@ def _plans() -> tuple[Line, list[Line]]:
         "at_least_as_fast, told nothing": "planned so with nothing told",
         "at_least_as_fast, told the degrees": "planned so with the published degrees told",
     }
-    lines = [(said, str(found[name])) for name, said in names.items()]
+    lines = [(said, str(plans[name])) for name, said in names.items()]
     lines += [
         (
             "where the answer is the published choice itself",
-            str(found["is_the_published_choice"]),
+            str(plans["is_the_published_choice"]),
         ),
         (
             "published choices that are forecast not to fit",
-            str(len(found["published_does_not_fit"])),
+            str(len(plans["published_does_not_fit"])),
         ),
-        ("median step, planned over published", f"{found['median_ratio']:.3f}"),
-        ("worst", f"{found['worst_ratio']:.3f}"),
-        *((f"won by {term}", str(count)) for term, count in found["wins_by"].items()),
+        ("median step, planned over published", f"{plans['median_ratio']:.3f}"),
+        ("worst", f"{plans['worst_ratio']:.3f}"),
+        *((f"won by {term}", str(count)) for term, count in plans["wins_by"].items()),
     ]
     return ("", "steps"), lines
 

@@ -40,8 +40,8 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 def find_chromium() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
+        if program := shutil.which(name):
+            return program
     raise AssertionError(
         "The browser tests need Chromium and found none on PATH. apt-get install chromium"
     )

@@ -105,12 +105,12 @@ def parts_of(
     return parts
 
 
-def error_of(found: Tensor | None, wanted: Tensor | None, least: float = 1e-6) -> float:
+def error_of(actual: Tensor | None, wanted: Tensor | None, least: float = 1e-6) -> float:
     """Largest difference, over the largest element of what is wanted, or ``least``."""
-    if found is None or wanted is None:
-        return 0.0 if found is wanted else float("inf")
+    if actual is None or wanted is None:
+        return 0.0 if actual is wanted else float("inf")
     scale = max(float(wanted.abs().max()), least)  # rounding of what should be 0 is no error
-    return float((found - wanted).abs().max()) / scale
+    return float((actual - wanted).abs().max()) / scale
 
 
 def gradient_errors(part: DecoderPart, wanted: Grads) -> dict[str, float]:

@@ -21,8 +21,8 @@ class Table:
 
     def regret(self, rows: np.ndarray) -> float:
         """Of having tried these: the best of them over the best of all, less one."""
-        found = self.step_s[rows]
-        return float("inf") if np.isnan(found).all() else self._over(float(np.nanmin(found)))
+        seconds = self.step_s[rows]
+        return float("inf") if np.isnan(seconds).all() else self._over(float(np.nanmin(seconds)))
 
     def search(self, seed: int, trials: int | None = None) -> list[Trial]:
         tried: list[Trial] = []
@@ -34,8 +34,8 @@ class Table:
         return tried
 
     def search_regret(self, seed: int) -> float:
-        found = best_trial(self.search(seed))
-        return float("inf") if found is None else self._over(float(found.step_s or 0.0))
+        best = best_trial(self.search(seed))
+        return float("inf") if best is None else self._over(float(best.step_s or 0.0))
 
     def _over(self, step_s: float) -> float:
         return step_s / float(np.nanmin(self.step_s)) - 1.0

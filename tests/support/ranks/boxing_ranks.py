@@ -97,25 +97,25 @@ def redistribute_all(
     ranks: Ranks, schedules: list[BoxingSchedule]
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Of each schedule this rank's part, and the bytes that it sent to and received from each."""
-    found = []
+    results = []
     for schedule in schedules:
         mail = Mail()
         part = parts_of(whole_of(schedule.on), schedule.on, schedule.before)[ranks.rank]
         out = redistribute(part, schedule, mail)
-        found.append((out.numpy(), mail.ledger.sent_bytes, mail.ledger.received_bytes))
-    return found
+        results.append((out.numpy(), mail.ledger.sent_bytes, mail.ledger.received_bytes))
+    return results
 
 
 def gradients(ranks: Ranks, pairs: list[tuple[BoxingSchedule, BoxingSchedule]]) -> list[np.ndarray]:
     """The gradient of this rank's part, where the result's gradient is a part of ``whole_of``."""
-    found = []
+    grads = []
     for schedule, backward in pairs:
         whole = whole_of(schedule.on)
         part = parts_of(whole, schedule.on, schedule.before)[ranks.rank].requires_grad_()
         out = redistribute(part, schedule, Mail(), backward=backward)
         out.backward(parts_of(whole, schedule.on, backward.before)[ranks.rank])
-        found.append(part.grad.numpy())
-    return found
+        grads.append(part.grad.numpy())
+    return grads
 
 
 def halves_of_a_loss(

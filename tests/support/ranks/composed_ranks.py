@@ -89,15 +89,15 @@ def make(model: ModelSpec) -> Decoder:
 
 
 def batches_of(layout: Layout) -> list[list[StageBatch]]:
-    found = []
+    batches = []
     for rank, turns in enumerate(LENGTHS[: layout.dp]):
         rows = []
         for turn, lengths in enumerate(turns):
             source = torch.Generator().manual_seed(100 * rank + turn)
             tokens = torch.randint(SPARSE.vocab, (sum(lengths),), generator=source)
             rows.append(StageBatch(tokens, tokens.roll(-1), lengths))
-        found.append(rows)
-    return found
+        batches.append(rows)
+    return batches
 
 
 def schedule_of(case: Case, every: list[list[StageBatch]]) -> PipelineSchedule:
@@ -155,14 +155,14 @@ def run_case(ranks: Ranks, case: Case) -> tuple[Found, list[Tensor]]:
     counted = Replicas.of(sharded, part).count_meetings()
     rows = list_meetings(schedule, counted)
     mine = rows[rows[:, 0] == mesh.coordinates["pp"]]
-    found = Found(
+    outcome = Found(
         loss_error=abs(loss - wanted_loss) / wanted_loss,
         gradient_error=errors[worst],
         worst=worst,
         loads_agree=_loads_agree(part, whole, ranks),
         meetings=(int(mine[:, 4].sum()), met.count),
     )
-    return found, [_local(p.grad) for p in part.parameters()]
+    return outcome, [_local(p.grad) for p in part.parameters()]
 
 
 def _local(grad: Tensor) -> Tensor:
@@ -178,11 +178,11 @@ def _loads_agree(part: DecoderPart, whole: Decoder, ranks: Ranks) -> bool:
     penalty = sum(float(each.penalty) for each in every)
     for each in every:
         each.settle(each.loads_X.clone())
-    loads, found = settle_experts(part, ranks)
+    loads, settled = settle_experts(part, ranks)
     here = {name: each for name, each in part.named_buffers() if name.endswith("state_X")}
     states = dict(whole.named_buffers())
     same = all(torch.equal(each, states[name]) for name, each in here.items())
-    return same and torch.equal(loads, wanted) and abs(float(found) - penalty) <= 1e-9
+    return same and torch.equal(loads, wanted) and abs(float(settled) - penalty) <= 1e-9
 
 
 class CountExchanges:
@@ -210,8 +210,8 @@ def compare(ranks: Ranks, cases: list[Case]) -> list[tuple[Found, bool]]:
     """Every case twice, and whether both were the same bit for bit."""
     told = []
     for case in cases:
-        (found, one), (_, two) = run_case(ranks, case), run_case(ranks, case)
-        told.append((found, all(map(torch.equal, one, two))))
+        (outcome, one), (_, two) = run_case(ranks, case), run_case(ranks, case)
+        told.append((outcome, all(map(torch.equal, one, two))))
     return told
 
 

@@ -94,8 +94,8 @@ def compare_steps(ranks: Ranks, kind: str, sharding: str) -> list[tuple[float, f
             each.zero_grad()
         logits = model(**batch).logits
         share_of_loss(logits, batch).backward()
-        found = gradients(model)
-        for each in found:
+        actual = gradients(model)
+        for each in actual:
             dist.all_reduce(each)
         held = len(token_positions(lengths, sharding=sharding))
         whole = gather_tokens(logits[0, :held].detach(), lengths, sharding=sharding)
@@ -105,6 +105,6 @@ def compare_steps(ranks: Ranks, kind: str, sharding: str) -> list[tuple[float, f
         shifted[torch.tensor(lengths).cumsum(0) - 1] = -100
         sums = torch.nn.functional.cross_entropy(wanted, shifted, reduction="sum")
         (sums / batch["num_items_in_batch"]).backward()
-        errors = [error(a, b) for a, b in zip(found, gradients(alone), strict=True)]
+        errors = [error(a, b) for a, b in zip(actual, gradients(alone), strict=True)]
         told.append((error(whole, wanted.detach()), max(errors)))
     return told

@@ -63,11 +63,11 @@ def weights_of(module: torch.nn.Module) -> Arrays:
 
 def state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Arrays:
     """Every weight and every tensor of the optimizer, by name."""
-    found = weights_of(module)
+    state = weights_of(module)
     for name, parameter in module.named_parameters():
         for key, value in optimizer.state[parameter].items():
-            found[f"{name} {key}"] = whole(value)
-    return found
+            state[f"{name} {key}"] = whole(value)
+    return state
 
 
 # Whole runs. -------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def step_with_micro_batches(
     store = open_store(Path(corpus))
     index = np.arange(24, dtype=np.int64)
     pieces = np.stack((index, np.zeros_like(index), store.doc_tokens[:24]), axis=1)
-    found = []
+    outcomes = []
     for count in counts:
         packed = PackedStep(
             "by-hand",
@@ -231,8 +231,8 @@ def step_with_micro_batches(
                 last_good=lambda: None,
                 stop_asked=False,
             )
-        found.append((done.loss, done.grad_norm, weights_of(decoder)))
-    return found
+        outcomes.append((done.loss, done.grad_norm, weights_of(decoder)))
+    return outcomes
 
 
 def step_in_contexts(
@@ -245,7 +245,7 @@ def step_in_contexts(
 ) -> list[tuple[float, float, Arrays]]:
     """One step on these micro-batches in each layout: loss, norm, weights."""
     store = open_store(Path(corpus))
-    found = []
+    outcomes = []
     for number, layout in enumerate(layouts):
         context = ContextGroup.join(ranks, ContextPlanner(model, layout))
         data_ranks = ranks.world // layout.cp
@@ -261,8 +261,8 @@ def step_in_contexts(
             done = runner.run(
                 packed, step=1, rate=1e-3, clip_norm=0.5, last_good=lambda: None, stop_asked=False
             )
-        found.append((done.loss, done.grad_norm, weights_of(decoder)))
-    return found
+        outcomes.append((done.loss, done.grad_norm, weights_of(decoder)))
+    return outcomes
 
 
 def join_context(ranks: Ranks, context: int, device: str) -> None:
@@ -316,7 +316,7 @@ def clip_made_up(
     ranks: Ranks, model: ModelSpec, stages: list[int]
 ) -> list[tuple[float, float, Arrays]]:
     """Norm before and after a clip to 1, and the clipped gradients, at each ZeRO stage."""
-    found = []
+    norms = []
     for zero in stages:
         decoder = Decoder(model)
         ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
@@ -324,8 +324,8 @@ def clip_made_up(
         before = global_norm(decoder)
         clip(decoder, before, 1.0)
         gradients = {name: whole(p.grad) for name, p in decoder.named_parameters()}
-        found.append((float(before), float(global_norm(decoder)), gradients))
-    return found
+        norms.append((float(before), float(global_norm(decoder)), gradients))
+    return norms
 
 
 def _stepped(

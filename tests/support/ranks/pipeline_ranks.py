@@ -113,7 +113,7 @@ def run_case(ranks: Ranks, case: Case) -> Told:
     model = TIED if case.is_tied else MODEL
     every = batches_of(case.lengths)
     mine = [share(batch, mesh) for batch in every[mesh.coordinates["dp"] :: case.dp]]
-    found, loss, told = [], 0.0, {}
+    reruns, loss, told = [], 0.0, {}
     for _ in range(2):
         loss, runs = 0.0, []
         for first in range(case.runs):
@@ -134,10 +134,10 @@ def run_case(ranks: Ranks, case: Case) -> Told:
         before = pipeline.ledger.sent_bytes.copy()
         pipeline.sum_gradients(schedule.rank_of)
         timeline = gather_timeline(runs[-1].timeline, mesh.peers("pp").group)
-        found.append({name: whole(p.grad) for name, p in part.named_parameters()})
+        reruns.append({name: whole(p.grad) for name, p in part.named_parameters()})
     layers = layers_of_paths(schedule, edges) if schedule.is_lossy else None
     wanted_loss, wanted = one_rank(model, every, layers)
-    errors = {name: error_of(grad, wanted[name]) for name, grad in found[0].items()}
+    errors = {name: error_of(grad, wanted[name]) for name, grad in reruns[0].items()}
     worst = max(errors, key=errors.get)
     total = float(ranks.sum_(torch.tensor(loss / case.tp, dtype=torch.float64)))
     told["sent"] = before.tolist()
@@ -157,7 +157,7 @@ def run_case(ranks: Ranks, case: Case) -> Told:
         loss_error=abs(total - wanted_loss) / wanted_loss,
         gradient_error=errors[worst],
         worst=worst,
-        is_bitwise=all(is_equal(found[0][name], found[1][name]) for name in errors),
+        is_bitwise=all(is_equal(reruns[0][name], reruns[1][name]) for name in errors),
         is_ordered=ordered,
         **told,
     )

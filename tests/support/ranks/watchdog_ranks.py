@@ -19,8 +19,8 @@ from equipoise.comm.watchdog import Watchdog
 def watch(ranks: Ranks, folder: Path, deadline_s: float) -> Watchdog:
     """A watchdog that leaves what it tells in the folder."""
 
-    def tell(found: Standstill) -> None:
-        (folder / f"told-{ranks.rank}").write_text(found.text)
+    def tell(standstill: Standstill) -> None:
+        (folder / f"told-{ranks.rank}").write_text(standstill.text)
 
     store = dist.FileStore(str(folder / "beats"), ranks.world)
     return Watchdog(store, ranks.rank, ranks.world, deadline_s=deadline_s, tell=tell)
@@ -69,8 +69,8 @@ def hang_with_the_store(ranks: Ranks, folder: Path, port: int, deadline_s: float
     watchdog_module._STORE_S = 0.3
     store = dist.TCPStore("127.0.0.1", port, is_master=ranks.rank == 0)
 
-    def tell(found: Standstill) -> None:
-        (folder / f"told-{ranks.rank}").write_text(found.text)
+    def tell(standstill: Standstill) -> None:
+        (folder / f"told-{ranks.rank}").write_text(standstill.text)
 
     with Watchdog(store, ranks.rank, ranks.world, deadline_s=deadline_s, tell=tell):
         ranks.barrier()

@@ -19,7 +19,7 @@ def exchange(ranks: Ranks, length: int) -> dict[str, tuple[Tensor, Tensor, Tenso
     """Gathered and reduced twice as ours, and as gloo does it; by what and in which numbers."""
     group = dist.group.WORLD
     assert group is not None
-    found = {}
+    results = {}
     generator = torch.Generator().manual_seed(ranks.rank)
     for dtype in (torch.float32, torch.bfloat16):
         mine = torch.randn(length, generator=generator).to(dtype)
@@ -27,14 +27,14 @@ def exchange(ranks: Ranks, length: int) -> dict[str, tuple[Tensor, Tensor, Tenso
         gathered = [_gather(mine, ranks, in_place=each) for each in (True, False)]
         expected = torch.empty_like(whole)
         dist.all_gather_single(expected, mine)
-        found[f"gathered {dtype}"] = (*gathered, expected)
+        results[f"gathered {dtype}"] = (*gathered, expected)
         if dtype == torch.float32:
             reduced = [torch.empty_like(mine) for _ in range(3)]
             for out in reduced[:2]:
                 ExchangeReduce()(out, whole.clone(), group, dist.ReduceOp.SUM)
             dist.reduce_scatter_single(reduced[2], whole.clone())
-            found[f"reduced {dtype}"] = (reduced[0], reduced[1], reduced[2])
-    return found
+            results[f"reduced {dtype}"] = (reduced[0], reduced[1], reduced[2])
+    return results
 
 
 def _gather(mine: Tensor, ranks: Ranks, *, in_place: bool) -> Tensor:
