@@ -68,11 +68,11 @@ class Timed:
     """What one rank measured on one case."""
 
     seconds: dict[str | Combo, list[float]]
-    """Of each side, a figure a round."""
+    """Seconds of each side, one figure a round."""
     cpu_s: dict[str | Combo, list[float]]
     """CPU seconds of all threads of this rank."""
     sent_bytes: dict[Combo, int]
-    """Of one forward and backward."""
+    """Bytes that one forward and backward sends."""
     peer_error: dict[str, float]
     """The largest difference of a peer's output or gradient from one core's, over its scale."""
 
@@ -83,7 +83,7 @@ class RankReport:
 
     cases: list[Timed]
     curve: LoadCurve | None
-    """Of rank 0: attention on one core."""
+    """Attention on one core, measured by rank 0."""
     link: LinkPrice
     peer: str
     """The peer's version, or that it is missing."""
@@ -91,20 +91,20 @@ class RankReport:
 
 
 def tell(text: str) -> None:
-    """Progress, to people."""
+    """Show people the progress."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def pack_lengths(tokens: int, pack: int) -> list[int]:
-    """Documents of a pack of Python sources; those of more tokens are cut there."""
+    """Documents of a pack of Python sources; longer ones are cut."""
     stream = DocumentStream(open_corpus().doc_tokens, seed=SEED, context_tokens=tokens)
     pieces = stream.step(pack * tokens, tokens)
     return [int(stop - start) for _, start, stop in pieces.tolist()]
 
 
 def draw(tokens: int) -> tuple[list[Tensor], Tensor]:
-    """Queries, keys and values that want gradients, and the gradient of the output."""
+    """Queries, keys and values that require gradients, and the gradient of the output."""
     source = torch.Generator().manual_seed(0)
     heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
     *inputs, grad_o = (torch.randn(tokens, each, WIDTH, generator=source) for each in heads)

@@ -1,9 +1,9 @@
-"""What ``equipoise calibrate`` foresees of training on this machine, nothing fitted to a run.
+"""How well ``equipoise calibrate`` predicts training on this machine, nothing fitted to a run.
 
-The machine is measured once; then short runs on two ranks, each of another model, window,
-precision or recomputation, are held against its curves. Both are processor time, so other load
-counts only through caches and memory. The last rows are foreseen by the curves as one of the
-runs, the first, corrects them: fitted on that run alone, scored on the others.
+The machine is measured once; then short runs on two ranks, each with another model,
+window, precision or recomputation, are compared with its curves. Both sides are processor time, so
+other load counts only through caches and memory. The last rows are predicted by the curves as the
+first run corrects them: fitted on that run alone, scored on the others.
 """
 
 import json
@@ -78,7 +78,7 @@ def measure() -> dict[str, Any]:
             if index
         }
     return {
-        "what": "computing of a step, foreseen by calibrated curves beside measured",
+        "what": "computing of a step, predicted by calibrated curves beside measured",
         "goal": f"mean absolute error at most {GOAL} for each run",
         "worst mape, nothing fitted": max(row["compute"]["mape"] for row in rows.values()),
         "runs, nothing fitted": rows,

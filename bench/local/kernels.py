@@ -1,7 +1,7 @@
-"""Kernels beside measurements at sizes that the shipped curves leave out, and of other devices.
+"""Predicted kernels beside measured ones: sizes that the shipped curves lack, and other devices.
 
 Products and attention of an H100, an H200 and an A100 between the curves' sizes; then each
-device's products foretold from the other generation's curve, as a device without one is priced.
+device's products predicted from the other generation's curve, as for a device without its own.
 """
 
 import csv
@@ -46,7 +46,7 @@ def _products(rows: list[dict[str, str]]) -> dict[str, Any]:
         m, n, k, us = (np.array([float(row[key]) for row in mine]) for key in ("m", "n", "k", "us"))
         device = find_device(name)
         errors[name] = _error(gemm_s(device, m, n, k, "bf16").s, us * 1e-6)
-        # Under another name it has no curve: what stands in for it is priced by the roofline.
+        # Under another name it has no curve, so the roofline scales the stand-in's.
         stands_in = {"h100-sxm": "v100-32", "h200": "h200", "a100-80": "h100-sxm-500w"}[name]
         if stands_in != name:
             other = dataclasses.replace(device, name=stands_in)

@@ -4,8 +4,7 @@ What a device takes beside the counted bytes is fitted on ``FITTED`` and scored 
 has other models, stages, settings, precisions and numbers of tokens.
 
 All cases take a quarter of an hour. In parts: ``python -m bench.local.memory --keep FILE --seconds
-200`` adds to FILE what was not measured yet, begins no case after so many seconds, and prints what
-there is.
+200`` adds missing cases to FILE, begins none after 200 seconds, and prints those measured so far.
 """
 
 import argparse
@@ -77,7 +76,7 @@ class Peak:
 
     @property
     def counted_bytes(self) -> int:
-        """Without what the device takes."""
+        """Forecast bytes without the device's own."""
         return self.forecast_bytes - self.terms["device"]
 
     def sides(self, options: tuple[str, ...]) -> list[float]:
@@ -95,12 +94,12 @@ class Peak:
         return self.counted_bytes + sum(a * b for a, b in zip(parts, sides, strict=True))
 
     def error(self, options: tuple[str, ...]) -> float:
-        """Of that forecast."""
+        """Relative error of that forecast."""
         return self.shipped_bytes(options) / self.measured_bytes - 1
 
 
 def run(folder: Path, options: tuple[str, ...]) -> list[Peak]:
-    """Train four steps; what each rank wrote down of its memory."""
+    """Train four steps and read the memory that each rank recorded."""
     command = [
         *(sys.executable, "-m", "equipoise.cli.main", "train", "--out", str(folder), "--quiet"),
         *("--train.steps", "4", "--train.warmup_steps", "1", "--model.preset", "7m"),
@@ -119,7 +118,7 @@ def run(folder: Path, options: tuple[str, ...]) -> list[Peak]:
 
 
 def fit(cases: dict[tuple[str, ...], list[Peak]]) -> list[float]:
-    """The ``PARTS`` that come nearest to what was not counted, as shares of what was measured."""
+    """The ``PARTS`` that best explain uncounted bytes, in errors relative to measured ones."""
     sides, wanted = [], []
     for options, peaks in cases.items():
         for peak in peaks:
@@ -130,7 +129,7 @@ def fit(cases: dict[tuple[str, ...], list[Peak]]) -> list[float]:
 
 
 def _row(options: tuple[str, ...], peaks: list[Peak]) -> dict[str, object]:
-    """Of the rank whose forecast is furthest off."""
+    """Figures of the rank whose forecast is furthest off."""
     worst = max(peaks, key=lambda peak: abs(peak.error(options)))
     counted = {name: size for name, size in worst.terms.items() if name != "device"}
     return {
@@ -146,7 +145,7 @@ def _row(options: tuple[str, ...], peaks: list[Peak]) -> dict[str, object]:
 
 
 def summarize(measured: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
-    """Errors of what was measured, and what of a device fits the fitted runs best.
+    """Errors of the measured cases, and the device parts that fit the fitted runs best.
 
     Cases may be missing, so that runs of several hours can be put together.
     """

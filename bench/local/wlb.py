@@ -1,13 +1,13 @@
-"""WLB-LLM's Table 2 again: imbalance of packing methods, simulated beside published.
+"""WLB-LLM's Table 2 reproduced: imbalance of packing methods, simulated beside published.
 
 Documents are drawn with replacement from the 128K pre-training lengths; a global batch is 4
 sequences filled to exactly 131,072 tokens, a document that overflows is cut and its rest opens
 the next. Cost ``d + d**2 / 28,000`` a document. 2,000 batches; queues start empty, so the first
 50 are left out. Imbalance is the heaviest micro-batch over the mean, averaged over batches.
 
-Nothing is fitted here, but S, the cap and the queue limits are the values at which the
-published rows are met best (of S from 24,000 to 33,000, and the paper names no cap): a
-calibration, not an independent proof.
+S, the cap and the queue limits are the values that meet the published rows best (S was searched
+from 24,000 to 33,000; the paper names no cap): a calibration, not an independent proof. Nothing
+else is fitted.
 """
 
 import json

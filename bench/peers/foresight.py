@@ -1,9 +1,9 @@
 """Predictions beside peers', on the same inputs: published steps, and collectives.
 
-Steps. Each peer prices the published steps that it has words for, with the settings that ours has
-for the row; ours is scored on the same rows. Ours has two residuals that are fitted on the other
-sources. So each peer has two lines: as it comes, and times one factor that is fitted the same way,
-on the other sources that it covers.
+Steps. Each peer prices the published steps that it can describe, with the settings that we use for
+the row; ours is scored on the same rows. Ours has two residuals fitted on the other sources. So
+each peer has two lines: unmodified, and times one factor that is fitted the same way, on the other
+sources that it covers.
 
     closed forms          Calculon's, of ``bench/peers/closed_forms.py``
     llm-analysis 0.2.2    its ``training``: FLOP over the device's peak. Dense models; it counts 16
@@ -12,14 +12,14 @@ on the other sources that it covers.
     aiconfigurator-core 0.12.0
                           prices serving: its prefill of one micro-batch, per operation, is taken as
                           the forward. We complete it to a step, in its favour: backward twice the
-                          forward, 1F1B's bubble, context ranks that share evenly and for nothing.
+                          forward, 1F1B's bubble, context ranks that share evenly at no cost.
                           It has no optimizer and no traffic of data-parallel ranks
 
 Collectives. torch's ``redistribute_cost`` and aiconfigurator-core's NCCL tables beside ours on H100
-and H200 nodes of a laboratory that none of them was fitted on. Our shipped curve and
+and H200 nodes of a laboratory whose measurements none of them was fitted on. Our shipped curve and
 aiconfigurator-core's table are the same measurements, read by other rules.
 
-Peers are no dependencies::
+Peers are not dependencies::
 
     pip install --no-deps --target PEERS aiconfigurator-core==0.12.0 llm-analysis==0.2.2 \\
         fire==0.7.0 termcolor
@@ -46,14 +46,14 @@ from equipoise.cost.link import Group, collective_s
 from equipoise.spec.model.presets import PLANNED
 
 Peer = Callable[[Priced], float | None]
-"""Seconds of a published step; None where the peer has no words for it."""
+"""Seconds of a published step; None if the peer cannot describe it."""
 
 _LEAST = 5
 """Rows of other sources that a factor is fitted on."""
 
 
 def closed_forms(each: Priced) -> float | None:
-    """As Calculon."""
+    """Seconds by Calculon's closed forms."""
     if not peers_closed_forms.covers(each.row, each.options):
         return None
     return peers_closed_forms.step_s(each.row, each.options)
@@ -160,7 +160,7 @@ INSTALLED: dict[str, Callable[[], Peer]] = {
 
 
 def fit_factors(ratios: Sequence[tuple[str, float]]) -> dict[str, float | None]:
-    """Of each source, the factor of least mean |log error| on the others, which count alike.
+    """For each source, the factor of least mean |log error| on the others, weighted equally.
 
     Args:
         ratios: Source, and predicted over measured.
@@ -261,7 +261,7 @@ def _their_collectives() -> Callable[[str, str, int, int], float]:
 
 
 def collectives() -> dict[str, Any]:
-    """One node of another laboratory's H100s and H200s, nothing fitted by anybody."""
+    """One node of another laboratory's H100s and H200s, which no side was fitted on."""
     torch_s = torch_cost()
     try:
         theirs = _their_collectives()

@@ -2,7 +2,7 @@
 
 - peer: ``torch.distributed.pipelining`` on equal micro-batches of the same stages; sides alternate
   step by step on the same two ranks, one pinned core each.
-- split: the backward of one micro-batch on one rank, whole, in halves, and asked of autograd twice.
+- split: the backward of one micro-batch on one rank: whole, in halves, and by two autograd calls.
 """
 
 import statistics
@@ -41,7 +41,7 @@ def batch_of(lengths: Sequence[int]) -> StageBatch:
 
 
 def in_documents(tokens: int, most: int = 500) -> list[int]:
-    """So many tokens as documents of ``most`` and a rest."""
+    """Lengths that sum to ``tokens``: documents of ``most`` and a rest."""
     return [most] * (tokens // most) + ([tokens % most] if tokens % most else [])
 
 
@@ -66,7 +66,7 @@ class Runner:
 
 
 class _Stage(torch.nn.Module):
-    """A stage as the peer takes it: a tensor in, a tensor out, one pack for all."""
+    """A stage as the peer expects it: a tensor in, a tensor out, one pack for all."""
 
     def __init__(self, part: DecoderPart, stage: int, lengths: tuple[int, ...]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def peer(ranks: Ranks, name: str) -> dict[str, Any]:
 
 
 def split_cost(ranks: Ranks) -> dict[str, Any]:
-    """Forward and backward of one micro-batch on one rank: whole, in halves, and asked twice."""
+    """Forward and backward of one micro-batch on one rank: whole, in halves, by two calls."""
     settle(ranks.rank, pin=True)
     decoder = Decoder(MODEL)
     initialize(decoder, 0)

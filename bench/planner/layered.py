@@ -1,8 +1,8 @@
-"""Plans whose layers pick their own strategies, on large presets: what they take and gain.
+"""Plans whose layers pick their own strategies, on large presets: search time and gain.
 
 Each search first runs as ``equipoise plan`` does, all layers alike, for 30 s; ``--layers own``
-begins from what it has found. Steps of both are simulated. Where memory is to spare no layer has
-to differ, and nothing is gained.
+begins from its result. Steps of both are simulated. If memory is to spare, no layer has to differ
+and nothing is gained.
 """
 
 import argparse

@@ -1,15 +1,15 @@
 """The planner's choice beside each published one, both by the same price.
 
-Of each source, model, window and precision (of llm-foundry's sweeps, each source and model) the
-published step of most tokens a device is taken; the planner searches the same step, on the same
-cluster, stack and precision. The residuals are the same for both. It searches twice, for seconds
-of its core each, and of a second one where there are many choices: told nothing, and as somebody
-asks who knows the degrees that were run (``equipoise plan --layout tp=8,pp=16``), with micro-batch,
-ZeRO, schedule, recomputation and the rest left to it. Its answer is the faster one; or the
-published choice itself, where that is in the lattice, fits, and neither search met it in time.
+For each source, model, window and precision (each source and model of llm-foundry's sweeps) the
+bench takes the published step of most tokens a device; the planner searches the same step, on the
+same cluster, stack and precision. The residuals are the same for both. It searches twice, for some
+seconds of its core each, and of a second core if there are many choices: once without any hint, and
+once with the published degrees fixed (``equipoise plan --layout tp=8,pp=16``) and micro-batch, ZeRO,
+schedule, recomputation and the rest free. Its answer is the faster one, or the published choice
+itself if the lattice has it, it fits, and neither search reached it in time.
 
-The published setting is looked up in the lattice with nothing but its meaning changed: on one
-data-parallel rank all of ZeRO 0 to 2 are one, and so are all orders of ranks without stages.
+The published setting is looked up in the lattice by meaning: on one data-parallel rank ZeRO 0 to 2
+are the same, and so are all orders of ranks without stages.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import ORDERS
 
 _SECONDS = 2.0
-"""Of this process, for each of the two searches."""
+"""CPU seconds of this process for each of the two searches."""
 _SAME = 1.0 + 1e-9
 
 
@@ -50,7 +50,7 @@ class Planned:
 
 
 def published() -> list[Row]:
-    """Of each source, model, window and precision the step of most tokens a device."""
+    """The step of most tokens a device for each source, model, window and precision."""
 
     def rate(row: Row) -> float:
         devices = int(row.cluster.rpartition(":")[2])
@@ -85,7 +85,7 @@ def find_row(space: Space, row: Row, options: StepOptions) -> int | None:
     Args:
         space: Of the row's cluster and step.
         row: Published.
-        options: Of the row's settings the one that is looked for.
+        options: Which of the row's settings to look up.
     """
     layout = row.layout
     is_alone = layout.dp * layout.cp == 1
@@ -114,7 +114,7 @@ def find_row(space: Space, row: Row, options: StepOptions) -> int | None:
 
 
 def search(row: Row, machine: Machine, space: Space, told: str) -> Planned | None:
-    """What the planner answers within its time of the core, however many others use it."""
+    """The planner's answer within its CPU time, however many others share the core."""
     finder = Search(row.model, machine, space)
     begin, outcome = time.process_time(), None
     while (left := _SECONDS - (time.process_time() - begin)) > 0.1 * _SECONDS:
@@ -180,7 +180,7 @@ def compare(row: Row) -> dict[str, Any]:
 
 
 def summary(compared: list[dict[str, Any]]) -> dict[str, Any]:
-    """Over all steps, and over those whose published choice is said to fit."""
+    """Figures over all steps, and over those whose published choice is predicted to fit."""
     planned = [each for each in compared if each.get("planned_s")]
     ratios = sorted(each["ratio"] for each in planned)
     terms = [name for each in planned for name in each["wins_by"]]

@@ -26,7 +26,7 @@ def _timed(ranks: Ranks, plan: PartsPlan, way: Way) -> tuple[WaySamples, float]:
 
 
 def time_once(way: Way, file: Path) -> float:
-    """Time one way and keep the samples: cores that others kept busy meanwhile."""
+    """Time one way and keep the samples; returns the cores that others kept busy meanwhile."""
     stamp = LoadStamp()
     samples_of = run_ranks(2, _timed, _plan(), way)
     load = stamp.other_load(sum(processor_s for _, processor_s in samples_of))

@@ -1,4 +1,4 @@
-"""Draw what ``plans_real`` wrote: seconds of a step, simulated beside measured, plan by plan.
+"""Draw what ``bench.planner.real`` wrote: seconds of a step, simulated and measured, plan by plan.
 
 ``python -m bench.planner.real_plot docs/images/foresight/plans-real.svg``
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.published.plot import BLUE, INK, PALE, RED, make_figure, read, save
 
 _LETTERS = 28
-"""Of a plan's name, beyond which it takes a second line."""
+"""Letters of a plan's name, beyond which it takes a second line."""
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The planner's speed: bounds of every choice, and a whole search of the largest published case.
 
 Llama 3 405B on 16,384 H100s with the document lengths of a long-context corpus: how many choices
-are judged in a second on one core, and how far a search is after 10 s and after 60. Beside that the
-simulator alone: instructions of a pipeline that are written and replayed in a second, and a whole
+a second one core judges, and how far a search is after 10 s and after 60. Beside that the
+simulator alone: pipeline instructions written and replayed in a second, and a whole
 step of 16 stages and 192 micro-batches.
 """
 
@@ -33,7 +33,7 @@ MODEL, DEVICES = "llama3-405b", 16_384
 GOAL = {"choices_per_s": 200_000, "search_s": 10.0, "instructions_per_s": 1e6, "step_s": 0.5}
 STAGES, MICRO_BATCHES = 16, 192
 STRATEGIES = {"1f1b": 1, "zb-h1": 1, "interleaved": 4, "interleaved-zb": 4}
-"""With stages of a rank."""
+"""Schedules, with the stages of a rank."""
 
 
 def judge() -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Collectives beside measurements they were not fitted to, and beside torch's own cost model.
+"""Collectives beside measurements that nothing was fitted to, and beside torch's own cost model.
 
 Halves: of the H100's NCCL points every second size is fitted and the others are scored, then
-the other way round. torch's ``redistribute_cost`` prices the same scored points, told that a
-node has 8 devices. Then, unfitted: another laboratory's H100 and H200 nodes, and V100 nodes
+the other way round. torch's ``redistribute_cost`` prices the same scored points, on nodes of
+8 devices. Then, unfitted: another laboratory's H100 and H200 nodes, and V100 nodes
 over Ethernet, whose one network link is fitted on pairs of single GPUs alone.
 """
 
@@ -139,7 +139,7 @@ def _score(
 
 
 def _repeats(rows: list[Point]) -> dict[str, float]:
-    """How far two measurements of one point lie apart: no model of one does better."""
+    """How far two measurements of one point lie apart: no model can do better."""
     pairs: dict[tuple[str, int, int], list[float]] = {}
     for op, ranks, size, s in rows:
         pairs.setdefault((op, ranks, size), []).append(s)
@@ -148,7 +148,7 @@ def _repeats(rows: list[Point]) -> dict[str, float]:
 
 
 def _elsewhere(rows: list[dict[str, str]]) -> dict[str, Any]:
-    """Nodes of another laboratory, priced by the shipped curve as it is."""
+    """Nodes of another laboratory, priced by the shipped curve unchanged."""
     points = []
     for row in rows:
         if row["nodes"] != "1" or row["gpu"].startswith("V100") or row["op"] == "send":

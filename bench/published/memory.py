@@ -2,8 +2,8 @@
 
 Peaks of arXiv:2401.10241 and of arXiv:2205.05198 are bytes allocated (Megatron-LM reports them in
 units of 1,024); torchtitan's are bytes that the allocator holds, so its rows count the allocator's
-slack. A *false fit* is a row that is said to fit a device and does not: its own, on which all
-published rows ran, or another one of ``CAPACITIES_GIB``, asked as if it had run there.
+slack. A *false fit* is a row predicted to fit a device that it does not fit. All published
+rows fit their own device, so other ``CAPACITIES_GIB`` are tried as if rows had run there.
 """
 
 import dataclasses

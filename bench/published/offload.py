@@ -1,10 +1,10 @@
 """Published steps with the optimizer in host memory beside the model of ``cost.offload``.
 
-Nothing is fitted on these rows. Of the first source the seconds that offloading adds are printed,
-of the second how many times as long the step gets; the step without is then ours, of the smallest
-batch that its recipe prints, so that figure is the rougher one. Where a part of the optimizer is
-offloaded, that part of the whole is what is priced. Bytes saved are of the fullest device; that
-Megatron's master weights stay there is known from the second source alone.
+Nothing is fitted on these rows. The first source prints the seconds that offloading adds, the
+second how many times longer the step gets. The second's base is our own step at the smallest batch
+of its recipe, so that figure is rougher. If a part of the optimizer is offloaded, that part of the
+whole is priced. Bytes saved are those of the fullest device; only the second source shows that
+Megatron's master weights stay there.
 """
 
 import dataclasses

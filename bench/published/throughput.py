@@ -1,8 +1,8 @@
-"""Published step times, beside what is predicted from kernels and two residuals of others.
+"""Published step times beside predictions from kernels and two residuals of other sources.
 
-Two questions. How near is a prediction to a step of a source that nothing was fitted on? And how
-near is a pipeline's throughput to arXiv:2401.10241, table 4, from the times that its authors
-profiled (table 6), with one share lost between steps that was fitted on the other models?
+Two questions. How close is a prediction to a step of a source that nothing was fitted on? And how
+close is a pipeline's throughput to arXiv:2401.10241, table 4, given the times that its authors
+profiled (table 6) and one share lost between steps, fitted on the other models?
 """
 
 import dataclasses
@@ -136,7 +136,7 @@ FORMS: dict[str, tuple[Stack, Recompute]] = {
 
 
 def beyond() -> dict[str, Any]:
-    """What is in no fit at all: single layers, and a device without a measured kernel."""
+    """Rows outside every fit: single layers, and a device without a measured kernel."""
     machine = Machine(find_cluster("a100-80:8"))
     layers = []
     for row in read("seqpar_table4.csv"):
@@ -153,7 +153,7 @@ def beyond() -> dict[str, Any]:
                 "error": round(predicted / measured - 1, 4),
             }
         )
-    # Of three published models one whose degrees divide its batch; they are second-hand.
+    # Only one of three published models has degrees that divide its batch; all are second-hand.
     row = next(each for each in read("frontier.csv") if each["model"] == "175B")
     model, devices = gpt(96, 12_288, 96, 51_200), int(row["weak_gpus"])
     layout = Layout(dp=devices // 64, tp=4, pp=16, order=ORDER)

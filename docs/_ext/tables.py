@@ -1,4 +1,4 @@
-"""Tables that are read from the product when the pages are built, so that they cannot be old.
+"""Tables that are read from the product when the pages are built, so that they cannot go stale.
 
 {run-keys}   every key of run.toml, a section for each table, from ``spec.run.spec``
 {presets}    the model presets, from ``spec.model.presets``

@@ -1,4 +1,4 @@
-"""Plans to try, and attention with every mask written out: what executors are compared with."""
+"""Plans to try, and attention with every mask written out, to compare executors with."""
 
 import torch
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Drawn tables of what trials would measure, for searches to be replayed against."""
+"""Drawn tables of what trials would measure, against which searches are replayed."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Table:
         return Trial(choice, None, "out of memory") if np.isnan(seconds) else Trial(choice, seconds)
 
     def regret(self, rows: np.ndarray) -> float:
-        """Of having tried these: the best of them over the best of all, less one."""
+        """Regret after trying these rows: their best over the best of all, minus 1."""
         seconds = self.step_s[rows]
         return float("inf") if np.isnan(seconds).all() else self._over(float(np.nanmin(seconds)))
 
@@ -45,8 +45,8 @@ def draw_table(seed: int, *, off: float = 0.3, failing: float = 0.2) -> Table:
     """Settings that multiply, a little of each combination's own, and fast ones that need memory.
 
     Args:
-        seed: Of everything.
-        off: Standard deviation of the prices' logarithm, from what settings truly do.
+        seed: Seeds every draw.
+        off: Standard deviation of log(price / true seconds).
         failing: Share of choices that fail.
     """
     draw = np.random.default_rng(seed)

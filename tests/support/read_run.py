@@ -1,4 +1,4 @@
-"""What a run left behind, and whether two runs ended alike."""
+"""The files that a run left behind, and whether two runs ended alike."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def assert_close(ended: Ended, expected: Ended, bound: float = EXACT) -> None:
 
 
 def events(folder: Path, name: str = "", rank: int = 0) -> list[dict]:
-    """Whole lines of a rank's journal, of one name if it is given; none where it has none yet."""
+    """Whole lines of a rank's journal, or those of one name; empty before it exists."""
     path = folder / "journal" / f"rank-{rank:05}.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     parsed = [json.loads(line) for line in lines if line.endswith("}\n")]

@@ -1,4 +1,4 @@
-"""Layouts of several axes at once, on a small decoder with experts, and what ranks find of them."""
+"""Layouts of several axes at once, on a small decoder with experts, compared on ranks."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -66,14 +66,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """How far a rank is from one rank, and whether it met others as often as was counted."""
+    """Errors against one rank, and whether ranks met as often as was counted."""
 
     loss_error: float
     gradient_error: float
     worst: str
     loads_agree: bool
     meetings: tuple[int, int]
-    """Collectives over ep that were counted before the step, and that it had."""
+    """Collectives over ep: counted before the step, and made by it."""
 
 
 def make(model: ModelSpec) -> Decoder:
@@ -101,7 +101,7 @@ def batches_of(layout: Layout) -> list[list[StageBatch]]:
 
 
 def schedule_of(case: Case, every: list[list[StageBatch]]) -> PipelineSchedule:
-    """One for all replicas, from the longest of each micro-batch."""
+    """One schedule for all replicas, from the longest of each micro-batch."""
     work = np.max([[len(batch.tokens_t) for batch in turns] for turns in every], axis=0)
     prices = make_prices(work, work, work, stages=case.chunks * case.layout.pp)
     return write_pipeline(case.strategy, prices, ranks=case.layout.pp)
@@ -207,7 +207,7 @@ class CountExchanges:
 
 
 def compare(ranks: Ranks, cases: list[Case]) -> list[tuple[Found, bool]]:
-    """Every case twice, and whether both were the same bit for bit."""
+    """Run every case twice, and compare the two bit for bit."""
     told = []
     for case in cases:
         (outcome, one), (_, two) = run_case(ranks, case), run_case(ranks, case)
@@ -216,7 +216,7 @@ def compare(ranks: Ranks, cases: list[Case]) -> list[tuple[Found, bool]]:
 
 
 def miss(ranks: Ranks, case: Case, ends_early: bool) -> str:
-    """A step in which replica 1 has another order, or has a micro-batch less; what is said."""
+    """The error of a step in which replica 1 has another order, or one micro-batch less."""
     mesh = Mesh.join(ranks, case.layout)
     turns = batches_of(case.layout)[mesh.coordinates["dp"]]
     mine = case

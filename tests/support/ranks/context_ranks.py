@@ -1,4 +1,4 @@
-"""What ranks run in ``test_context``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_context``; their first argument is their ``Ranks``."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank found, for one case."""
+    """One rank's results on one case."""
 
     output_error: float
     gradient_error: float
@@ -230,7 +230,7 @@ def with_rows_of_another_pack(ranks: Ranks) -> None:
 
 
 class SlowMail(Mail):
-    """Mail whose messages arrive some time after they were posted."""
+    """Mail whose messages arrive some time after they are posted."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class SlowMail(Mail):
 
 
 def wait_with_delay(ranks: Ranks, tokens: int, delay_s: float) -> list[float]:
-    """What is left of the delay of each hop of a ring when the tiles are done [s]."""
+    """The rest of each ring hop's delay when its tiles are done [s]."""
     plan = plan_context([tokens], ranks.world, "ring", heads=2, kv_heads=2, sharding="head-tail")
     x = torch.randn(len(plan.shares.rows[ranks.rank]), 2, 64)
     mail = SlowMail(delay_s)

@@ -1,4 +1,4 @@
-"""What ranks of expert parallelism run in these tests."""
+"""Functions of ranks in tests of expert parallelism."""
 
 import dataclasses
 
@@ -30,13 +30,13 @@ class Case:
     layout: Layout
     packs: tuple[tuple[tuple[int, ...], ...], ...]
     states: tuple[int, ...] = ()
-    """Of the balance of every layer, before the step."""
+    """State of every layer's balance before the step."""
     recompute: Recompute = "none"
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How far a rank is from one rank, and what it sent and counted."""
+    """Errors against one rank, and what this rank sent and counted."""
 
     loss_error: float
     norm_error: float
@@ -144,7 +144,7 @@ def compare(ranks: Ranks, cases: list[Case]) -> list[Outcome]:
 
 
 def travel(ranks: Ranks, tables: list[list[list[int]]]) -> list[tuple[bool, bool, list[int]]]:
-    """Rows there and back through experts that change nothing; whether they are the same."""
+    """Whether rows come back unchanged from experts that change nothing."""
     peers = Mesh.join(ranks, Layout(dp=ranks.world, ep=ranks.world)).peers("ep")
     outcomes = []
     for table in tables:
@@ -154,7 +154,7 @@ def travel(ranks: Ranks, tables: list[list[list[int]]]) -> list[tuple[bool, bool
         exchange = ExpertExchange(peers, tuple(shares), Ledger(ranks.world), None)
         experts = torch.arange(len(counts)).repeat_interleave(counts)
         x = torch.randn(len(experts), 3, dtype=torch.float64)
-        x[:, 0] = experts  # so that whoever computes a row can tell its expert
+        x[:, 0] = experts  # so that the rank that computes a row can see its expert
         x.requires_grad_()
         arrived = []
 
@@ -171,7 +171,7 @@ def travel(ranks: Ranks, tables: list[list[list[int]]]) -> list[tuple[bool, bool
 
 
 def gather_and_sum(ranks: Ranks, tables: list[list[int]]) -> list[float]:
-    """Of each table of rows: the largest error of gathering, of summing, and of both backwards."""
+    """The largest error on each table of rows: gathering, summing, and both backwards."""
     split = ExpertSplit(Mesh.join(ranks, Layout(dp=ranks.world, etp=ranks.world)).peers("etp"))
     errors = []
     for sizes in tables:

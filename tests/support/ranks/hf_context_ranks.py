@@ -1,4 +1,4 @@
-"""What ranks run in ``test_hf_context``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_hf_context``; their first argument is their ``Ranks``."""
 
 import os
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
-    # Scores are multiplied by something else than 1 / sqrt(head width).
+    # Scores have a factor other than 1 / sqrt(head width).
     "granite": (transformers.GraniteConfig, {"attention_multiplier": 0.31}),
     # Windows in all layers, and in some.
     "mistral": (transformers.MistralConfig, {"sliding_window": 8}),
@@ -94,7 +94,7 @@ def build(kind: str, dtype: torch.dtype = torch.float64, **changed: Any) -> Any:
 
 
 def draw(lengths: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Tokens of some documents, and labels of which a fifth is not wanted."""
+    """Tokens of some documents, and labels; a fifth of these is masked out."""
     source = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCAB, (sum(lengths),), generator=source)
     is_left_out = torch.rand(sum(lengths), generator=source) < 0.2
@@ -167,7 +167,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank found: the largest errors, relative to the largest number."""
+    """One rank's largest errors, relative to the largest number."""
 
     logits: float
     loss: float
@@ -397,7 +397,7 @@ def train_with_trainer(
         "RANK": str(ranks.rank),
         "LOCAL_RANK": str(ranks.rank),
         "WORLD_SIZE": str(ranks.world),
-        "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks have found each other
+        "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks are already connected
         "MASTER_PORT": "1",
     }
     source = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""What ranks run in ``test_hf_rope``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_hf_rope``; their first argument is their ``Ranks``."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def compare_steps(ranks: Ranks, kind: str, sharding: str) -> list[tuple[float, f
     """Errors of logits and gradients, pack after pack, beside one process with the packed row."""
     model, alone = build(kind), build(kind)
     use_context_parallelism(model)
-    use_context_parallelism(model)  # twice is as once
+    use_context_parallelism(model)  # preparing twice equals preparing once
     told = []
     for seed, lengths in enumerate(PACKS):
         ids, labels = draw(lengths, seed)

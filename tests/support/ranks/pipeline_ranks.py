@@ -1,4 +1,4 @@
-"""What ranks run in ``test_pipeline``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_pipeline``; their first argument is their ``Ranks``."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank found."""
+    """One rank's results."""
 
     loss_error: float
     gradient_error: float
@@ -67,7 +67,7 @@ class Told:
     sent: list[int]
     expected: list[int]
     is_ordered: bool
-    """No instruction began before what it needs had ended, on any rank."""
+    """Whether each instruction on any rank began after all that it needs had ended."""
 
 
 def run_cases(ranks: Ranks, cases: list[Case]) -> list[Told]:
@@ -79,7 +79,7 @@ def layout_of(case: Case) -> Layout:
 
 
 def share(batch: StageBatch, mesh: Mesh) -> StageBatch:
-    """What one rank of several that share a micro-batch computes of it."""
+    """One rank's share of a micro-batch."""
     peers = mesh.peers("cp")
     if peers.count == 1:
         return batch
@@ -97,7 +97,7 @@ def join(
     precision: str = "fp32",
     recompute: Recompute = "none",
 ) -> Pipeline:
-    """Alone where nobody else holds these stages."""
+    """A part's pipeline, sharded if other ranks hold the same stages."""
     peers, zero = mesh.peers("pp"), mesh.layout.zero
     if mesh.layout.stage_ranks == 1:
         set_recompute(part, recompute)

@@ -1,4 +1,4 @@
-"""What ranks run in ``test_turns``, over gloo and in turns."""
+"""Functions of ranks in ``test_turns``, over gloo and in turns."""
 
 import torch
 import torch.distributed as dist

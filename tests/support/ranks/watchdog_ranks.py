@@ -1,4 +1,4 @@
-"""What ranks run in tests of the watchdog. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in tests of the watchdog; their first argument is their ``Ranks``."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from equipoise.comm.watchdog import Watchdog
 
 
 def watch(ranks: Ranks, folder: Path, deadline_s: float) -> Watchdog:
-    """A watchdog that leaves what it tells in the folder."""
+    """A watchdog that writes its report into the folder."""
 
     def tell(standstill: Standstill) -> None:
         (folder / f"told-{ranks.rank}").write_text(standstill.text)
@@ -27,7 +27,7 @@ def watch(ranks: Ranks, folder: Path, deadline_s: float) -> Watchdog:
 
 
 def hang_in(ranks: Ranks, folder: Path, how: str, deadline_s: float) -> int:
-    """Every rank but the last comes; the last one does otherwise. Collectives that were made."""
+    """All ranks but the last join a collective; the last does ``how`` first. Returns the count."""
     is_last = ranks.rank == ranks.world - 1
     with watch(ranks, folder, deadline_s) as watchdog:
         with watchdog.phase("forward of step 7"):

@@ -1,4 +1,4 @@
-"""What a rank does in tests of ZeRO's exchanges."""
+"""Functions of ranks in tests of ZeRO's exchanges."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from support.ranks.composed_ranks import held_bytes
 
 
 def exchange(ranks: Ranks, length: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Gathered and reduced twice as ours, and as gloo does it; by what and in which numbers."""
+    """Gather and reduce twice our way and once gloo's, by operation and dtype."""
     group = dist.group.WORLD
     assert group is not None
     results = {}
@@ -50,7 +50,7 @@ def _gather(mine: Tensor, ranks: Ranks, *, in_place: bool) -> Tensor:
 
 
 def reduce_wrongly(ranks: Ranks) -> str:
-    """What is said where a mean is asked for."""
+    """The error of a reduction by mean."""
     group = dist.group.WORLD
     assert group is not None
     try:
@@ -63,7 +63,7 @@ def reduce_wrongly(ranks: Ranks) -> str:
 def step_of_three(
     ranks: Ranks, model: ModelSpec, precision: str, small_bytes: int
 ) -> tuple[list[tuple[int, int, int]], list[int], dict[str, Tensor]]:
-    """Micro-batches of a step under ZeRO 3: what is held after each, its collectives; gradients.
+    """A step under ZeRO 3: bytes held after each micro-batch, collectives, and gradients.
 
     Held are bytes of whole weights, of whole gradients and of split ones.
     """
