@@ -4,8 +4,9 @@ For each source, model, window and precision (each source and model of llm-found
 bench takes the published step of most tokens a device; the planner searches the same step, on the
 same cluster, stack and precision. The residuals are the same for both. It searches twice, for some
 seconds of its core each, and of a second core if there are many choices: once without any hint, and
-once with the published degrees fixed (``equipoise plan --layout tp=8,pp=16``) and micro-batch, ZeRO,
-schedule, recomputation and the rest free. Its answer is the faster one, or the published choice
+once with the published degrees fixed (``equipoise plan --layout tp=8,pp=16``) and all else, such
+as micro-batch, ZeRO, schedule and recomputation, free.
+Its answer is the faster one, or the published choice
 itself if the lattice has it, it fits, and neither search reached it in time.
 
 The published setting is looked up in the lattice by meaning: on one data-parallel rank ZeRO 0 to 2
