@@ -4,12 +4,12 @@
 # make check   lint, types, floors, words
 # make map     write docs/map.md from the tree
 # make docs    build the documentation
-# make bench   print the measured numbers as JSON (about forty minutes, a quiet machine)
+# make bench   measure and write the numbers as JSON (about forty minutes, a quiet machine)
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What pip says on its error stream goes to a file: a mirror's warnings are not the reader's.
+# pip's error stream goes to a file, because users need not see a mirror's warnings.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 LOG := $(VENV)/install.log
 RUNS := runs/demo

@@ -11,7 +11,7 @@ from equipoise.spec.run.spec import DataSpec
 
 
 def open_corpus() -> TokenStore:
-    """The default corpus, from its cache where there is one."""
+    """The default corpus, from its cache if there is one."""
     return prepare(DataSpec(), Path.cwd(), progress=SilentProgress())
 
 

@@ -7,10 +7,10 @@ Each stands beside its price: a curve measured in the same run, and a link measu
 two ranks. "Two copies at once" is the one-core side on both ranks, which share nothing: what
 it takes longer than one alone is lost to the machine's shared caches and memory.
 
-The peer, axolotl-ringmaster 0.2.7, is no dependency: ``pip install --no-deps --target DIR
+The peer, axolotl-ringmaster 0.2.7, is not a dependency: ``pip install --no-deps --target DIR
 axolotl-ringmaster==0.2.7``, then run with ``PYTHONPATH=DIR``. On CPU it computes whole masked
-blocks in plain torch operators, a path to validate its GPU kernels against: the times beside
-ours are no claim about these.
+blocks in plain torch operators, a path to validate its GPU kernels against: its times here
+say nothing about those kernels.
 """
 
 import dataclasses
@@ -92,7 +92,7 @@ def _predict(lengths: list[int], combo: Combo, report: RankReport) -> float:
 
 
 def _full_pair_ns(curve: LoadCurve) -> float:
-    """Price of a pair that is near no mask: what a document costs beyond its two halves [ns]."""
+    """Price of a pair far from any mask: what a document costs beyond its two halves [ns]."""
     lengths = np.array([curve.doc_tokens[-1], curve.doc_tokens[-1] / 2])
     whole_ns, half_ns = curve.attention_ns(lengths * (lengths + 1) / 2).tolist()
     return float((whole_ns - 2 * half_ns) / lengths[1] ** 2)
@@ -105,13 +105,13 @@ def _curve(report: RankReport) -> LoadCurve:
 
 
 def _ratios(above: Sequence[float], below: Sequence[float], scale: float = 1.0) -> dict[str, float]:
-    """Round by round, rounded."""
-    found = spread([x / (scale * y) for x, y in zip(above, below, strict=True)])
-    return {key: round(value, 4) for key, value in found.items()}
+    """Ratios round by round, rounded."""
+    ratios = spread([x / (scale * y) for x, y in zip(above, below, strict=True)])
+    return {key: round(value, 4) for key, value in ratios.items()}
 
 
 def two_ranks(case: Case, at: int, reports: list[RankReport]) -> dict[str, Any]:
-    """One pack: every side's time, efficiency and price."""
+    """Time, efficiency and price of every side on one pack."""
     lengths = pack_lengths(case.tokens, case.pack)
     first, second = (report.cases[at] for report in reports)
     one_s = first.seconds[ONE]
@@ -182,7 +182,7 @@ def one_core(tokens: int, pack: int, rounds: int) -> dict[str, Any]:
     inputs, grad_o = draw(tokens)
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     is_read = (document[:, None] == document[None, :]).tril_()
-    # A mask of floats is the faster one: booleans are turned into it in every call.
+    # A mask of floats is faster: torch converts booleans into one in every call.
     mask = torch.zeros(tokens, tokens).masked_fill_(~is_read, float("-inf"))
     leading = [x.detach().transpose(0, 1)[None].contiguous().requires_grad_() for x in inputs]
     pairs = int(causal_pairs(np.array(lengths, dtype=np.int64)).sum())
@@ -213,7 +213,7 @@ def one_core(tokens: int, pack: int, rounds: int) -> dict[str, Any]:
         "documents": sorted(lengths, reverse=True),
         "pairs": pairs,
         "one document of as many pairs, tokens": alone,
-        "s (measured)": {name: spread(found) for name, found in seconds.items()},
+        "s (measured)": {name: spread(times) for name, times in seconds.items()},
         "one masked call over documents (goal 2.0)": _ratios(
             seconds["one masked call"], seconds["documents"]
         ),
@@ -224,7 +224,7 @@ def one_core(tokens: int, pack: int, rounds: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each length, the default strategy and sharding; and the best of what was run."""
+    """The default strategy and sharding at each length, and the best that ran."""
     lines: dict[str, Any] = {}
     for row in rows:
         medians = {

@@ -68,11 +68,11 @@ class Timed:
     """What one rank measured on one case."""
 
     seconds: dict[str | Combo, list[float]]
-    """Of each side, a figure a round."""
+    """Seconds of each side, one figure a round."""
     cpu_s: dict[str | Combo, list[float]]
     """CPU seconds of all threads of this rank."""
     sent_bytes: dict[Combo, int]
-    """Of one forward and backward."""
+    """Bytes that one forward and backward sends."""
     peer_error: dict[str, float]
     """The largest difference of a peer's output or gradient from one core's, over its scale."""
 
@@ -83,7 +83,7 @@ class RankReport:
 
     cases: list[Timed]
     curve: LoadCurve | None
-    """Of rank 0: attention on one core."""
+    """Attention on one core, measured by rank 0."""
     link: LinkPrice
     peer: str
     """The peer's version, or that it is missing."""
@@ -91,20 +91,20 @@ class RankReport:
 
 
 def tell(text: str) -> None:
-    """Progress, to people."""
+    """Show people the progress."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def pack_lengths(tokens: int, pack: int) -> list[int]:
-    """Documents of a pack of Python sources; those of more tokens are cut there."""
+    """Documents of a pack of Python sources; longer ones are cut."""
     stream = DocumentStream(open_corpus().doc_tokens, seed=SEED, context_tokens=tokens)
     pieces = stream.step(pack * tokens, tokens)
     return [int(stop - start) for _, start, stop in pieces.tolist()]
 
 
 def draw(tokens: int) -> tuple[list[Tensor], Tensor]:
-    """Queries, keys and values that want gradients, and the gradient of the output."""
+    """Queries, keys and values that require gradients, and the gradient of the output."""
     source = torch.Generator().manual_seed(0)
     heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
     *inputs, grad_o = (torch.randn(tokens, each, WIDTH, generator=source) for each in heads)
@@ -147,14 +147,14 @@ def _measure_link(ranks: Ranks) -> LinkPrice:
     times = {}
     for size_bytes in (4096, 4 << 20):
         data = [torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(2)]
-        mail, peer, found = Mail(), 1 - ranks.rank, []
+        mail, peer, rounds_s = Mail(), 1 - ranks.rank, []
         for _ in range(15):
             dist.barrier()
             began = time.perf_counter()
             mail.post([Parcel(peer, 0, data[0], 0)], [Parcel(peer, 0, data[1], 0)])
             mail.wait(0)
-            found.append(time.perf_counter() - began)
-        times[size_bytes] = statistics.median(found)
+            rounds_s.append(time.perf_counter() - began)
+        times[size_bytes] = statistics.median(rounds_s)
     (small, small_s), (large, large_s) = times.items()
     rate = (large - small) / max(large_s - small_s, 1e-9)
     return LinkPrice(max(small_s - small / rate, 0.0), rate)
@@ -186,9 +186,9 @@ def _peer_sides(
     return sides, shares
 
 
-def _error(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...], rows: Tensor) -> float:
+def _error(ours: tuple[Tensor, ...], wanted: tuple[Tensor, ...], rows: Tensor) -> float:
     """The largest difference over the scale of each tensor; gradients have heads first."""
-    out, *grads = found
+    out, *grads = ours
     mine = [out[0], *(grad[0].transpose(0, 1) for grad in grads)]
     pairs = zip(mine, wanted, strict=True)
     return max(float((x - y[rows]).abs().max() / y.abs().max()) for x, y in pairs)
@@ -251,13 +251,13 @@ def measure_ranks(ranks: Ranks, cases: list[Case]) -> RankReport:
     if ranks.rank == 0:
         tell("measuring the curve of attention on one core")
     curve = _measure_curve() if ranks.rank == 0 else None
-    found = []
+    timed = []
     for case in cases:
         if ranks.rank == 0:
             tell(f"pack {case.pack} of {case.tokens:,} tokens, {case.rounds} rounds")
-        found.append(_time_case(ranks, case, has_peer))
+        timed.append(_time_case(ranks, case, has_peer))
     if curve is not None:
         again = _measure_curve()  # what disturbed one of the two is left out
         fastest = map(min, curve.doc_ns, again.doc_ns)
         curve = dataclasses.replace(curve, doc_ns=tuple(fastest))
-    return RankReport(found, curve, link, peer, time.process_time())
+    return RankReport(timed, curve, link, peer, time.process_time())

@@ -1,11 +1,11 @@
 """Tensors redistributed on gloo ranks: ours against ``DTensor.redistribute``, bytes and seconds.
 
-Both sides run in the same processes in random order, each on parts that it already has; ours has
-planned before, as a run does. A round's time is that of the rank that ends last. Bytes of ours are
-those of the ledger, all ranks together; of torch's those that its collectives cannot do without,
-counted from the sizes that it gives them: (n-1)/n of what is gathered, scattered or exchanged, and
-twice that of an all-reduce. The prediction is for links that were measured just before, by messages
-between two ranks that nobody else disturbs. Packing is measured by itself, in one process.
+Both sides run in the same processes in random order, each on parts that it already has; ours plans
+beforehand, as a run does. A round takes as long as its slowest rank. Our bytes come from the
+ledger, summed over ranks. torch's are the least that its collectives can send, counted from the
+sizes that it passes them: (n-1)/n of what is gathered, scattered or exchanged, and twice that for
+an all-reduce. The prediction uses links measured just before, with messages between two otherwise
+idle ranks. Packing is measured by itself, in one process.
 """
 
 import json
@@ -67,7 +67,7 @@ def _wait(tensor: Tensor) -> Tensor:
 
 
 class _Counter(TorchDispatchMode):
-    """Bytes that this rank cannot but send in the collectives that it meets."""
+    """The least bytes that this rank must send in the collectives that it joins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _link(ranks: Ranks) -> LinkPrice:
-    """Of ranks 0 and 1: latency from small messages, bandwidth from large ones, one way."""
+    """The link of ranks 0 and 1, one way: latency from small messages, bandwidth from large."""
     times = {}
     for size, count in ((8, 60), (1 << 24, 8)):
         data = torch.zeros(size, dtype=torch.uint8)
@@ -114,7 +114,7 @@ def _case(ranks: Ranks, mesh: tuple[int, ...], words: str, shape: tuple[int, int
     schedule = plan_boxing(BoxingRequest(on, before, after, 4, (link,) * len(mesh)))
     box = on.boxes(before)[ranks.rank].tolist()
     part = torch.randn([stop - first for first, stop in box])
-    # It warns that some of what is asked of it takes more than it might.
+    # It warns that some of these redistributions take more collectives than necessary.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     device_mesh = init_device_mesh("cpu", mesh)
     tensor = DTensor.from_local(
@@ -204,18 +204,18 @@ def _cases(ranks: Ranks, mesh: tuple[int, ...]) -> dict[str, object]:
 def measure() -> dict[str, object]:
     """Run all cases and return their figures."""
     stamp = LoadStamp()
-    found, ranks_s = {}, 0.0
+    meshes, ranks_s = {}, 0.0
     for mesh in CASES:
         count = torch.Size(mesh).numel()
         rows = run_ranks(count, _cases, mesh)[0]
         ranks_s += count * max(row.pop("cpu_s") for row in rows.values())  # type: ignore[attr-defined]
-        found["x".join(map(str, mesh))] = rows
+        meshes["x".join(map(str, mesh))] = rows
     return {
         "bench": "boxing",
         "what": "fp32 tensors of 16 MiB, CPU ranks over gloo; a round's time is the last rank's",
         "environment": environment(),
         "packing_cpu_s": _packing(),
-        "meshes": found,
+        "meshes": meshes,
         "other_load_cores": stamp.other_load(ranks_s),
     }
 

@@ -1,9 +1,9 @@
-"""What ``equipoise calibrate`` foresees of training on this machine, nothing fitted to a run.
+"""How well ``equipoise calibrate`` predicts training on this machine, nothing fitted to a run.
 
-The machine is measured once; then short runs on two ranks, each of another model, window,
-precision or recomputation, are held against its curves. Both are processor time, so other load
-counts only through caches and memory. The last rows are foreseen by the curves as one of the
-runs, the first, corrects them: fitted on that run alone, scored on the others.
+The machine is measured once; then short runs on two ranks, each with another model,
+window, precision or recomputation, are compared with its curves. Both sides are processor time, so
+other load counts only through caches and memory. The last rows are predicted by the curves as the
+first run corrects them: fitted on that run alone, scored on the others.
 """
 
 import json
@@ -62,30 +62,30 @@ def measure() -> dict[str, Any]:
         file, corrected = folder / "this-cpu.json", folder / "corrected.json"
         begin = time.perf_counter()
         plan = CalibrationPlan.for_run(read_run(None, []))
-        found = measure_machine(plan, folder, SilentProgress())
+        device = measure_machine(plan, folder, SilentProgress())
         calibrate_s = time.perf_counter() - begin
-        write_device_file(file, found)
+        write_device_file(file, device)
         rows = {}
         for index, (case, options) in enumerate(CASES.items()):
             _train(folder / str(index), options)
             rows[case] = _compare(folder / str(index), file)
         record = read_journal(folder / "0")
         first = compare_run(record, ModelSpec(**record.start.model), this_cpu(file))
-        write_device_file(corrected, fitted(found, first))
+        write_device_file(corrected, fitted(device, first))
         again = {
             case: _compare(folder / str(index), corrected)
             for index, case in enumerate(CASES)
             if index
         }
     return {
-        "what": "computing of a step, foreseen by calibrated curves beside measured",
+        "what": "computing of a step, predicted by calibrated curves beside measured",
         "goal": f"mean absolute error at most {GOAL} for each run",
         "worst mape, nothing fitted": max(row["compute"]["mape"] for row in rows.values()),
         "runs, nothing fitted": rows,
         "runs, curves corrected by the first": again,
         "calibrate_s (goal 60)": calibrate_s,
-        "calibrate, cores of other load": found.other_load_cores,
-        "calibrate, points of fewer than six samples": found.thin_points,
+        "calibrate, cores of other load": device.other_load_cores,
+        "calibrate, points of fewer than six samples": device.thin_points,
         "other_load_cores": stamp.other_load(),
         "environment": environment(),
     }

@@ -43,7 +43,7 @@ REFERENCE = {
 
 
 def packs(name: str) -> Iterator[np.ndarray]:
-    """Documents end to end, cut every 131,072 tokens; the rest of one opens the next pack."""
+    """Documents end to end, cut every 131,072 tokens; a cut one's rest opens the next pack."""
     documents = 1000
     while (lengths := draw_lengths(name, documents, seed=SEED)).sum() < PACKS * PACK_TOKENS:
         documents *= 2

@@ -5,8 +5,8 @@ One core, forward and backward in fp32, sides in random order each round:
     transformers eager            its loop over experts
     transformers grouped_mm       its form for the same kernel
 
-Two ranks, a step of ``moe-3m`` on fixed documents: ZeRO 1 with experts on every rank, and with
-half of them on each. Rows that travel are counted; the time of ranks is wall time.
+Two ranks, a step of ``moe-3m`` on fixed documents: ZeRO 1 with all experts on every rank, and with
+half of them on each. Rows that travel are counted; ranks are timed by wall clock.
 """
 
 import json

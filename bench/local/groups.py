@@ -1,11 +1,11 @@
 """Dynamic groups: when the last rank ends, over the ideal, ours beside Megatron's scheduler.
 
 The peer is ``BalancedCPScheduler`` of megatron-core 0.16.1, given the number of ranks alone.
-It is no dependency: ``pip install --no-deps --target DIR megatron-core==0.16.1``, then run with
+It is not a dependency: ``pip install --no-deps --target DIR megatron-core==0.16.1``, then run with
 ``PYTHONPATH=DIR``. Without it the peer's columns are empty.
 
 Both sides get the same documents, and each plan is scored by the same replay at the same cost;
-the peer's barriers between its groups are counted, for it has them.
+the peer's barriers between its groups count, because it has them.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from equipoise.spec.model.presets import preset
 from equipoise.spec.workload import distribution_names, draw_lengths
 
 SEEDS = range(200, 205)
-"""Seen by no search: policies were tried out on seeds 0 to 3, and widened after 100 to 104."""
+"""No search saw these: policies were tuned on seeds 0 to 3, and widened after 100 to 104."""
 RANKS = (8, 16, 32, 64)
 CAPS = (4096, 8192, 16_384, 32_768)
 DOCUMENTS = (64, 256, 512)
@@ -75,7 +75,7 @@ def load_peer() -> tuple[Any, str]:
 
 
 class RankCount:
-    """All that the peer asks of its process group."""
+    """All that the peer needs from its process group."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -85,7 +85,7 @@ class RankCount:
 
 
 Rounds = list[list[list[int]]]
-"""Of each round between barriers, of each rank, its samples in order."""
+"""Samples of each rank in order, for each round between barriers."""
 
 
 def run_peer(scheduler: Any, lengths: np.ndarray, ranks: int, cap: int) -> tuple[Rounds, float]:
@@ -126,8 +126,8 @@ def score_rounds(
 
 
 def compare(scheduler: Any) -> tuple[list[dict[str, Any]], int]:
-    """Every setting, every cost; and how often the peer raised an error."""
-    found: dict[tuple[str, int, int, int, str], dict[str, list[float]]] = {}
+    """Ratios for every setting and cost, and how often the peer raised an error."""
+    ratios: dict[tuple[str, int, int, int, str], dict[str, list[float]]] = {}
     failed = 0
     for name, ranks, cap, documents, seed in itertools.product(
         distribution_names(), RANKS, CAPS, DOCUMENTS, SEEDS
@@ -140,7 +140,7 @@ def compare(scheduler: Any) -> tuple[list[dict[str, Any]], int]:
             except Exception:  # the peer asserts, or indexes past an end
                 failed += 1
         for label, costs in COSTS.items():
-            row = found.setdefault((name, ranks, cap, documents, label), {})
+            row = ratios.setdefault((name, ranks, cap, documents, label), {})
             plans = {
                 "gangs": plan_gangs(lengths, ranks, costs, cap),
                 "bytescale-dp": plan_bytescale(lengths, ranks, costs, cap),
@@ -151,7 +151,7 @@ def compare(scheduler: Any) -> tuple[list[dict[str, Any]], int]:
                 row.setdefault(policy, []).append(plan.critical_over_ideal)
             row.setdefault("gangs_gap", []).append(plans["gangs"].gap)
     rows = []
-    for (name, ranks, cap, documents, label), row in found.items():
+    for (name, ranks, cap, documents, label), row in ratios.items():
         keys = {"lengths": name, "ranks": ranks, "cap": cap, "documents": documents, "cost": label}
         means = {key: round(statistics.fmean(values), 4) for key, values in row.items()}
         worst = {f"{key}_worst": round(max(values), 4) for key, values in row.items()}
@@ -167,7 +167,7 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each cost: range over settings, and how many of ours meet the goal."""
+    """The range over settings for each cost, and how many of ours meet the goal."""
     lines = []
     for label in COSTS:
         mine = [row for row in rows if row["cost"] == label]
@@ -215,7 +215,7 @@ def time_plans(scheduler: Any) -> list[dict[str, Any]]:
 
 
 def fastest_groups(lengths: np.ndarray, ranks: int, costs: GroupCosts) -> int:
-    """The slowest group of the best choice for one micro-batch without a cap, all tried."""
+    """The slowest group of the best choice for one uncapped micro-batch, by brute force."""
     sizes = [2**power for power in range(ranks.bit_length())]
     best = sys.maxsize
     for count in range(1, min(ranks, len(lengths)) + 1):

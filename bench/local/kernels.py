@@ -1,7 +1,7 @@
-"""Kernels beside measurements at sizes that the shipped curves leave out, and of other devices.
+"""Predicted kernels beside measured ones: sizes that the shipped curves lack, and other devices.
 
 Products and attention of an H100, an H200 and an A100 between the curves' sizes; then each
-device's products foretold from the other generation's curve, as a device without one is priced.
+device's products predicted from the other generation's curve, as for a device without its own.
 """
 
 import csv
@@ -40,23 +40,23 @@ def _error(predicted: np.ndarray, measured: np.ndarray) -> dict[str, Any]:
 
 
 def _products(rows: list[dict[str, str]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
     for name in dict.fromkeys(row["device"] for row in rows):
         mine = [row for row in rows if row["device"] == name]
         m, n, k, us = (np.array([float(row[key]) for row in mine]) for key in ("m", "n", "k", "us"))
         device = find_device(name)
-        found[name] = _error(gemm_s(device, m, n, k, "bf16").s, us * 1e-6)
-        # Under another name it has no curve: what stands in for it is priced by the roofline.
+        errors[name] = _error(gemm_s(device, m, n, k, "bf16").s, us * 1e-6)
+        # Under another name it has no curve, so the roofline scales the stand-in's.
         stands_in = {"h100-sxm": "v100-32", "h200": "h200", "a100-80": "h100-sxm-500w"}[name]
         if stands_in != name:
             other = dataclasses.replace(device, name=stands_in)
             key = f"{name} from the other generation's curve"
-            found[key] = _error(gemm_s(other, m, n, k, "bf16").s, us * 1e-6)
-    return found
+            errors[key] = _error(gemm_s(other, m, n, k, "bf16").s, us * 1e-6)
+    return errors
 
 
 def _attention(rows: list[dict[str, str]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
     for name in dict.fromkeys(row["device"] for row in rows):
         mine = [row for row in rows if row["device"] == name]
         predicted = [
@@ -70,8 +70,8 @@ def _attention(rows: list[dict[str, str]]) -> dict[str, Any]:
             for row in mine
         ]
         measured = np.array([float(row["us"]) for row in mine]) * 1e-6
-        found[name] = _error(np.array(predicted), measured)
-    return found
+        errors[name] = _error(np.array(predicted), measured)
+    return errors
 
 
 def measure() -> dict[str, Any]:

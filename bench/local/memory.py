@@ -4,8 +4,7 @@ What a device takes beside the counted bytes is fitted on ``FITTED`` and scored 
 has other models, stages, settings, precisions and numbers of tokens.
 
 All cases take a quarter of an hour. In parts: ``python -m bench.local.memory --keep FILE --seconds
-200`` adds to FILE what was not measured yet, begins no case after so many seconds, and prints what
-there is.
+200`` adds missing cases to FILE, begins none after 200 seconds, and prints those measured so far.
 """
 
 import argparse
@@ -77,7 +76,7 @@ class Peak:
 
     @property
     def counted_bytes(self) -> int:
-        """Without what the device takes."""
+        """Forecast bytes without the device's own."""
         return self.forecast_bytes - self.terms["device"]
 
     def sides(self, options: tuple[str, ...]) -> list[float]:
@@ -95,33 +94,33 @@ class Peak:
         return self.counted_bytes + sum(a * b for a, b in zip(parts, sides, strict=True))
 
     def error(self, options: tuple[str, ...]) -> float:
-        """Of that forecast."""
+        """Relative error of that forecast."""
         return self.shipped_bytes(options) / self.measured_bytes - 1
 
 
 def run(folder: Path, options: tuple[str, ...]) -> list[Peak]:
-    """Train four steps; what each rank wrote down of its memory."""
+    """Train four steps and read the memory that each rank recorded."""
     command = [
         *(sys.executable, "-m", "equipoise.cli.main", "train", "--out", str(folder), "--quiet"),
         *("--train.steps", "4", "--train.warmup_steps", "1", "--model.preset", "7m"),
         *("--pack.context_tokens", "2048", "--pack.step_tokens", "16384", *options),
     ]
     subprocess.run(command, check=True)
-    found = []
+    peaks = []
     for file in sorted((folder / "journal").glob("*.jsonl")):
         events = map(json.loads, file.read_text().splitlines())
-        found += [
+        peaks += [
             Peak(**{field.name: event[field.name] for field in fields(Peak)})
             for event in events
             if event["name"] == "memory"
         ]
-    return found
+    return peaks
 
 
-def fit(found: dict[tuple[str, ...], list[Peak]]) -> list[float]:
-    """The ``PARTS`` that come nearest to what was not counted, as shares of what was measured."""
+def fit(cases: dict[tuple[str, ...], list[Peak]]) -> list[float]:
+    """The ``PARTS`` that best explain uncounted bytes, in errors relative to measured ones."""
     sides, wanted = [], []
-    for options, peaks in found.items():
+    for options, peaks in cases.items():
         for peak in peaks:
             sides.append([each / peak.measured_bytes for each in peak.sides(options)])
             wanted.append(1 - peak.counted_bytes / peak.measured_bytes)
@@ -130,7 +129,7 @@ def fit(found: dict[tuple[str, ...], list[Peak]]) -> list[float]:
 
 
 def _row(options: tuple[str, ...], peaks: list[Peak]) -> dict[str, object]:
-    """Of the rank whose forecast is furthest off."""
+    """Figures of the rank whose forecast is furthest off."""
     worst = max(peaks, key=lambda peak: abs(peak.error(options)))
     counted = {name: size for name, size in worst.terms.items() if name != "device"}
     return {
@@ -145,20 +144,20 @@ def _row(options: tuple[str, ...], peaks: list[Peak]) -> dict[str, object]:
     }
 
 
-def summarize(found: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
-    """Errors of what was measured, and what of a device fits the fitted runs best.
+def summarize(measured: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
+    """Errors of the measured cases, and the device parts that fit the fitted runs best.
 
     Cases may be missing, so that runs of several hours can be put together.
     """
-    rows = [_row(case, peaks) for case, peaks in found.items()]
+    rows = [_row(case, peaks) for case, peaks in measured.items()]
     for row in rows:
         sys.stderr.write(
             f"{row['set']}  {row['options']:72} {row['forecast_mib']:8} {row['measured_mib']:8} "
             f"MiB  {row['worst_rank_error']:+.3f}\n"
         )
-    parts = fit({case: found[case] for case in FITTED if case in found})
+    parts = fit({case: measured[case] for case in FITTED if case in measured})
     errors = sorted(
-        abs(each.error(case)) for case in found if case in SCORED for each in found[case]
+        abs(each.error(case)) for case in measured if case in SCORED for each in measured[case]
     )
     errors = errors or [float("nan")]
     return {
@@ -168,7 +167,7 @@ def summarize(found: dict[tuple[str, ...], list[Peak]]) -> dict[str, object]:
         "within_goal": f"{sum(error <= 0.1 for error in errors)} of {len(errors)} ranks",
         "fitted": dict(zip(PARTS, parts, strict=True)),
         "shipped": {name: getattr(CPU_OVERHEAD, name) for name in PARTS},
-        "not_measured": [" ".join(case) for case in FITTED + SCORED if case not in found],
+        "not_measured": [" ".join(case) for case in FITTED + SCORED if case not in measured],
         "rows": rows,
         "environment": environment(),
     }
@@ -183,20 +182,20 @@ def measure(keep: Path | None = None, seconds: float = float("inf")) -> dict[str
     """
     began = time.monotonic()
     open_corpus()
-    found = {}
+    measured = {}
     if keep is not None and keep.exists():
         for line in keep.read_text().splitlines():
             case, peaks = json.loads(line)
-            found[tuple(case)] = [Peak(**peak) for peak in peaks]
+            measured[tuple(case)] = [Peak(**peak) for peak in peaks]
     for case in FITTED + SCORED:
-        if case in found or time.monotonic() - began > seconds:
+        if case in measured or time.monotonic() - began > seconds:
             continue
         with tempfile.TemporaryDirectory() as name:
-            found[case] = run(Path(name) / "run", case)
+            measured[case] = run(Path(name) / "run", case)
         if keep is not None:
             with keep.open("a") as file:
-                file.write(json.dumps([case, [asdict(peak) for peak in found[case]]]) + "\n")
-    return summarize({case: found[case] for case in FITTED + SCORED if case in found})
+                file.write(json.dumps([case, [asdict(peak) for peak in measured[case]]]) + "\n")
+    return summarize({case: measured[case] for case in FITTED + SCORED if case in measured})
 
 
 if __name__ == "__main__":

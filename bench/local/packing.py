@@ -43,10 +43,10 @@ def _from_lists(parts: list[list[int]], items: int) -> Ints:
 
 
 def _ours(loads: Ints, bins: int) -> Ints:
-    found = partition(loads, bins)
-    if found is None:
+    parts = partition(loads, bins)
+    if parts is None:
         raise RuntimeError("a partition without a capacity always exists")
-    return found
+    return parts
 
 
 def _verl() -> ModuleType:
@@ -78,21 +78,21 @@ def _verl() -> ModuleType:
 
 def _peers() -> tuple[dict[str, Placer], list[str]]:
     """Peers that are installed, and the names of those that are not."""
-    found: dict[str, Placer] = {}
+    placers: dict[str, Placer] = {}
     missing = []
     try:
         verl: Any = _verl()
-        found["verl karmarkar_karp"] = lambda loads, bins: _from_lists(
+        placers["verl karmarkar_karp"] = lambda loads, bins: _from_lists(
             verl.karmarkar_karp(loads.tolist(), bins, False), len(loads)
         )
-        found["verl greedy_partition"] = lambda loads, bins: _from_lists(
+        placers["verl greedy_partition"] = lambda loads, bins: _from_lists(
             verl.greedy_partition(loads.tolist(), bins, False), len(loads)
         )
     except ImportError:
         missing.append("verl")
     try:
         binpacking: Any = importlib.import_module("binpacking")
-        found["binpacking to_constant_bin_number"] = lambda loads, bins: _from_lists(
+        placers["binpacking to_constant_bin_number"] = lambda loads, bins: _from_lists(
             [
                 list(part)
                 for part in binpacking.to_constant_bin_number(dict(enumerate(loads.tolist())), bins)
@@ -105,7 +105,7 @@ def _peers() -> tuple[dict[str, Placer], list[str]]:
         prtpy: Any = importlib.import_module("prtpy")
         for name in ("greedy", "multifit", "karmarkar_karp"):
             algorithm = getattr(prtpy.partitioning, name)
-            found[f"prtpy {name}"] = lambda loads, bins, algorithm=algorithm: _from_lists(
+            placers[f"prtpy {name}"] = lambda loads, bins, algorithm=algorithm: _from_lists(
                 prtpy.partition(
                     algorithm=algorithm, numbins=bins, items=dict(enumerate(loads.tolist()))
                 ),
@@ -113,7 +113,7 @@ def _peers() -> tuple[dict[str, Placer], list[str]]:
             )
     except ImportError:
         missing.append("prtpy")
-    return found, missing
+    return placers, missing
 
 
 def compare(documents: int, bins: int, rounds: int, placers: dict[str, Placer]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def policies() -> list[dict[str, Any]]:
 
 
 def _exact_beside_ours() -> dict[str, Any]:
-    """How far ours is from the optimum that CP-SAT proves, 4 bins of whole documents."""
+    """Our distance from the optimum that CP-SAT proves: whole documents, 4 bins."""
     gaps, proven, ms = [], 0, []
     for seed in range(12):
         lengths = np.minimum(draw_lengths("pretrain-128k", 135, seed=seed), CONTEXT)

@@ -62,22 +62,22 @@ def bubbles(ranks: Ranks, strategies: Sequence[str], chunks: int) -> dict[str, A
     guess = make_prices([list(UNEVEN)] * stages, [list(UNEVEN)] * stages, [list(UNEVEN)] * stages)
     held = np.flatnonzero(write_pipeline(strategies[0], guess, ranks=2).rank_of == ranks.rank)
     runner = Runner(ranks, edges, held.tolist())
-    found: dict[str, list[PipelineTimeline]] = {name: [] for name in strategies}
+    timelines: dict[str, list[PipelineTimeline]] = {name: [] for name in strategies}
     walls: dict[str, list[float]] = {name: [] for name in strategies}
     prices: dict[str, PipelinePrices] = {}
     schedules = {name: write_pipeline(name, guess, ranks=2) for name in strategies}
     for step in range(WARM + STEPS):
         if step == WARM:
             for name in strategies:
-                prices[name] = measured_prices(found[name][1:], guess)
+                prices[name] = measured_prices(timelines[name][1:], guess)
         for name in strategies if step % 2 else reversed(strategies):
             wall, timeline = runner.step(schedules[name], batches)
-            found[name].append(timeline)
+            timelines[name].append(timeline)
             walls[name].append(wall)
     rows = {}
     for name in strategies:
         predicted = replay_pipeline(schedules[name], prices[name])
-        measured = found[name][WARM:]
+        measured = timelines[name][WARM:]
         makespan = statistics.median(each.makespan_ns for each in measured)
         bubble = statistics.median(each.bubble_rate for each in measured)
         rows[name] = {

@@ -30,7 +30,7 @@ def measure() -> dict[str, object]:
     open_corpus()
     stamp = LoadStamp()
     with tempfile.TemporaryDirectory() as name:
-        # An odd window has no kept curve, so these starts measure one.
+        # No curve is cached for an odd window, so these starts measure one.
         cold = [
             _first_step_s(
                 Path(name) / f"cold{index}",

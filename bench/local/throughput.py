@@ -4,7 +4,7 @@ Sides, interleaved round by round in one process with one thread:
     ours fp32, ours bf16          the product's own step: pack, sharded model, clip, AdamW
     transformers flattened        its packing collator: one row, position ids restart
     transformers one at a time    its strongest form here: each document alone
-    GEMM                          1024 cubed, the rate that utilisation is held against
+    GEMM                          1024 cubed, the rate that utilisation is relative to
 """
 
 import json

@@ -1,13 +1,13 @@
-"""WLB-LLM's Table 2 again: imbalance of packing methods, simulated beside published.
+"""WLB-LLM's Table 2 reproduced: imbalance of packing methods, simulated beside published.
 
 Documents are drawn with replacement from the 128K pre-training lengths; a global batch is 4
 sequences filled to exactly 131,072 tokens, a document that overflows is cut and its rest opens
 the next. Cost ``d + d**2 / 28,000`` a document. 2,000 batches; queues start empty, so the first
 50 are left out. Imbalance is the heaviest micro-batch over the mean, averaged over batches.
 
-Nothing is fitted here, but S, the cap and the queue limits are the values at which the
-published rows are met best (of S from 24,000 to 33,000, and the paper names no cap): a
-calibration, not an independent proof.
+S, the cap and the queue limits are the values that meet the published rows best (S was searched
+from 24,000 to 33,000; the paper names no cap): a calibration, not an independent proof. Nothing
+else is fitted.
 """
 
 import json
@@ -87,16 +87,16 @@ def _summary(name: str, imbalances: list[float], plan_s: list[float]) -> dict[st
 
 
 def _original(steps: list[Pieces]) -> dict[str, object]:
-    found = []
+    imbalances = []
     for pieces in steps:
         lengths = lengths_of(pieces)
         window = (np.cumsum(lengths) - lengths) // CONTEXT
-        found.append(_imbalance([pieces[window == index] for index in range(MICRO_BATCHES)]))
-    return _summary("original", found, [0.0])
+        imbalances.append(_imbalance([pieces[window == index] for index in range(MICRO_BATCHES)]))
+    return _summary("original", imbalances, [0.0])
 
 
 def _greedy(steps: list[Pieces], over: int) -> dict[str, object]:
-    found, plan_s = [], []
+    imbalances, plan_s = [], []
     for first in range(0, len(steps) - over + 1, over):
         pieces = np.concatenate(steps[first : first + over])
         began = time.perf_counter()
@@ -104,12 +104,12 @@ def _greedy(steps: list[Pieces], over: int) -> dict[str, object]:
         windows.sort(key=lambda rows: int(CURVE.document_ns(lengths_of(rows)).sum()))
         plan_s.append((time.perf_counter() - began) / over)
         groups = range(0, len(windows), MICRO_BATCHES)
-        found += [_imbalance(windows[group : group + MICRO_BATCHES]) for group in groups]
-    return _summary(f"greedy over {over} batch{'es' if over > 1 else ''}", found, plan_s)
+        imbalances += [_imbalance(windows[group : group + MICRO_BATCHES]) for group in groups]
+    return _summary(f"greedy over {over} batch{'es' if over > 1 else ''}", imbalances, plan_s)
 
 
 def _exact(steps: list[Pieces]) -> dict[str, object]:
-    found, plan_s, unsolved = [], [], 0
+    imbalances, plan_s, unsolved = [], [], 0
     for pieces in steps:
         lengths = lengths_of(pieces)
         loads = CURVE.document_ns(lengths)
@@ -118,11 +118,13 @@ def _exact(steps: list[Pieces]) -> dict[str, object]:
             answer = exact_partition(
                 loads, MICRO_BATCHES, sizes=lengths, capacity=CONTEXT, effort=5.0
             )
-            found.append(_imbalance([pieces[answer.bin_of == b] for b in range(MICRO_BATCHES)]))
+            imbalances.append(
+                _imbalance([pieces[answer.bin_of == b] for b in range(MICRO_BATCHES)])
+            )
         except LayoutError:
             unsolved += 1
         plan_s.append(time.perf_counter() - began)
-    row = _summary("exact over 1 batch", found or [float("nan")], plan_s)
+    row = _summary("exact over 1 batch", imbalances or [float("nan")], plan_s)
     return row | {"unsolved": unsolved, "of": len(steps)}
 
 
@@ -136,18 +138,18 @@ def _queues(steps: list[Pieces], queues: int) -> dict[str, object]:
         max_delay_steps=10 * BATCHES,
     )
     packer = DelayedPacker(pack, MICRO_BATCHES, CURVE)
-    found, plan_s, arrived, delays = [], [], {}, []
+    imbalances, plan_s, arrived, delays = [], [], {}, []
     for step, pieces in enumerate(steps):
         arrived |= {tuple(row): step for row in pieces.tolist()}
         began = time.perf_counter()
         packed = packer.step(pieces)
         plan_s.append(time.perf_counter() - began)
         if step >= WARM:
-            found.append(_imbalance([batch.pieces for batch in packed]))
+            imbalances.append(_imbalance([batch.pieces for batch in packed]))
             for batch in packed:
                 for row in batch.pieces.tolist():
                     delays += [(step - arrived[tuple(row)], row[2] - row[1])]
-    row = _summary(f"{queues} queue{'s' if queues > 1 else ''}", found, plan_s)
+    row = _summary(f"{queues} queue{'s' if queues > 1 else ''}", imbalances, plan_s)
     waited, tokens = np.array(delays).T
     return row | {
         "delay_mean_steps": float((waited * tokens).sum() / tokens.sum()),

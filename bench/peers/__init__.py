@@ -1,1 +1,1 @@
-"""Benches beside other people's code, on the same rows or ranks."""
+"""Benches against other people's code, on the same rows or ranks."""

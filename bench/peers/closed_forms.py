@@ -6,8 +6,8 @@ bytes over a share of one link. The pipeline's bubble is ``(p - 1)`` chunks, wha
 
 Written from the paper (M. Isaev, N. McDonald, L. Dennison, R. Vuduc: Calculon, SC 2023, sections 3
 and 4); the rates are those of its files ``systems/a100_80g.json`` and ``h100_80g_nvl8.json``
-(github.com/calculon-ai/calculon at 4f81f02, Apache-2.0). Of its overlap of gradients the last
-chunk's part alone is here. On the eight steps of arXiv:2205.05198, table 5, these forms are within
+(github.com/calculon-ai/calculon at 4f81f02, Apache-2.0). Only the last chunk's part of its
+gradient overlap is here. On the eight steps of arXiv:2205.05198, table 5, these forms are within
 2.1% of what its own program prints.
 
 It has no vocabulary, grouped keys, gated feed-forwards, experts, context parallelism, ZeRO 2 and 3
@@ -20,13 +20,13 @@ from bench.published.rows import Row
 from equipoise.cost.step.request import StepOptions
 
 Rates = tuple[tuple[float, float], ...]
-"""From a size, the share of the peak that is reached, largest first."""
+"""Share of the peak that is reached from each size up, largest size first."""
 
 _MATRIX: Rates = ((128e9, 0.95), (16e9, 0.9), (1e9, 0.6), (0, 0.1))
 _VECTOR: Rates = ((16e9, 0.95), (1e9, 0.5), (0, 0.1))
 _MEMORY: Rates = ((100e6, 0.9), (10e6, 0.75), (1e6, 0.6), (0, 0.3))
 _BYTES = 2
-"""Of an element."""
+"""Size of one element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ class Operation:
     weights: float = 0.0
     is_matrix: bool = False
     is_core: bool = False
-    """Of attention's core, computed again by selective recomputation."""
+    """Whether it is attention's core, which selective recomputation computes again."""
 
 
 def covers(row: Row, options: StepOptions) -> bool:
-    """Whether Calculon has words for the step."""
+    """Whether Calculon can describe the step."""
     model, layout = row.model, row.layout
     return (
         row.cluster.partition(":")[0] in BOXES

@@ -1,9 +1,9 @@
 """Predictions beside peers', on the same inputs: published steps, and collectives.
 
-Steps. Each peer prices the published steps that it has words for, with the settings that ours has
-for the row; ours is scored on the same rows. Ours has two residuals that are fitted on the other
-sources. So each peer has two lines: as it comes, and times one factor that is fitted the same way,
-on the other sources that it covers.
+Steps. Each peer prices the published steps that it can describe, with the settings that we use for
+the row; ours is scored on the same rows. Ours has two residuals fitted on the other sources. So
+each peer has two lines: unmodified, and times one factor that is fitted the same way, on the other
+sources that it covers.
 
     closed forms          Calculon's, of ``bench/peers/closed_forms.py``
     llm-analysis 0.2.2    its ``training``: FLOP over the device's peak. Dense models; it counts 16
@@ -12,14 +12,14 @@ on the other sources that it covers.
     aiconfigurator-core 0.12.0
                           prices serving: its prefill of one micro-batch, per operation, is taken as
                           the forward. We complete it to a step, in its favour: backward twice the
-                          forward, 1F1B's bubble, context ranks that share evenly and for nothing.
+                          forward, 1F1B's bubble, context ranks that share evenly at no cost.
                           It has no optimizer and no traffic of data-parallel ranks
 
 Collectives. torch's ``redistribute_cost`` and aiconfigurator-core's NCCL tables beside ours on H100
-and H200 nodes of a laboratory that none of them was fitted on. Our shipped curve and
+and H200 nodes of a laboratory whose measurements none of them was fitted on. Our shipped curve and
 aiconfigurator-core's table are the same measurements, read by other rules.
 
-Peers are no dependencies::
+Peers are not dependencies::
 
     pip install --no-deps --target PEERS aiconfigurator-core==0.12.0 llm-analysis==0.2.2 \\
         fire==0.7.0 termcolor
@@ -46,14 +46,14 @@ from equipoise.cost.link import Group, collective_s
 from equipoise.spec.model.presets import PLANNED
 
 Peer = Callable[[Priced], float | None]
-"""Seconds of a published step; None where the peer has no words for it."""
+"""Seconds of a published step; None if the peer cannot describe it."""
 
 _LEAST = 5
 """Rows of other sources that a factor is fitted on."""
 
 
 def closed_forms(each: Priced) -> float | None:
-    """As Calculon."""
+    """Seconds by Calculon's closed forms."""
     if not peers_closed_forms.covers(each.row, each.options):
         return None
     return peers_closed_forms.step_s(each.row, each.options)
@@ -104,7 +104,7 @@ def llm_analysis() -> Peer:
             get_dtype_config_by_name("w8a8e16" if options.precision == "fp8" else "w16a16e16"),
             ParallelismConfig(tp_size=layout.tp, pp_size=layout.pp, dp_size=layout.dp),
         )
-        found = analysis.training(
+        trained = analysis.training(
             batch_size_per_gpu=options.micro_batch,
             gradient_accumulation_steps=options.count_micro_batches(layout),
             global_batch_size=options.step_sequences,
@@ -112,7 +112,7 @@ def llm_analysis() -> Peer:
             activation_recomputation=again[options.recompute],
             ds_zero=DSZeRO(layout.zero),
         )
-        return float(found["latency_per_iter"])
+        return float(trained["latency_per_iter"])
 
     return price
 
@@ -143,10 +143,10 @@ def aiconfigurator() -> Peer:
             engines[key] = EngineHandle.compile(
                 name, "h100_sxm", "trtllm", tp_size=layout.tp, gemm_quant_mode=mode
             )
-        found, _ = engines[key].run_static_per_op(
+        parts, _ = engines[key].run_static_per_op(
             batch_size=options.micro_batch, isl=options.context_tokens, osl=1, mode="static_ctx"
         )
-        forward = 1e-3 * sum(latency for _, latency, _, _ in found) / layout.cp
+        forward = 1e-3 * sum(latency for _, latency, _, _ in parts) / layout.cp
         rounds = options.count_micro_batches(layout) + (layout.pp - 1) / options.virtual
         return 3.0 * forward / layout.pp * rounds
 
@@ -160,7 +160,7 @@ INSTALLED: dict[str, Callable[[], Peer]] = {
 
 
 def fit_factors(ratios: Sequence[tuple[str, float]]) -> dict[str, float | None]:
-    """Of each source, the factor of least mean |log error| on the others, which count alike.
+    """For each source, the factor of least mean |log error| on the others, weighted equally.
 
     Args:
         ratios: Source, and predicted over measured.
@@ -168,17 +168,17 @@ def fit_factors(ratios: Sequence[tuple[str, float]]) -> dict[str, float | None]:
     >>> fit_factors([("a", 0.5)] * 5 + [("b", 0.25)] * 5)
     {'a': 4.0, 'b': 2.0}
     """
-    found: dict[str, float | None] = {}
+    factor_of: dict[str, float | None] = {}
     for source in dict.fromkeys(name for name, _ in ratios):
         others = sorted((ratio, name) for name, ratio in ratios if name != source)
         if len(others) < _LEAST:
-            found[source] = None
+            factor_of[source] = None
             continue
         names = [name for _, name in others]
         weights = np.cumsum([1.0 / names.count(name) for name in names])
         middle = int(np.searchsorted(weights, weights[-1] / 2))
-        found[source] = 1.0 / others[middle][0]
-    return found
+        factor_of[source] = 1.0 / others[middle][0]
+    return factor_of
 
 
 def _score(ratios: Sequence[float]) -> dict[str, Any]:
@@ -220,8 +220,8 @@ def steps() -> dict[str, Any]:
         table.append({"who": name, "fitted": "nothing", **_score([r for _, r in ratios]), **beside})
         table[-1]["sources"] = sources
         factors = fit_factors(ratios)
-        found = [(factors[source], ratio) for source, ratio in ratios]
-        fitted = [factor * ratio for factor, ratio in found if factor is not None]
+        paired = [(factors[source], ratio) for source, ratio in ratios]
+        fitted = [factor * ratio for factor, ratio in paired if factor is not None]
         if fitted:
             line = {"who": name, "fitted": "one factor, on the other sources"}
             table.append({**line, **_score(fitted), **beside})
@@ -254,14 +254,14 @@ def _their_collectives() -> Callable[[str, str, int, int], float]:
             comm_quant_mode=common.CommQuantMode.half,
         )
         database = known["h200_sxm" if gpu.startswith("H200") else "h100_sxm"]
-        found = _evaluate_single_op(database, asked, is_context=True, batch_size=1, s=1, x=1)
-        return 1e-3 * float(found)
+        cost_ms = _evaluate_single_op(database, asked, is_context=True, batch_size=1, s=1, x=1)
+        return 1e-3 * float(cost_ms)
 
     return cost_s
 
 
 def collectives() -> dict[str, Any]:
-    """One node of another laboratory's H100s and H200s, nothing fitted by anybody."""
+    """One node of another laboratory's H100s and H200s, which no side was fitted on."""
     torch_s = torch_cost()
     try:
         theirs = _their_collectives()
@@ -275,19 +275,19 @@ def collectives() -> dict[str, Any]:
             continue
         op, ranks, size = row["op"], int(row["ranks_per_node"]), int(row["bytes"])
         group = Group(np.asarray(ranks), (node_level("nvlink4", ranks),))
-        found = {
+        costs_s = {
             "equipoise": float(collective_s(row["op"], size, group).s),
             "torch redistribute_cost": torch_s(op, ranks, size),
         }
         if theirs is not None:
-            found["aiconfigurator-core 0.12.0"] = theirs(row["gpu"], op, ranks, size)
-        for name, seconds in found.items():
+            costs_s["aiconfigurator-core 0.12.0"] = theirs(row["gpu"], op, ranks, size)
+        for name, seconds in costs_s.items():
             ratio = seconds / (1e-6 * float(row["us"]))
             ratios.setdefault((name, size >= LARGE), []).append(ratio)
     return {
         "table": [
-            {"who": name, "bytes": "4 MiB and more" if large else "less", **_score(found)}
-            for (name, large), found in sorted(ratios.items(), key=lambda each: not each[0][1])
+            {"who": name, "bytes": "4 MiB and more" if large else "less", **_score(scored)}
+            for (name, large), scored in sorted(ratios.items(), key=lambda each: not each[0][1])
         ]
     }
 

@@ -2,7 +2,7 @@
 
 - peer: ``torch.distributed.pipelining`` on equal micro-batches of the same stages; sides alternate
   step by step on the same two ranks, one pinned core each.
-- split: the backward of one micro-batch on one rank, whole, in halves, and asked of autograd twice.
+- split: the backward of one micro-batch on one rank: whole, in halves, and by two autograd calls.
 """
 
 import statistics
@@ -41,7 +41,7 @@ def batch_of(lengths: Sequence[int]) -> StageBatch:
 
 
 def in_documents(tokens: int, most: int = 500) -> list[int]:
-    """So many tokens as documents of ``most`` and a rest."""
+    """Lengths that sum to ``tokens``: documents of ``most`` and a rest."""
     return [most] * (tokens // most) + ([tokens % most] if tokens % most else [])
 
 
@@ -66,7 +66,7 @@ class Runner:
 
 
 class _Stage(torch.nn.Module):
-    """A stage as the peer takes it: a tensor in, a tensor out, one pack for all."""
+    """A stage as the peer expects it: a tensor in, a tensor out, one pack for all."""
 
     def __init__(self, part: DecoderPart, stage: int, lengths: tuple[int, ...]) -> None:
         super().__init__()
@@ -119,11 +119,11 @@ def peer(ranks: Ranks, name: str) -> dict[str, Any]:
         "torch": run_theirs,
     }
     walls: dict[str, list[float]] = {side: [] for side in sides}
-    found = {}
+    last_gradients = {}
     for step in range(WARM + 2 * STEPS):
         for side in sides if step % 2 else reversed(sides):
             wall = sides[side]()
-            found[side] = gradients()
+            last_gradients[side] = gradients()
             if step >= WARM:
                 walls[side].append(wall)
     ratios = [one / other for one, other in zip(walls["ours"], walls["torch"], strict=True)]
@@ -131,13 +131,15 @@ def peer(ranks: Ranks, name: str) -> dict[str, Any]:
         "ours_s": spread(walls["ours"]),
         "torch_s": spread(walls["torch"]),
         "ours_over_torch (goal 1.05)": spread(ratios),
-        "largest_gradient_difference": float((found["ours"] - found["torch"]).abs().max()),
+        "largest_gradient_difference": float(
+            (last_gradients["ours"] - last_gradients["torch"]).abs().max()
+        ),
         "cpu_s": time.process_time(),
     }
 
 
 def split_cost(ranks: Ranks) -> dict[str, Any]:
-    """Forward and backward of one micro-batch on one rank: whole, in halves, and asked twice."""
+    """Forward and backward of one micro-batch on one rank: whole, in halves, by two calls."""
     settle(ranks.rank, pin=True)
     decoder = Decoder(MODEL)
     initialize(decoder, 0)
@@ -172,17 +174,17 @@ def split_cost(ranks: Ranks) -> dict[str, Any]:
         return middle - began, time.perf_counter() - middle
 
     ways = {"whole": whole, "halves": halves, "asked twice": asked_twice}
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    times_of: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for turn in range(14):
         for way, run in ways.items():
             times = run()
             if turn >= 2:
-                found[way].append(times)
+                times_of[way].append(times)
     return {
         way: {
             "input_s": statistics.median(first for first, _ in times),
             "weight_s": statistics.median(second for _, second in times),
             "both_s": statistics.median(map(sum, times)),
         }
-        for way, times in found.items()
+        for way, times in times_of.items()
     }

@@ -9,12 +9,12 @@ pieces: the same number of micro-batches, AdamW with the same groups, the same c
 - large: as equal, with a decoder whose weights are all but a few beyond DeepSpeed's threshold.
 
 DeepSpeed keeps every weight of fewer than 100,000 numbers whole on each rank (its default of
-``stage3_param_persistence_threshold``): all of the small decoder but its tables. Beside that stand
-a threshold of 0, and one beyond every weight. The last keeps what ZeRO 2 keeps, so it is also set
-beside our ``zero = 2``. Ours keeps what ``cost.memory.weights.is_kept_whole`` says: every layer of
-the small decoder, and none of the large one's.
+``stage3_param_persistence_threshold``): all of the small decoder but its tables. It also runs
+with a threshold of 0, and with one above every weight. The last keeps what ZeRO 2 keeps, so it is
+also compared with our ``zero = 2``. Ours keeps what ``cost.memory.weights.is_kept_whole`` picks:
+every layer of the small decoder, and none of the large one's.
 
-DeepSpeed is no dependency. To get it (its first start also compiles, for a minute or more)::
+DeepSpeed is not a dependency. To get it (its first start also compiles, for a minute or more)::
 
     DS_BUILD_OPS=0 pip install --target PEERS --no-deps --no-build-isolation \\
         deepspeed==0.19.8 hjson ninja py-cpuinfo einops msgpack
@@ -60,19 +60,19 @@ from equipoise.train.process import settle
 from equipoise.train.step import StepRunner
 
 WARM, MICRO_BATCHES = 1, 2
-TRAIN = TrainSpec(lr=1e-3, eps=1e-5)  # above rounding, which an AdamW of 1e-8 would make steps of
+TRAIN = TrainSpec(lr=1e-3, eps=1e-5)  # above rounding, which AdamW with 1e-8 would turn into steps
 WHOLE = {
     "deepspeed": 0,
     "deepspeed by default": 100_000,
     "deepspeed, all whole": 10**12,
 }
-"""``stage3_param_persistence_threshold``: so large may a weight be that is kept whole."""
+"""``stage3_param_persistence_threshold``: the largest weight that is kept whole."""
 OURS = {"ours": 3, "ours, ZeRO 2": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What both sides do."""
+    """The case that both sides run."""
 
     model: ModelSpec
     window_tokens: int
@@ -88,7 +88,7 @@ CASES = {
 }
 
 Run = Callable[[PackedStep], float]
-"""A step, that returns its loss."""
+"""Runs a step and returns its loss."""
 
 
 def ours(ranks: Ranks, store: TokenStore, folder: Path, model: ModelSpec, *, zero: int) -> Run:
@@ -162,7 +162,7 @@ def compare(ranks: Ranks, name: str, port: int) -> dict[str, Any]:
     window = case.window_tokens
     tokens = ranks.world * MICRO_BATCHES * window
     pack = PackSpec(policy="by-work", context_tokens=window, step_tokens=tokens, cut="windows")
-    # Of the small decoder: where all micro-batches are alike, any curve packs alike.
+    # The small decoder's: if all micro-batches are alike, any curve packs alike.
     curve = obtain_curve(RunSpec(pack=pack), preset("2m"), ranks, Path(tempfile.gettempdir()))
     documents = np.full(tokens // 512, 512)
     if not case.even:
@@ -180,23 +180,23 @@ def compare(ranks: Ranks, name: str, port: int) -> dict[str, Any]:
             else:
                 run = theirs(ranks, store, port, case.model, most_whole=WHOLE[side])
                 sides[side] = run, packs["in-order"]
-        found = _alternate(sides, ranks, tokens, case.steps)
-    found["skew"] = {name: skew(rank_seconds(p, curve)) for name, p in packs.items()}
-    return found | {"cpu_s": time.process_time()}
+        figures = _alternate(sides, ranks, tokens, case.steps)
+    figures["skew"] = {name: skew(rank_seconds(p, curve)) for name, p in packs.items()}
+    return figures | {"cpu_s": time.process_time()}
 
 
 def _packs(store: TokenStore, world: int, pack: PackSpec, curve: Any) -> dict[str, PackedStep]:
     pieces: Pieces = np.stack(
         [np.arange(store.documents), np.zeros(store.documents, np.int64), store.doc_tokens], axis=1
     )
-    found = {}
+    packs = {}
     for policy in ("in-order", "by-work"):
         spec = dataclasses.replace(pack, policy=policy)
-        found[policy] = pack_step(pieces, spec, world, curve)
-        counts = {len(batches) for batches in found[policy].ranks}
+        packs[policy] = pack_step(pieces, spec, world, curve)
+        counts = {len(batches) for batches in packs[policy].ranks}
         if counts != {MICRO_BATCHES}:
             raise ValueError(f"{policy} made {counts} micro-batches; both sides need as many.")
-    return found
+    return packs
 
 
 def _alternate(
@@ -236,8 +236,8 @@ def _alternate(
         if not alike or theirs_name not in sides or ours_name not in sides:
             continue
         pair = f"{theirs_name} over {ours_name}"
-        for what, found in (("step", walls), ("CPU of the busiest rank", busiest)):
-            pairs = list(zip(found[theirs_name], found[ours_name], strict=True))
+        for what, sides_s in (("step", walls), ("CPU of the busiest rank", busiest)):
+            pairs = list(zip(sides_s[theirs_name], sides_s[ours_name], strict=True))
             rows[f"{pair}, {what} (goal above 1)"] = spread([a / b for a, b in pairs])
         both = zip(losses[theirs_name], losses[ours_name], strict=True)
         apart = max(abs(a / b - 1) for a, b in both)
@@ -246,7 +246,7 @@ def _alternate(
 
 
 def measure() -> dict[str, Any]:
-    """Both sides where there are both; a sentence where there is one."""
+    """Both sides, or a sentence if DeepSpeed is missing."""
     what = "two ranks, one pinned core each, fp32, ZeRO-3; 2 micro-batches a rank"
     if importlib.util.find_spec("deepspeed") is None:
         return {
@@ -262,7 +262,7 @@ def measure() -> dict[str, Any]:
 
 
 def measure_case(case: str) -> dict[str, Any]:
-    """One of them, and what else the machine did meanwhile."""
+    """One case, and what else the machine did meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     model = CASES[case].model

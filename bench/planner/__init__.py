@@ -1,1 +1,1 @@
-"""Benches of searches and of the plans that they answer."""
+"""Benches of searches and of the plans that they return."""

@@ -1,8 +1,8 @@
-"""Plans whose layers pick their own strategies, on large presets: what they take and gain.
+"""Plans whose layers pick their own strategies, on large presets: search time and gain.
 
 Each search first runs as ``equipoise plan`` does, all layers alike, for 30 s; ``--layers own``
-begins from what it has found. Steps of both are simulated. Where memory is to spare no layer has
-to differ, and nothing is gained.
+begins from its result. Steps of both are simulated. If memory is to spare, no layer has to differ
+and nothing is gained.
 """
 
 import argparse
@@ -33,10 +33,10 @@ def search(request: PlanRequest) -> dict[str, Any]:
     outcome = inputs.search.run(seconds=SEARCH_S)
     best = price_finalists(inputs.search, outcome)[0]
     between = time.perf_counter()
-    found = plan_layers(inputs.search, outcome)
+    layered = plan_layers(inputs.search, outcome)
     end = time.perf_counter()
     alike_s = best.run.price.step_s
-    own_s = alike_s if found is None else found.run.price.step_s
+    own_s = alike_s if layered is None else layered.run.price.step_s
     return {
         "plan": request.asked(),
         "layers": inputs.search.model.layers,
@@ -44,8 +44,10 @@ def search(request: PlanRequest) -> dict[str, Any]:
         "layers_s": end - between,
         "alike": best.choice.words() | _figures(best.run),
         "own": None
-        if found is None
-        else found.choice.words() | {"strategies": len(set(found.layers))} | _figures(found.run),
+        if layered is None
+        else layered.choice.words()
+        | {"strategies": len(set(layered.layers))}
+        | _figures(layered.run),
         "gain": 1.0 - own_s / alike_s,
         "other_load": stamp.other_load(),
     }
@@ -57,14 +59,14 @@ def _figures(run: StepRun) -> dict[str, Any]:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    found = {
+    report = {
         "what": "seconds of a search with all layers alike, and of one by layers after it; steps "
         "are simulated",
         "goal": {"layers_s": LAYERS_S},
         "environment": environment(),
         "cases": [search(request) for request in CASES],
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

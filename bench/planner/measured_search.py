@@ -1,14 +1,13 @@
 """The measured search beside an exhaustive one: how much it loses in a quarter of the trials.
 
 ``--measure SECONDS`` trains choices of ``measured/measured_search.toml`` on this machine, as the
-search does, those first that were measured least, and appends each reading to
-``measured/measured_search.csv``; a reading beside which others used more than 0.35 cores is not
-kept. The table was taken in parts of at most four minutes, with ``nice -n -20``.
+search does, least measured first, and appends each reading to ``measured/measured_search.csv``; a
+reading is dropped if other processes used more than 0.35 cores meanwhile. The table was taken
+in parts of at most four minutes, with ``nice -n -20``.
 
-Without it, searches are replayed against that table: each seed reads each choice off by as much as
-readings of one choice are in the table, at least 2%, and is judged by the table's seconds. Beside
-it: random search, and the simulator's prices alone, which are in the table as they were when it was
-measured.
+Without it, searches are replayed against that table: each seed adds noise to each choice,
+as much as readings of one choice vary in the table and at least 2%, and is judged by the table's
+seconds. Beside it: random search, and the simulator's prices alone, as recorded with the readings.
 """
 
 import argparse
@@ -49,7 +48,7 @@ LEAST_NOISE = 0.02
 
 
 def measure(seconds: float) -> None:
-    """Take readings until the time is over; a trial that would not end in it is not begun."""
+    """Take readings until time is up; no trial begins that would not end by then."""
     from equipoise.launch.trial import run_trial
     from equipoise.plan.measured.request import read_measured
     from equipoise.plan.request import RunPlanRequest
@@ -119,12 +118,12 @@ class Table:
     spread: float
     """Standard deviation of the logarithm of a reading, beside choice and part."""
     repeats: int
-    """Readings beyond those that choices and parts explain: of none the spread says nothing."""
+    """Readings beyond those that choices and parts explain; if 0, the spread says nothing."""
     readings: list[list[float]]
 
     @property
     def noise(self) -> float:
-        """Of a replayed reading: the spread, where enough choices were read twice."""
+        """Noise of a replayed reading: the spread, if enough choices were read twice."""
         return max(self.spread, LEAST_NOISE) if self.repeats >= 6 else LEAST_NOISE
 
 
@@ -132,7 +131,7 @@ def read_table() -> Table:
     """The exhaustively measured table: each reading is a choice's seconds times a part's factor.
 
     A machine that others share is not as fast at one time as at another. Choices that were read in
-    several parts tell how much, and the rest is compared within its part.
+    several parts show by how much; the rest are compared within their part.
     """
     rows = _read_rows()
     firsts = list({int(row["choice"]): row for row in rows[::-1]}.items())
@@ -144,10 +143,10 @@ def read_table() -> Table:
     part = np.array([int(row["part"]) for row in read])
     left, right = np.eye(len(firsts))[choice], np.eye(part.max() + 1)[part]
     design = np.hstack([left, right])
-    found, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
-    rest = logs - design @ found
-    factors = found[len(firsts) :]
-    seconds = np.exp(found[: len(firsts)] + factors.mean())
+    solution, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
+    rest = logs - design @ solution
+    factors = solution[len(firsts) :]
+    seconds = np.exp(solution[: len(firsts)] + factors.mean())
     seconds[~left.any(0)] = np.nan
     return Table(
         [row["keys"] for _, row in firsts],
@@ -180,7 +179,7 @@ def _fastest(trials: list[Trial]) -> float:
 
 
 def judge(regrets: list[float]) -> dict[str, float]:
-    """Of some searches."""
+    """Regrets of some searches."""
     return {
         "within 3% of the best": float(np.mean(np.array(regrets) <= GOAL["regret"])),
         "median regret": float(np.median(regrets)),

@@ -1,15 +1,16 @@
 """The planner's choice beside each published one, both by the same price.
 
-Of each source, model, window and precision (of llm-foundry's sweeps, each source and model) the
-published step of most tokens a device is taken; the planner searches the same step, on the same
-cluster, stack and precision. The residuals are the same for both. It searches twice, for seconds
-of its core each, and of a second one where there are many choices: told nothing, and as somebody
-asks who knows the degrees that were run (``equipoise plan --layout tp=8,pp=16``), with micro-batch,
-ZeRO, schedule, recomputation and the rest left to it. Its answer is the faster one; or the
-published choice itself, where that is in the lattice, fits, and neither search met it in time.
+For each source, model, window and precision (each source and model of llm-foundry's sweeps) the
+bench takes the published step of most tokens a device; the planner searches the same step, on the
+same cluster, stack and precision. The residuals are the same for both. It searches twice, for some
+seconds of its core each, and of a second core if there are many choices: once without any hint, and
+once with the published degrees fixed (``equipoise plan --layout tp=8,pp=16``) and all else, such
+as micro-batch, ZeRO, schedule and recomputation, free.
+Its answer is the faster one, or the published choice
+itself if the lattice has it, it fits, and neither search reached it in time.
 
-The published setting is looked up in the lattice with nothing but its meaning changed: on one
-data-parallel rank all of ZeRO 0 to 2 are one, and so are all orders of ranks without stages.
+The published setting is looked up in the lattice by meaning: on one data-parallel rank ZeRO 0 to 2
+are the same, and so are all orders of ranks without stages.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ from equipoise.spec.cluster.spec import find_cluster
 from equipoise.spec.layout import ORDERS
 
 _SECONDS = 2.0
-"""Of this process, for each of the two searches."""
+"""CPU seconds of this process for each of the two searches."""
 _SAME = 1.0 + 1e-9
 
 
@@ -50,7 +51,7 @@ class Planned:
 
 
 def published() -> list[Row]:
-    """Of each source, model, window and precision the step of most tokens a device."""
+    """The step of most tokens a device for each source, model, window and precision."""
 
     def rate(row: Row) -> float:
         devices = int(row.cluster.rpartition(":")[2])
@@ -70,13 +71,13 @@ def published() -> list[Row]:
 
 def price(row: Row, machine: Machine) -> tuple[StepPrice, StepOptions] | None:
     """The published layout; of several settings the fastest that fits, else the fastest."""
-    found = []
+    priced = []
     for options in row.options:
         try:
-            found.append((price_step(row.model, machine, row.layout, options), options))
+            priced.append((price_step(row.model, machine, row.layout, options), options))
         except EquipoiseError:
             continue
-    return min(found, key=lambda each: (not each[0].fits, each[0].step_s)) if found else None
+    return min(priced, key=lambda each: (not each[0].fits, each[0].step_s)) if priced else None
 
 
 def find_row(space: Space, row: Row, options: StepOptions) -> int | None:
@@ -85,7 +86,7 @@ def find_row(space: Space, row: Row, options: StepOptions) -> int | None:
     Args:
         space: Of the row's cluster and step.
         row: Published.
-        options: Of the row's settings the one that is looked for.
+        options: Which of the row's settings to look up.
     """
     layout = row.layout
     is_alone = layout.dp * layout.cp == 1
@@ -114,18 +115,18 @@ def find_row(space: Space, row: Row, options: StepOptions) -> int | None:
 
 
 def search(row: Row, machine: Machine, space: Space, told: str) -> Planned | None:
-    """What the planner answers within its time of the core, however many others use it."""
+    """The planner's answer within its CPU time, however many others share the core."""
     finder = Search(row.model, machine, space)
-    begin, found = time.process_time(), None
+    begin, outcome = time.process_time(), None
     while (left := _SECONDS - (time.process_time() - begin)) > 0.1 * _SECONDS:
-        found = finder.run(seconds=left)
-        if found.progress.gap <= finder.gap:
+        outcome = finder.run(seconds=left)
+        if outcome.progress.gap <= finder.gap:
             break
-    if found is None or not found.fitting:
+    if outcome is None or not outcome.fitting:
         return None
-    choice = space.choice(found.fitting[0].row)
+    choice = space.choice(outcome.fitting[0].row)
     best = price_step(row.model, machine, choice.layout, choice.options)
-    return Planned(best, choice, told, found.progress.gap)
+    return Planned(best, choice, told, outcome.progress.gap)
 
 
 def compare(row: Row) -> dict[str, Any]:
@@ -179,20 +180,20 @@ def compare(row: Row) -> dict[str, Any]:
     }
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Over all steps, and over those whose published choice is said to fit."""
-    planned = [each for each in found if each.get("planned_s")]
+def summary(compared: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures over all steps, and over those whose published choice is predicted to fit."""
+    planned = [each for each in compared if each.get("planned_s")]
     ratios = sorted(each["ratio"] for each in planned)
     terms = [name for each in planned for name in each["wins_by"]]
 
     def count(key: str) -> int:
-        return sum((each.get(key) or np.inf) <= _SAME for each in found)
+        return sum((each.get(key) or np.inf) <= _SAME for each in compared)
 
     return {
-        "steps": len(found),
-        "in_lattice": sum(each.get("in_lattice", False) for each in found),
+        "steps": len(compared),
+        "in_lattice": sum(each.get("in_lattice", False) for each in compared),
         "published_does_not_fit": [
-            each["name"] for each in found if not each.get("published_fits", True)
+            each["name"] for each in compared if not each.get("published_fits", True)
         ],
         "at_least_as_fast": count("ratio"),
         "at_least_as_fast, told nothing": count("told_nothing"),
@@ -209,17 +210,17 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Each row to the error stream as it is done; all of them as JSON."""
     stamp = LoadStamp()
-    found = []
+    compared = []
     for row in published():
-        found.append(compare(row))
-        print(json.dumps(found[-1]), file=sys.stderr)
+        compared.append(compare(row))
+        print(json.dumps(compared[-1]), file=sys.stderr)
     answer = {
         "what": "step of the planner's choice over that of the published one, by the same price",
         "tag": "simulated",
         "goal": "ratio at most 1 on every row",
         "seconds_each_search": _SECONDS,
-        **summary(found),
-        "rows": found,
+        **summary(compared),
+        "rows": compared,
         "other_load_cores": stamp.other_load(),
         "environment": environment(),
     }

@@ -1,17 +1,17 @@
-"""Real steps on two ranks beside what was foreseen of them after ``equipoise calibrate``.
+"""Real steps on two ranks beside their predictions after ``equipoise calibrate``.
 
 ``equipoise calibrate`` measures the machine once. Then, pass after pass, the parts of one
 decoder's steps are timed as it times them, one way of sharing a step at a time, and right after it
 one to three plans that share a step so are trained by ``equipoise train``, pinned: eighteen plans
 of the decoder (layouts, ZeRO stages, schedules, strategies, packings, recomputation, windows,
-depths). What neighbours take of caches and clocks changes within minutes by more than the goal, so
-each run is foreseen from what was timed just before it, and a plan's figures are the medians of all
-its steps but each run's first. What was drawn beside other load is drawn again. Nothing is fitted
-to a scored run. Beside the clock's seconds stand the processor's, which strangers lengthen less.
+depths). Neighbours' use of caches and clocks changes within minutes by more than the goal, so
+each run is predicted from what was timed just before it, and a plan's figures are medians over all
+its steps but each run's first. Runs taken beside other load are repeated. Nothing is fitted to a
+scored run. Processor seconds stand beside wall seconds, because other load lengthens them less.
 
 It works in pieces, kept in a folder until all are there::
 
-    python -m bench.planner.real --seconds 180        # go on for so long, say what is left
+    python -m bench.planner.real --seconds 180        # go on for 180 s, print what is left
     python -m bench.planner.real --seconds 0 --now    # the answer from the pieces that are there
     python -m bench.planner.real --fresh              # forget all pieces
     python -m bench.run planner.real                  # whatever is left, and the answer
@@ -64,12 +64,12 @@ def calibrate() -> dict[str, Any]:
 
 
 def samples_file(way: Way, number: int, group: int) -> Path:
-    """What a pass timed of a way in front of a group of plans."""
+    """Samples of one way that a pass timed before a group of plans."""
     return FOLDER / f"{number}-{group}-{way}.pickle"
 
 
 def calibrated_machine(number: int, group: int) -> Machine:
-    """Two cores as they were timed in front of a group of plans."""
+    """Two cores as they were timed before a group of plans."""
     link = Machine(cores_cluster(this_cpu(MACHINE_FILE), 2)).context_links(Layout(cp=2)).near
     ways, _ = GROUPS[group]
     parts = parts_of({way: samples_file(way, number, group) for way in ways}, link)
@@ -96,7 +96,7 @@ def draw_group(number: int, group: int) -> dict[str, Any]:
 
 
 def _undisturbed(draw: Callable[[], float]) -> float:
-    """Draw until others keep little of the machine busy, at most so often: how much they did."""
+    """Repeat until other load is low, ``MOST_DRAWS`` times at most; returns that load."""
     for _ in range(MOST_DRAWS):
         load = draw()
         if load <= MOST_LOAD_CORES:
@@ -105,20 +105,20 @@ def _undisturbed(draw: Callable[[], float]) -> float:
 
 
 def train(case: str, folder: Path) -> dict[str, Any]:
-    """One run of the product, and what its journals say of its steps."""
+    """One run of the product, and its steps by its journals."""
     shutil.rmtree(folder, ignore_errors=True)
     stamp = LoadStamp()
     command = [sys.executable, "-m", "equipoise.cli.main", "train", "--out", str(folder)]
     subprocess.run(
         [*command, "--quiet", *flags(COMMON | CASES[case])], check=True, stdout=sys.stderr
     )
-    found = {"other_load_cores": round(stamp.other_load(), 2), **read_steps(folder)}
+    ended = {"other_load_cores": round(stamp.other_load(), 2), **read_steps(folder)}
     shutil.rmtree(folder)
-    return found
+    return ended
 
 
 def read_steps(folder: Path) -> dict[str, Any]:
-    """Seconds of each step but the first: whole, by phase, and of the processor."""
+    """Seconds of each step but the first: in all, by phase, and on the processor."""
     ranks = [
         [json.loads(line) for line in file.read_text().splitlines()]
         for file in sorted((folder / "journal").glob("rank-*.jsonl"))
@@ -155,9 +155,9 @@ def row_of(case: str, runs: list[dict[str, Any]], machines: list[Machine]) -> di
     predicted: list[float] = []
     terms: dict[str, list[float]] = {}
     for run, machine in zip(runs, machines, strict=True):
-        for found in foresee(case, run, machine):
-            predicted.append(found.price.step_s)
-            for name, seconds in found.price.terms.items():
+        for priced in foresee(case, run, machine):
+            predicted.append(priced.price.step_s)
+            for name, seconds in priced.price.terms.items():
                 terms.setdefault(name, []).append(seconds)
     steps = {name: [s for run in runs for s in run["steps"][name]] for name in runs[0]["steps"]}
     measured, guess = float(np.median(steps["step"])), float(np.median(predicted))
@@ -187,10 +187,10 @@ def answer(state: dict[str, Any]) -> dict[str, Any]:
     """All plans, their errors and their order."""
     rows, machines = [], []
     for group, (_, cases) in enumerate(GROUPS):
-        drawn = [at for at, found in enumerate(state["passes"]) if str(group) in found]
+        drawn = [at for at, timed in enumerate(state["passes"]) if str(group) in timed]
         here = [calibrated_machine(at, group) for at in drawn]
-        found = [state["passes"][at][str(group)]["runs"] for at in drawn]
-        rows += [row_of(case, [runs[case] for runs in found], here) for case in cases if found]
+        runs_of = [state["passes"][at][str(group)]["runs"] for at in drawn]
+        rows += [row_of(case, [runs[case] for runs in runs_of], here) for case in cases if runs_of]
         machines += here
     errors = np.array([row["error"] for row in rows])
     predicted, measured = ([row[name] for row in rows] for name in ("predicted_s", "measured_s"))
@@ -224,9 +224,9 @@ def answer(state: dict[str, Any]) -> dict[str, Any]:
         "rows": rows,
         "calibrate": state["calibrate"],
         "other load while ways were timed": [
-            found["other load while ways were timed"]
+            timed["other load while ways were timed"]
             for groups in state["passes"]
-            for found in groups.values()
+            for timed in groups.values()
         ],
         "scheduler": state["scheduler"],
         "environment": environment(),
@@ -234,7 +234,7 @@ def answer(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _noise(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """How far medians of passes lie apart, of the worse of two plans."""
+    """Spread of the medians of passes, for the worse of two plans."""
     return max(
         max(each["measured, medians of passes"]) / min(each["measured, medians of passes"]) - 1
         for each in (one, other)
@@ -242,7 +242,7 @@ def _noise(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def work(seconds: float, *, now: bool) -> dict[str, Any] | None:
-    """Go on for so long; the state if all is there, or what is there is enough."""
+    """Go on for ``seconds``; returns the state if it is complete or need not be."""
     begin = time.perf_counter()
     FOLDER.mkdir(exist_ok=True)
     kept = FOLDER / "state.json"
@@ -270,12 +270,12 @@ def _left(state: dict[str, Any]) -> int:
 
 
 def read_state(kept: Path) -> dict[str, Any]:
-    """All pieces; as they are read back, keys of objects are words."""
+    """All pieces; read back from JSON, so keys are strings."""
     return dict(json.loads(kept.read_text()))
 
 
 def main() -> None:
-    """Go on, and answer where nothing is left."""
+    """Go on, and print the answer once nothing is left."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--fresh", action="store_true")

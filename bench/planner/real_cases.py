@@ -1,4 +1,4 @@
-"""The plans that ``plans_real`` trains, as keys of run.toml."""
+"""The plans that ``bench.planner.real`` trains, as keys of run.toml."""
 
 from equipoise.spec.device.parts import Way
 

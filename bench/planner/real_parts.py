@@ -26,15 +26,15 @@ def _timed(ranks: Ranks, plan: PartsPlan, way: Way) -> tuple[WaySamples, float]:
 
 
 def time_once(way: Way, file: Path) -> float:
-    """Time one way and keep the samples: cores that others kept busy meanwhile."""
+    """Time one way and keep the samples; returns the cores that others kept busy meanwhile."""
     stamp = LoadStamp()
-    found = run_ranks(2, _timed, _plan(), way)
-    load = stamp.other_load(sum(processor_s for _, processor_s in found))
-    file.write_bytes(pickle.dumps([samples for samples, _ in found]))
+    samples_of = run_ranks(2, _timed, _plan(), way)
+    load = stamp.other_load(sum(processor_s for _, processor_s in samples_of))
+    file.write_bytes(pickle.dumps([samples for samples, _ in samples_of]))
     return load
 
 
 def parts_of(files: dict[Way, Path], link: LinkPrice) -> ModelParts:
     """The table of the ways that were timed."""
-    found = {way: pickle.loads(file.read_bytes()) for way, file in files.items()}
-    return put_together(_plan(), found, link)
+    samples_of = {way: pickle.loads(file.read_bytes()) for way, file in files.items()}
+    return put_together(_plan(), samples_of, link)

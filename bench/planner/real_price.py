@@ -1,4 +1,4 @@
-"""What each step of a real plan is foreseen to take, from the very packs that ran."""
+"""Predicted seconds of each step of a real plan, from the very packs that ran."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,7 +52,7 @@ def foresee(case: str, run: dict[str, Any], machine: Machine) -> list[StepRun]:
     priced = []
     for step, packed in enumerate(packs_of(resolved, LoadCurve(**known)), start=1):
         if packed.digest != run["packs"][str(step)]:
-            raise ValueError(f"{case}: step {step} was packed otherwise than it is foreseen.")
+            raise ValueError(f"{case}: step {step} ran with other packs than those priced.")
         documents = [[batch.doc_tokens.tolist() for batch in rank] for rank in packed.ranks]
         layout = spec.layout.of_ranks(2)
         if step > 1:

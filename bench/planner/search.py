@@ -1,8 +1,8 @@
 """The planner's speed: bounds of every choice, and a whole search of the largest published case.
 
 Llama 3 405B on 16,384 H100s with the document lengths of a long-context corpus: how many choices
-are judged in a second on one core, and how far a search is after 10 s and after 60. Beside that the
-simulator alone: instructions of a pipeline that are written and replayed in a second, and a whole
+a second one core judges, and how far a search is after 10 s and after 60. Beside that the
+simulator alone: pipeline instructions written and replayed in a second, and a whole
 step of 16 stages and 192 micro-batches.
 """
 
@@ -33,7 +33,7 @@ MODEL, DEVICES = "llama3-405b", 16_384
 GOAL = {"choices_per_s": 200_000, "search_s": 10.0, "instructions_per_s": 1e6, "step_s": 0.5}
 STAGES, MICRO_BATCHES = 16, 192
 STRATEGIES = {"1f1b": 1, "zb-h1": 1, "interleaved": 4, "interleaved-zb": 4}
-"""With stages of a rank."""
+"""Schedules, with the stages of a rank."""
 
 
 def judge() -> dict[str, Any]:
@@ -87,27 +87,27 @@ def search(seconds: float, lengths: str | None) -> dict[str, Any]:
     space = list_space(model, DEVICES, base)
     packer = None if lengths is None else choice_packer(model, lengths, base)
     asked = Search(model, machine, space, packer=packer)
-    found = asked.run(seconds=seconds)
-    best = found.fitting[0]
+    outcome = asked.run(seconds=seconds)
+    best = outcome.fitting[0]
     return {
         "lengths": lengths or "full windows",
         "seconds_allowed": seconds,
         "wall_s": time.perf_counter() - begin,
         "cpu_s": time.process_time() - cpu,
         "other_load_cores": load.other_load(),
-        "choices": found.listed,
-        "families": found.bounded,
-        "replayed": found.progress.priced,
+        "choices": outcome.listed,
+        "families": outcome.bounded,
+        "replayed": outcome.progress.priced,
         "best_s": best.step_s,
         "best": space.choice(best.row).words(),
-        "bound_s": found.progress.bound_s,
-        "gap": found.progress.gap,
-        "is_whole": found.progress.gap <= asked.gap,
+        "bound_s": outcome.progress.bound_s,
+        "gap": outcome.progress.gap,
+        "is_whole": outcome.progress.gap <= asked.gap,
     }
 
 
 def main() -> None:
-    found = {
+    report = {
         "environment": environment(),
         "goal": GOAL,
         "judge": judge(),
@@ -118,7 +118,7 @@ def main() -> None:
             search(60.0, "pretrain-128k"),
         ],
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Benches of forecasts beside published measurements."""
+"""Benches of predictions beside published measurements."""

@@ -1,8 +1,8 @@
-"""Collectives beside measurements they were not fitted to, and beside torch's own cost model.
+"""Collectives beside measurements that nothing was fitted to, and beside torch's own cost model.
 
 Halves: of the H100's NCCL points every second size is fitted and the others are scored, then
-the other way round. torch's ``redistribute_cost`` prices the same scored points, told that a
-node has 8 devices. Then, unfitted: another laboratory's H100 and H200 nodes, and V100 nodes
+the other way round. torch's ``redistribute_cost`` prices the same scored points, on nodes of
+8 devices. Then, unfitted: another laboratory's H100 and H200 nodes, and V100 nodes
 over Ethernet, whose one network link is fitted on pairs of single GPUs alone.
 """
 
@@ -86,7 +86,7 @@ def _by(rows: list[dict[str, Any]], *keys: str, of: str = "predicted_s") -> dict
 
 def _halves(rows: list[Point], cost_s: Callable[[str, int, int], float]) -> dict[str, Any]:
     sizes = sorted({size for _, _, size, _ in rows})
-    found: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
     scored_all: list[dict[str, Any]] = []
     for name, fitted in (("even fitted, odd scored", 0), ("odd fitted, even scored", 1)):
         chosen = set(sizes[fitted::2])
@@ -94,7 +94,7 @@ def _halves(rows: list[Point], cost_s: Callable[[str, int, int], float]) -> dict
         scored = [_score(curve, row, cost_s) for row in rows if row[2] not in chosen]
         inside = [row for row in scored if not row["extrapolated"]]
         outside = [row for row in scored if row["extrapolated"]]
-        found[name] = _error(inside) | {
+        errors[name] = _error(inside) | {
             "by op and ranks": _by(inside, "op", "ranks"),
             "beyond the fitted sizes (flagged)": _error(outside) if outside else None,
             "torch redistribute_cost": _error(inside, "torch_s"),
@@ -104,8 +104,8 @@ def _halves(rows: list[Point], cost_s: Callable[[str, int, int], float]) -> dict
             "equipoise, 4 MiB and more": _error([row for row in inside if row["bytes"] >= LARGE]),
         }
         scored_all += [row | {"half": name} for row in scored]
-    found["rows"] = _lines(scored_all)
-    return found
+    errors["rows"] = _lines(scored_all)
+    return errors
 
 
 def _lines(rows: list[dict[str, Any]]) -> list[str]:
@@ -139,7 +139,7 @@ def _score(
 
 
 def _repeats(rows: list[Point]) -> dict[str, float]:
-    """How far two measurements of one point lie apart: no model of one does better."""
+    """How far two measurements of one point lie apart: no model can do better."""
     pairs: dict[tuple[str, int, int], list[float]] = {}
     for op, ranks, size, s in rows:
         pairs.setdefault((op, ranks, size), []).append(s)
@@ -148,14 +148,14 @@ def _repeats(rows: list[Point]) -> dict[str, float]:
 
 
 def _elsewhere(rows: list[dict[str, str]]) -> dict[str, Any]:
-    """Nodes of another laboratory, priced by the shipped curve as it is."""
-    found = []
+    """Nodes of another laboratory, priced by the shipped curve unchanged."""
+    points = []
     for row in rows:
         if row["nodes"] != "1" or row["gpu"].startswith("V100") or row["op"] == "send":
             continue
         ranks, size = int(row["ranks_per_node"]), int(row["bytes"])
         group = Group(np.asarray(ranks), (node_level("nvlink4", ranks),))
-        found.append(
+        points.append(
             {
                 "gpu": row["gpu"],
                 "op": row["op"],
@@ -165,11 +165,11 @@ def _elsewhere(rows: list[dict[str, str]]) -> dict[str, Any]:
                 "predicted_s": float(collective_s(row["op"], size, group).s),
             }
         )
-    large = [row for row in found if row["bytes"] >= LARGE]
+    large = [row for row in points if row["bytes"] >= LARGE]
     return {
         "4 MiB and more": _error(large) | {"by gpu and op": _by(large, "gpu", "op")},
         "smaller: launched from the host, where the shipped curve was replayed as a graph": _error(
-            [row for row in found if row["bytes"] < LARGE]
+            [row for row in points if row["bytes"] < LARGE]
         ),
     }
 
@@ -205,7 +205,7 @@ def _hierarchy(rows: list[dict[str, str]]) -> dict[str, Any]:
         ],
         1.0,
     )
-    found = []
+    points = []
     for row in of_gpu:
         nodes, each, size = int(row["nodes"]), int(row["ranks_per_node"]), int(row["bytes"])
         if nodes == 1 or (nodes, each) == (2, 1) or each == 8 or size < LARGE:
@@ -217,7 +217,7 @@ def _hierarchy(rows: list[dict[str, str]]) -> dict[str, Any]:
         node = Level(bare, 1e18, np.asarray(each), np.asarray(each))
         network_s = float(collective_s(row["op"], size, Group(np.asarray(ranks), (node, level))).s)
         node_s = float(inside.at(row["op"], size, each).s) if each > 1 else 0.0
-        found.append(
+        points.append(
             {
                 "op": row["op"],
                 "nodes": nodes,
@@ -233,9 +233,9 @@ def _hierarchy(rows: list[dict[str, str]]) -> dict[str, Any]:
             "bytes_per_s": network.bytes_per_s,
             "latency_s": network.latency_s,
         },
-        "4 MiB and more": _error(found) | {"by op and nodes": _by(found, "op", "nodes")},
-        "flat bandwidth (the node's own)": _error(found, "flat_s"),
-        "rows": _lines(found),
+        "4 MiB and more": _error(points) | {"by op and nodes": _by(points, "op", "nodes")},
+        "flat bandwidth (the node's own)": _error(points, "flat_s"),
+        "rows": _lines(points),
     }
 
 

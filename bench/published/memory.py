@@ -2,8 +2,8 @@
 
 Peaks of arXiv:2401.10241 and of arXiv:2205.05198 are bytes allocated (Megatron-LM reports them in
 units of 1,024); torchtitan's are bytes that the allocator holds, so its rows count the allocator's
-slack. A *false fit* is a row that is said to fit a device and does not: its own, on which all
-published rows ran, or another one of ``CAPACITIES_GIB``, asked as if it had run there.
+slack. A *false fit* is a row predicted to fit a device that it does not fit. All published
+rows fit their own device, so other ``CAPACITIES_GIB`` are tried as if rows had run there.
 """
 
 import dataclasses
@@ -68,13 +68,13 @@ def figures() -> list[tuple[str, str, float, float]]:
         ("full_recompute", "full", False),
     )
     asked = [(name, form) for name in SHAPES for form in forms]
-    found = price_rows(
+    priced = price_rows(
         [korthikanti(name, how, sequence=sequence) for name, (_, how, sequence) in asked],
         [FITTED] * len(asked),
     )
     held = {
         (name, form): each.price.memory
-        for (name, (form, *_)), each in zip(asked, found, strict=True)
+        for (name, (form, *_)), each in zip(asked, priced, strict=True)
     }
     rows = []
     for row in read("seqpar_memory.csv"):
@@ -105,9 +105,9 @@ def peaks() -> tuple[list[tuple[str, str, float, float]], list[str]]:
     for row, line in zip(torchtitan(), lines, strict=True):
         if line["peak_mem_gib"]:
             given.append(("torchtitan", row, float(line["peak_mem_gib"])))
-    found = price_rows([row for _, row, _ in given], [FITTED] * len(given))
+    priced = price_rows([row for _, row, _ in given], [FITTED] * len(given))
     rows, false_fits = [], []
-    for (source, row, measured), each in zip(given, found, strict=True):
+    for (source, row, measured), each in zip(given, priced, strict=True):
         predicted = float(each.price.memory_bytes.max())
         rows.append((source, row.name, measured, predicted / GIB))
         if each.price.fits and measured * GIB > each.price.capacity_bytes:

@@ -1,10 +1,10 @@
 """Published steps with the optimizer in host memory beside the model of ``cost.offload``.
 
-Nothing is fitted on these rows. Of the first source the seconds that offloading adds are printed,
-of the second how many times as long the step gets; the step without is then ours, of the smallest
-batch that its recipe prints, so that figure is the rougher one. Where a part of the optimizer is
-offloaded, that part of the whole is what is priced. Bytes saved are of the fullest device; that
-Megatron's master weights stay there is known from the second source alone.
+Nothing is fitted on these rows. The first source prints the seconds that offloading adds, the
+second how many times longer the step gets. The second's base is our own step at the smallest batch
+of its recipe, so that figure is rougher. If a part of the optimizer is offloaded, that part of the
+whole is priced. Bytes saved are those of the fullest device; only the second source shows that
+Megatron's master weights stay there.
 """
 
 import dataclasses
@@ -61,18 +61,18 @@ def measure() -> dict[str, Any]:
         share = float(row["fraction"])
         if not share:
             continue
-        found: dict[str, Any] = {"source": row["source"], "offloaded": share}
-        found["copies overlap"] = row["overlap"]
+        figures: dict[str, Any] = {"source": row["source"], "offloaded": share}
+        figures["copies overlap"] = row["overlap"]
         if row["step_s"]:
             measured = float(row["step_s"]) - float(before[row["source"]]["step_s"])
             ours, gigabytes = share * whole_s, share * hosted_bytes(OPTIONS) * SMALL.params / 1e9
-            found |= {"added s, measured": round(measured, 3), "added s, ours": round(ours, 3)}
+            figures |= {"added s, measured": round(measured, 3), "added s, ours": round(ours, 3)}
         else:
             measured = float(row["times"])
             ours, gigabytes = 1 + share * (with_all / without - 1), share * saved / 1e9
-            found |= {"times, measured": measured, "times, ours": round(ours, 2)}
+            figures |= {"times, measured": measured, "times, ours": round(ours, 2)}
         rows.append(
-            found
+            figures
             | {
                 "error": round(ours / measured - 1, 3),
                 "saved GB, measured": float(row["saved_gb"]),

@@ -1,7 +1,7 @@
 """Draw the residuals of the page "Foresight" from what the benches wrote.
 
 ``python -m bench.published.plot docs/images/foresight`` writes each as SVG. One dot is one row, one
-line a source; the band is the goal. Narrow, so that a phone shows their letters.
+line a source; the band is the goal. Figures are narrow, so that a phone can show their letters.
 """
 
 import json
@@ -22,7 +22,7 @@ _OPS = {
 _WIDTH = 5.4
 """Inches."""
 _ROOM = 0.6
-"""Of a line of dots, in the place of one."""
+"""Height of a line of dots; lines are 1 apart."""
 _SOURCES = {
     "dgxc": "NVIDIA's recipes",
     "SC21 table 1": "Megatron-LM 2021, table 1",
@@ -32,11 +32,11 @@ _SOURCES = {
     "Korthikanti table 5": "arXiv:2205.05198 table 5",
     "zero bubble table 4": "arXiv:2401.10241 table 4",
 }
-"""What a reader of the page calls them; others by their own names."""
+"""Names of sources on the page; sources not listed keep their own."""
 
 
 def read(name: str) -> Any:
-    """What a bench wrote."""
+    """The JSON that a bench wrote."""
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
@@ -61,7 +61,7 @@ def _dots(
 
 
 def make_figure(lines: float, panels: int = 1, **arguments: Any) -> tuple[Any, Any]:
-    """A figure with so many lines of dots, and its panel or panels."""
+    """A figure tall enough for ``lines`` lines of dots, and its panel or panels."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -80,10 +80,10 @@ def make_figure(lines: float, panels: int = 1, **arguments: Any) -> tuple[Any, A
 
 def pipelines() -> Any:
     """G1 and G2: bubble rates, and throughput from profiled times."""
-    found = read("published/bubbles")
+    bubbles = read("published/bubbles")
     names = ("1F1B", "ZB-H1", "ZB-H2", "ZB-1p", "ZB-2p")
     rates = {
-        name: [row[name]["by span"] - row[name]["published"] for row in found["rows"]]
+        name: [row[name]["by span"] - row[name]["published"] for row in bubbles["rows"]]
         for name in (*names[:2], "1F1B-I", *names[2:])
     }
     table = read("published/throughput")["table 4 of arXiv:2401.10241 from its profiled times"]
@@ -112,10 +112,10 @@ def memory() -> Any:
 
 def steps() -> Any:
     """G4: seconds of a step, each source left out of the fit."""
-    found = read("published/throughput")["left-out sources"]["rows"]
+    rows_of = read("published/throughput")["left-out sources"]["rows"]
     groups = {
         _SOURCES.get(name, name.replace("_", " ")): [row["error"] for row in lines]
-        for name, lines in found.items()
+        for name, lines in rows_of.items()
     }
     figure, axis = make_figure(len(groups) + 1)
     _dots(axis, groups, band=0.08, limit=0.32, said="seconds, predicted over published − 1")
@@ -175,7 +175,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
 
 
 def save(figure: Any, file: Path) -> None:
-    """Write it, the same bytes on every day, and say so."""
+    """Write the figure, the same bytes on every day, and print its path."""
     figure.savefig(file, metadata={"Date": None}, bbox_inches="tight", facecolor="white")
     print(file)
 

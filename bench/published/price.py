@@ -1,8 +1,7 @@
-"""Published steps priced, and the two residuals that are fitted on those of other sources.
+"""Published steps priced, with two residuals fitted on steps of other sources.
 
-What is fitted: ``Residuals.products`` and ``Residuals.traffic``, two numbers for all devices and
-all programs. What they are fitted on: every source but the one that is scored. A source is a
-table, whatever devices it has.
+``Residuals.products`` and ``Residuals.traffic``, two numbers for all devices and all programs, are
+fitted on every source but the one that is scored. A source is a table, whatever devices it has.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ TRAFFIC = (
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A row with its price; of several settings the fastest that fits, else the fastest."""
+    """A row with its price: the fastest of its settings that fit, else the fastest."""
 
     row: Row
     price: StepPrice
@@ -48,7 +47,7 @@ class Priced:
 
 
 def table_of(row: Row) -> str:
-    """The source that a row is left out with."""
+    """The source that is left out together with this row."""
     return "llm-foundry" if row.source.startswith("llm-foundry") else row.source
 
 
@@ -59,7 +58,7 @@ def _price(task: tuple[Row, Residuals]) -> Priced:
     row, residuals = task
     if row.cluster not in _MACHINES:
         _MACHINES[row.cluster] = Machine(find_cluster(row.cluster))
-    found = []
+    priced = []
     faults = []
     for options in row.options:
         asked = dataclasses.replace(options, residuals=residuals)
@@ -68,10 +67,10 @@ def _price(task: tuple[Row, Residuals]) -> Priced:
         except EquipoiseError as error:
             faults.append(str(error))
             continue
-        found.append(Priced(row, price, asked))
-    if not found:
+        priced.append(Priced(row, price, asked))
+    if not priced:
         raise RuntimeError(f"{row.source}, {row.name}: {faults}")
-    return min(found, key=lambda each: (not each.price.fits, each.price.step_s))
+    return min(priced, key=lambda each: (not each.price.fits, each.price.step_s))
 
 
 def price_rows(rows: Sequence[Row], residuals: Sequence[Residuals]) -> list[Priced]:
@@ -110,7 +109,7 @@ def fit(priced: Sequence[Priced]) -> Residuals:
 def leave_one_out(
     rows: Sequence[Row],
 ) -> tuple[list[Priced], list[Priced], dict[str, Residuals]]:
-    """Rows priced with nothing fitted, and under residuals of all other sources; and those.
+    """Rows priced unfitted, rows priced under residuals of all other sources, and the residuals.
 
     Args:
         rows: Of several sources.
@@ -132,7 +131,7 @@ def error_row(each: Priced) -> dict[str, Any]:
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:
-    """Mean absolute error, mean, largest, and how many."""
+    """Mean absolute error, mean, largest, and number of errors."""
     values = np.array(errors)
     return {
         "mape": round(float(np.abs(values).mean()), 4),

@@ -1,8 +1,8 @@
 """Is the order of predictions the order of measurements? llm-foundry's sweeps, size by size.
 
 A sweep is one model on one kind of device, over sequence lengths, micro-batches and numbers of
-devices. Ranked are tokens per second and device, and, harder, MFU, which takes the sequence length
-out. Residuals are fitted without llm-foundry.
+devices. It ranks tokens per second and device, and, harder, MFU, which factors out the sequence
+length. Residuals are fitted without llm-foundry.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from equipoise.cost.step.request import Residuals
 
 GOAL = {"tau": 0.8, "top-1 regret": 0.03}
 LEAST = 4
-"""Rows of a sweep that is ranked."""
+"""Rows that a sweep needs to be ranked."""
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
@@ -37,7 +37,7 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def rank(sweep: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Of (measured, predicted) rates: tau, and what is lost by taking the predicted best."""
+    """Tau of (measured, predicted) rates, and the loss from taking the predicted best."""
     measured, predicted = zip(*sweep, strict=True)
     best = int(np.argmax(predicted))
     return {
@@ -61,10 +61,10 @@ def measure() -> dict[str, Any]:
     plain = price_rows(every, [Residuals()] * len(every))
     residuals = fit([each for each in plain if table_of(each.row) != "llm-foundry"])
     wanted = [row for row in every if table_of(row) == "llm-foundry"]
-    found = price_rows(wanted, [residuals] * len(wanted))
+    priced = price_rows(wanted, [residuals] * len(wanted))
     rates: dict[str, list[tuple[float, float]]] = defaultdict(list)
     shares: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for each, line in zip(found, read("llmfoundry.csv"), strict=True):
+    for each, line in zip(priced, read("llmfoundry.csv"), strict=True):
         name = f"{line['model']} {line['gpu']} {line['precision']}"
         rates[name].append((1 / _per_token(each, each.row.step_s), 1 / _per_token(each)))
         mfu = float(line["mfu"])

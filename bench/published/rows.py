@@ -1,8 +1,8 @@
 """Published training steps as settings that can be priced: one row, one measured number.
 
-What a row's source does not print is said here, once for each source: which software it ran, in
-facts that its authors state. Where a source prints no micro-batch or no virtual stages, the row
-has several settings, and the fastest of them that fits is taken, as its authors will have done.
+This file fills in what a source does not print, once for each source: the software that it ran, by
+facts that its authors state. If a source prints no micro-batch or no virtual stages, the row has
+several settings, and the fastest that fits is taken, as its authors probably did.
 """
 
 import csv
@@ -19,7 +19,7 @@ from equipoise.spec.run.spec import Recompute
 FOLDER = Path(__file__).with_name("tables")
 
 ORDER = ("pp", "dp", "cp", "tp")
-"""Of ranks, outermost first, in Megatron-LM."""
+"""Order of ranks in Megatron-LM, outermost first."""
 MEGATRON = Stack(
     attention="unfused",
     sequence_parallel=False,
@@ -41,10 +41,10 @@ FOUNDRY = {
     "a100_80gb": Stack(attention_rate=0.6, fused=False),
     "a100_40gb": Stack(attention_rate=0.6, fused=False),
 }
-"""llm-foundry: eager PyTorch and FlashAttention's first version, at some 0.6 of the second on A100
-and some 200 of Hopper's 600 TFLOP/s (arXiv:2307.08691, figures 5 and 7)."""
+"""llm-foundry: eager PyTorch and FlashAttention's first version, at about 0.6 of the second on A100
+and about 200 of Hopper's 600 TFLOP/s (arXiv:2307.08691, figures 5 and 7)."""
 TITAN = Stack(attention_rate=0.55, repeats_keys=True, logit_bytes=12.0)
-"""torchtitan, compiled: scaled_dot_product_attention, which is FlashAttention-2, on Hopper at some
+"""torchtitan, compiled: scaled_dot_product_attention, which is FlashAttention-2, on Hopper at about
 0.55 of version 3 (arXiv:2407.08608, figures 5 and 6). Its loss holds fp32 logits three times: the
 logarithm of the softmax, its gradient and theirs. Its models repeat keys and values for each query
 head, and its context parallelism gathers them."""
@@ -83,7 +83,7 @@ def gpt(layers: int, hidden: int, heads: int, vocab: int) -> ModelSpec:
 
 
 def megatron_flop(model: ModelSpec, batch: int, seq: int) -> float:
-    """Of arXiv:2104.04473, appendix: full recomputation, every pair."""
+    """FLOP by arXiv:2104.04473, appendix: full recomputation, every pair."""
     layers, hidden = model.layers, model.hidden
     ratio = 1 + seq / (6 * hidden) + model.vocab / (16 * layers * hidden)
     return 96.0 * batch * seq * layers * hidden**2 * ratio
@@ -141,8 +141,8 @@ def dgxc() -> Iterator[Row]:
 
 
 def disagreements() -> list[str]:
-    """Rows whose degrees and batches do not multiply; ``gbs`` and ``gpus`` count."""
-    found = []
+    """Rows whose degrees and batches do not multiply out; ``gbs`` and ``gpus`` win."""
+    faults = []
     for row in read("dgxc.csv"):
         numbers = {
             key: int(row[key])
@@ -151,11 +151,11 @@ def disagreements() -> list[str]:
         ranks = numbers["tp"] * numbers["pp"] * numbers["cp"] * numbers["dp"]
         batch = numbers["dp"] * numbers["mbs"] * numbers["grad_accum"]
         if ranks != numbers["gpus"] or batch != numbers["gbs"]:
-            found.append(
+            faults.append(
                 f"{row['tag']} {row['model']} {row['precision']}: {ranks} ranks of "
                 f"{numbers['gpus']}, {batch} sequences of {numbers['gbs']}"
             )
-    return found
+    return faults
 
 
 MPT = {  # layers, hidden, heads: llm-foundry, scripts/train/yamls/pretrain
@@ -251,14 +251,14 @@ def _virtual(layers: int, pp: int) -> list[int]:
 def _choices(
     layout: Layout, seq: int, batch: int, layers: int, stack: Stack, *, interleaves: bool
 ) -> tuple[StepOptions, ...]:
-    found = []
+    steps = []
     for micro_batch in (1, 2, 4, 8, 16):
         if batch % (layout.dp * micro_batch):
             continue
         for virtual in _virtual(layers, layout.pp) if interleaves else [1]:
             if virtual > 1 and batch // (layout.dp * micro_batch) % layout.pp:
                 continue
-            found.append(
+            steps.append(
                 StepOptions(
                     seq,
                     batch,
@@ -269,7 +269,7 @@ def _choices(
                     stack=stack,
                 )
             )
-    return tuple(found)
+    return tuple(steps)
 
 
 def sc21_table1() -> Iterator[Row]:

@@ -1,8 +1,8 @@
-"""Published step times, beside what is predicted from kernels and two residuals of others.
+"""Published step times beside predictions from kernels and two residuals of other sources.
 
-Two questions. How near is a prediction to a step of a source that nothing was fitted on? And how
-near is a pipeline's throughput to arXiv:2401.10241, table 4, from the times that its authors
-profiled (table 6), with one share lost between steps that was fitted on the other models?
+Two questions. How close is a prediction to a step of a source that nothing was fitted on? And how
+close is a pipeline's throughput to arXiv:2401.10241, table 4, given the times that its authors
+profiled (table 6) and one share lost between steps, fitted on the other models?
 """
 
 import dataclasses
@@ -73,14 +73,14 @@ def left_out() -> dict[str, Any]:
         "worst source": max((t["mape"], name) for name, t in tables.items()),
         "residuals of all sources": {"products": whole.products, "traffic": whole.traffic},
         "sources": tables,
-        "rows": {name: [error_row(each) for each in found] for name, found in by_source.items()},
+        "rows": {name: [error_row(each) for each in priced] for name, priced in by_source.items()},
     }
 
 
 def profiled() -> dict[str, Any]:
     """Table 4 from table 6's times: schedules that the paper profiles."""
     times = {(row["model"], row["m"]): row for row in read("zero_bubble_table5.csv")}
-    found = []
+    steps = []
     for row in read("zero_bubble_table4.csv"):
         name = row["schedule"]
         ranks, count = int(row["pp"]), int(row["num_microbatches"])
@@ -99,10 +99,10 @@ def profiled() -> dict[str, Any]:
         timeline = replay_pipeline(schedule, prices)
         span = max(timeline.span_ns) if name.startswith("ZB") else timeline.makespan_ns
         rate = int(row["microbatch"]) * count / (1e-9 * float(span)) / ranks
-        found.append((row["model"], name, count, float(row["samples_per_gpu_s"]), rate))
+        steps.append((row["model"], name, count, float(row["samples_per_gpu_s"]), rate))
     table = []
-    for model, name, count, measured, rate in found:
-        others = [m / r for kind, _, _, m, r in found if kind != model]
+    for model, name, count, measured, rate in steps:
+        others = [m / r for kind, _, _, m, r in steps if kind != model]
         share = float(np.median(others))
         table.append(
             {
@@ -114,7 +114,7 @@ def profiled() -> dict[str, Any]:
                 "error of the replay": round(rate / measured - 1, 4),
             }
         )
-    kinds = sorted({name for _, name, *_ in found})
+    kinds = sorted({name for _, name, *_ in steps})
     return {
         "all": summary([row["error"] for row in table]),
         "without a loss": summary([row["error of the replay"] for row in table]),
@@ -136,7 +136,7 @@ FORMS: dict[str, tuple[Stack, Recompute]] = {
 
 
 def beyond() -> dict[str, Any]:
-    """What is in no fit at all: single layers, and a device without a measured kernel."""
+    """Rows outside every fit: single layers, and a device without a measured kernel."""
     machine = Machine(find_cluster("a100-80:8"))
     layers = []
     for row in read("seqpar_table4.csv"):
@@ -153,7 +153,7 @@ def beyond() -> dict[str, Any]:
                 "error": round(predicted / measured - 1, 4),
             }
         )
-    # Of three published models one whose degrees divide its batch; they are second-hand.
+    # Only one of three published models has degrees that divide its batch; all are second-hand.
     row = next(each for each in read("frontier.csv") if each["model"] == "175B")
     model, devices = gpt(96, 12_288, 96, 51_200), int(row["weak_gpus"])
     layout = Layout(dp=devices // 64, tp=4, pp=16, order=ORDER)

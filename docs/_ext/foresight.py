@@ -4,7 +4,7 @@
 {foresight} peers          peers on published steps, and ours on the same rows
 {foresight} collectives    peers on one node's collectives
 {foresight} plans          the planner beside published choices
-{foresight} here           plans of this machine, as a picture, where they were measured
+{foresight} here           plans of this machine as a picture, if they were measured
 """
 
 import json
@@ -25,13 +25,13 @@ Line = Sequence[str]
 
 
 def read(name: str) -> Any:
-    """What a bench wrote; None where it was not run."""
+    """The JSON that a bench wrote; None if it has not run."""
     file = RESULTS / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else None
 
 
 def percent(share: float, *, signed: bool = False) -> str:
-    """As it is printed.
+    """A share as the page prints it.
 
     >>> percent(0.0644), percent(-0.2858, signed=True)
     ('6.4%', '−29%')
@@ -139,7 +139,7 @@ def _peers() -> tuple[Line, list[Line]]:
 
 
 def _collectives() -> tuple[Line, list[Line]]:
-    found = read("peers/foresight")["collectives of one node, fitted on other measurements"]
+    collectives = read("peers/foresight")["collectives of one node, fitted on other measurements"]
     lines = [
         (
             each["who"],
@@ -148,33 +148,33 @@ def _collectives() -> tuple[Line, list[Line]]:
             percent(each["mape"]),
             percent(each["worst"], signed=True),
         )
-        for each in found["table"]
+        for each in collectives["table"]
     ]
     return ("who", "bytes", "points", "error", "worst"), lines
 
 
 def _plans() -> tuple[Line, list[Line]]:
-    found = read("planner/published")
+    plans = read("planner/published")
     names = {
         "steps": "published steps",
         "in_lattice": "whose layout is in the planner's lattice",
         "at_least_as_fast": "planned at least as fast",
-        "at_least_as_fast, told nothing": "planned so with nothing told",
-        "at_least_as_fast, told the degrees": "planned so with the published degrees told",
+        "at_least_as_fast, told nothing": "of these, without any hint",
+        "at_least_as_fast, told the degrees": "of these, with the published degrees fixed",
     }
-    lines = [(said, str(found[name])) for name, said in names.items()]
+    lines = [(said, str(plans[name])) for name, said in names.items()]
     lines += [
         (
             "where the answer is the published choice itself",
-            str(found["is_the_published_choice"]),
+            str(plans["is_the_published_choice"]),
         ),
         (
-            "published choices that are forecast not to fit",
-            str(len(found["published_does_not_fit"])),
+            "published choices that are predicted not to fit",
+            str(len(plans["published_does_not_fit"])),
         ),
-        ("median step, planned over published", f"{found['median_ratio']:.3f}"),
-        ("worst", f"{found['worst_ratio']:.3f}"),
-        *((f"won by {term}", str(count)) for term, count in found["wins_by"].items()),
+        ("median step, planned over published", f"{plans['median_ratio']:.3f}"),
+        ("worst", f"{plans['worst_ratio']:.3f}"),
+        *((f"won by {term}", str(count)) for term, count in plans["wins_by"].items()),
     ]
     return ("", "steps"), lines
 
@@ -193,7 +193,7 @@ class Foresight(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Read anew whenever a bench has written."""
+        """Rebuild the page whenever a bench has written."""
         self.env.note_dependency(str(RESULTS))
         if self.arguments[0] == "here":
             if not HERE.exists():
@@ -210,6 +210,6 @@ class Foresight(SphinxDirective):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Make the directive known."""
+    """Register the directive."""
     app.add_directive("foresight", Foresight)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""Tables that are read from the product when the pages are built, so that they cannot be old.
+"""Tables that are read from the product when the pages are built, so that they cannot go stale.
 
 {run-keys}   every key of run.toml, a section for each table, from ``spec.run.spec``
 {presets}    the model presets, from ``spec.model.presets``
@@ -29,11 +29,11 @@ def inline(text: str) -> list[nodes.Node]:
     >>> [type(node).__name__ for node in inline('see `a` now')]
     ['Text', 'literal', 'Text']
     """
-    found: list[nodes.Node] = []
+    parts: list[nodes.Node] = []
     for index, part in enumerate(re.split(r"`([^`]+)`", text)):
         if part:
-            found.append(nodes.literal(text=part) if index % 2 else nodes.Text(part))
-    return found
+            parts.append(nodes.literal(text=part) if index % 2 else nodes.Text(part))
+    return parts
 
 
 def code(text: str) -> list[nodes.Node]:
@@ -79,7 +79,7 @@ class RunKeys(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """One section a table."""
         whole = schema()
-        found: list[nodes.Node] = []
+        sections: list[nodes.Node] = []
         for section, group in _by_section().items():
             part = whole
             title: list[nodes.Node] = [nodes.Text("Outside every table")]
@@ -99,15 +99,15 @@ class RunKeys(SphinxDirective):
             made += table(
                 ("key", "default", "allowed", "what it is"), rows, (17, 20, 25, 38), ids=ids
             )
-            found.append(made)
-        return found
+            sections.append(made)
+        return sections
 
 
 def _by_section() -> dict[str, list[Key]]:
-    found: dict[str, list[Key]] = {}
+    keys_of: dict[str, list[Key]] = {}
     for key in keys().values():
-        found.setdefault(key.section, []).append(key)
-    return found
+        keys_of.setdefault(key.section, []).append(key)
+    return keys_of
 
 
 def _key_row(key: Key, schema_of_key: dict[str, Any]) -> tuple[Cell, ...]:

@@ -1,1 +1,1 @@
-"""What several tests share: made-up journals, runs, schedules, clusters."""
+"""Fixtures that several tests share: made-up journals, runs, schedules, clusters."""

@@ -1,4 +1,4 @@
-"""Spaces of choices whose bounds are held against their prices."""
+"""Spaces of choices whose bounds are compared with their prices."""
 
 import functools
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ MODELS = {
 
 @functools.cache
 def setting(model: str, devices: int, stack: Stack, micro: int) -> tuple[Machine, Space]:
-    """Every choice of so many windows a device, and the machine that prices them."""
+    """Every choice of ``windows`` windows a device, and the machine that prices them."""
     base = StepOptions(4096, micro * devices, stack=stack)
     machine = Machine(find_cluster(f"h100-sxm:{devices}"))
     return machine, list_space(MODELS[model], devices, base)

@@ -28,7 +28,7 @@ FLAGS = (
 )
 
 # DevTools' pipe is descriptors 3 (commands) and 4 (answers). Ours are first moved out of the
-# way of those two. A shell would do, but dash knows no descriptor above 9.
+# way of those two. A shell would do, but dash cannot name a descriptor above 9.
 AS_3_AND_4 = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3])
@@ -40,8 +40,8 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 def find_chromium() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
+        if program := shutil.which(name):
+            return program
     raise AssertionError(
         "The browser tests need Chromium and found none on PATH. apt-get install chromium"
     )

@@ -1,4 +1,4 @@
-"""Small decoders, their uneven micro-batches, and what one rank makes of them."""
+"""Small decoders, their uneven micro-batches, and the results of one rank."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ def parts_of(
     *,
     recompute: Recompute = "none",
 ) -> list[DecoderPart]:
-    """Every rank's part, fp64, weights of its own."""
+    """Every rank's part in fp64, with its own copy of the weights."""
     parts = []
     for rank in range(schedule.ranks):
         held = np.flatnonzero(schedule.rank_of == rank).tolist()
@@ -105,12 +105,12 @@ def parts_of(
     return parts
 
 
-def error_of(found: Tensor | None, wanted: Tensor | None, least: float = 1e-6) -> float:
-    """Largest difference, over the largest element of what is wanted, or ``least``."""
-    if found is None or wanted is None:
-        return 0.0 if found is wanted else float("inf")
-    scale = max(float(wanted.abs().max()), least)  # rounding of what should be 0 is no error
-    return float((found - wanted).abs().max()) / scale
+def error_of(actual: Tensor | None, wanted: Tensor | None, least: float = 1e-6) -> float:
+    """Largest difference over the largest wanted element, or over ``least`` if that is larger."""
+    if actual is None or wanted is None:
+        return 0.0 if actual is wanted else float("inf")
+    scale = max(float(wanted.abs().max()), least)  # lest rounding of a 0 count as error
+    return float((actual - wanted).abs().max()) / scale
 
 
 def gradient_errors(part: DecoderPart, wanted: Grads) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Plans to try, and attention with every mask written out: what executors are compared with."""
+"""Plans to try, and attention with every mask written out, to compare executors with."""
 
 import torch
 from hypothesis import strategies as st
@@ -73,13 +73,13 @@ def one_rank(plan: ContextPlan, given_tensors) -> list[torch.Tensor]:
     return [out.detach(), *torch.autograd.grad(out, leaves, grad_o, materialize_grads=True)]
 
 
-def errors(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> tuple[float, float]:
+def errors(actual: list[torch.Tensor], wanted: list[torch.Tensor]) -> tuple[float, float]:
     """Largest error of the output, and of a gradient, each over its own scale.
 
     One scale for the three gradients: those of a one-token document's q and k are exactly 0.
     """
     if not wanted[0].numel():
         return 0.0, 0.0
-    largest = [float((x.double() - y).abs().max()) for x, y in zip(found, wanted, strict=True)]
+    largest = [float((x.double() - y).abs().max()) for x, y in zip(actual, wanted, strict=True)]
     scale = max(float(y.abs().max()) for y in wanted[1:])
     return largest[0] / float(wanted[0].abs().max()), max(largest[1:]) / scale

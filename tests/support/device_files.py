@@ -48,7 +48,7 @@ A_FILE = DeviceFile(
 )
 
 
-def written(folder: Path, found: DeviceFile) -> Path:
+def written(folder: Path, device: DeviceFile) -> Path:
     file = folder / "device.json"
-    write_device_file(file, found)
+    write_device_file(file, device)
     return file

@@ -31,7 +31,7 @@ def batches_of(choice: Choice, seed: int | None) -> list[list[int]]:
 
 
 def packer_of(model: ModelSpec, base: StepOptions, seed: int) -> Packer:
-    """Packs one step's documents, which are drawn, as the policy of each choice does."""
+    """Packs one step of drawn documents by the policy of each choice."""
     draw, whole = np.random.default_rng(seed), base.context_tokens * base.step_sequences
     some = np.exp(draw.normal(6.5, 1.0, whole // 64)).astype(np.int64) + 64
     some = np.minimum(some, base.context_tokens)

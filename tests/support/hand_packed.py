@@ -6,7 +6,7 @@ from equipoise.spec.pack import MicroBatch, PackedStep
 
 
 def packed_of(ranks: list[list[list[int]]]) -> PackedStep:
-    """Of each rank, of each of its micro-batches, the lengths of its documents."""
+    """A step whose documents have these lengths: rank by rank, micro-batch by micro-batch."""
 
     def batch(lengths: list[int]) -> MicroBatch:
         rows = [[document, 0, stop] for document, stop in enumerate(lengths)]

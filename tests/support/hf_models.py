@@ -88,7 +88,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_key_value_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
 }
-"""What some architectures need besides."""
+"""Further settings that some architectures need."""
 
 
 def tiny_config(kind: str) -> Any:
@@ -120,7 +120,7 @@ def tiny_config(kind: str) -> Any:
 
 
 def build_tiny(kind: str) -> Any:
-    """Weights drawn from one seed; norms and biases, too."""
+    """Draw all weights from one seed, norms and biases too."""
     model_class = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind])
     config = tiny_config(kind)
     torch.manual_seed(1)

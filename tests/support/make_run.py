@@ -18,7 +18,7 @@ MODEL = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, h
 
 
 class MakeRun:
-    """Makes settled runs: ``make_run(steps=5, zero=3)``; any key of its tables by its name.
+    """Makes resolved runs: ``make_run(steps=5, zero=3)`` takes any key of its tables by name.
 
     ``schedule`` is the learning rate's; ``stages`` is ``layout.schedule``.
     """
@@ -73,7 +73,7 @@ def write_run(
     train: str = "",
     layout: str = "",
 ) -> Path:
-    """A run.toml of such a run; ``train`` and ``layout`` are what these tables hold beside."""
+    """A run.toml of such a run; ``train`` and ``layout`` are further lines of these tables."""
     path = folder / "run.toml"
     path.write_text(f"""
 [data]

@@ -1,4 +1,4 @@
-"""Drawn tables of what trials would measure, for searches to be replayed against."""
+"""Drawn tables of what trials would measure, against which searches are replayed."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,9 @@ class Table:
         return Trial(choice, None, "out of memory") if np.isnan(seconds) else Trial(choice, seconds)
 
     def regret(self, rows: np.ndarray) -> float:
-        """Of having tried these: the best of them over the best of all, less one."""
-        found = self.step_s[rows]
-        return float("inf") if np.isnan(found).all() else self._over(float(np.nanmin(found)))
+        """Regret after trying these rows: their best over the best of all, minus 1."""
+        seconds = self.step_s[rows]
+        return float("inf") if np.isnan(seconds).all() else self._over(float(np.nanmin(seconds)))
 
     def search(self, seed: int, trials: int | None = None) -> list[Trial]:
         tried: list[Trial] = []
@@ -34,8 +34,8 @@ class Table:
         return tried
 
     def search_regret(self, seed: int) -> float:
-        found = best_trial(self.search(seed))
-        return float("inf") if found is None else self._over(float(found.step_s or 0.0))
+        best = best_trial(self.search(seed))
+        return float("inf") if best is None else self._over(float(best.step_s or 0.0))
 
     def _over(self, step_s: float) -> float:
         return step_s / float(np.nanmin(self.step_s)) - 1.0
@@ -45,8 +45,8 @@ def draw_table(seed: int, *, off: float = 0.3, failing: float = 0.2) -> Table:
     """Settings that multiply, a little of each combination's own, and fast ones that need memory.
 
     Args:
-        seed: Of everything.
-        off: Standard deviation of the prices' logarithm, from what settings truly do.
+        seed: Seeds every draw.
+        off: Standard deviation of log(price / true seconds).
         failing: Share of choices that fail.
     """
     draw = np.random.default_rng(seed)

@@ -20,7 +20,7 @@ def table(draw: st.DrawFn, stages: int, micro_batches: int, least: int = 0) -> l
 
 @st.composite
 def steps(draw: st.DrawFn, most_chunks: int = 3) -> tuple[int, PipelinePrices]:
-    """Ranks, and prices of a multiple of that many stages; all may be 0."""
+    """Ranks, and prices of stages, a multiple of the ranks; all prices may be 0."""
     ranks, chunks = draw(st.integers(1, 4)), draw(st.integers(1, most_chunks))
     micro_batches = draw(st.integers(1, 10))
     shape = ranks * chunks, micro_batches

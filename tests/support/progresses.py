@@ -4,7 +4,7 @@ from equipoise.data.progress import SilentProgress
 
 
 class RecordedProgress(SilentProgress):
-    """Keeps the label and total of every stage, and how far all of them came."""
+    """Keeps the label and total of every stage, and the sum of their progress."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""What a run left behind, and whether two runs ended alike."""
+"""The files that a run left behind, and whether two runs ended alike."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,18 @@ from support.ranks.on_ranks import Ended
 EXACT = 1e-5
 
 
-def assert_close(found: Ended, expected: Ended, bound: float = EXACT) -> None:
+def assert_close(ended: Ended, expected: Ended, bound: float = EXACT) -> None:
     """The same losses, and the same weights within a share of each one's largest number."""
-    assert found.losses == pytest.approx(expected.losses, rel=bound)
-    assert set(found.weights) == set(expected.weights)
+    assert ended.losses == pytest.approx(expected.losses, rel=bound)
+    assert set(ended.weights) == set(expected.weights)
     for name, weights in expected.weights.items():
-        error = np.abs(found.weights[name] - weights).max()
+        error = np.abs(ended.weights[name] - weights).max()
         assert error <= bound * np.abs(weights).max(), name
 
 
 def events(folder: Path, name: str = "", rank: int = 0) -> list[dict]:
-    """Whole lines of a rank's journal, of one name if it is given; none where it has none yet."""
+    """Whole lines of a rank's journal, or those of one name; empty before it exists."""
     path = folder / "journal" / f"rank-{rank:05}.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}\n")]
-    return [event for event in found if name in ("", event["name"])]
+    parsed = [json.loads(line) for line in lines if line.endswith("}\n")]
+    return [event for event in parsed if name in ("", event["name"])]

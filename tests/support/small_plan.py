@@ -5,7 +5,7 @@ from equipoise.train.calibrate.measure import CalibrationPlan
 SMALL = CalibrationPlan(
     rows=(16, 64),
     widths=(32, 64),
-    most_flop=2.0 * 64 * 64 * 32,  # of 8 products leaves one out
+    most_flop=2.0 * 64 * 64 * 32,  # with 8 products, leaves one out
     doc_tokens=(16, 32),
     head_widths=(16,),
     stream_elements=1 << 12,

@@ -24,7 +24,7 @@ def about(value: float) -> Measured:
 
 
 def passes(tokens: int, us_per_token: float, *, halves: bool) -> PartPasses:
-    """10 us and so much a token; a backward takes twice, of which 40% can wait."""
+    """10 us plus ``us_per_token``; a backward takes twice that, and 40% of it can wait."""
     forward = 1e-5 + tokens * us_per_token * 1e-6
     if not halves:
         return PartPasses(about(forward), about(2 * forward), about(2 * forward), NOTHING)

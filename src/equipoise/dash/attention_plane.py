@@ -16,11 +16,11 @@ _STRIPE = 6
 
 
 def paint_plane(schedule: AttentionSchedule, pixels: int) -> npt.NDArray[np.int64]:
-    """Who computes which part of the plane.
+    """Which rank computes which part of the plane.
 
     Args:
-        schedule: What is drawn.
-        pixels: Of the picture, each way.
+        schedule: The schedule to draw.
+        pixels: Side of the picture.
 
     Returns:
         int64 [pixels, pixels, 2]: rank and round by query (down) and key (across); -1 where

@@ -86,7 +86,7 @@ def plot_attention(
     Args:
         file: Where to; the ending says whether PNG, SVG or PDF.
         scores: The strategies.
-        machine: What their times assume.
+        machine: The machine that their times assume.
         origin: Where the documents come from.
     """
     import matplotlib as mpl

@@ -1,4 +1,4 @@
-"""One run held against another: how many times faster, as measured and as predicted.
+"""One run compared with another: how many times faster, as measured and as predicted.
 
 Kept true (tests/unit/dash/test_summary.py)
     A ratio between runs is taken over the steps that both have, and only where they
@@ -38,7 +38,7 @@ class RunComparison:
 
 
 def baseline_of(records: Sequence[RunRecord]) -> int:
-    """The run that others are held against: the one that packed in order, else the first."""
+    """The run that others are compared with: the one that packed in order, else the first."""
     in_order = [index for index, record in enumerate(records) if record.start.policy == IN_ORDER]
     return in_order[0] if len(in_order) == 1 else 0
 
@@ -46,7 +46,7 @@ def baseline_of(records: Sequence[RunRecord]) -> int:
 def compare(
     baseline: RunRecord, record: RunRecord, *, baseline_label: str, label: str
 ) -> RunComparison:
-    """Hold ``record`` against ``baseline``: a ratio above 1 means that ``record`` is faster."""
+    """Compare ``record`` with ``baseline``: a ratio above 1 means that ``record`` is faster."""
     common, ours, theirs = np.intersect1d(record.step, baseline.step, return_indices=True)
     is_same = (
         bool(common.size)
@@ -72,7 +72,7 @@ def compare(
 
     predicted_s = baseline.predicted_step_s
     if is_same and baseline.start.policy == IN_ORDER:
-        # Each run measured its own prices, and a machine is not twice the same: the ratio is
+        # Each run measured its own prices, and a machine is never the same twice: the ratio is
         # taken within one run, which also predicted the cost of packing in order.
         predicted_s = np.full(baseline.step.size, np.nan)
         predicted_s[theirs] = _in_order_step_s(record)[ours]

@@ -1,4 +1,4 @@
-"""What the report's page is given to draw: runs as small, plain tables.
+"""The data that the report's page draws: runs as small, plain tables.
 
 Why
     The page computes no number of its own: it scales, draws and formats. So what it shows
@@ -177,7 +177,7 @@ def _histogram(records: Sequence[RunRecord]) -> Table | None:
 
 
 def _about(record: RunRecord) -> str:
-    """What was trained and how, in one line."""
+    """The model and how it was trained, in one line."""
     spec, model = flat(record.start.spec), record.start.model
     parts = [
         f"{model.get('layers', '?')} layers of {model.get('hidden', '?')}",
@@ -219,7 +219,7 @@ def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
             notes.append(
                 {
                     "kind": "note",
-                    "text": f"{name} has no stop event: it runs on{last}, or was killed.",
+                    "text": f"{name} has no stop event: it is still running{last}, or was killed.",
                 }
             )
         elif record.stop.reason != "done":
@@ -229,7 +229,7 @@ def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
                 {
                     "kind": "note",
                     "text": f"{name} was resumed {len(record.resumed_steps) - 1} time(s), last at "
-                    f"step {record.start.resumed_step}; steps done twice are shown as done last.",
+                    f"step {record.start.resumed_step}; a repeated step is shown by its last run.",
                 }
             )
         if record.torn_lines:

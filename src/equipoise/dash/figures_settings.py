@@ -32,7 +32,7 @@ def configuration(records: Sequence[RunRecord]) -> list[Table]:
 
 
 def _is_unsaid(origin: str, keys: Sequence[str]) -> bool:
-    """Whether nobody asked for a value: a default, a preset's, or what another key implies."""
+    """Whether a value was not given: a default, a preset's, or one that another key implies."""
     return origin == "default" or origin.startswith("preset ") or origin in keys
 
 

@@ -25,7 +25,7 @@ def headline(summaries: Sequence[Summary], comparisons: Sequence[RunComparison])
     """The page in one sentence with its numbers."""
     known = [each for each in comparisons if not math.isnan(each.measured)]
     if known:
-        # What was run on the same documents says more than any ratio that was not.
+        # Ratios on the same documents say more than any other.
         best = max(known, key=lambda each: (each.is_same_documents, each.measured))
         return _same_documents(best) if best.is_same_documents else _other_documents(best)
     return _alone(summaries[0])
@@ -91,7 +91,7 @@ def _predicted(clause: str, times: float) -> str:
 
 
 def _by_turn(only: Summary) -> str:
-    """What the slowest ranks of all turns add up to, if more than the fullest rank."""
+    """The sum of the slowest rank of each turn, if it exceeds the fullest rank."""
     if not only.predicted_turn_skew >= only.predicted_skew + 0.005:
         return ""
     return _predicted(" and, added up turn by turn, {}", only.predicted_turn_skew)
@@ -184,7 +184,7 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
     if lengths := _lengths_finding(records[0].start.corpus):
         answer["lengths"] = lengths
     if max(one.ranks for one in summaries) > 1:
-        answer["timeline"] = "Hatched is waiting: a rank is done before another."
+        answer["timeline"] = "Hatching marks waiting: a rank finished before another."
         if any(int(str(setting_of(record, "layout", "pp") or 1)) > 1 for record in records):
             answer["timeline"] += " Gaps inside a pipeline's step are its bubble."
     return answer

@@ -1,7 +1,7 @@
 """A pipeline's step as a picture of ranks and time, and as a trace that Perfetto opens.
 
 Why
-    A bubble is seen at once and read from a table never. A predicted and a measured step drawn
+    A picture shows a bubble at once; a table never does. A predicted and a measured step drawn
     on one axis show where they part.
 
 What it decides
@@ -62,7 +62,7 @@ def plot_pipeline(file: Path, timelines: Sequence[PipelineTimeline]) -> None:
 
     Args:
         file: Where to; the ending says whether PNG, SVG or PDF.
-        timelines: What is drawn, as ``replay_pipeline`` predicts it or as a run measured it.
+        timelines: Steps to draw, as ``replay_pipeline`` predicts them or as a run measured them.
     """
     import matplotlib as mpl
 
@@ -103,7 +103,7 @@ def plot_pipeline(file: Path, timelines: Sequence[PipelineTimeline]) -> None:
 
 
 def _unit(top_ns: int) -> tuple[float, str]:
-    """What the axis counts in."""
+    """Unit of the time axis."""
     for unit_ns, name in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
         if top_ns >= 3 * unit_ns:
             return unit_ns, name
@@ -174,8 +174,8 @@ def trace_events(
 
     Args:
         timelines: What happened, or will.
-        schedule: Whose messages are drawn as arrows in the timelines, if any: those of this
-            schedule's instructions in its order.
+        schedule: Draws its messages as arrows, if given; timelines have its instructions in
+            its order.
     """
     events: list[dict[str, Any]] = []
     for process, timeline in enumerate(timelines):
@@ -244,7 +244,7 @@ def write_trace(
     Args:
         file: Where to.
         timelines: Predicted, measured, or both side by side.
-        schedule: As of ``trace_events``.
+        schedule: As for ``trace_events``.
     """
     whole = {"displayTimeUnit": "ms", "traceEvents": trace_events(timelines, schedule)}
     file.write_text(json.dumps(whole), encoding="utf-8")

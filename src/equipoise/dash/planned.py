@@ -1,7 +1,7 @@
-"""A run beside the plan that it obeyed: what was decided before it, and what the clock said.
+"""A run beside the plan that it obeyed: planned seconds and bytes, and measured ones.
 
 Why
-    A prediction that nobody compares is a rumour. The plan was made before a weight was drawn, on
+    A prediction that nobody checks is a rumour. The plan was made before any weight existed, on
     curves that were measured apart from any run.
 
 What it decides
@@ -60,14 +60,14 @@ class Planned:
     """A plan beside its run."""
 
     keys: dict[str, int | str]
-    """What was decided, in run.toml's words."""
+    """Decisions of the plan, in run.toml's words."""
     steps: int
     """Steps whose median is the measured side."""
     step_s: Beside
     parts: tuple[Beside, ...]
     """Seconds of computing, optimizer, and messages and waiting."""
     terms: dict[str, float]
-    """What the planned seconds are made of, most first."""
+    """Terms of the planned seconds, largest first."""
     memory_bytes: Beside
     """Peak memory of the fullest rank."""
 

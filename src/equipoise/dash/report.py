@@ -31,7 +31,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Read run folders and write their report.
 
     Args:
-        runs: Run folders, at least one; with several, they are held against each other.
+        runs: Run folders, at least one; several are compared with each other.
         out: The HTML file to write; its folder is made.
 
     Returns:
@@ -93,7 +93,7 @@ def render(data: dict[str, Any]) -> str:
         "{{script}}": "\n".join((page / name).read_text(encoding="utf-8") for name in SCRIPTS),
     }
     text = (page / "report.html").read_text(encoding="utf-8")
-    # Each part is put in at a mark of the template alone: a value may hold a mark of its own.
+    # Only the template's own marks are replaced: a value may contain one, too.
     answer = []
     while marks := [(text.find(mark), mark) for mark in parts if mark in text]:
         at, mark = min(marks)

@@ -2,8 +2,8 @@
 
 Why
     A hundred thousand steps are a hundred megabytes of page, and a line through each of
-    them is a smear. A line needs a point every few pixels and to say how far its steps
-    scatter; a timeline needs some whole steps, not all of them.
+    them is a smear. A line needs a point every few pixels and the scatter of its steps;
+    a timeline needs some whole steps, not all of them.
 
 Kept true (tests/unit/dash/test_sample.py)
     Evenly chosen steps ascend and hold the first and the last; buckets hold each known

@@ -62,13 +62,13 @@ def steady_steps(record: RunRecord) -> NDArray[np.bool_]:
     steady = np.ones(record.step.size, dtype=np.bool_)
     for session, resumed_step in enumerate(record.resumed_steps):
         later = record.resumed_steps[session + 1 :]
-        if all(each > resumed_step for each in later):  # it was not done again since
+        if all(each > resumed_step for each in later):  # no later session repeated it
             steady[record.step == resumed_step + 1] = False
     return steady if steady.any() else np.ones_like(steady)
 
 
 def labels(records: Sequence[RunRecord]) -> list[str]:
-    """What tells the runs apart: the policy, else the name, else the folder, else a number."""
+    """Labels that tell runs apart: policy, else name, else folder, else a number."""
     choices = (
         [record.start.policy for record in records],
         [str(record.start.spec.get("name", record.folder.name)) for record in records],

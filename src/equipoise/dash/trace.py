@@ -1,8 +1,8 @@
 """A run's spans as a trace for Perfetto: measured, and beneath it what was predicted.
 
 What it decides
-    One process of the trace is what was measured, a thread a rank; where ranks are stages of a
-    pipeline a second process is what their schedules promised, from where the first rank
+    One process of the trace holds the measured spans, a thread a rank; if ranks are stages of a
+    pipeline, a second one holds the times that their schedules predicted, from where the first rank
     began. Instructions are named as in ``dash.pipeline_plot``, so that a schedule that was
     explained before a run and the run's own trace read alike.
 
@@ -50,7 +50,7 @@ def pipeline_begins(record: RunRecord, rows: Mapping[int, NDArray[np.intp]]) -> 
     """When the first rank began each step's pipeline [unix seconds]; empty without a pipeline.
 
     Args:
-        record: Of the run.
+        record: The run.
         rows: Which spans of each rank count.
     """
     begins: dict[float, float] = {}
@@ -66,7 +66,7 @@ def trace_run(record: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Trace events of some steps of a run; times are from their first span on.
 
     Args:
-        record: Of the run.
+        record: The run.
         steps: Numbers of steps.
 
     Raises:
@@ -100,7 +100,7 @@ def trace_run(record: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def write_run_trace(record: RunRecord, steps: Sequence[int], file: Path) -> None:
-    """Write what ``trace_run`` finds; https://ui.perfetto.dev opens it.
+    """Write the events of ``trace_run``; https://ui.perfetto.dev opens it.
 
     Raises:
         SpecError: no such steps, or the file cannot be written.

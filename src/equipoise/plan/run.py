@@ -159,8 +159,8 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
     ranks = run.spec.layout.count_ranks(cores) if request.ranks is None else request.ranks
     if not 1 <= ranks <= cores:
         raise LayoutError(
-            f"A plan prices one rank a core: {ranks} ranks are not 1 to {cores}, the cores of this "
-            f"machine. Give {cores} ranks or less."
+            f"A plan prices one rank a core: ranks must be 1 to {cores} on this machine, "
+            f"not {ranks}."
         )
     policies = policies_of(run.spec.pack.policy, is_given=is_given(run, "pack.policy"))
     store = open_corpus(run, progress)

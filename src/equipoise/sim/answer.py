@@ -39,11 +39,11 @@ class StepAnswer:
     machine: Machine
     options: StepOptions
     jitter: JitterRun | None = None
-    """With jitter over without; None unless asked for."""
+    """Step seconds with jitter over those without; None unless requested."""
     goodput: FaultRun | None = None
-    """A long run with failures; None unless asked for."""
+    """A long run with failures; None unless requested."""
     would_fit: tuple[FittingChange, ...] | None = None
-    """Changes of one setting that fit, fastest first; None where the step fits."""
+    """Changes of one setting that fit, fastest first; None if the step fits."""
 
     @property
     def step_s(self) -> float:
@@ -107,7 +107,7 @@ class StepAnswer:
         return sources_of(self.machine.cluster, self.options.precision)
 
     def noise(self) -> dict[str, Any]:
-        """Jitter, failures and what would fit, as plain data; only what there is."""
+        """Jitter, failures and changes that would fit, as plain data; absent ones left out."""
         noise: dict[str, Any] = {}
         if self.jitter is not None:
             noise["jitter"] = dataclasses.asdict(self.jitter)

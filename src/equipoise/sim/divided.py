@@ -1,7 +1,7 @@
 """A step whose documents are divided over ranks or over time, as the simulator takes it.
 
 Why
-    The lengths of a divided document's pieces say nothing of what they read in each other. As
+    The lengths of a divided document's pieces do not show what they read in each other. As
     documents of their own they would have a fraction of the work, and no keys would travel.
 
 What it decides
@@ -62,7 +62,7 @@ class SlicedBatch:
 
     @property
     def all_pairs(self) -> int:
-        """That its queries read."""
+        """Query-key pairs that its queries read."""
         return int((self.doc_tokens * (self.doc_tokens + 1) // 2).sum() + self.pairs.sum())
 
 
@@ -97,7 +97,7 @@ class DividedStep:
         return cls(packed.policy, _whole_tokens(packed), (), rows, units)
 
     def ranks(self, chosen: Sequence[int]) -> "DividedStep":
-        """The pipelines of some ranks; all where ranks run documents together."""
+        """The pipelines of some ranks, or of all if ranks run documents together."""
         if self.turns:
             return self
         rows, units = tuple(self.rows[at] for at in chosen), tuple(self.units[at] for at in chosen)
@@ -105,7 +105,7 @@ class DividedStep:
 
     @property
     def rank_slices(self) -> list[list[SlicedBatch]]:
-        """Micro-batches of each rank, every piece by itself and what it reads in others."""
+        """Micro-batches of each rank, with what each piece reads in others."""
         if not self.turns:
             return [list(row) for row in self.rows]
         slices: dict[int, list[SlicedBatch]] = defaultdict(list)
@@ -277,7 +277,7 @@ def longest_chain(parts: StepParts, step: DividedStep, layout: Layout) -> Chain:
                 ends[rank], last[rank] = end, chain
     longest = last[max(ends, key=lambda rank: ends[rank])]
     sizes = [tokens[at] for at in longest]
-    sizes[int(np.argmax(sizes))] = most  # what needs memory may be no part of the chain
+    sizes[int(np.argmax(sizes))] = most  # the fullest rank need not be part of the chain
     return Chain(tuple(priced[at] for at in longest), tuple(sizes))
 
 

@@ -32,7 +32,7 @@ from equipoise.spec.run.spec import PackSpec
 from equipoise.spec.workload import distribution_names, draw_lengths, read_lengths
 
 STEPS = 9
-"""Steps of which the one of median work stands for all; odd, so that one is the median."""
+"""Steps among which the one of median work stands for all; odd, so that one is the median."""
 
 StepPacker = Callable[[Layout, StepOptions], Documents | DividedStep]
 
@@ -102,7 +102,7 @@ def step_packer(model: ModelSpec, lengths: str | ArrayLike, options: StepOptions
 
 
 def _read(lengths: str | ArrayLike, options: StepOptions, step_tokens: int) -> NDArray[np.int64]:
-    """Lengths as given or as a file has them; of a distribution, enough to fill a step."""
+    """Lengths as given, as read from a file, or enough draws to fill a step."""
     if not isinstance(lengths, str):
         return np.asarray(lengths)
     if lengths not in distribution_names():

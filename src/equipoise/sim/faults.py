@@ -1,8 +1,8 @@
 """Goodput of a long run: steps, checkpoints, failures and restarts, one after another.
 
 Why
-    A step's price says nothing of the hours that a run of ten thousand devices loses. How often
-    to save follows from how long saving takes and how often something dies.
+    A step's price leaves out the hours that a run of ten thousand devices loses. How often to
+    save follows from how long saving takes and how often something dies.
 
 What it decides
     Failures of devices are independent and memoryless, so the first of all of them is, too. A
@@ -33,9 +33,9 @@ class FaultOptions:
     device_mtbf_s: float
     """Mean time between failures of one device."""
     checkpoint_s: float
-    """For which a checkpoint holds training up."""
+    """Time for which a checkpoint stops training [s]."""
     restart_s: float
-    """From a failure to the first step after it."""
+    """Time from a failure to the first step after it [s]."""
     checkpoint_steps: int | None = None
     """Steps between checkpoints; Young's interval unless given."""
 
@@ -48,9 +48,9 @@ class FaultOptions:
         times = self.device_mtbf_s, self.checkpoint_s, self.restart_s
         if not (all(0 <= each < math.inf for each in times) and times[0] > 0):
             raise SpecError(
-                f"A mean time between failures of {times[0]:g} s, checkpoints of {times[1]:g} s "
-                f"and restarts of {times[2]:g} s cannot be. Give the first above 0, the others 0 "
-                f"or more, all of them finite."
+                f"The mean time between failures is {times[0]:g} s, a checkpoint takes "
+                f"{times[1]:g} s and a restart {times[2]:g} s. Give the first above 0, the others "
+                f"0 or more, all of them finite."
             )
         if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
             raise SpecError(f"{self.checkpoint_steps} steps between checkpoints. Give 1 or more.")

@@ -1,4 +1,4 @@
-"""Ranks that hold parts of the same documents: what a layer takes them, and their waits.
+"""Ranks that hold parts of the same documents: how long a layer takes them, and their waits.
 
 Why
     A rank that holds a part of a document reads keys of the other parts, so in every layer the
@@ -85,7 +85,7 @@ class GangCore:
 
     gang: TurnGang
     schedule: AttentionSchedule | None
-    """None of a gang that is too wide to replay."""
+    """None for a gang that is too wide to replay."""
     forward_ns: Floats
     """Computing of each rank in each round, float64 [ranks, rounds]."""
     backward_ns: Floats
@@ -138,7 +138,7 @@ def make_core(
     wire: Wire,
     kv_heads: int,
 ) -> GangCore:
-    """What a gang's attention takes, its waits aside.
+    """Time of a gang's attention, without its waits.
 
     Args:
         gang: Of two ranks or more.

@@ -2,7 +2,7 @@
 
 Why
     Eager kernels, hooks of sharded weights and the interpreter share a core here, and gloo's
-    threads take theirs of it. Counted FLOP and bytes miss half of that; a step's own parts, timed
+    threads take a share. Counted FLOP and bytes miss half of that; a step's own parts, timed
     where they run, hold all of it. Schedules, packs and attention's tiles are those that will run.
 
 What it decides
@@ -46,7 +46,7 @@ from equipoise.spec.recompute import layer_recompute
 def measured_parts(
     model: ModelSpec, machine: Machine, layout: Layout, options: StepOptions
 ) -> "MeasuredParts | None":
-    """The timed parts of a setting; None where they were not timed."""
+    """The timed parts of a setting; None if they were not timed."""
     if machine.device.curve_file is None or options.precision == "fp8":
         return None
     dtype: Dtype = "fp32" if options.precision == "fp32" else "bf16"

@@ -1,4 +1,4 @@
-"""A step whose kernels do not always take as long: what the slowest of many ranks makes of it.
+"""A step whose kernels vary in time, and so ends with the slowest of many ranks.
 
 What it decides
     Every pass of every micro-batch through a stage takes its price times a factor drawn anew, of
@@ -26,7 +26,7 @@ _STEPS = 256
 
 @dataclass(frozen=True, slots=True)
 class JitterRun:
-    """Steps under jitter, over the same step without."""
+    """Steps under jitter over the same step without [ratio]."""
 
     mean: float
     p95: float
@@ -44,10 +44,10 @@ def run_with_jitter(run: PipelineRun, ranks: int, share: float, *, seed: int = 0
     Raises:
         SpecError: the share is not between 0 and 1.
 
-    Cost: some 50 replays.
+    Cost: about 50 replays.
     """
     if not 0 <= share <= 1:
-        raise SpecError(f"jitter is {share:g}. Give a share of a pass's time, 0 to 1.")
+        raise SpecError(f"jitter is {share:g}; it must be between 0 and 1.")
     if share == 0:
         return JitterRun(1.0, 1.0)
     draws = np.random.Generator(np.random.PCG64(seed))

@@ -6,7 +6,7 @@ What it decides
     cluster of several classes kernels are the slowest class's.
 
 Kept true (tests/unit/sim/test_parts.py)
-    What was asked twice is answered alike; a curve that is left is named.
+    Equal questions get equal answers; a curve read beyond its sizes is named.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from equipoise.spec.layout import Layout
 
 
 class Machine:
-    """A cluster, as a step asks for it."""
+    """A cluster as a step needs it: kernels, links and memory."""
 
     def __init__(
         self, cluster: ClusterSpec, precision: Precision = "bf16", device: DeviceSpec | None = None

@@ -1,4 +1,4 @@
-"""What every rank holds at every moment of a replayed step, in micro-batches and in bytes.
+"""Memory of every rank at every moment of a replayed step, in micro-batches and in bytes.
 
 What it decides
     A forward takes credit for what it leaves behind when it begins; the weight gradient gives
@@ -23,7 +23,7 @@ from equipoise.sim.parts import PipelineRun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldCurve:
-    """What one rank holds, from each moment on."""
+    """Holdings of one rank, from each moment on."""
 
     at_ns: Ints
     held: Floats
@@ -56,7 +56,7 @@ def bytes_over_time(run: PipelineRun, memory: StageMemory) -> list[HeldCurve]:
 
     Args:
         run: The pipeline of the data-parallel rank that ends last.
-        memory: Of the step that it is of.
+        memory: The same step's.
     """
     left = np.rint(memory.left[:, None] * np.array(run.tokens)[None, :]).astype(np.int64)
     curves = []

@@ -2,7 +2,7 @@
 
 What it decides
     ZeRO 0 reduces gradients whole; 1 scatters them and gathers parameters once a step; 2 scatters
-    them in every micro-batch, for no rank keeps a sum of its own; 3 gathers each layer's
+    them in every micro-batch, because no rank keeps a sum of its own; 3 gathers each layer's
     parameters in every pass of every micro-batch and scatters its gradients in each, but those of
     layers that ``cost.memory.weights.is_kept_whole`` names, which travel as of 1. What travels in a
     micro-batch hides behind its own computing as far as that lasts. Experts are reduced over the
@@ -123,11 +123,11 @@ class _Sharers:
     """Ranks of the groups of rank 0."""
 
     shards: tuple[int, ...]
-    """That share weights without experts, each a shard of them."""
+    """Ranks that share the weights outside experts, each a shard."""
     copies: tuple[int, ...]
-    """That hold the same shard."""
+    """Ranks that hold the same shard."""
     alike: tuple[int, ...]
-    """That hold the same experts."""
+    """Ranks that hold the same experts."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -143,7 +143,7 @@ def between_s(reduce_s: float, backward_s: float, *, overlaps: bool) -> float:
     Args:
         reduce_s: Of all gradients of the rank.
         backward_s: Of the micro-batch, which they travel beside.
-        overlaps: Whether they do.
+        overlaps: Whether they travel beside it.
 
     >>> between_s(1.0, 4.0, overlaps=True), between_s(1.0, 4.0, overlaps=False)
     (0.15, 1.0)

@@ -1,4 +1,4 @@
-"""What context parallelism makes of a packed step: each micro-batch's plan, each rank's load.
+"""Context parallelism of a packed step: each micro-batch's plan, each rank's load.
 
 Why
     A packer gives micro-batches to data-parallel ranks. Where ``layout.cp`` ranks share
@@ -58,7 +58,7 @@ _NO_TILES = np.zeros((0, 8), dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class RankLoads:
-    """What each rank of the world has to do in one step."""
+    """Load of each rank of the world in one step."""
 
     predicted_s: list[float]
     """Forward and backward, without waiting [s]."""
@@ -132,7 +132,7 @@ class ContextPlanner:
     model: ModelSpec
     layout: LayoutSpec
     price: ContextPrice | None = None
-    """What ``layout.sharding = "auto"`` chooses by."""
+    """The price by which ``layout.sharding = "auto"`` chooses."""
 
     @property
     def context(self) -> int:

@@ -5,9 +5,9 @@ Why
     same answer, or the same refusal.
 
 What it decides
-    What a step is asked for by: names and words as ``equipoise simulate`` takes them, or the specs
-    that they stand for. A setting that would change nothing is refused: whoever gave it would read
-    an answer to another question.
+    A step is requested by names and words as ``equipoise simulate`` takes them, or by the specs
+    that they stand for. A setting that would change nothing is refused: its giver would read an
+    answer to another question.
 
 Kept true (tests/unit/sim/test_request.py, tests/unit/cli/simulate)
     The answer is what ``equipoise simulate --json`` prints; each refusal has one sentence.
@@ -110,11 +110,11 @@ class StepRequest:
     mtbf_hours: float | None = None
     """Mean time between failures of one device; None: nothing fails."""
     checkpoint_s: float | None = None
-    """For which a checkpoint holds training up; None: 30 s."""
+    """Time for which a checkpoint stops training [s]; None: 30 s."""
     checkpoint_steps: int | None = None
     """Steps between checkpoints; None: Young's interval."""
     restart_s: float | None = None
-    """From a failure to the next step; None: 600 s."""
+    """Time from a failure to the next step [s]; None: 600 s."""
 
 
 def simulate(request: StepRequest) -> StepAnswer:
@@ -122,7 +122,7 @@ def simulate(request: StepRequest) -> StepAnswer:
 
     Raises:
         SpecError: a name or a number of the request is wrong, or a setting would change nothing.
-        ModelError: the config.json is none, or of a model that the decoder is not.
+        ModelError: the config.json is not one, or describes a model that the decoder is not.
         LayoutError: degrees do not go with the cluster, the step or each other.
         DataError: the lengths cannot be read.
 
@@ -167,7 +167,7 @@ def step_options(request: StepRequest, virtual: int, device: DeviceSpec) -> Step
     Args:
         request: Its model, cluster, layout and documents are not read.
         virtual: Stages of each pipeline rank.
-        device: That computes.
+        device: The device that computes.
 
     Raises:
         SpecError: names the setting.
@@ -197,9 +197,9 @@ def require_used(request: StepRequest, *, experts: int, cp: int | None) -> None:
     """Refuse settings that would change nothing.
 
     Args:
-        request: Of the step.
-        experts: Of the model; 0 where it has none.
-        cp: Ranks that share the tokens of a micro-batch; None where that is searched.
+        request: The step's.
+        experts: Experts of the model, or 0.
+        cp: Ranks that share the tokens of a micro-batch; None if that is searched.
 
     Raises:
         SpecError: names the setting, and what it needs.

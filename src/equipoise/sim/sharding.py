@@ -1,4 +1,4 @@
-"""What ``auto`` prices context splits by, on a cluster as it was measured or is described.
+"""The price by which ``auto`` chooses context splits, on a measured or a described cluster.
 
 Why
     A run, its simulation and its plan must choose alike, so they ask here, and all by the same
@@ -42,7 +42,7 @@ _CPU_TILE_S = 35e-6
 def auto_price(
     model: ModelSpec, machine: Machine, layout: Layout, options: StepOptions
 ) -> ContextPrice | None:
-    """``context_price``, or None where ``auto`` has nothing to choose."""
+    """``context_price``, or None if ``auto`` has nothing to choose."""
     is_asked = options.sharding == AUTO and layout.cp > 1
     return context_price(model, machine, layout, options) if is_asked else None
 
@@ -94,7 +94,7 @@ def _cpu_tile_s(model: ModelSpec, machine: Machine, layout: Layout, options: Ste
 def settle_machine(
     spec: RunSpec, model: ModelSpec, ranks: int, folder: Path
 ) -> ContextMachine | None:
-    """What a run's ``auto`` is to choose by; None where nothing is to be chosen.
+    """The price by which a run's ``auto`` chooses; None if it has nothing to choose.
 
     Args:
         spec: The run.

@@ -1,4 +1,4 @@
-"""What a run's keys make of one rank: those it shares with, its layers, what runs its steps.
+"""Build one rank from a run's keys: the ranks it shares with, its layers, and what runs its steps.
 
 Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
     Trained weights equal those of one rank, whatever the layout.
@@ -33,7 +33,7 @@ from equipoise.train.together import Partners
 def join_sharing(
     resolved: ResolvedFile, ranks: Ranks, curve: LoadCurve, stream: DocumentStream
 ) -> ContextGroup | Partners:
-    """Those that this rank shares with: micro-batches, or documents of them.
+    """The ranks with which this one shares micro-batches, or documents of them.
 
     Args:
         resolved: The run.
@@ -79,7 +79,7 @@ def build_runner(
         resolved: The run.
         ranks: All of them; each calls this.
         store: Tokens of the corpus.
-        journal: Of this rank.
+        journal: This rank's.
         sharing: Those that it shares with.
         whole: The whole decoder with its weights, in any dtype; the run's own unless given.
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].

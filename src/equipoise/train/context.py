@@ -36,7 +36,7 @@ from equipoise.spec.pack import MicroBatch, PackedStep
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """What one rank computes of a micro-batch, as the decoder takes it."""
+    """One rank's share of a micro-batch, as the decoder takes it."""
 
     tokens_t: Tensor
     labels_t: Tensor
@@ -64,12 +64,12 @@ class ContextGroup:
 
     planner: ContextPlanner
     data_rank: int
-    """Whose micro-batches of a ``PackedStep`` it computes with the others."""
+    """The data-parallel rank whose micro-batches it computes with the others."""
     rank: int
     """Its number among them."""
     mesh: Mesh
     ledger: Ledger
-    """What it has sent to them and received."""
+    """Bytes sent to them and received."""
     stages: StagePlanner | None = None
     """Stages of the pipeline, if there is one."""
 

@@ -49,7 +49,7 @@ _UNDISTURBED = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What a rank had of its machine while it measured."""
+    """A rank's share of its machine while it measured."""
 
     host: str
     cores: frozenset[int]
@@ -125,7 +125,7 @@ def curve_file(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> Pa
 
 
 def doubt_curve(file: Path, measured_over_predicted: Sequence[float]) -> str:
-    """Drop a kept curve that a run has shown to be wrong; return a sentence on it, or "".
+    """Drop a kept curve that a run has shown to be wrong; return a sentence about it, or "".
 
     The run itself keeps the curve that it packs by.
 

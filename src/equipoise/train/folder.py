@@ -1,4 +1,4 @@
-"""A run's folder and its disk as all ranks hear of them.
+"""A run's folder and its disk, as all ranks learn of them.
 
 Why
     Each rank writes a journal of its own, and rank 0 alone looks at the folder. What one of them
@@ -6,7 +6,7 @@ Why
     in different collectives.
 
 What it decides
-    A rank tells what it met in a word that goes with the numbers of a step, so that nothing more
+    A rank reports what it met in a word that goes with the numbers of a step, so that nothing more
     is exchanged while all is well; sentences follow only when a word says so.
 
 Kept true (tests/multi/train/test_disks.py)
@@ -53,7 +53,7 @@ class RunFolder:
             self._watch.make_room()
 
     def look(self, *, has_unsaved: bool) -> Word:
-        """What this rank has to tell the others before a step; see ``FolderWatch.look``."""
+        """This rank's word to the others before a step; see ``FolderWatch.look``."""
         word = Word.NOTICE if self._journal.has_notices else Word(0)
         return word if self._watch is None else word | self._watch.look(has_unsaved=has_unsaved)
 

@@ -51,7 +51,7 @@ _NAMED_DOCUMENTS = 8
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoads:
-    """What the routers of all ranks chose in a step."""
+    """Choices of all ranks' routers in a step."""
 
     loads: list[list[int]]
     """Tokens that chose each expert, by sparse layer."""
@@ -79,7 +79,7 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step measured. Per-rank arrays are indexed by rank."""
+    """Measurements of one step. Per-rank arrays are indexed by rank."""
 
     loss: float
     grad_norm: float

@@ -59,13 +59,13 @@ def plan_turn(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partners:
-    """This rank among all, of whom others hold parts of its documents."""
+    """This rank, and the others that hold parts of its documents."""
 
     planner: ContextPlanner
     rank: int
     """Its data-parallel rank: whose micro-batches of a ``PackedStep`` it computes."""
     ledger: Ledger
-    """What it has sent to other data-parallel ranks and received."""
+    """Bytes sent to other data-parallel ranks and received."""
     mesh: Mesh | None = None
     """The groups of the layout, where ranks share weights."""
     kept: dict[tuple[str, int], ContextPlan] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What rank 0 sees of a run's folder and of its disk between steps, and what follows from it.
+"""Rank 0 watches a run's folder and its disk between steps, and decides what follows.
 
 Why
     Disks are filled by others and folders are moved by people who do not know that a run is
@@ -40,7 +40,7 @@ CHECKPOINTS = "checkpoint"
 
 
 class Word(IntFlag):
-    """What a rank tells the others as they meet in a step."""
+    """A rank's word to the others when they meet in a step."""
 
     NOTICE = 1
     """It has sentences for the reader."""

@@ -1,1 +1,1 @@
-"""What tests run on ranks, which are other processes and import it by name."""
+"""Functions that tests run on ranks: other processes, which import them by name."""

@@ -1,4 +1,4 @@
-"""Dense tensors and their parts, and what ranks of redistributions run in these tests."""
+"""Dense tensors, their parts, and the redistributions that ranks run in these tests."""
 
 import itertools
 import math
@@ -52,7 +52,7 @@ def _partial_axes(placements: Placements) -> tuple[list[int], str]:
 
 
 def parts_of(whole: Tensor, on: MeshTensor, placements: Placements) -> list[Tensor]:
-    """What each rank has; parts of a sum, or of a maximum, are made up."""
+    """The part of each rank; parts of a sum or of a maximum are made up."""
     generator = torch.Generator().manual_seed(0)
     axes, reduce = _partial_axes(placements)
     keys = list(np.ndindex(*(on.mesh[axis] for axis in axes)))
@@ -72,7 +72,7 @@ def parts_of(whole: Tensor, on: MeshTensor, placements: Placements) -> list[Tens
 
 
 def joined(parts: list[Tensor], on: MeshTensor, placements: Placements) -> Tensor:
-    """The dense tensor that parts are of; copies must be equal, and nothing may be missing."""
+    """The dense tensor behind parts; copies must be equal, and nothing may be missing."""
     axes, reduce = _partial_axes(placements)
     terms: dict[tuple[int, ...], Tensor] = {}
     known: dict[tuple[int, ...], Tensor] = {}
@@ -96,32 +96,32 @@ def joined(parts: list[Tensor], on: MeshTensor, placements: Placements) -> Tenso
 def redistribute_all(
     ranks: Ranks, schedules: list[BoxingSchedule]
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Of each schedule this rank's part, and the bytes that it sent to and received from each."""
-    found = []
+    """This rank's part under each schedule, and the bytes sent to and received from each rank."""
+    results = []
     for schedule in schedules:
         mail = Mail()
         part = parts_of(whole_of(schedule.on), schedule.on, schedule.before)[ranks.rank]
         out = redistribute(part, schedule, mail)
-        found.append((out.numpy(), mail.ledger.sent_bytes, mail.ledger.received_bytes))
-    return found
+        results.append((out.numpy(), mail.ledger.sent_bytes, mail.ledger.received_bytes))
+    return results
 
 
 def gradients(ranks: Ranks, pairs: list[tuple[BoxingSchedule, BoxingSchedule]]) -> list[np.ndarray]:
     """The gradient of this rank's part, where the result's gradient is a part of ``whole_of``."""
-    found = []
+    grads = []
     for schedule, backward in pairs:
         whole = whole_of(schedule.on)
         part = parts_of(whole, schedule.on, schedule.before)[ranks.rank].requires_grad_()
         out = redistribute(part, schedule, Mail(), backward=backward)
         out.backward(parts_of(whole, schedule.on, backward.before)[ranks.rank])
-        found.append(part.grad.numpy())
-    return found
+        grads.append(part.grad.numpy())
+    return grads
 
 
 def halves_of_a_loss(
     ranks: Ranks, schedules: tuple[BoxingSchedule, BoxingSchedule]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Autograd through two redistributions, and what it is through the dense tensor.
+    """The gradient through two redistributions, and through the dense tensor.
 
     The loss is the sum over ranks of ``w * y * y``, with other weights ``w`` on each rank.
     """
@@ -138,7 +138,7 @@ def halves_of_a_loss(
 
 
 def sum_floats(ranks: Ranks, schedule: BoxingSchedule) -> np.ndarray:
-    """Parts that no two ways of adding give the same sum of."""
+    """Parts whose sum differs with every order of adding."""
     part = torch.rand(schedule.on.shape, generator=torch.Generator().manual_seed(ranks.rank))
     return redistribute(part, schedule, Mail()).numpy()
 

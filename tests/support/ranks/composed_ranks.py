@@ -1,4 +1,4 @@
-"""Layouts of several axes at once, on a small decoder with experts, and what ranks find of them."""
+"""Layouts of several axes at once, on a small decoder with experts, compared on ranks."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -66,14 +66,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """How far a rank is from one rank, and whether it met others as often as was counted."""
+    """Errors against one rank, and whether ranks met as often as was counted."""
 
     loss_error: float
     gradient_error: float
     worst: str
     loads_agree: bool
     meetings: tuple[int, int]
-    """Collectives over ep that were counted before the step, and that it had."""
+    """Collectives over ep: counted before the step, and made by it."""
 
 
 def make(model: ModelSpec) -> Decoder:
@@ -89,19 +89,19 @@ def make(model: ModelSpec) -> Decoder:
 
 
 def batches_of(layout: Layout) -> list[list[StageBatch]]:
-    found = []
+    batches = []
     for rank, turns in enumerate(LENGTHS[: layout.dp]):
         rows = []
         for turn, lengths in enumerate(turns):
             source = torch.Generator().manual_seed(100 * rank + turn)
             tokens = torch.randint(SPARSE.vocab, (sum(lengths),), generator=source)
             rows.append(StageBatch(tokens, tokens.roll(-1), lengths))
-        found.append(rows)
-    return found
+        batches.append(rows)
+    return batches
 
 
 def schedule_of(case: Case, every: list[list[StageBatch]]) -> PipelineSchedule:
-    """One for all replicas, from the longest of each micro-batch."""
+    """One schedule for all replicas, from the longest of each micro-batch."""
     work = np.max([[len(batch.tokens_t) for batch in turns] for turns in every], axis=0)
     prices = make_prices(work, work, work, stages=case.chunks * case.layout.pp)
     return write_pipeline(case.strategy, prices, ranks=case.layout.pp)
@@ -155,14 +155,14 @@ def run_case(ranks: Ranks, case: Case) -> tuple[Found, list[Tensor]]:
     counted = Replicas.of(sharded, part).count_meetings()
     rows = list_meetings(schedule, counted)
     mine = rows[rows[:, 0] == mesh.coordinates["pp"]]
-    found = Found(
+    outcome = Found(
         loss_error=abs(loss - wanted_loss) / wanted_loss,
         gradient_error=errors[worst],
         worst=worst,
         loads_agree=_loads_agree(part, whole, ranks),
         meetings=(int(mine[:, 4].sum()), met.count),
     )
-    return found, [_local(p.grad) for p in part.parameters()]
+    return outcome, [_local(p.grad) for p in part.parameters()]
 
 
 def _local(grad: Tensor) -> Tensor:
@@ -178,11 +178,11 @@ def _loads_agree(part: DecoderPart, whole: Decoder, ranks: Ranks) -> bool:
     penalty = sum(float(each.penalty) for each in every)
     for each in every:
         each.settle(each.loads_X.clone())
-    loads, found = settle_experts(part, ranks)
+    loads, settled = settle_experts(part, ranks)
     here = {name: each for name, each in part.named_buffers() if name.endswith("state_X")}
     states = dict(whole.named_buffers())
     same = all(torch.equal(each, states[name]) for name, each in here.items())
-    return same and torch.equal(loads, wanted) and abs(float(found) - penalty) <= 1e-9
+    return same and torch.equal(loads, wanted) and abs(float(settled) - penalty) <= 1e-9
 
 
 class CountExchanges:
@@ -207,16 +207,16 @@ class CountExchanges:
 
 
 def compare(ranks: Ranks, cases: list[Case]) -> list[tuple[Found, bool]]:
-    """Every case twice, and whether both were the same bit for bit."""
+    """Run every case twice, and compare the two bit for bit."""
     told = []
     for case in cases:
-        (found, one), (_, two) = run_case(ranks, case), run_case(ranks, case)
-        told.append((found, all(map(torch.equal, one, two))))
+        (outcome, one), (_, two) = run_case(ranks, case), run_case(ranks, case)
+        told.append((outcome, all(map(torch.equal, one, two))))
     return told
 
 
 def miss(ranks: Ranks, case: Case, ends_early: bool) -> str:
-    """A step in which replica 1 has another order, or has a micro-batch less; what is said."""
+    """The error of a step in which replica 1 has another order, or one micro-batch less."""
     mesh = Mesh.join(ranks, case.layout)
     turns = batches_of(case.layout)[mesh.coordinates["dp"]]
     mine = case

@@ -1,4 +1,4 @@
-"""What ranks run in ``test_context``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_context``; their first argument is their ``Ranks``."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank found, for one case."""
+    """One rank's results on one case."""
 
     output_error: float
     gradient_error: float
@@ -111,7 +111,7 @@ def attend_case(ranks: Ranks, case: Case) -> Told:
 
     per_node = 2 if ranks.world % 2 == 0 else 1
     keys = {"sharding": case.sharding, "ranks_per_node": per_node}
-    found = []
+    reruns = []
     for _ in range(2):
         ledger = Ledger(ranks.world)
         mine = [
@@ -122,7 +122,7 @@ def attend_case(ranks: Ranks, case: Case) -> Told:
             *mine, case.lengths, case.strategy, mask=case.mask, ledger=ledger, **keys
         )
         grads = torch.autograd.grad(out, mine, shard_tokens(grad_o.to(dtype), case.lengths, **keys))
-        found.append([out.detach(), *grads])
+        reruns.append([out.detach(), *grads])
     plan = plan_context(
         case.lengths,
         ranks.world,
@@ -138,7 +138,7 @@ def attend_case(ranks: Ranks, case: Case) -> Told:
     played = [out, *torch.autograd.grad(out, together, grad_o.to(dtype))]
     played = [shard_tokens(x.detach(), case.lengths, **keys) for x in played]
 
-    whole = [gather_tokens(x, case.lengths, **keys).double() for x in found[0]]
+    whole = [gather_tokens(x, case.lengths, **keys).double() for x in reruns[0]]
     tokens = sum(case.lengths)
     errors = [
         float((x - y.detach()).abs().max()) if tokens else 0.0
@@ -151,7 +151,7 @@ def attend_case(ranks: Ranks, case: Case) -> Told:
     return Told(
         errors[0] / (float(wanted.detach().abs().max()) if tokens else 1.0),
         max(errors[1:]) / scale,
-        all(map(torch.equal, *found)) and all(map(torch.equal, found[0], played)),
+        all(map(torch.equal, *reruns)) and all(map(torch.equal, reruns[0], played)),
         ledger.sent_bytes.tolist(),
         ledger.sent_messages.tolist(),
         ledger.received_bytes.tolist(),
@@ -183,8 +183,8 @@ def in_a_part_of_the_ranks(ranks: Ranks, case: Case) -> float:
     wanted = attend_documents(q, k, v, case.lengths)
     mine = [shard_tokens(x, case.lengths, group, sharding=case.sharding) for x in (q, k, v)]
     out = context_attention(*mine, case.lengths, case.strategy, group, sharding=case.sharding)
-    found = gather_tokens(out, case.lengths, group, sharding=case.sharding)
-    return float((found - wanted).abs().max())
+    gathered = gather_tokens(out, case.lengths, group, sharding=case.sharding)
+    return float((gathered - wanted).abs().max())
 
 
 def with_pieces_placed_by_hand(ranks: Ranks) -> tuple[float, list[int]]:
@@ -206,8 +206,8 @@ def with_pieces_placed_by_hand(ranks: Ranks) -> tuple[float, list[int]]:
     mine = [x.detach()[rows].requires_grad_() for x in reference]
     ledger = Ledger(ranks.world)
     out = attend_by_plan(*mine, plan, ledger=ledger)
-    found = [out.detach(), *torch.autograd.grad(out, mine, grad_o[rows])]
-    error = max(float((x - y[rows]).abs().max()) for x, y in zip(found, wanted, strict=True))
+    actual = [out.detach(), *torch.autograd.grad(out, mine, grad_o[rows])]
+    error = max(float((x - y[rows]).abs().max()) for x, y in zip(actual, wanted, strict=True))
     return error, ledger.sent_bytes.tolist()
 
 
@@ -230,7 +230,7 @@ def with_rows_of_another_pack(ranks: Ranks) -> None:
 
 
 class SlowMail(Mail):
-    """Mail whose messages arrive some time after they were posted."""
+    """Mail whose messages arrive some time after they are posted."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class SlowMail(Mail):
 
 
 def wait_with_delay(ranks: Ranks, tokens: int, delay_s: float) -> list[float]:
-    """What is left of the delay of each hop of a ring when the tiles are done [s]."""
+    """The rest of each ring hop's delay when its tiles are done [s]."""
     plan = plan_context([tokens], ranks.world, "ring", heads=2, kv_heads=2, sharding="head-tail")
     x = torch.randn(len(plan.shares.rows[ranks.rank]), 2, 64)
     mail = SlowMail(delay_s)

@@ -1,4 +1,4 @@
-"""What ranks do that look for a price curve."""
+"""Functions of ranks that look for a price curve."""
 
 import os
 import subprocess

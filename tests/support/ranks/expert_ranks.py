@@ -1,4 +1,4 @@
-"""What ranks of expert parallelism run in these tests."""
+"""Functions of ranks in tests of expert parallelism."""
 
 import dataclasses
 
@@ -30,13 +30,13 @@ class Case:
     layout: Layout
     packs: tuple[tuple[tuple[int, ...], ...], ...]
     states: tuple[int, ...] = ()
-    """Of the balance of every layer, before the step."""
+    """State of every layer's balance before the step."""
     recompute: Recompute = "none"
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How far a rank is from one rank, and what it sent and counted."""
+    """Errors against one rank, and what this rank sent and counted."""
 
     loss_error: float
     norm_error: float
@@ -108,7 +108,7 @@ def step(ranks: Ranks, case: Case) -> tuple[float, Decoder, list[Ledger]]:
 
 def compare(ranks: Ranks, cases: list[Case]) -> list[Outcome]:
     """Each case against the plain model on one rank."""
-    found = []
+    outcomes = []
     for case in cases:
         expected_loss, expected = _reference(case)
         loss, decoder, ledgers = step(ranks, case)
@@ -129,7 +129,7 @@ def compare(ranks: Ranks, cases: list[Case]) -> list[Outcome]:
         ranks.sum_(penalty)
         assert abs(float(penalty - all_penalty)) <= 1e-10 * max(1.0, float(all_penalty))
         assert torch.equal(ranks.sum_(loads.clone()), all_loads)
-        found.append(
+        outcomes.append(
             Outcome(
                 loss_error=abs(loss - expected_loss) / expected_loss,
                 norm_error=abs(norm - expected_norm) / expected_norm,
@@ -140,13 +140,13 @@ def compare(ranks: Ranks, cases: list[Case]) -> list[Outcome]:
                 sent=[each.sent_bytes.tolist() for each in ledgers],
             )
         )
-    return found
+    return outcomes
 
 
 def travel(ranks: Ranks, tables: list[list[list[int]]]) -> list[tuple[bool, bool, list[int]]]:
-    """Rows there and back through experts that change nothing; whether they are the same."""
+    """Whether rows come back unchanged from experts that change nothing."""
     peers = Mesh.join(ranks, Layout(dp=ranks.world, ep=ranks.world)).peers("ep")
-    found = []
+    outcomes = []
     for table in tables:
         counts = torch.tensor(table[ranks.rank])
         shares = split_experts(len(counts), ranks=ranks.world)
@@ -154,7 +154,7 @@ def travel(ranks: Ranks, tables: list[list[list[int]]]) -> list[tuple[bool, bool
         exchange = ExpertExchange(peers, tuple(shares), Ledger(ranks.world), None)
         experts = torch.arange(len(counts)).repeat_interleave(counts)
         x = torch.randn(len(experts), 3, dtype=torch.float64)
-        x[:, 0] = experts  # so that whoever computes a row can tell its expert
+        x[:, 0] = experts  # so that the rank that computes a row can see its expert
         x.requires_grad_()
         arrived = []
 
@@ -166,14 +166,14 @@ def travel(ranks: Ranks, tables: list[list[list[int]]]) -> list[tuple[bool, bool
         y = exchange(x, counts, identity)
         pull = torch.randn_like(y)
         (grad,) = torch.autograd.grad((y * pull).sum(), x)
-        found.append((torch.equal(x, y), torch.equal(grad, pull) and all(arrived), shares))
-    return found
+        outcomes.append((torch.equal(x, y), torch.equal(grad, pull) and all(arrived), shares))
+    return outcomes
 
 
 def gather_and_sum(ranks: Ranks, tables: list[list[int]]) -> list[float]:
-    """Of each table of rows: the largest error of gathering, of summing, and of both backwards."""
+    """The largest error on each table of rows: gathering, summing, and both backwards."""
     split = ExpertSplit(Mesh.join(ranks, Layout(dp=ranks.world, etp=ranks.world)).peers("etp"))
-    found = []
+    errors = []
     for sizes in tables:
         generator = torch.Generator().manual_seed(sum(sizes))
         whole = torch.randn(sum(sizes), 3, dtype=torch.float64, generator=generator)
@@ -186,8 +186,8 @@ def gather_and_sum(ranks: Ranks, tables: list[list[int]]) -> list[float]:
         (grad_y,) = torch.autograd.grad(summed, y, whole[own])
         sums = parts.sum(0)[own]
         pairs = [(gathered, whole), (summed, sums), (grad_x, sums), (grad_y, whole)]
-        found.append(max(float((a - b).detach().abs().sum()) for a, b in pairs))
-    return found
+        errors.append(max(float((a - b).detach().abs().sum()) for a, b in pairs))
+    return errors
 
 
 def refuse(ranks: Ranks, model: ModelSpec, layout: Layout) -> None:

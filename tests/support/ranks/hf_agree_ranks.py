@@ -1,4 +1,4 @@
-"""What ranks run in ``test_hf_context_agree``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_hf_context_agree``; their first argument is their ``Ranks``."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ LENGTHS = (30, 41)
 
 
 def refusal(model: Any, batch: dict[str, Any]) -> str:
-    """What this rank says, and nothing where it runs to its gradients."""
+    """This rank's error message; empty if it reaches its gradients."""
     try:
         model(**batch).loss.backward()
     except EquipoiseError as error:
@@ -24,7 +24,7 @@ def refusal(model: Any, batch: dict[str, Any]) -> str:
 
 
 def different_packs(ranks: Ranks, last: dict[str, Any]) -> str:
-    """All ranks but the last have one pack, and the last one has some of it otherwise."""
+    """All ranks but the last have one pack; the last one's differs in part."""
     model = build("llama")
     use_context_parallelism(model)
     ids, labels = draw(LENGTHS)
@@ -47,7 +47,7 @@ def batches_in_another_order(ranks: Ranks) -> list[str]:
 
 
 def groups_apart(ranks: Ranks) -> str:
-    """Two pairs of ranks with a pack each: that is as it should be."""
+    """Two pairs of ranks with a pack each, which is allowed."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     which = ranks.rank // 2
     model = build("llama")

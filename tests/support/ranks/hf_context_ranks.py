@@ -1,4 +1,4 @@
-"""What ranks run in ``test_hf_context``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_hf_context``; their first argument is their ``Ranks``."""
 
 import os
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
-    # Scores are multiplied by something else than 1 / sqrt(head width).
+    # Scores have a factor other than 1 / sqrt(head width).
     "granite": (transformers.GraniteConfig, {"attention_multiplier": 0.31}),
     # Windows in all layers, and in some.
     "mistral": (transformers.MistralConfig, {"sliding_window": 8}),
@@ -94,7 +94,7 @@ def build(kind: str, dtype: torch.dtype = torch.float64, **changed: Any) -> Any:
 
 
 def draw(lengths: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Tokens of some documents, and labels of which a fifth is not wanted."""
+    """Tokens of some documents, and labels; a fifth of these is masked out."""
     source = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCAB, (sum(lengths),), generator=source)
     is_left_out = torch.rand(sum(lengths), generator=source) < 0.2
@@ -109,9 +109,9 @@ def one_by_one(model: Any, ids: Tensor, labels: Tensor, lengths: tuple[int, ...]
         if not len(tokens):
             continue
         logits.append(model(tokens[None], use_cache=False).logits[0])
-        found, targets = logits[-1][:-1], wanted[1:]
-        found = found if found.dtype == torch.float64 else found.float()
-        total = total + cross_entropy(found, targets, reduction="sum")
+        scores, targets = logits[-1][:-1], wanted[1:]
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        total = total + cross_entropy(scores, targets, reduction="sum")
         count += int((targets != -100).sum())
     loss = total / max(count, 1)
     loss.backward()
@@ -136,15 +136,15 @@ def under_autocast(ranks: Ranks, dtype: str) -> tuple[float, float]:
     with torch.autocast("cpu", getattr(torch, dtype)):
         loss = model(**batch).loss
     loss.backward()
-    found = gradients(model)
-    for each in found:
+    actual = gradients(model)
+    for each in actual:
         dist.all_reduce(each)
 
     def distance(some: list[Tensor]) -> float:
         off = sum(float((a - b).square().sum()) for a, b in zip(some, exact, strict=True))
         return (off / sum(float(x.square().sum()) for x in exact)) ** 0.5
 
-    return distance(found), distance(alone)
+    return distance(actual), distance(alone)
 
 
 def share_of_loss(logits: Tensor, batch: dict[str, Any]) -> Tensor:
@@ -167,7 +167,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank found: the largest errors, relative to the largest number."""
+    """One rank's largest errors, relative to the largest number."""
 
     logits: float
     loss: float
@@ -196,13 +196,13 @@ def compare(ranks: Ranks, case: Case) -> Told:
     out = model(**batch)
     loss = share_of_loss(out.logits, batch)
     loss.backward()
-    found = [loss.detach(), *gradients(model)]
+    actual = [loss.detach(), *gradients(model)]
     theirs = out.loss.detach().double()
-    for each in (*found, theirs):
+    for each in (*actual, theirs):
         dist.all_reduce(each)
     held = len(token_positions(case.lengths, **places))  # none is spare
     whole = gather_tokens(out.logits[0, :held].detach(), case.lengths, **places)
-    errors = [error(a, b) for a, b in zip([whole, *found], wanted, strict=True)]
+    errors = [error(a, b) for a, b in zip([whole, *actual], wanted, strict=True)]
     worst = max(range(2, len(errors)), key=errors.__getitem__)
     return Told(
         errors[0],
@@ -230,9 +230,9 @@ def count_masks(model: Any) -> list[bool]:
     return masks
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
+def error(actual: Tensor, wanted: Tensor) -> float:
     scale = float(wanted.abs().max()) if wanted.numel() else 1.0
-    return float((found - wanted).abs().max()) / max(scale, 1e-3) if wanted.numel() else 0.0
+    return float((actual - wanted).abs().max()) / max(scale, 1e-3) if wanted.numel() else 0.0
 
 
 def averaged(ranks: Ranks, how: str) -> float:
@@ -252,11 +252,11 @@ def averaged(ranks: Ranks, how: str) -> float:
             fully_shard(layer, mesh=mesh)
     batch = shard_batch(ids, lengths, labels_T=labels, sharding="head-tail-document")
     (share_of_loss(wrapped(**batch).logits, batch) * ranks.world).backward()
-    found = [
+    actual = [
         weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
         for weight in model.parameters()
     ]
-    return max(error(a, b) for a, b in zip(found, wanted, strict=True))
+    return max(error(a, b) for a, b in zip(actual, wanted, strict=True))
 
 
 def in_two_groups(ranks: Ranks) -> float:
@@ -286,10 +286,10 @@ def in_two_groups(ranks: Ranks) -> float:
     )
     share = share_of_loss(model(**batch).logits, batch)
     share.backward()
-    found = [share.detach(), *gradients(model)]
-    for each in found:
+    actual = [share.detach(), *gradients(model)]
+    for each in actual:
         dist.all_reduce(each)
-    return max(error(a, b) for a, b in zip(found, [loss, *wanted], strict=True))
+    return max(error(a, b) for a, b in zip(actual, [loss, *wanted], strict=True))
 
 
 def change_a_document(ranks: Ranks, kind: str, strategy: str) -> tuple[bool, bool, bool]:
@@ -370,10 +370,10 @@ def smollm2(ranks: Ranks, folder: str, tokens: list[list[int]], strategy: str) -
     logits = gather_tokens(out.logits[0].detach(), lengths, **places)
     if ranks.rank:
         return Told(0.0, 0.0, 0.0, 0.0, "", 0, 0)
-    found = gradients(model)
+    actual = gradients(model)
     model.set_attn_implementation("sdpa")
     wanted_logits, wanted_loss, *wanted = one_by_one(model, ids, ids, lengths)
-    errors = [error(a, b) for a, b in zip(found, wanted, strict=True)]
+    errors = [error(a, b) for a, b in zip(actual, wanted, strict=True)]
     worst = max(range(len(errors)), key=errors.__getitem__)
     return Told(
         error(logits, wanted_logits),
@@ -397,7 +397,7 @@ def train_with_trainer(
         "RANK": str(ranks.rank),
         "LOCAL_RANK": str(ranks.rank),
         "WORLD_SIZE": str(ranks.world),
-        "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks have found each other
+        "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks are already connected
         "MASTER_PORT": "1",
     }
     source = torch.Generator().manual_seed(0)

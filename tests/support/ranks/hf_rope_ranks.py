@@ -1,4 +1,4 @@
-"""What ranks run in ``test_hf_rope``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_hf_rope``; their first argument is their ``Ranks``."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def compare_steps(ranks: Ranks, kind: str, sharding: str) -> list[tuple[float, f
     """Errors of logits and gradients, pack after pack, beside one process with the packed row."""
     model, alone = build(kind), build(kind)
     use_context_parallelism(model)
-    use_context_parallelism(model)  # twice is as once
+    use_context_parallelism(model)  # preparing twice equals preparing once
     told = []
     for seed, lengths in enumerate(PACKS):
         ids, labels = draw(lengths, seed)
@@ -94,8 +94,8 @@ def compare_steps(ranks: Ranks, kind: str, sharding: str) -> list[tuple[float, f
             each.zero_grad()
         logits = model(**batch).logits
         share_of_loss(logits, batch).backward()
-        found = gradients(model)
-        for each in found:
+        actual = gradients(model)
+        for each in actual:
             dist.all_reduce(each)
         held = len(token_positions(lengths, sharding=sharding))
         whole = gather_tokens(logits[0, :held].detach(), lengths, sharding=sharding)
@@ -105,6 +105,6 @@ def compare_steps(ranks: Ranks, kind: str, sharding: str) -> list[tuple[float, f
         shifted[torch.tensor(lengths).cumsum(0) - 1] = -100
         sums = torch.nn.functional.cross_entropy(wanted, shifted, reduction="sum")
         (sums / batch["num_items_in_batch"]).backward()
-        errors = [error(a, b) for a, b in zip(found, gradients(alone), strict=True)]
+        errors = [error(a, b) for a, b in zip(actual, gradients(alone), strict=True)]
         told.append((error(whole, wanted.detach()), max(errors)))
     return told

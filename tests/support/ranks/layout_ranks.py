@@ -1,4 +1,4 @@
-"""What ranks run in ``test_layout``: cases in which something is wrong on purpose."""
+"""Functions of ranks in ``test_layout``: cases that are wrong on purpose."""
 
 from equipoise.comm.group import Ranks
 from equipoise.comm.turns import play_ranks
@@ -8,7 +8,7 @@ from support.ranks.on_ranks import build_with_wrong_gradient
 
 
 def spoiled(host: Ranks, case: Case, parameter: str, *, step: int) -> Verdict:
-    """A case of which rank 1 has another gradient of one parameter, in one of its two runs."""
+    """A case in which rank 1 has a wrong gradient of one parameter in one of its two runs."""
     del host
 
     def run(ranks: Ranks) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""What ranks run in these tests. Each function's first argument is its ``Ranks``."""
+"""Functions that ranks run in tests; their first argument is their ``Ranks``."""
 
 import dataclasses
 import os
@@ -63,11 +63,11 @@ def weights_of(module: torch.nn.Module) -> Arrays:
 
 def state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Arrays:
     """Every weight and every tensor of the optimizer, by name."""
-    found = weights_of(module)
+    state = weights_of(module)
     for name, parameter in module.named_parameters():
         for key, value in optimizer.state[parameter].items():
-            found[f"{name} {key}"] = whole(value)
-    return found
+            state[f"{name} {key}"] = whole(value)
+    return state
 
 
 # Whole runs. -------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Array
 
 @dataclasses.dataclass
 class Script:
-    """A view that notes what it is told, and a user who does things at some step."""
+    """A view that records its calls, and a user who acts at some step."""
 
     ranks: Ranks
     stop_at: int = 0
@@ -83,15 +83,15 @@ class Script:
     """After this step the last norm is not a number: no rank's loss will be."""
     norm: torch.Tensor | None = None
     file_limit_at: int = 0
-    """From this step on rank 1 cannot write large files, until that is told."""
+    """From this step on rank 1 cannot write large files, until the view reports that."""
     kill_at: int = 0
-    """After this step the last rank is ended where it stands."""
+    """After this step the last rank is killed."""
     deed_at: int = 0
     """After this step ``deed`` is done, by the rank of ``deed_rank``."""
     deed: Callable[[], object] | None = None
     deed_rank: int = 0
     undo: Callable[[], object] | None = None
-    """Is done once when a line with ``undo_at`` is said."""
+    """Runs once, when a line with ``undo_at`` is printed."""
     undo_at: str = ""
     losses: list[float] = dataclasses.field(default_factory=list)
     said: list[str] = dataclasses.field(default_factory=list)
@@ -134,7 +134,7 @@ class Ended:
     dtypes: set[str]
     decay: list[float]
     pieces: list[tuple[int, int, int]]
-    """What it trained, of all ranks: document, start, stop."""
+    """Pieces that all ranks trained: document, start, stop."""
 
 
 class NotingTrainer(loop.Trainer):
@@ -205,11 +205,11 @@ def train_each(ranks: Ranks, folder: Path, runs: dict[str, ResolvedFile]) -> dic
 def step_with_micro_batches(
     ranks: Ranks, folder: Path, corpus: str, model: ModelSpec, counts: list[int], zero: int
 ) -> list[tuple[float, float, Arrays]]:
-    """One step on the same documents, in so many micro-batches a rank: loss, norm, weights."""
+    """One step on the same documents for each count of micro-batches: loss, norm, weights."""
     store = open_store(Path(corpus))
     index = np.arange(24, dtype=np.int64)
     pieces = np.stack((index, np.zeros_like(index), store.doc_tokens[:24]), axis=1)
-    found = []
+    outcomes = []
     for count in counts:
         packed = PackedStep(
             "by-hand",
@@ -231,8 +231,8 @@ def step_with_micro_batches(
                 last_good=lambda: None,
                 stop_asked=False,
             )
-        found.append((done.loss, done.grad_norm, weights_of(decoder)))
-    return found
+        outcomes.append((done.loss, done.grad_norm, weights_of(decoder)))
+    return outcomes
 
 
 def step_in_contexts(
@@ -245,7 +245,7 @@ def step_in_contexts(
 ) -> list[tuple[float, float, Arrays]]:
     """One step on these micro-batches in each layout: loss, norm, weights."""
     store = open_store(Path(corpus))
-    found = []
+    outcomes = []
     for number, layout in enumerate(layouts):
         context = ContextGroup.join(ranks, ContextPlanner(model, layout))
         data_ranks = ranks.world // layout.cp
@@ -255,14 +255,14 @@ def step_in_contexts(
         initialize(decoder, 0)
         sharded = ShardedDecoder(decoder, ranks, zero=layout.zero, precision="fp32")
         with Journal(folder / f"{ranks.world}-{number}", ranks.rank) as journal:
-            # An eps above rounding, lest AdamW make a whole step of it.
+            # An eps above rounding: otherwise AdamW turns rounding into a whole step.
             optimizer = make_adamw(decoder, TrainSpec(eps=1e-4))
             runner = StepRunner(sharded, optimizer, store, ranks, journal, context)
             done = runner.run(
                 packed, step=1, rate=1e-3, clip_norm=0.5, last_good=lambda: None, stop_asked=False
             )
-        found.append((done.loss, done.grad_norm, weights_of(decoder)))
-    return found
+        outcomes.append((done.loss, done.grad_norm, weights_of(decoder)))
+    return outcomes
 
 
 def join_context(ranks: Ranks, context: int, device: str) -> None:
@@ -283,7 +283,7 @@ def sharers_of(ranks: Ranks, context: int) -> list[int]:
 
 
 def pack_differently(ranks: Ranks, folder: Path, corpus: str, model: ModelSpec) -> None:
-    """A step whose pack is another on the last rank."""
+    """A step whose pack differs on the last rank."""
     store = open_store(Path(corpus))
     last = ranks.rank == ranks.world - 1
     pieces = np.array([[0, 0, int(store.doc_tokens[0]) - last]])
@@ -316,7 +316,7 @@ def clip_made_up(
     ranks: Ranks, model: ModelSpec, stages: list[int]
 ) -> list[tuple[float, float, Arrays]]:
     """Norm before and after a clip to 1, and the clipped gradients, at each ZeRO stage."""
-    found = []
+    norms = []
     for zero in stages:
         decoder = Decoder(model)
         ShardedDecoder(decoder, ranks, zero=zero, precision="fp32")
@@ -324,8 +324,8 @@ def clip_made_up(
         before = global_norm(decoder)
         clip(decoder, before, 1.0)
         gradients = {name: whole(p.grad) for name, p in decoder.named_parameters()}
-        found.append((float(before), float(global_norm(decoder)), gradients))
-    return found
+        norms.append((float(before), float(global_norm(decoder)), gradients))
+    return norms
 
 
 def _stepped(
@@ -357,7 +357,7 @@ def _manifest(model: ModelSpec, step: int, world: int) -> Manifest:
 
 
 def save(ranks: Ranks, root: Path, model: ModelSpec, zero: int, steps: list[int]) -> Arrays:
-    """Save once for each step, keeping two; what was saved."""
+    """Save once for each step, keeping two; returns what was saved."""
     decoder, optimizer = _stepped(ranks, model, zero, 0, TrainSpec())
     for step in steps:
         manifest = _manifest(model, step, ranks.world)
@@ -379,7 +379,7 @@ def write_first(
     ranks: Ranks,
     manifest: Manifest,
 ) -> None:
-    """What ``checkpoint.store.save`` was when the format was 1."""
+    """``checkpoint.store.save`` as it was for format 1."""
     folder = root / f"step-{manifest.step:06d}"
     if ranks.rank == 0:
         folder.mkdir(parents=True)
@@ -404,7 +404,7 @@ def save_keeping_one(ranks: Ranks, root: Path, model: ModelSpec, step: int) -> N
 
 
 def load(ranks: Ranks, folder: Path, model: ModelSpec, zero: int) -> tuple[Arrays, list[float]]:
-    """Load into weights of another seed; what is there then, and the rates of decay."""
+    """Load into weights of another seed; returns the state, and the weight decays."""
     read_manifest(folder)
     decoder, optimizer = _stepped(ranks, model, zero, 1, TrainSpec(weight_decay=0.7))
     checkpoint_store.load(folder, decoder, optimizer)
@@ -444,7 +444,7 @@ def save_limited(
 def build_with_wrong_gradient(
     parameter: str, bad_rank: int, *, factor: float, step: int = 1
 ) -> Callable[..., StepRunner]:
-    """Builds what has one rank's part of one gradient wrong in one step, after the sum."""
+    """Builds a step that spoils one rank's part of one gradient, after the sum."""
 
     class Wrong(StepRunner):
         def gradients(self, packed: PackedStep, **named: Any) -> Gradients:

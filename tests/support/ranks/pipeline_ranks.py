@@ -1,4 +1,4 @@
-"""What ranks run in ``test_pipeline``. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in ``test_pipeline``; their first argument is their ``Ranks``."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank found."""
+    """One rank's results."""
 
     loss_error: float
     gradient_error: float
@@ -67,7 +67,7 @@ class Told:
     sent: list[int]
     expected: list[int]
     is_ordered: bool
-    """No instruction began before what it needs had ended, on any rank."""
+    """Whether each instruction on any rank began after all that it needs had ended."""
 
 
 def run_cases(ranks: Ranks, cases: list[Case]) -> list[Told]:
@@ -79,7 +79,7 @@ def layout_of(case: Case) -> Layout:
 
 
 def share(batch: StageBatch, mesh: Mesh) -> StageBatch:
-    """What one rank of several that share a micro-batch computes of it."""
+    """One rank's share of a micro-batch."""
     peers = mesh.peers("cp")
     if peers.count == 1:
         return batch
@@ -97,7 +97,7 @@ def join(
     precision: str = "fp32",
     recompute: Recompute = "none",
 ) -> Pipeline:
-    """Alone where nobody else holds these stages."""
+    """A part's pipeline, sharded if other ranks hold the same stages."""
     peers, zero = mesh.peers("pp"), mesh.layout.zero
     if mesh.layout.stage_ranks == 1:
         set_recompute(part, recompute)
@@ -113,7 +113,7 @@ def run_case(ranks: Ranks, case: Case) -> Told:
     model = TIED if case.is_tied else MODEL
     every = batches_of(case.lengths)
     mine = [share(batch, mesh) for batch in every[mesh.coordinates["dp"] :: case.dp]]
-    found, loss, told = [], 0.0, {}
+    reruns, loss, told = [], 0.0, {}
     for _ in range(2):
         loss, runs = 0.0, []
         for first in range(case.runs):
@@ -134,10 +134,10 @@ def run_case(ranks: Ranks, case: Case) -> Told:
         before = pipeline.ledger.sent_bytes.copy()
         pipeline.sum_gradients(schedule.rank_of)
         timeline = gather_timeline(runs[-1].timeline, mesh.peers("pp").group)
-        found.append({name: whole(p.grad) for name, p in part.named_parameters()})
+        reruns.append({name: whole(p.grad) for name, p in part.named_parameters()})
     layers = layers_of_paths(schedule, edges) if schedule.is_lossy else None
     wanted_loss, wanted = one_rank(model, every, layers)
-    errors = {name: error_of(grad, wanted[name]) for name, grad in found[0].items()}
+    errors = {name: error_of(grad, wanted[name]) for name, grad in reruns[0].items()}
     worst = max(errors, key=errors.get)
     total = float(ranks.sum_(torch.tensor(loss / case.tp, dtype=torch.float64)))
     told["sent"] = before.tolist()
@@ -157,7 +157,7 @@ def run_case(ranks: Ranks, case: Case) -> Told:
         loss_error=abs(total - wanted_loss) / wanted_loss,
         gradient_error=errors[worst],
         worst=worst,
-        is_bitwise=all(is_equal(found[0][name], found[1][name]) for name in errors),
+        is_bitwise=all(is_equal(reruns[0][name], reruns[1][name]) for name in errors),
         is_ordered=ordered,
         **told,
     )

@@ -1,4 +1,4 @@
-"""What ranks of meshes and of tensor parallelism run in these tests."""
+"""Functions of ranks in tests of meshes and of tensor parallelism."""
 
 import dataclasses
 import functools
@@ -28,8 +28,8 @@ from equipoise.spec.run.spec import Recompute
 def mesh_of(
     ranks: Ranks, layouts: list[Layout], axes: list[tuple[str, ...]]
 ) -> list[dict[tuple[str, ...], tuple[list[int], int, int]]]:
-    """Of each layout and axes: the peers, this rank's number, and the sum of their ranks."""
-    found = []
+    """The peers along axes of each layout, this rank's number, and the sum of their ranks."""
+    peers_of = []
     for layout in layouts:
         mesh = Mesh.join(ranks, layout)
         rows = {}
@@ -40,15 +40,15 @@ def mesh_of(
                 dist.all_reduce(total, group=peers.group)
                 assert dist.get_rank(peers.group) == peers.rank
             rows[each] = (list(peers.ranks), peers.rank, int(total))
-        found.append(rows)
-    return found
+        peers_of.append(rows)
+    return peers_of
 
 
 def weights_mesh_of(
     ranks: Ranks, layouts: list[Layout]
 ) -> list[tuple[tuple[str, ...], list[int], list[int], list[int]]]:
-    """Of each layout's mesh of weights: names, sizes, this rank's place and the sum of each dim."""
-    found = []
+    """Each layout's mesh of weights: names, sizes, this rank's place and the sum of each dim."""
+    meshes = []
     for layout in layouts:
         weights = Mesh.join(ranks, layout).weights
         sums = []
@@ -57,8 +57,8 @@ def weights_mesh_of(
             dist.all_reduce(total, group=weights.get_group(dim))
             sums.append(int(total))
         place = weights.get_coordinate()
-        found.append((weights.mesh_dim_names, list(weights.shape), list(place), sums))
-    return found
+        meshes.append((weights.mesh_dim_names, list(weights.shape), list(place), sums))
+    return meshes
 
 
 def join_mesh(ranks: Ranks, layout: Layout, axis: str) -> None:
@@ -69,9 +69,9 @@ def join_mesh(ranks: Ranks, layout: Layout, axis: str) -> None:
 
 
 def rows_both_ways(ranks: Ranks, most_tokens: int) -> list[tuple[float, float, float]]:
-    """Of each number of tokens: errors of gathering, of summing, and of the two as adjoints."""
+    """Errors at each number of tokens: gathering, summing, and the two as adjoints."""
     peers = Mesh.join(ranks, Layout(tp=ranks.world)).peers("tp")
-    found = []
+    errors = []
     for tokens in range(most_tokens + 1):
         generator = torch.Generator().manual_seed(tokens)
         whole = torch.randn(tokens, 3, dtype=torch.float64, generator=generator)
@@ -84,8 +84,8 @@ def rows_both_ways(ranks: Ranks, most_tokens: int) -> list[tuple[float, float, f
         summed.backward(whole[own.start : own.stop])
         sums = partials.sum(0)[own.start : own.stop]
         pairs = [(gathered, whole), (summed, sums), (x.grad, sums), (y.grad, whole)]
-        found.append([float((a - b).detach().abs().sum()) for a, b in pairs])
-    return found
+        errors.append([float((a - b).detach().abs().sum()) for a, b in pairs])
+    return errors
 
 
 # Whole steps. ----------------------------------------------------------------------------------
@@ -101,13 +101,13 @@ class Setting:
 
 @dataclasses.dataclass
 class Found:
-    """What a step came to; the same on every rank."""
+    """Results of a step; the same on every rank."""
 
     loss: float
     norm: float
     gradients: dict[str, np.ndarray]
     logits: dict[int, np.ndarray]
-    """Of each micro-batch."""
+    """Logits of each micro-batch."""
 
 
 Batches = list[list[int]]
@@ -141,7 +141,7 @@ def count_labels(model: ModelSpec, batches: Batches) -> int:
 
 
 def step_alone(model: ModelSpec, batches: Batches) -> Found:
-    """What every layout must come to."""
+    """The result that every layout must reach."""
     decoder, labels, total, logits = make_decoder(model), count_labels(model, batches), 0.0, {}
     for number, doc_tokens in enumerate(batches):
         tokens_T, labels_T = draw_batch(model, number, doc_tokens)

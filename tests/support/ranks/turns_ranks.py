@@ -1,4 +1,4 @@
-"""What ranks run in ``test_turns``, over gloo and in turns."""
+"""Functions of ranks in ``test_turns``, over gloo and in turns."""
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ def use_everything(ranks: Ranks) -> dict[str, torch.Tensor]:
     """Every kind of collective that equipoise uses, over the world and over pairs; messages."""
     layout = Layout(dp=2, tp=2)
     peers = Mesh.join(ranks, layout).peers("tp")
-    found = {}
+    results = {}
     for name, group, at, of in (
         ("world", dist.group.WORLD, ranks.rank, ranks.world),
         ("pair", peers.group, peers.rank, peers.count),
@@ -39,7 +39,7 @@ def use_everything(ranks: Ranks) -> dict[str, torch.Tensor]:
         from_first = x.clone()
         dist.broadcast(from_first, group_src=0, group=group)
         dist.barrier(group=group)
-        found |= {
+        results |= {
             f"{name} sum": total,
             f"{name} max": largest,
             f"{name} gather": gathered,
@@ -61,7 +61,7 @@ def use_everything(ranks: Ranks) -> dict[str, torch.Tensor]:
     mail.post([], parcels(rooms))
     for due in (1, 0):
         mail.wait(due)
-    return found | {f"message {tag}": room for tag, room in enumerate(rooms)}
+    return results | {f"message {tag}": room for tag, room in enumerate(rooms)}
 
 
 def in_turns(host: Ranks) -> list[dict[str, torch.Tensor]]:

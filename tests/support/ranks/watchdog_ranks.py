@@ -1,4 +1,4 @@
-"""What ranks run in tests of the watchdog. Each function's first argument is its ``Ranks``."""
+"""Functions of ranks in tests of the watchdog; their first argument is their ``Ranks``."""
 
 import os
 import signal
@@ -17,17 +17,17 @@ from equipoise.comm.watchdog import Watchdog
 
 
 def watch(ranks: Ranks, folder: Path, deadline_s: float) -> Watchdog:
-    """A watchdog that leaves what it tells in the folder."""
+    """A watchdog that writes its report into the folder."""
 
-    def tell(found: Standstill) -> None:
-        (folder / f"told-{ranks.rank}").write_text(found.text)
+    def tell(standstill: Standstill) -> None:
+        (folder / f"told-{ranks.rank}").write_text(standstill.text)
 
     store = dist.FileStore(str(folder / "beats"), ranks.world)
     return Watchdog(store, ranks.rank, ranks.world, deadline_s=deadline_s, tell=tell)
 
 
 def hang_in(ranks: Ranks, folder: Path, how: str, deadline_s: float) -> int:
-    """Every rank but the last comes; the last one does otherwise. Collectives that were made."""
+    """All ranks but the last join a collective; the last does ``how`` first. Returns the count."""
     is_last = ranks.rank == ranks.world - 1
     with watch(ranks, folder, deadline_s) as watchdog:
         with watchdog.phase("forward of step 7"):
@@ -69,8 +69,8 @@ def hang_with_the_store(ranks: Ranks, folder: Path, port: int, deadline_s: float
     watchdog_module._STORE_S = 0.3
     store = dist.TCPStore("127.0.0.1", port, is_master=ranks.rank == 0)
 
-    def tell(found: Standstill) -> None:
-        (folder / f"told-{ranks.rank}").write_text(found.text)
+    def tell(standstill: Standstill) -> None:
+        (folder / f"told-{ranks.rank}").write_text(standstill.text)
 
     with Watchdog(store, ranks.rank, ranks.world, deadline_s=deadline_s, tell=tell):
         ranks.barrier()

@@ -1,4 +1,4 @@
-"""What a rank does in tests of ZeRO's exchanges."""
+"""Functions of ranks in tests of ZeRO's exchanges."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from support.ranks.composed_ranks import held_bytes
 
 
 def exchange(ranks: Ranks, length: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Gathered and reduced twice as ours, and as gloo does it; by what and in which numbers."""
+    """Gather and reduce twice our way and once gloo's, by operation and dtype."""
     group = dist.group.WORLD
     assert group is not None
-    found = {}
+    results = {}
     generator = torch.Generator().manual_seed(ranks.rank)
     for dtype in (torch.float32, torch.bfloat16):
         mine = torch.randn(length, generator=generator).to(dtype)
@@ -27,14 +27,14 @@ def exchange(ranks: Ranks, length: int) -> dict[str, tuple[Tensor, Tensor, Tenso
         gathered = [_gather(mine, ranks, in_place=each) for each in (True, False)]
         expected = torch.empty_like(whole)
         dist.all_gather_single(expected, mine)
-        found[f"gathered {dtype}"] = (*gathered, expected)
+        results[f"gathered {dtype}"] = (*gathered, expected)
         if dtype == torch.float32:
             reduced = [torch.empty_like(mine) for _ in range(3)]
             for out in reduced[:2]:
                 ExchangeReduce()(out, whole.clone(), group, dist.ReduceOp.SUM)
             dist.reduce_scatter_single(reduced[2], whole.clone())
-            found[f"reduced {dtype}"] = (reduced[0], reduced[1], reduced[2])
-    return found
+            results[f"reduced {dtype}"] = (reduced[0], reduced[1], reduced[2])
+    return results
 
 
 def _gather(mine: Tensor, ranks: Ranks, *, in_place: bool) -> Tensor:
@@ -50,7 +50,7 @@ def _gather(mine: Tensor, ranks: Ranks, *, in_place: bool) -> Tensor:
 
 
 def reduce_wrongly(ranks: Ranks) -> str:
-    """What is said where a mean is asked for."""
+    """The error of a reduction by mean."""
     group = dist.group.WORLD
     assert group is not None
     try:
@@ -63,7 +63,7 @@ def reduce_wrongly(ranks: Ranks) -> str:
 def step_of_three(
     ranks: Ranks, model: ModelSpec, precision: str, small_bytes: int
 ) -> tuple[list[tuple[int, int, int]], list[int], dict[str, Tensor]]:
-    """Micro-batches of a step under ZeRO 3: what is held after each, its collectives; gradients.
+    """A step under ZeRO 3: bytes held after each micro-batch, collectives, and gradients.
 
     Held are bytes of whole weights, of whole gradients and of split ones.
     """

@@ -65,18 +65,18 @@ def test_young_is_near_the_best() -> None:
     [
         (
             FaultOptions(0.0, 1.0, 1.0),
-            "A mean time between failures of 0 s, checkpoints of 1 s and restarts of 1 s are no "
-            "times. Give the first above 0, the others 0 or more, all of them finite.",
+            "The mean time between failures is 0 s, a checkpoint takes 1 s and a restart 1 s. "
+            "Give the first above 0, the others 0 or more, all of them finite.",
         ),
         (
             FaultOptions(math.inf, 1.0, 1.0),
-            "A mean time between failures of inf s, checkpoints of 1 s and restarts of 1 s are no "
-            "times. Give the first above 0, the others 0 or more, all of them finite.",
+            "The mean time between failures is inf s, a checkpoint takes 1 s and a restart 1 s. "
+            "Give the first above 0, the others 0 or more, all of them finite.",
         ),
         (
             FaultOptions(1.0, math.nan, 1.0),
-            "A mean time between failures of 1 s, checkpoints of nan s and restarts of 1 s are no "
-            "times. Give the first above 0, the others 0 or more, all of them finite.",
+            "The mean time between failures is 1 s, a checkpoint takes nan s and a restart 1 s. "
+            "Give the first above 0, the others 0 or more, all of them finite.",
         ),
         (
             FaultOptions(225.0, 30.0, 600.0, checkpoint_steps=1),
@@ -114,7 +114,7 @@ def test_jitter_costs_more_with_more_of_it_and_with_more_ranks() -> None:
     assert run_with_jitter(run, 8, 0.1).p95 >= shares[1]
     with pytest.raises(SpecError) as caught:
         run_with_jitter(run, 8, 2.0)
-    assert str(caught.value) == "jitter is 2. Give a share of a pass's time, 0 to 1."
+    assert str(caught.value) == "jitter is 2; it must be between 0 and 1."
 
 
 SCHEDULES = [("1f1b", 1), ("zb-h2", 1), ("interleaved", 2)]

@@ -1,1 +1,1 @@
-"""What a search found, priced whole and explained."""
+"""The best choices of a search, priced whole and explained."""

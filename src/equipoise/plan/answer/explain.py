@@ -1,4 +1,4 @@
-"""Why this choice and not the next: terms beside terms, the nearest wall, what would flip it.
+"""Why this choice and not the next: term by term, the nearest wall, and what would flip it.
 
 What it decides
     *Loses by*: seconds of each term beyond the best's; they add up to the difference of the steps.
@@ -38,7 +38,7 @@ def loses_by(best: Mapping[str, float], other: Mapping[str, float]) -> dict[str,
 
 
 def find_flip(best: Mapping[str, float], other: Mapping[str, float], winner: str) -> Flip | None:
-    """The term that has to grow least for the other to win; None where none would do it.
+    """The term that has to grow least for the other to win; None if no term can do it.
 
     >>> find_flip({"products": 2.0, "tensor traffic": 1.0}, {"products": 3.5}, "tp=1")
     Flip(term='tensor traffic', times=1.5, winner='tp=1')
@@ -53,9 +53,9 @@ def find_flip(best: Mapping[str, float], other: Mapping[str, float], winner: str
 
 
 def find_walls(model: ModelSpec, machine: Machine, choice: Choice) -> tuple[Wall, ...]:
-    """What no longer fits when it grows, nearest first.
+    """Sizes that no longer fit when they grow, nearest first.
 
-    Cost: some three prices for each of window, micro-batch and layers.
+    Cost: about three prices for each of window, micro-batch and layers.
     """
     options, unit = choice.options, 2 * choice.layout.cp
     window, batch, layers = options.context_tokens, options.micro_batch, model.layers

@@ -1,7 +1,7 @@
-"""The best and the next three, priced whole; and the smallest cluster where nothing fits.
+"""The best and the next three, priced whole; and the smallest cluster if nothing fits.
 
 What it decides
-    Runners-up differ from the best and from each other in a degree, as far as there are such.
+    Runners-up differ from the best and from each other in a degree, if enough choices do.
     With documents, each is priced on the pipelines that have most work; tokens and FLOP are
     those of all. On a cluster with measured pairs, nodes are placed for each, if that is faster.
 
@@ -37,7 +37,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.offload import Offload
 
 _PIPELINES = 4
-"""Pipelines that are priced, of those with documents."""
+"""Pipelines that are priced if documents are packed."""
 _MOST_DEVICES = 1 << 17
 _TRIES = 6
 
@@ -49,9 +49,9 @@ class Finalist:
     choice: Choice
     run: StepRun
     nodes: tuple[int, ...] = ()
-    """Which node stands in which place; empty where nodes stand as given."""
+    """Node in each place; empty if nodes stand as given."""
     layers: tuple[LayerStrategy, ...] = ()
-    """The strategy of each layer; empty where all are as the choice says."""
+    """The strategy of each layer; empty if all follow the choice."""
 
 
 def price_finalists(
@@ -84,7 +84,7 @@ def price_finalists(
 
 
 def degrees_of(choice: Choice) -> tuple[int, ...]:
-    """The degrees that make a runner-up another layout."""
+    """Degrees that distinguish a runner-up's layout."""
     layout = choice.layout
     return layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.etp
 
@@ -107,7 +107,7 @@ def _as_searched(search: Search, choice: Choice) -> Finalist:
 
 
 def _of_all(search: Search, documents: Documents | DividedStep, run: StepRun) -> StepRun:
-    """Tokens and FLOP of all pipelines, where only some were replayed."""
+    """Tokens and FLOP of all pipelines, although only some were replayed."""
     if search.packer is None:
         return run
     if isinstance(documents, DividedStep):
@@ -157,7 +157,7 @@ def _run(search: Search, choice: Choice, cluster: ClusterSpec) -> StepRun:
 
 
 def _place(search: Search, choice: Choice, cluster: ClusterSpec) -> Placement:
-    """By what a micro-batch and a step pass between nodes."""
+    """Place nodes by the bytes that a micro-batch and a step pass between them."""
     layout, options, model = choice.layout, choice.options, search.model
     beside = layout.tp if options.stack.sequence_parallel else 1
     tokens = options.micro_batch * options.context_tokens / layout.cp

@@ -1,11 +1,11 @@
 """The best choices for a run, with the memory that this package's own ranks take.
 
 What it decides
-    Policies are compared last, on the layouts that the search found best, with the documents of all
-    data-parallel ranks where the search had one's. A replayed step says how much each pipeline rank
-    keeps at a time; what that takes is ``cost.memory.forecast``'s forecast, the one that the run's
+    Policies are compared last, on the best layouts of the search, with the documents of all
+    data-parallel ranks; the search uses one rank's. A replayed step shows how much each pipeline
+    rank keeps at a time; its bytes are ``cost.memory.forecast``'s forecast, the one that the run's
     report shows, where a described cluster has ``cost.memory.device``. A layout stands among the
-    best with its faster policy, and runners-up differ in a degree as far as there are such.
+    best with its faster policy, and runners-up differ in a degree if enough choices do.
 
 Kept true (tests/unit/plan/answer/test_run_price.py)
     The first is the fastest that fits; a forecast grows with the largest micro-batch; the size
@@ -64,10 +64,10 @@ def price_run(
         search: What was searched, under one of the policies.
         outcome: The search's answer.
         steps: The run's first steps.
-        policies: What is compared; a finalist's policy is in its options.
+        policies: Policies to compare; a finalist's policy is in its options.
         precision: The run's.
         count: How many, with the best.
-        due: By when they are to be priced.
+        due: When pricing ends.
     """
     finalists: list[Finalist] = []
     for policy in policies:

@@ -5,7 +5,7 @@ What it decides
     and each stage on the rank where the schedule has it.
 
 Kept true (tests/unit/plan/answer/test_run_stages.py)
-    What is written is taken; edges that do not cover the layers are refused.
+    Written stages are accepted; edges that do not cover the layers are refused.
 """
 
 from itertools import pairwise

@@ -36,7 +36,7 @@ COMPARED: tuple[Policy, ...] = tuple(
         key=lambda name: name != PackSpec().policy,
     )
 )
-"""Policies that a plan compares where none is given. The default comes first: it stays unless
+"""Policies that a plan compares if none is given. The default comes first: it stays unless
 another is better."""
 
 
@@ -62,7 +62,7 @@ class RunSteps:
             lengths = pieces[:, 2] - pieces[:, 1]
             work.append(useful_flop(model, size, int(causal_pairs(lengths).sum())))
         self.median = int(np.argsort(work, kind="stable")[STEPS // 2])
-        """Which step stands for all, from 0."""
+        """Number of the step that stands for all, from 0."""
         self._packed: dict[tuple[Policy, int, bool], list[Documents]] = {}
 
     def documents(self, policy: Policy, layout: Layout) -> Documents:

@@ -1,15 +1,15 @@
-"""What another training program can do: names that it knows, and sizes that it cannot run.
+"""Capabilities of another training program: names that it knows, and sizes that it cannot run.
 
 Why
-    The best of all choices is seldom one that a given program has. A refusal after the search
-    would send its reader to search again, once for every missing setting.
+    A given program seldom supports the best of all choices. If it were refused only after the
+    search, its reader would search again, once for every missing setting.
 
 What it decides
     Which choices a program can run as they are priced. One rule judges a column of choices and a
     single one.
 
 Kept true (tests/unit/plan/export/test_settings.py)
-    A choice is kept if, and only if, it is not refused by itself.
+    A choice is kept if and only if it is not refused when it is exported alone.
 """
 
 from collections.abc import Callable, Mapping

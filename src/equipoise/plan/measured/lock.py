@@ -2,8 +2,8 @@
 
 What it decides
     The best is the one of fewest measured seconds, and so are the runners-up; prices stand beside
-    them term by term, ``measured_s`` within. A clock knows no lower bound and no term that would
-    turn its order, so the lock has a bound of 0 and no flip.
+    them term by term, ``measured_s`` within. A clock gives no lower bound and no term that could
+    reverse the order, so the lock has a bound of 0 and no flip.
 
 Kept true (tests/unit/cli/plan/test_measure.py, tests/multi/train/test_plan_measure.py)
     ``equipoise train --plan`` obeys the lock, and refuses it when what it read has changed.
@@ -30,7 +30,7 @@ _CANDIDATES = 4
 def measured_plan(
     inputs: RunInputs, priced: Sequence[Finalist | None], trials: Sequence[Trial], folder: Path
 ) -> Plan | None:
-    """The plan of a search's trials; None where its best has no price, or nothing was measured.
+    """The plan of a search's trials; None if its best has no price, or nothing was measured.
 
     Args:
         inputs: What was read.

@@ -1,8 +1,8 @@
 """Which choice to measure next: a search whose price is a real run, and whose runs may fail.
 
 Why
-    No price knows a machine as its own seconds do, and measuring every choice costs more than the
-    choice saves. A simulator's prices order choices for nothing, but are off by a factor that
+    No price matches a machine's own seconds, and measuring every choice costs more than the choice
+    saves. A simulator's prices order choices for nothing, but are off by a factor that
     nobody knows and by parts that no model has. Some choices do not even run: they want more memory
     than there is, or a rank dies, and only the trial shows it.
 
@@ -104,7 +104,7 @@ _NOISE = 0.02
 
 _FAILED_TIMES = 2.0
 _FAILED_NOISE = 0.5
-"""A failure says that a choice is bad, and nothing of how bad."""
+"""A failure shows that a choice is bad, but not how bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredSpace:
-    """What can be measured."""
+    """Choices that can be measured, and their prices."""
 
     settings: Ints
     """Which value of each dimension a choice has, int64[choices, dimensions]."""
     prior_s: Floats
-    """What a simulator says of each; NaN where it has no price."""
+    """A simulator's price of each choice [s]; NaN without one."""
 
     def __post_init__(self) -> None:
         if self.settings.ndim != 2 or len(self.settings) < 1:

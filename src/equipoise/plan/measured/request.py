@@ -240,8 +240,8 @@ def read_measured(
     ranks = run.spec.layout.count_ranks(cores) if request.ranks is None else request.ranks
     if not 1 <= ranks <= cores:
         raise LayoutError(
-            f"--measure trains one rank a core: {ranks} ranks are not 1 to {cores}, the cores of "
-            f"this machine. Give {cores} ranks or less."
+            f"--measure trains one rank a core: ranks must be 1 to {cores} on this machine, "
+            f"not {ranks}."
         )
     cluster = find_cluster(f"{THIS_CPU}:{ranks}")
     if (guess := guess_sentence(cluster)) and say is not None:

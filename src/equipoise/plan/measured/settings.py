@@ -115,8 +115,8 @@ def list_choices(
     if len(laid) < 2:
         said = ", ".join(f"{name} ({run.origins[name]})" for name in named)
         raise SpecError(
-            f"--measure finds {len(laid)} choices on {ranks} ranks where it needs two or more: "
-            f"given are {said or 'no keys'}. Take one of these away, and it is searched."
+            f"--measure needs two or more choices, and {ranks} ranks leave {len(laid)} with "
+            f"{said or 'no keys'} given. Remove one of these keys to search it."
         )
     rows = [run_keys(choice) for choice in laid]
     codes = np.zeros((len(rows), len(DIMENSIONS)), dtype=np.int64)

@@ -39,7 +39,7 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 
 _HOP_BYTES = float(1 << 24)
-"""At which hops over different links are compared."""
+"""Message size at which hops over different links are compared [bytes]."""
 
 
 class Site(Machine):

@@ -7,7 +7,7 @@ What it decides
         12:tp=2,dp=4,zero=1:full  20:tp=2,cp=2,dp=2,zero=1:none:ring
 
 Kept true (tests/unit/sim/mixed/test_words.py)
-    What is said is read back; each faulty run is refused by its text.
+    Written strategies are read back; each faulty run is refused by its text.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@ What it decides
     Documents of each length are attended to as a layer does it, enough of them at once for a call
     of 512 tokens. Over context ranks every strategy is run on packs of one to sixteen equal
     documents, so that what a call costs and what a tile costs can be separated. Each is
-    timed once after every step of the others, so that what passes over the machine meets all alike.
+    timed once after every step of the others, so that passing disturbances hit all alike.
 
 Kept true (tests/multi/train/test_calibrate_parts.py)
     Every length and every strategy that the heads allow is timed.

@@ -1,4 +1,4 @@
-"""Measure this machine: what ``equipoise calibrate`` does, stage by stage.
+"""Measure this machine for ``equipoise calibrate``, stage by stage.
 
 Why
     A core of this machine multiplies at its own rate, slower when its neighbour computes too,
@@ -117,7 +117,7 @@ def _reaching(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 class MeasureProgress(Protocol):
-    """Somebody who watches."""
+    """Shows progress to a user."""
 
     def start(self, label: str, total: int) -> None:
         """``total`` stages follow."""

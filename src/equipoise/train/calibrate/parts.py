@@ -1,7 +1,7 @@
 """Time a training step's own parts on this machine's ranks: short decoders, small steps.
 
 Why
-    What a step does between its kernels is only seen where it runs. So small steps of the very
+    A step's time between kernels shows only where it runs. So small steps of the very
     program that trains are run, on decoders of one and of four layers, and their spans read: the
     difference is three layers, the rest lies outside of layers.
 
@@ -105,7 +105,7 @@ def time_way(ranks: Ranks, plan: PartsPlan, way: Way) -> WaySamples:
         samples.steps[depth, schedule] = StepRecord()
         runner = _make_runner(ranks, plan, model, layout, store, journal)
         runners.append((runner, journal, samples.steps[depth, schedule]))
-    # In turn, so that what passes over the machine meets all alike.
+    # In turn, so that passing disturbances hit all alike.
     for step in range(plan.steps + 1):
         for runner, journal, record in runners:
             journal.spans.clear()

@@ -1,4 +1,4 @@
-"""What is timed of a training step's parts, and what comes of it.
+"""Which parts of a training step are timed, and the records of that.
 
 What it decides
     Sizes: micro-batches of two documents of 64 tokens, of sixteen, and of as many tokens as the
@@ -72,7 +72,7 @@ class StepRecord:
 
     step_s: list[float] = field(default_factory=list)
     spans: dict[tuple[str, int, int], list[float]] = field(default_factory=dict)
-    """By name, stage and micro-batch; -1 where a span has none."""
+    """By name, stage and micro-batch; -1 if a span has none."""
     began: list[float] = field(default_factory=list)
     """First instruction of a pipeline, on the machine's clock."""
     ended: list[float] = field(default_factory=list)

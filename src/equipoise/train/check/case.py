@@ -111,7 +111,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far a case is from one rank, and from itself."""
+    """Errors of a case against one rank, and against its own second run."""
 
     case: Case
     micro_batches: int
@@ -125,7 +125,7 @@ class Verdict:
     """Sent between ranks by attention and between stages, counted as they were sent [bytes]."""
     messages: int
     scheduled_bytes: int
-    """What the schedules say is sent [bytes]."""
+    """Bytes that the schedules plan to send."""
     scheduled_messages: int
     skew: float
     """Predicted load of the fullest rank over the mean."""
@@ -191,7 +191,7 @@ def deepen(model: ModelSpec, stages: int) -> ModelSpec:
 def all_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every ZeRO stage with every packing, each of both with few and with many micro-batches.
 
-    One rank has nobody to share documents with, so two packings will do.
+    One rank shares documents with no other, so two packings are enough.
     """
     cases = []
     for zero in _STAGES:

@@ -1,8 +1,8 @@
 """The cases of ``equipoise check --layout all-legal``.
 
 Why
-    Each axis is proven alone and beside some others by ``train.check.case``'s. What goes wrong
-    between three of them, at one ZeRO stage, with an odd number of replicas, nobody thinks of.
+    Each axis is proven alone and beside some others by ``train.check.case``'s. Nobody
+    thinks of what goes wrong between three of them, at one ZeRO stage, with odd replicas.
     There are some two thousand legal layouts of up to 8 ranks: few enough to run them all.
 
 What it decides

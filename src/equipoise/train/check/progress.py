@@ -14,7 +14,7 @@ from equipoise.comm.group import Ranks
 
 
 def tell(ranks: Ranks, done: Path | None) -> None:
-    """Say that a case is done, if anybody listens."""
+    """Report that a case is done, if a file was given."""
     if done is not None and ranks.rank == 0:
         with done.open("ab") as file:
             file.write(b".")

@@ -105,7 +105,7 @@ def prove_case(
 
 
 def _join(verdicts: list[Verdict]) -> Verdict:
-    """The worst of all ranks, and what they sent together."""
+    """The worst verdict of all ranks, and the bytes that they sent together."""
     worst = max(verdicts, key=lambda each: each.gradient_error)
     return dataclasses.replace(
         worst,

@@ -1,4 +1,4 @@
-"""What every case of ``equipoise check`` computes on, and what it is compared with.
+"""The sample that every case of ``equipoise check`` computes on, and its reference.
 
 What it decides
     The documents are uneven on purpose. The reference is the plain model in one process, in the

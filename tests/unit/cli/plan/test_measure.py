@@ -199,8 +199,7 @@ def test_messages(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (run_toml, "--trial-seconds", 0): "--trial-seconds is 0. Give a time above 0.\n",
         (run_toml, "--ranks", 3): (
-            "--measure trains one rank a core: 3 ranks are not 1 to 2, the cores of this machine. "
-            "Give 2 ranks or less.\n"
+            "--measure trains one rank a core: ranks must be 1 to 2 on this machine, not 3.\n"
         ),
         (run_toml, "--lengths", "prolong"): (
             f"{run_toml} is planned by its own keys on this machine, and --lengths describes a "

@@ -222,8 +222,7 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], run_toml: Pa
     assert plan(capsys, run_toml, "--ranks", more) == (
         2,
         "",
-        f"A plan prices one rank a core: {more} ranks are not 1 to {CORES}, the cores of this "
-        f"machine. Give {CORES} ranks or less.\n",
+        f"A plan prices one rank a core: ranks must be 1 to {CORES} on this machine, not {more}.\n",
     )
     assert plan(capsys, run_toml, "--cluster", "h100-sxm:8", "--seed", 3) == (
         2,

@@ -122,7 +122,7 @@ def test_nothing_is_left() -> None:
     with pytest.raises(SpecError) as caught:
         listed(read_run(None, given_keys), 2)
     assert str(caught.value) == (
-        "--measure finds 1 choices on 2 ranks where it needs two or more: given are layout.dp "
-        "(--layout.dp), layout.zero (--layout.zero), train.recompute (--train.recompute), "
-        "pack.policy (--pack.policy). Take one of these away, and it is searched."
+        "--measure needs two or more choices, and 2 ranks leave 1 with layout.dp (--layout.dp), "
+        "layout.zero (--layout.zero), train.recompute (--train.recompute), pack.policy "
+        "(--pack.policy) given. Remove one of these keys to search it."
     )
