@@ -98,8 +98,17 @@ def mixed(request: ContextRequest) -> Rows:
     order = np.lexsort((np.arange(len(request.doc_tokens)), request.doc_tokens))
     request = replace(request, doc_tokens=request.doc_tokens[order])
     rows = _in_tiles(request) if holds_tiles(request) else _deal(request, grain_of(request), 0)[0]
+    if not _is_within_slack(rows, request):
+        rows = deal_spare(rows, rows[:0], request)
     rows[:, 1] = order[rows[:, 1]]
     return rows
+
+
+def _is_within_slack(rows: Rows, request: ContextRequest) -> bool:
+    """Whether no rank's tokens differ from the mean by more than the slack and one token."""
+    tokens = np.bincount(rows[:, 0], rows[:, 3] - rows[:, 2], request.ranks)
+    mean = request.tokens / request.ranks
+    return bool(np.abs(tokens - mean).max() <= request.token_slack * mean + 1)
 
 
 def _in_tiles(request: ContextRequest) -> Rows:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from equipoise.balance.context.even import even_out, rank_tile_pairs
@@ -36,6 +36,7 @@ def pack(name: str, seed: int, tokens: int = 131_072) -> np.ndarray:
 
 
 @given(LENGTHS, RANKS, st.sampled_from([0.02, 0.1, 0.5]))
+@example([2, 3, 8, 30, 60, 1119, 1341], 16, 0.5)
 def test_tokens_are_within_the_slack_and_one(lengths, ranks: int, slack: float) -> None:
     split = mixed(lengths, ranks, token_slack=slack)
     mean = sum(lengths) / ranks
