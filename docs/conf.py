@@ -26,6 +26,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 nitpicky = False
+smartquotes_action = "qe"  # two dashes open a flag
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

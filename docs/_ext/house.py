@@ -88,9 +88,9 @@ def draw_floors() -> str:
     """The floors as text.
 
     >>> draw_floors().splitlines()[0].split()[:2]
-    ['9', 'cli']
+    ['10', 'cli']
     """
-    lines = [f"  {number}   {' | '.join(row)}" for number, row in floors()]
+    lines = [f"  {number:>2}   {' | '.join(row)}" for number, row in floors()]
     *most, last = torchless()
     return "\n".join([*lines, "", f"  {', '.join(most)} and {last} never import torch."])
 
@@ -143,7 +143,7 @@ def setup(app: Any) -> dict[str, Any]:
 
         def run(self) -> list[nodes.Node]:
             """A literal block."""
-            return [nodes.literal_block(text=draw_floors())]
+            return [nodes.literal_block(text=draw_floors(), language="text")]
 
     app.add_directive("floors", Floors)
     return {"version": "1", "parallel_read_safe": True}

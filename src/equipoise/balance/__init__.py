@@ -1,4 +1,4 @@
-"""Floor 5: who computes what. Every balancer of the product shares one set of algorithms."""
+"""Who computes what. Every balancer of the product shares one set of algorithms."""
 
 from typing import TYPE_CHECKING
 

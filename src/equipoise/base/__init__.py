@@ -1,1 +1,1 @@
-"""Floor 1: errors, units, digests, the legend of shapes, the registry of systems."""
+"""Errors, units, digests, the legend of shapes, the registry of systems."""

@@ -1,1 +1,1 @@
-"""Floor 6: checkpoints, each of them whole or absent."""
+"""Checkpoints, each of them whole or absent."""

@@ -1,1 +1,1 @@
-"""Floor 4: ranks and their messages. Every collective of the product is here."""
+"""Ranks and their messages. Every collective of the product is here."""

@@ -1,1 +1,1 @@
-"""Floor 4: what work costs, in counts, bytes and seconds. No torch."""
+"""What work costs, in counts, bytes and seconds. No torch."""

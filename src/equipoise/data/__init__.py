@@ -1,1 +1,1 @@
-"""Floor 6: documents, from files on disk to the pieces of a step. Imports no torch itself."""
+"""Documents, from files on disk to the pieces of a step. Imports no torch itself."""

@@ -1,1 +1,1 @@
-"""Floor 5: the model as single-device code. No file here knows that other ranks exist."""
+"""The model as single-device code. No file here knows that other ranks exist."""

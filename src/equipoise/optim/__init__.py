@@ -1,1 +1,1 @@
-"""Floor 6: optimizers, learning rates, clipping."""
+"""Optimizers, learning rates, clipping."""

@@ -1,1 +1,1 @@
-"""Floor 6: the product's own schedules, replayed on a machine that is not there. No torch."""
+"""The product's own schedules, replayed on a machine that is not there. No torch."""

@@ -1,1 +1,1 @@
-"""Floor 2: the nouns. Frozen dataclasses for what is wished and what was decided."""
+"""The nouns. Frozen dataclasses for what is wished and what was decided."""

@@ -1,4 +1,4 @@
-"""Floor 8: the training loop. It obeys the pack, measures, and writes down both."""
+"""The training loop. It obeys the pack, measures, and writes down both."""
 
 from typing import TYPE_CHECKING
 
