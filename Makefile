@@ -50,7 +50,7 @@ test: $(VENV)/.dev
 quick: $(VENV)/.dev
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit -k "not pages_build"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
