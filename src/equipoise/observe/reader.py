@@ -25,7 +25,7 @@ from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
 from equipoise.observe.run_record import Memory, RunFault, RunRecord, Spans, Start, Stop
-from equipoise.spec.run.keys import RENAMED
+from equipoise.spec.run.keys import RENAMED, rename_keys
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -156,7 +156,7 @@ def _start(event: Event) -> Start:
         version=str(event.get("version", "unknown")),
         world=_whole(event.get("world"), 1),
         resumed_step=_whole(event.get("resumed_step"), 0),
-        spec=_of_today(table("spec")),
+        spec=rename_keys(table("spec")),
         origins={RENAMED.get(key, key): str(value) for key, value in table("origins").items()},
         model=table("model"),
         environment=table("environment"),
@@ -164,16 +164,6 @@ def _start(event: Event) -> Start:
         curve=table("curve"),
         stages=table("stages"),
     )
-
-
-def _of_today(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's keys under their present names, whichever version wrote the journal."""
-    tables = {name: dict(table) for name, table in spec.items() if isinstance(table, Mapping)}
-    for old, new in RENAMED.items():
-        section, _, field = old.partition(".")
-        if field in tables.get(section, ()):
-            tables[section][new.partition(".")[2]] = tables[section].pop(field)
-    return {**spec, **tables}
 
 
 def _spans(journal: JournalLines) -> Spans:

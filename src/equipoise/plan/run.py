@@ -143,6 +143,25 @@ class RunInputs:
         return find_window_wall(self.search.model, best, tokens, self.run.spec.train.precision)
 
 
+def ranks_of(request: RunPlanRequest, what: str) -> int:
+    """The ranks of a run that is planned on this machine, one a core.
+
+    Args:
+        request: The run.
+        what: Subject and verb of the refusal, as "A plan prices".
+
+    Raises:
+        LayoutError: more ranks than cores.
+    """
+    cores, ranks = len(usable_cores()), request.ranks
+    ranks = request.run.spec.layout.count_ranks(cores) if ranks is None else ranks
+    if not 1 <= ranks <= cores:
+        raise LayoutError(
+            f"{what} one rank a core: ranks must be 1 to {cores} on this machine, not {ranks}."
+        )
+    return ranks
+
+
 def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None) -> RunInputs:
     """Read the run's corpus and this machine, and list what the run could do.
 
@@ -155,13 +174,7 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
         LayoutError: more ranks than cores.
         DataError: there is no corpus.
     """
-    run, cores = request.run, len(usable_cores())
-    ranks = run.spec.layout.count_ranks(cores) if request.ranks is None else request.ranks
-    if not 1 <= ranks <= cores:
-        raise LayoutError(
-            f"A plan prices one rank a core: ranks must be 1 to {cores} on this machine, "
-            f"not {ranks}."
-        )
+    run, ranks = request.run, ranks_of(request, "A plan prices")
     policies = policies_of(run.spec.pack.policy, is_given=is_given(run, "pack.policy"))
     store = open_corpus(run, progress)
     cluster = find_cluster(f"{THIS_CPU}:{ranks}")

@@ -25,6 +25,7 @@ from typing import Any
 
 from equipoise.base.errors import PlanError
 from equipoise.base.read import read_json
+from equipoise.spec.run.keys import RENAMED
 
 VERSION = 3
 
@@ -196,6 +197,8 @@ def read_plan(file: Path) -> Plan:
 
 
 def _candidate(row: dict[str, Any]) -> Candidate:
+    keys = {RENAMED.get(name, name): each for name, each in row.get("keys", {}).items()}
+    row = row | {"keys": keys}
     stages = row.get("stages")
     if stages is None:
         return Candidate(**row)

@@ -14,10 +14,10 @@ Event = dict[str, Any]
 
 
 def start(t: float = 100.0, *, world: int = 2, resumed_step: int = 0, **more: Any) -> Event:
-    spec = {"name": "demo", "pack": {"policy": "by-work"}}
     return {
         "v": 1, "kind": "instant", "name": "start", "t": t, "rank": 0, "version": "0.1.0",
-        "spec": spec, "origins": {"pack.policy": "run.toml:2"}, "model": {"layers": 2},
+        "spec": {"name": "demo", "pack": {"policy": "by-work"}},
+        "origins": {"pack.policy": "run.toml:2"}, "model": {"layers": 2},
         "environment": {"python": "3.11"}, "world": world, "resumed_step": resumed_step,
         "corpus": {"documents": 3}, "curve": {"ns_per_token": 5.0}, **more,
     }  # fmt: skip
@@ -311,3 +311,11 @@ def test_a_start_of_a_million_ranks_or_of_none(tmp_path: Path) -> None:
     for world in (10**9, "4", None, -1):
         file.write_text(json.dumps(start(world=world) | {"resumed_step": "x"}) + "\n")
         assert read_run(tmp_path).ranks == 1
+
+
+def test_keys_of_an_earlier_version_have_their_names_of_today(tmp_path: Path) -> None:
+    spec = {"name": "demo", "layout": {"dp": 1, "context": 2}}
+    begun = start(spec=spec, origins={"layout.context": "run.toml:3"})
+    record = read_run(write(tmp_path, [begun]))
+    assert record.start.spec == {"name": "demo", "layout": {"dp": 1, "cp": 2}}
+    assert record.start.origins == {"layout.cp": "run.toml:3"}

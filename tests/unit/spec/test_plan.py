@@ -51,6 +51,14 @@ def test_stages_are_read_back_and_an_old_lock_has_none(tmp_path: Path) -> None:
         read_plan(file)
 
 
+def test_keys_under_their_old_names_are_read_under_the_new_ones(tmp_path: Path) -> None:
+    file = tmp_path / "plan.lock"
+    row = PLAN.as_row()
+    row["best"]["keys"] = {"layout.dp": 1, "layout.context": 2, "layout.expert_tensor": 1}
+    file.write_text(json.dumps(row))
+    assert read_plan(file).best.keys == {"layout.dp": 1, "layout.cp": 2, "layout.etp": 1}
+
+
 def test_a_stale_lock_is_refused() -> None:
     with pytest.raises(PlanError) as caught:
         require_fresh(PLAN, {"model": "1", "cluster": "3", "curves": "4"}, Path("a/plan.lock"))

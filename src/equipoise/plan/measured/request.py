@@ -18,9 +18,8 @@ import numpy as np
 
 from equipoise import __version__
 from equipoise.base.digest import digest
-from equipoise.base.errors import FaultError, LayoutError
+from equipoise.base.errors import FaultError
 from equipoise.data.progress import Progress, SilentProgress
-from equipoise.observe.machine import usable_cores
 from equipoise.plan.answer.final import Finalist
 from equipoise.plan.answer.run_steps import RunSteps
 from equipoise.plan.measured.lock import measured_plan, trial_folder
@@ -33,6 +32,7 @@ from equipoise.plan.run import (
     digest_run,
     guess_sentence,
     open_corpus,
+    ranks_of,
     run_options,
 )
 from equipoise.plan.search.search import Search
@@ -236,13 +236,7 @@ def read_measured(
         LayoutError: more ranks than cores.
         DataError: there is no corpus.
     """
-    run, cores = request.run, len(usable_cores())
-    ranks = run.spec.layout.count_ranks(cores) if request.ranks is None else request.ranks
-    if not 1 <= ranks <= cores:
-        raise LayoutError(
-            f"--measure trains one rank a core: ranks must be 1 to {cores} on this machine, "
-            f"not {ranks}."
-        )
+    run, ranks = request.run, ranks_of(request, "--measure trains")
     cluster = find_cluster(f"{THIS_CPU}:{ranks}")
     if (guess := guess_sentence(cluster)) and say is not None:
         say(guess)

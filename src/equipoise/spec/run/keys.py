@@ -84,6 +84,23 @@ class Fault:
         return f"{self.origin.label}  {self.key}: {self.message}"
 
 
+def rename_keys(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a run that an earlier version wrote, under today's names of keys.
+
+    >>> rename_keys({"name": "run", "layout": {"dp": 2, "context": 4}})
+    {'name': 'run', 'layout': {'dp': 2, 'cp': 4}}
+    """
+    return {
+        section: {
+            RENAMED.get(f"{section}.{field}", f".{field}").partition(".")[2]: value
+            for field, value in table.items()
+        }
+        if isinstance(table, Mapping)
+        else table
+        for section, table in spec.items()
+    }
+
+
 @functools.cache
 def keys() -> dict[str, Key]:
     """Every key of run.toml by its dotted name, in the order of RunSpec.

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import SpecError
 from equipoise.base.read import read_json
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import RESOLVED
+from equipoise.spec.run.keys import rename_keys
 from equipoise.spec.run.spec import RunSpec
 
 
@@ -37,6 +38,9 @@ class ContextMachine:
 @dataclass(frozen=True, slots=True)
 class ResolvedFile:
     """A run, its model, its ranks and its token cache, all resolved."""
+
+    # Pydantic would read a key that it does not know as that key's absence, here and below.
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     spec: RunSpec
     model: ModelSpec
@@ -77,8 +81,9 @@ def read_resolved(folder: Path) -> ResolvedFile:
     """
     try:
         data: Any = read_json(folder / RESOLVED)
+        data["spec"] = rename_keys(data["spec"])
         return TypeAdapter(ResolvedFile).validate_python(data)
-    except (OSError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(
             f"{folder} holds no readable {RESOLVED}: it is not the folder of a run of this "
             f"version. Start it with `equipoise train run.toml`."

@@ -10,7 +10,6 @@ import pytest
 from equipoise.cli.main import main
 from equipoise.launch import trial as launch_trial
 from equipoise.launch.trial import TrialEnd
-from equipoise.plan.measured import request as measured
 from equipoise.plan.measured.request import STEPS, say_keys
 from equipoise.spec.plan import read_plan
 from equipoise.spec.run.resolved import read_resolved
@@ -22,7 +21,7 @@ KEYS = "--layout.dp 2 --layout.cp 1 --layout.tp 1 --layout.pp 1 --layout.zero 1"
 @pytest.fixture
 def run_toml(texts: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))  # some tests write a device file
-    monkeypatch.setattr(measured, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr("equipoise.plan.run.usable_cores", lambda: [0, 1])
     path = tmp_path / "run.toml"
     path.write_text(f"""
 [data]
