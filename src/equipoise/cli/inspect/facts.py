@@ -1,0 +1,259 @@
+"""What a file or a folder of a run holds, read and verified."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from equipoise.base.errors import CheckpointError, DataError, SpecError
+from equipoise.base.read import read_json
+from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
+from equipoise.cli.console import make_progress
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.names import RESOLVED
+from equipoise.spec.plan import Stages
+
+Facts = dict[str, Any]
+OK = "ok"
+_JOURNAL, _CHECKPOINTS = "journal", "checkpoint"
+
+
+def read_facts(path: Path, silent: bool) -> Facts:
+    """The facts of ``path`` as plain data: "kind", "path", sizes in bytes, "state".
+
+    Raises:
+        SpecError: nothing is there, or nothing that equipoise reads.
+    """
+    return _describer(path)(path, silent)
+
+
+def is_torn(facts: Facts) -> bool:
+    """Whether a checkpoint among the facts is not whole."""
+    checked = [facts, *facts.get("checkpoints", [])]
+    return any(each["kind"] == "checkpoint" and each["state"] != OK for each in checked)
+
+
+def _describer(path: Path) -> Callable[[Path, bool], Facts]:
+    if not path.exists():
+        raise SpecError(f"No such file or folder: {path}. Give one that equipoise reads.")
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return _gguf
+        if path.suffix == ".json":
+            return _tokenizer
+    elif (path / MANIFEST).exists() or path.name.startswith("step-"):
+        return _checkpoint
+    elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / _CHECKPOINTS).is_dir():
+        return _run
+    elif (path / "config.json").exists():
+        return _hugging_face
+    elif (path / "meta.json").exists():
+        return _token_cache
+    raise SpecError(
+        f"{path} is nothing that equipoise knows. Give a run, a checkpoint, a Hugging Face "
+        "folder, a .gguf file, a token cache, or a tokenizer.json."
+    )
+
+
+def _sizes(model: ModelSpec) -> Facts:
+    """The sizes of a model that are not its defaults, as plain data."""
+    return _no_defaults(dataclasses.asdict(model))
+
+
+def _no_defaults(model: Facts) -> Facts:
+    defaults = {each.name: each.default for each in dataclasses.fields(ModelSpec)}
+    return {key: value for key, value in model.items() if value != defaults.get(key)}
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _read(folder: Path) -> tuple[Manifest | None, str]:
+    from equipoise.checkpoint.export import require_weights
+
+    try:
+        manifest = read_manifest(folder)
+        require_weights(folder, manifest)
+        return manifest, OK
+    except CheckpointError as error:
+        return None, str(error)
+
+
+def _checkpoint(folder: Path, silent: bool) -> Facts:
+    progress = make_progress(silent)
+    progress.start(f"verify {folder.name}", 1)
+    try:
+        manifest, state = _read(folder)
+        progress.advance(1)
+    finally:
+        progress.finish()
+    return _checkpoint_facts(folder, manifest, state)
+
+
+def _checkpoint_facts(folder: Path, manifest: Manifest | None, state: str) -> Facts:
+    facts: Facts = {"kind": "checkpoint", "path": str(folder), "state": state}
+    if manifest is not None:
+        from equipoise.checkpoint.export import model_of
+
+        model = model_of(manifest)
+        facts |= {
+            "params": model.params,
+            "step": manifest.step,
+            "tokens_seen": manifest.position_tokens,
+            "ranks": manifest.world,
+            "written_by": f"equipoise {manifest.version}",
+            "context_tokens": manifest.context_tokens,
+            "seed": manifest.seed,
+            "corpus_digest": manifest.corpus_digest,
+            "files": len(manifest.files),
+            "model": _sizes(model),
+        }
+    return facts | {"size_bytes": _bytes_of(folder)}
+
+
+def _run(folder: Path, silent: bool) -> Facts:
+    from equipoise.observe.reader import read_run
+
+    facts: Facts = {"kind": "run", "path": str(folder)}
+    try:
+        record = read_run(folder)
+    except DataError as error:
+        facts |= {"steps": 0, "journal": str(error)}
+    else:
+        steps = len(record.step)
+        facts |= {
+            "steps": int(record.step[-1]) if steps else 0,
+            "steps_wanted": record.start.spec.get("train", {}).get("steps"),
+            "loss": float(record.loss[-1]) if steps else None,
+            "tokens_seen": int(record.tokens_seen[-1]) if steps else 0,
+            "sessions": len(record.resumed_steps),
+            "ranks": record.ranks,
+            "policy": record.start.policy,
+            **_stages(record.start.stages),
+            "stopped": record.stop.reason if record.stop else None,
+            "faults": [fault.message for fault in record.faults],
+            "journal": f"{record.torn_lines} torn lines" if record.torn_lines else OK,
+            "model": _no_defaults(dict(record.start.model)),
+        }
+    folders = list(find_checkpoints(folder / _CHECKPOINTS))
+    progress = make_progress(silent or not folders)
+    progress.start(f"verify {len(folders)} checkpoints", len(folders))
+    checkpoints = []
+    try:
+        for each in folders:
+            checkpoints.append(_checkpoint_facts(each, *_read(each)))
+            progress.advance(1)
+    finally:
+        progress.finish()
+    return facts | {"checkpoints": checkpoints, "size_bytes": _bytes_of(folder)}
+
+
+def _stages(stages: Mapping[str, Any]) -> Facts:
+    """The stages of a run's pipeline; empty without one."""
+    if not stages:
+        return {}
+    return {"stages": str(Stages(tuple(stages["edges"]), tuple(stages["ranks"])))}
+
+
+def _hugging_face(folder: Path, _silent: bool) -> Facts:
+    from safetensors import SafetensorError, safe_open
+
+    from equipoise.spec.model.hf_config import model_from_hf_config
+
+    try:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{folder / 'config.json'} is not JSON: {error}.") from None
+    model = model_from_hf_config(config)
+    params, tensors, state = 0, 0, OK
+    dtypes: Counter[str] = Counter()
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        try:
+            with safe_open(file, framework="np") as opened:
+                for name in opened.keys():  # noqa: SIM118 - not a dict
+                    part = opened.get_slice(name)
+                    count = 1
+                    for length in part.get_shape():
+                        count *= length
+                    params, tensors = params + count, tensors + 1
+                    dtypes[part.get_dtype()] += 1
+        except (OSError, SafetensorError) as error:
+            state = f"{file.name} is torn ({error})"
+    if state == OK and params != model.params:
+        state = f"config.json calls for {model.params:,} parameters, the files hold {params:,}"
+    return {
+        "kind": "Hugging Face folder",
+        "path": str(folder),
+        "state": state,
+        "model_type": config["model_type"],
+        "params": model.params,
+        "tensors": tensors,
+        "dtypes": dict(dtypes),
+        "files": len(files),
+        "tokenizer": (folder / "tokenizer.json").exists(),
+        "model": _sizes(model),
+        "size_bytes": _bytes_of(folder),
+    }
+
+
+def _gguf(file: Path, _silent: bool) -> Facts:
+    from equipoise.nn.hf.gguf import read_gguf_header
+
+    header = read_gguf_header(file)
+    return {
+        "kind": "GGUF",
+        "path": str(file),
+        "name": header.name,
+        "params": header.model.params,
+        "tensors": header.tensors,
+        "quantisations": header.quantisations,
+        "context_tokens": header.context_tokens,
+        "model": _sizes(header.model),
+        "size_bytes": file.stat().st_size,
+    }
+
+
+def _token_cache(folder: Path, _silent: bool) -> Facts:
+    import numpy as np
+
+    from equipoise.data.cache.store import open_store
+
+    store = open_store(folder)
+    store.verify()
+    return {
+        "kind": "token cache",
+        "path": str(folder),
+        "state": OK,
+        "source": store.source_name,
+        "source_kind": store.source_kind,
+        "documents": store.documents,
+        "tokens": int(store.offsets[-1]),
+        "median_document_tokens": int(np.median(store.doc_tokens)) if store.documents else 0,
+        "longest_document_tokens": int(store.doc_tokens.max(initial=0)),
+        "empty_documents": store.empty_documents,
+        "undecodable_documents": store.undecodable_documents,
+        "vocab": store.vocab,
+        "end": store.end,
+        "digest": store.digest,
+        "size_bytes": _bytes_of(folder),
+    }
+
+
+def _tokenizer(file: Path, _silent: bool) -> Facts:
+    from equipoise.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(file)
+    kind = read_json(file)["model"].get("type", "unknown")
+    return {
+        "kind": "tokenizer",
+        "path": str(file),
+        "model": {"type": kind},
+        "vocab": tokenizer.vocab,
+        "end": tokenizer.end,
+        "end_token": tokenizer.core.id_to_token(tokenizer.end),
+        "digest": tokenizer.digest,
+        "size_bytes": file.stat().st_size,
+    }
