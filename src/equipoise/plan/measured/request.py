@@ -112,6 +112,8 @@ class MeasuredRun:
             "checkpoint.every_steps": STEPS,
             "checkpoint.keep": 1,
             "journal.tensorboard": "false",
+            "journal.wandb": "false",
+            "journal.mlflow": "false",
             "layout.deadline_s": min(limit_s / 2, spec.layout.deadline_s),
         }
         return [

@@ -344,6 +344,14 @@ class JournalSpec:
     """What is written down beside the journal itself."""
 
     tensorboard: Annotated[bool, Field(description="also write TensorBoard scalars")] = False
+    wandb: Annotated[
+        bool,
+        Field(description="also write a run of Weights & Biases, offline unless WANDB_MODE is set"),
+    ] = False
+    mlflow: Annotated[
+        bool,
+        Field(description="also write a run of MLflow, to files unless MLFLOW_TRACKING_URI is set"),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
