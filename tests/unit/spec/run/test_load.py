@@ -388,6 +388,13 @@ def test_the_default_warm_up_fits_any_number_of_steps(steps: int, warmup: int) -
     assert run.origins["train.warmup_steps"] == origin
 
 
+def test_a_mark_of_byte_order_is_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 7\n")
+    run = read_run(path)
+    assert (run.spec.train.steps, run.origins["train.steps"]) == (7, "run.toml:2")
+
+
 def test_a_base_does_not_extend(tmp_path: Path) -> None:
     write(tmp_path, '\nextends = "other.toml"\n', "base.toml")
     path = write(tmp_path, 'extends = "base.toml"\n')
