@@ -20,7 +20,7 @@ Sources
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,24 @@ REGISTERED = "equipoise"
 
 IGNORED = -100
 """Label of a token without a next one, as in ``torch.nn.functional.cross_entropy``."""
+
+
+class AttendedPack(Protocol):
+    """What the registered attention asks of a pack."""
+
+    @property
+    def doc_tokens(self) -> tuple[int, ...]:
+        """Lengths of its documents, the longest at least [tokens]."""
+
+    @property
+    def reach_tokens(self) -> int:
+        """One more than the last position of the pack, whichever rank holds it."""
+
+    def agree(self, layer: object, device: torch.device) -> None:
+        """Refuse ranks that were given different packs; called by each layer that attends."""
+
+    def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, scoring: Scoring) -> Tensor:
+        """One layer's attention."""
 
 
 @dataclass(frozen=True, slots=True)

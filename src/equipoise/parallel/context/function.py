@@ -68,7 +68,10 @@ class AttendInOneProcess(torch.autograd.Function):
         """Outputs of all ranks' queries."""
         sizes = [program.home_tokens for program in programs]
         parts = zip(programs, *(x.split(sizes) for x in (q, k, v)), strict=True)
-        executors = [Forward(*part, softcap=softcap, sinks=sinks) for part in parts]
+        executors = [
+            Forward(program, own_q, own_k, own_v, softcap, sinks)
+            for program, own_q, own_k, own_v in parts
+        ]
         drive_together([executor.steps() for executor in executors], sent_bytes)
         kept = [executor.kept for executor in executors]
         ctx.save_for_backward(sinks, *(x for each in kept for x in (each.q, each.k, each.v)))

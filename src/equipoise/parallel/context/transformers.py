@@ -32,7 +32,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from equipoise.base.errors import LayoutError, ModelError
 from equipoise.nn.attention import Scoring
-from equipoise.parallel.context.batch import REGISTERED, ContextPack
+from equipoise.parallel.context.batch import REGISTERED, AttendedPack
 from equipoise.parallel.context.transformers_models import require_exact
 from equipoise.parallel.context.transformers_rope import show_pack_length
 from equipoise.spec.mask import CAUSAL, Mask
@@ -77,6 +77,21 @@ def use_context_parallelism(model: PreTrainedModel) -> None:
             than attention that mix tokens, has a loss for its experts' balance, or differs from
             one rank when tried out.
     """
+    before = model.config._attn_implementation
+    register_attention(model)
+    try:
+        require_exact(model)
+    except ModelError:
+        model.set_attn_implementation(before)
+        raise
+
+
+def register_attention(model: PreTrainedModel) -> None:
+    """``use_context_parallelism`` for a model that has been tried out elsewhere.
+
+    Raises:
+        ModelError: likewise, except that nothing is tried out.
+    """
     name, config = type(model).__name__, model.config.get_text_config()
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     others |= {type(each).__name__ for each in model.modules() if isinstance(each, _MIXERS)}
@@ -109,7 +124,6 @@ def use_context_parallelism(model: PreTrainedModel) -> None:
         )
     try:
         show_pack_length(model, config)
-        require_exact(model)
     except ModelError:
         model.set_attn_implementation(before)
         raise
@@ -125,7 +139,7 @@ def attend_pack(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    context_pack: ContextPack | None = None,
+    context_pack: AttendedPack | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention over the ranks of a pack, with the signature of the ``transformers`` registry.
@@ -195,7 +209,7 @@ def _refuse(layer: str, is_causal: bool, dropout: float, options: dict[str, Any]
 
 
 def _mask(
-    layer: str, mask: Tensor | KeyLimit | None, window: int | None, pack: ContextPack
+    layer: str, mask: Tensor | KeyLimit | None, window: int | None, pack: AttendedPack
 ) -> Mask:
     if isinstance(mask, Tensor):
         raise LayoutError(
