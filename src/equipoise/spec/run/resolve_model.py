@@ -230,9 +230,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
         wish.tell("model.init", f"{folder}/config.json is not JSON: {error}.")
         return fallback, {}
     except ModelError as error:
-        way = (
-            "" if is_theirs else ' Or set model.engine = "transformers", which trains any decoder.'
-        )
+        way = "" if is_theirs else ' To train it as it is, set model.engine = "transformers".'
         wish.tell("model.init", f"{folder}/{error}{way}")
         return fallback, {}
     if (
