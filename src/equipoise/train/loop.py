@@ -123,6 +123,7 @@ class Trainer:
                         model=self.model,
                         corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
+                        engine=self.spec.model.engine,
                     )
             except CheckpointError as error:
                 fault = str(error)
@@ -357,6 +358,7 @@ class Trainer:
             context_tokens=self.spec.pack.context_tokens,
             files={},
             run=resume_facts(self.spec),
+            engine=self.spec.model.engine,
         )
         self.ground.make_room()
         try:

@@ -35,6 +35,7 @@ from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
+from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import set_loss_scale
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import clip, global_norm
@@ -232,9 +233,10 @@ class StepRunner:
 
     def _settle_experts(self, labels: int) -> ExpertLoads | None:
         """Sum what all ranks' routers chose, by which they are balanced in the next step."""
-        if not self.model.decoder.model.experts:
+        decoder = self.model.decoder
+        if not isinstance(decoder, Decoder) or not decoder.model.experts:
             return None
-        loads, penalty = settle_experts(self.model.decoder, self.ranks)
+        loads, penalty = settle_experts(decoder, self.ranks)
         return ExpertLoads(loads.tolist(), float(penalty) / labels)
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:

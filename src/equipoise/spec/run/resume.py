@@ -44,10 +44,10 @@ _FREE = """
 
 _COMPARED = """
     data.source data.path data.field data.tokenizer data.vocab
-    model.preset model.layers model.hidden model.heads model.kv_heads model.ffn model.vocab
-    model.head_width model.tied model.rope_theta model.experts model.top_k model.expert_ffn
-    model.shared_ffn model.shared_gate model.dense_layers model.expert_every model.norm_top_k
-    model.balance model.balance_rate model.capacity_factor
+    model.engine model.preset model.layers model.hidden model.heads model.kv_heads model.ffn
+    model.vocab model.head_width model.tied model.rope_theta model.experts model.top_k
+    model.expert_ffn model.shared_ffn model.shared_gate model.dense_layers model.expert_every
+    model.norm_top_k model.balance model.balance_rate model.capacity_factor
 """
 """Without ``model.init``: the checkpoint's weights are used, whatever it says."""
 
