@@ -20,7 +20,7 @@ from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.resolve_model import resolve_model
-from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
 
@@ -75,14 +75,14 @@ def resolve(
 def _judge_together(wish: Wish) -> None:
     if wish.is_sound("data.source", "data.path"):
         source, path = wish["data.source"], wish["data.path"]
-        if source == "python-stdlib" and path:
+        if source in PYTHON_SOURCES and path:
             wish.tell(
                 "data.path",
                 f"{toml(path)} is given, but data.source = {toml(source)} "
                 f"({wish.given['data.source'].origin.label}) reads no path. "
                 "Remove it, or set data.source.",
             )
-        if source != "python-stdlib" and not path:
+        if source not in PYTHON_SOURCES and not path:
             wish.tell(
                 "data.source",
                 f"{toml(source)} reads data.path, which is empty. "

@@ -15,7 +15,9 @@ from equipoise.spec.catalog import LOSSY, POLICIES, SCHEDULES, Policy, Schedule
 from equipoise.spec.layout import Layout
 from equipoise.spec.run.model import ModelSection
 
-Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
+Source = Literal["python-stdlib", "python-functions", "text", "jsonl", "parquet", "datasets"]
+PYTHON_SOURCES = ("python-stdlib", "python-functions")
+"""Sources that are this Python's own files, and read no path."""
 Precision = Literal["fp32", "bf16"]
 StrategyName = Literal[
     "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
@@ -33,7 +35,9 @@ class DataSpec:
 
     source: Annotated[
         Source,
-        Field(description="python-stdlib, or the kind of thing that data.path names"),
+        Field(
+            description="python-stdlib, python-functions, or the kind of thing that data.path names"
+        ),
     ] = "python-stdlib"
     path: Annotated[str, Field(description="file or folder to read; relative to run.toml")] = ""
     field: Annotated[
