@@ -49,6 +49,7 @@ from equipoise.train.curves import (
     doubt_curve,
     obtain_curve,
 )
+from equipoise.train.evaluate import Evaluator
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecorder
@@ -97,6 +98,7 @@ class Trainer:
         self._save_was_refused = False
         self.record = RunRecorder(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
+        self.evaluator = Evaluator(resolved, ranks, journal, self.runner, self.curve)
         needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
         self.ground = RunFolder(folder, ranks, journal, needed_bytes)
 
@@ -207,6 +209,7 @@ class Trainer:
         saved_step = self.position.step
         if saved_step < steps:
             self.ground.require_room(self.position.step)
+        self.evaluator.begin(self.position.step, view, board)
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
@@ -239,6 +242,7 @@ class Trainer:
                 self._leave_if_gone(view)
             for sentence in (*self.ground.hear(result.words, step), *board.take_notices()):
                 view.say(sentence)
+            self.evaluator.look(step, view, board)
             if result.stop:
                 reason = "interrupted"
                 break
@@ -261,7 +265,7 @@ class Trainer:
             view.say(sentence)
         done = self.position.step - first
         if done:
-            took_s = time.perf_counter() - began
+            took_s = time.perf_counter() - began - self.evaluator.spent_s
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
         self._doubt_curve(view)
         return reason
