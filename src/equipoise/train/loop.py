@@ -49,6 +49,7 @@ from equipoise.train.curves import (
     doubt_curve,
     obtain_curve,
 )
+from equipoise.train.evaluate import Evaluator
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.side import build_sides, run_sides, span_all
@@ -100,6 +101,7 @@ class Trainer:
         )
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
+        self.evaluator = Evaluator(resolved, ranks, self.journal, self.runner, self.curve)
         needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
         self.ground = RunFolder(folder, ranks, journals, needed_bytes)
 
@@ -208,6 +210,7 @@ class Trainer:
         saved_step = self.position.step
         if saved_step < steps:
             self.ground.require_room(self.position.step)
+        self.evaluator.begin(self.position.step, view, sinks)
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
@@ -240,6 +243,7 @@ class Trainer:
                 self._leave_if_gone(view)
             for sentence in (*self.ground.hear(result.words, step), *sinks.take_notices()):
                 view.say(sentence)
+            self.evaluator.look(step, view, sinks)
             if result.stop:
                 reason = "interrupted"
                 break
@@ -265,7 +269,7 @@ class Trainer:
             view.say(sentence)
         done = self.position.step - first
         if done:
-            took_s = time.perf_counter() - began
+            took_s = time.perf_counter() - began - self.evaluator.spent_s
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
         self._doubt_curve(view)
         return reason

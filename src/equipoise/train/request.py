@@ -19,6 +19,7 @@ from equipoise.base.errors import LayoutError, SpecError
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
+from equipoise.data.held_out import prepare_held_out
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
@@ -208,6 +209,10 @@ def _prepare(
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
     for each in specs:
         require_step(each, model, ranks, store.doc_tokens)
+    eval_corpus = ""
+    if spec.eval.path:
+        held = prepare_held_out(spec, resolved.base, store, progress=progress)
+        eval_corpus = str(held.folder.resolve())
     init = spec.model.init
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
@@ -222,6 +227,7 @@ def _prepare(
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
+        eval_corpus=eval_corpus,
     )
     write_resolved(folder, settled)
     if lock is not None:

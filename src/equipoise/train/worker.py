@@ -61,7 +61,7 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-_OF_A_HOST = ("data.path", "data.cache", "data.tokenizer", "model.init")
+_OF_A_HOST = ("data.path", "data.cache", "data.tokenizer", "eval.path", "model.init")
 """Keys that name files: they may lie elsewhere on another host, and what is in them is compared."""
 
 
@@ -76,12 +76,14 @@ def run_facts(resolved: ResolvedFile) -> dict[str, str]:
         if isinstance(table, dict):
             keys |= {f"{section}.{key}": value for key, value in table.items()}
     keys |= {f"model.{key}": value for key, value in dataclasses.asdict(resolved.model).items()}
+    held_out = resolved.eval_corpus and open_store(Path(resolved.eval_corpus)).digest
     return {
         "equipoise": equipoise.__version__,
         "torch": torch.__version__,
         "NumPy": np.__version__,
         "Python": platform.python_version(),
         "the corpus": open_store(Path(resolved.corpus)).digest,
+        "the held-out documents": held_out,
         "what auto prices by": str(resolved.context_machine),
         **{key: str(value) for key, value in keys.items() if key not in _OF_A_HOST},
     }

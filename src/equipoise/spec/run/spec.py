@@ -56,6 +56,35 @@ class DataSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EvalSpec:
+    """Documents that are not trained, and when their loss is measured."""
+
+    path: Annotated[
+        str,
+        Field(
+            description="held-out documents: file or folder; relative to run.toml; none if empty"
+        ),
+    ] = ""
+    source: Annotated[
+        Source | Literal["by-path"],
+        Field(description="what eval.path names; by-path: by its suffix, else as data.source"),
+    ] = "by-path"
+    field: Annotated[str, Field(description="name of its text column; empty: data.field")] = ""
+    every_steps: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="steps between evaluations, beside those before the first step and after "
+            "the last; checkpoint.every_steps unless given",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | Literal["all"],
+        Field(description="most tokens of an evaluation: whole documents, always the same ones"),
+    ] = "all"
+
+
+@dataclass(frozen=True, slots=True)
 class PackSpec:
     """How a step's documents are shared out."""
 
@@ -366,6 +395,7 @@ class RunSpec:
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder of the run")
     ] = "run"
     data: DataSpec = field(default_factory=DataSpec)
+    eval: EvalSpec = field(default_factory=EvalSpec)
     model: ModelSection = field(default_factory=ModelSection)
     pack: PackSpec = field(default_factory=PackSpec)
     train: TrainSpec = field(default_factory=TrainSpec)

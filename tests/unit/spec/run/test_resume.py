@@ -20,6 +20,10 @@ def test_every_key_has_a_kind_and_only_keys_have() -> None:
 
 def test_keys_that_change_what_a_step_holds_or_how_it_trains_are_told() -> None:
     assert of_kind(OnResume.REPORTED) == [
+        "eval.path",
+        "eval.source",
+        "eval.field",
+        "eval.tokens",
         "model.init",
         "pack.policy",
         "pack.context_tokens",
