@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make the token cache and the run's folder, start no rank",
     )
+    parser.add_argument(
+        "--no-proof",
+        action="store_true",
+        help="on accelerators, train without first proving that this layout equals one rank on "
+        "them (seconds, once for each kind of device, version and layout)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,15 +65,13 @@ def run(args: argparse.Namespace) -> int:
     resolved, is_quiet = run_from(args), args.quiet or args.json
     from equipoise.train import request
 
-    start = request.prepare if args.prepare else request.run
-    made = start(
-        resolved,
-        out=args.out,
-        plan=args.plan,
-        port=args.port,
-        is_quiet=is_quiet,
-        progress=make_progress(is_quiet),
-    )
+    given = {"out": args.out, "plan": args.plan, "port": args.port, "is_quiet": is_quiet}
+    given["progress"] = make_progress(is_quiet)
+    made: RunRecord | request.Prepared
+    if args.prepare:
+        made = request.prepare(resolved, **given)
+    else:
+        made = request.run(resolved, **given, proves=not args.no_proof)
     if not isinstance(made, request.Prepared):
         if args.json:
             sys.stdout.write(json.dumps(_last_step(made)) + "\n")

@@ -80,7 +80,7 @@ class ContextGroup:
         """Find the ranks that share with this one; every rank calls it.
 
         Raises:
-            LayoutError: cp does not divide the ranks, or they are not on a CPU.
+            LayoutError: cp does not divide the ranks.
         """
         context = planner.context
         require_context(context, ranks)
@@ -103,8 +103,10 @@ class ContextGroup:
         if self.planner.context == 1:
             return whole(batch)
         plan = self._plan(batch.doc_tokens)
-        group = self.mesh.peers("cp").group
-        attend = partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
+        peers = self.mesh.peers("cp")
+        attend = partial(
+            attend_by_plan, plan=plan, group=peers.group, ledger=self.ledger, links=peers.links
+        )
         shares = plan.shares
         return take(batch, shares.rows[self.rank], shares.positions[self.rank], attend)
 
@@ -138,17 +140,12 @@ def require_context(context: int, ranks: Ranks) -> None:
     """Refuse what ranks cannot share.
 
     Raises:
-        LayoutError: cp does not divide the ranks, or they are not on a CPU.
+        LayoutError: cp does not divide the ranks.
     """
     if ranks.world % context:
         raise LayoutError(
             f"layout.cp = {context} does not divide {ranks.world} ranks. Set layout.cp "
             f"to a divisor of {ranks.world}."
-        )
-    if context > 1 and ranks.device.type != "cpu":
-        raise LayoutError(
-            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this rank is "
-            f"on {ranks.device}. Set layout.cp = 1."
         )
 
 

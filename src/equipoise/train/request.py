@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import LayoutError
-from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.progress import Progress, SilentProgress
@@ -28,7 +26,6 @@ from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
-from equipoise.spec.catalog import POLICIES
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
@@ -54,6 +51,7 @@ def run(
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
+    proves: bool = True,
 ) -> RunRecord:
     """Train on this machine's ranks, or go on from the run's last checkpoint.
 
@@ -65,6 +63,8 @@ def run(
         port: Where the ranks meet; any that is free unless given.
         is_quiet: Whether rank 0 shows no line for each step.
         progress: Hears of the corpus while it is read.
+        proves: Whether ranks on devices that are not CPUs first prove that this layout equals one
+            rank on them; proofs are kept.
 
     Returns:
         The run's folder read back: loss, tokens and seconds of every step, of all its sessions.
@@ -77,7 +77,7 @@ def run(
         EquipoiseError: a rank failed; with its words.
     """
     prepared = _prepare(run, out, plan, port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
     return reader.read_run(prepared.folder)
 
 
@@ -138,7 +138,6 @@ def _prepare(
     if port:
         require_free_port(port)
     require_accepted(spec, model, ranks)
-    _require_device(spec)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
@@ -162,24 +161,3 @@ def _prepare(
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
-
-
-def _require_device(spec: RunSpec) -> None:
-    """Refuse what only CPU ranks do, where ranks run on CUDA devices.
-
-    Raises:
-        LayoutError: policy, context and device do not go together.
-    """
-    context, policy = spec.layout.cp, spec.pack.policy
-    if choose_device(0).type == "cpu":
-        return
-    if context > 1:
-        raise LayoutError(
-            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
-            f"machine's ranks run on CUDA devices. Set layout.cp = 1."
-        )
-    if POLICIES[policy].runs_together:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
-            f'run on CUDA devices. Set pack.policy = "by-work".'
-        )

@@ -20,7 +20,6 @@ import numpy as np
 
 from equipoise.balance.context.plan import ContextPlan, plan_pieces
 from equipoise.balance.packing.turns import place_turn
-from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
@@ -67,23 +66,14 @@ class Partners:
     ledger: Ledger
     """Bytes sent to other data-parallel ranks and received."""
     mesh: Mesh | None = None
-    """The groups of the layout, where ranks share weights."""
+    """The groups of the layout, where ranks share weights or messages have no tags."""
     kept: dict[tuple[str, int], ContextPlan] = field(default_factory=dict)
     """Plans of the turns of one step, by its digest."""
 
     @classmethod
     def join(cls, ranks: Ranks, planner: ContextPlanner) -> "Partners":
-        """Find the others: all data-parallel ranks. Every rank calls it.
-
-        Raises:
-            LayoutError: the ranks are not on a CPU.
-        """
-        if ranks.device.type != "cpu":
-            raise LayoutError(
-                f"Documents are divided over CPU ranks, and this rank is on {ranks.device}. Set "
-                f'pack.policy = "by-work".'
-            )
-        if planner.layout.tp == 1:
+        """Find the others: all data-parallel ranks. Every rank calls it."""
+        if planner.layout.tp == 1 and ranks.has_tags:
             return cls(planner, ranks.rank, Ledger(ranks.world))
         return cls.on_mesh(planner, Mesh.join(ranks, planner.layout.of_ranks(ranks.world)))
 
@@ -127,8 +117,11 @@ class Partners:
     def _attend(self, plan: ContextPlan) -> Attend:
         if plan.schedule.ranks == 1:  # a group of one rank does not exist, and None is all ranks
             return attend_alone(plan)
-        group = None if self.mesh is None else self.mesh.peers("dp").group
-        return partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
+        attend = partial(attend_by_plan, plan=plan, ledger=self.ledger)
+        if self.mesh is None:
+            return attend
+        peers = self.mesh.peers("dp")
+        return partial(attend, group=peers.group, links=peers.links)
 
     def _plan(self, packed: PackedStep, turn: int) -> ContextPlan:
         name = packed.digest

@@ -29,6 +29,7 @@ from equipoise.observe.journal import Journal, Span
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
 from equipoise.train.process import StopRequest, end_with_agent, settle
+from equipoise.train.proof import prove_layout
 from equipoise.train.watch import FolderGoneError
 
 
@@ -109,6 +110,7 @@ def _train(
     ranks: Ranks,
     *,
     quiet: bool,
+    proves: bool = True,
     watchdog: Watchdog | None = None,
 ) -> None:
     if ranks.world != resolved.ranks:
@@ -120,6 +122,9 @@ def _train(
         )
     stop = StopRequest()
     with _WatchedJournal(folder / "journal", ranks.rank, watchdog) as journal:
+        if ranks.device.type != "cpu":
+            cache = Path(resolved.corpus).parent if proves else None
+            prove_layout(resolved, ranks, journal, cache)
         trainer = Trainer(folder, resolved, ranks, journal)
         label = resolved.spec.pack.policy
         with make_view(
@@ -178,6 +183,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m equipoise.train.worker")
     parser.add_argument("run", type=Path, help="folder with resolved.json")
     parser.add_argument("--quiet", action="store_true", help="no line and no bar")
+    parser.add_argument(
+        "--no-proof", action="store_true", help="train a layout that no check has proven here"
+    )
     args = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     folder: Path = args.run
@@ -193,7 +201,8 @@ def main() -> int:
             )
             ranks, watchdog = stack.enter_context(joined)
             stack.enter_context(_sole_owner(folder, ranks))
-            _train(folder, resolved, ranks, quiet=args.quiet, watchdog=watchdog)
+            proves = not args.no_proof
+            _train(folder, resolved, ranks, quiet=args.quiet, proves=proves, watchdog=watchdog)
     except EquipoiseError as error:
         _complain(str(error))
         return error.exit_code

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from equipoise.balance.context.plan import ContextPlan, plan_context, share_tokens
 from equipoise.base.errors import CheckError, LayoutError
-from equipoise.comm.mail import Ledger, Mail, Parcel
+from equipoise.comm.mail import Ledger, LinkGroups, Mail, Parcel
 from equipoise.comm.steps import allocate, pack, unpack
 from equipoise.nn.attention import cast_as_autocast, require_alike
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
@@ -59,6 +59,7 @@ def context_attention(
         sharding: Who holds which tokens, as in ``shard_tokens``.
         ranks_per_node: Ranks that share a node; for ``double-ring`` and ``usp``.
         ledger: Counts what this rank sends and receives, in both passes.
+        links: ``Peers.links`` of the group, where messages have no tags.
 
     Returns:
         ``o_tHE`` of this rank's tokens, differentiable in all three inputs.
@@ -90,6 +91,7 @@ def attend_by_plan(
     group: dist.ProcessGroup | None = None,
     *,
     ledger: Ledger | None = None,
+    links: LinkGroups | None = None,
 ) -> Tensor:
     """``context_attention`` with an existing plan, so that all layers of a model share one.
 
@@ -100,6 +102,7 @@ def attend_by_plan(
         plan: Of ``plan_context`` or ``plan_pieces``; the same on every rank.
         group: As many ranks as the plan is for; all ranks unless given.
         ledger: Counts what this rank sends and receives, in both passes.
+        links: ``Peers.links`` of the group, where messages have no tags.
 
     Returns:
         ``o_tHE`` of this rank's tokens, differentiable in all three inputs.
@@ -109,7 +112,7 @@ def attend_by_plan(
     """
     q_tHE, k_tGE, v_tGE = cast_as_autocast(q_tHE, k_tGE, v_tGE)
     require_alike(q_tHE, k_tGE, v_tGE)
-    mail, schedule = Mail(group, ledger), plan.schedule
+    mail, schedule = Mail(group, ledger, links), plan.schedule
     if mail.ranks != schedule.ranks:
         raise LayoutError(
             f"The plan is for {schedule.ranks} ranks, but the group has {mail.ranks}. Plan for the "
