@@ -10,14 +10,15 @@ What it decides
 
     Gloo tells messages of a link apart by their tags. NCCL has no tags: it matches what two ranks
     post in order, and what one rank posts to one communicator runs in order as well, so a send
-    that nobody receives yet would hold up the receive behind it. ``LinkGroups`` therefore gives each
-    direction of each link a communicator of its own, in which order alone tells messages apart::
+    that nobody receives yet would hold up the receive behind it. ``LinkGroups`` therefore gives
+    each direction of each link a communicator of its own, in which order alone tells messages
+    apart::
 
         rank 0 -> 1    up  {0, 1}        rank 1 -> 0    down  {0, 1}
 
 Kept true (tests/multi/parallel/test_context.py, tests/multi/comm/test_links.py)
-    Bytes and messages counted equal those of the schedule, link by link; over ``LinkGroups``, without
-    tags, attention and pipelines equal one rank as well.
+    Bytes and messages counted equal those of the schedule, link by link; over ``LinkGroups``,
+    without tags, attention and pipelines equal one rank as well.
 
 Sources
     torch 2.13, ``ProcessGroupNCCL::pointToPoint``: tags are ignored, and an unbatched message

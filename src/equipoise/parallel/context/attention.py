@@ -118,7 +118,7 @@ def attend_by_plan(
             f"The plan is for {schedule.ranks} ranks, but the group has {mail.ranks}. Plan for the "
             f"ranks of the group."
         )
-    program = compile_rank(schedule, mail.rank)
+    program = compile_rank(schedule, mail.rank, q_tHE.device)
     tokens, heads, kv_heads = len(q_tHE), q_tHE.shape[1], k_tGE.shape[1]
     if (tokens, heads, kv_heads) != (program.home_tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(

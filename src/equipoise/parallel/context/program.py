@@ -37,6 +37,8 @@ from equipoise.schedule.attention.schedule import (
 )
 from equipoise.spec.pack import Pieces
 
+_CPU = torch.device("cpu")
+
 Rows = slice | torch.Tensor
 """Rows of a tensor: a slice, or int64 indices without repetition."""
 
@@ -116,7 +118,8 @@ class RankProgram:
 class _Places:
     """Places of tokens in a tensor whose rows are consecutive runs."""
 
-    def __init__(self, runs: Pieces) -> None:
+    def __init__(self, runs: Pieces, device: torch.device) -> None:
+        self.device = device
         sizes = runs[:, 2] - runs[:, 1]
         self.span = int(runs[:, 2].max(initial=0)) + 1
         self.keys = runs[:, 0] * self.span + runs[:, 1]
@@ -139,7 +142,7 @@ class _Places:
         if (starts[1:] == starts[:-1] + sizes[:-1]).all():
             return slice(int(starts[0]), int(starts[0] + sizes.sum()))
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return torch.from_numpy(np.repeat(starts, sizes) + within)
+        return torch.from_numpy(np.repeat(starts, sizes) + within).to(self.device)
 
 
 def _range(ranges: list[tuple[int, int]]) -> slice:
@@ -150,16 +153,19 @@ def _range(ranges: list[tuple[int, int]]) -> slice:
 
 
 @functools.lru_cache(maxsize=64)
-def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
+def compile_rank(
+    schedule: AttentionSchedule, rank: int, device: torch.device = _CPU
+) -> RankProgram:
     """Turn one rank's rounds into rows of its tensors.
 
     Args:
         schedule: A schedule that ``check_attention`` accepts.
         rank: The rank to compile for.
+        device: Where its tensors are, and so the indices of their rows.
 
     Cost: O(messages x runs + tiles x heads); the last 64 programs are kept.
     """
-    compiler = _Compiler(schedule, rank)
+    compiler = _Compiler(schedule, rank, device)
     home = schedule.home[rank]
     return RankProgram(
         rank=rank,
@@ -177,14 +183,14 @@ def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
 
 
 class _Compiler:
-    def __init__(self, schedule: AttentionSchedule, rank: int) -> None:
+    def __init__(self, schedule: AttentionSchedule, rank: int, device: torch.device) -> None:
         self.source = schedule.rounds[rank]
         self.ratio = schedule.heads // schedule.kv_heads
         home = schedule.home[rank]
         received = [message for each in self.source for message in each.receives]
-        self.home = _Places(home)
+        self.home = _Places(home, device)
         self.queries, self.keys = (
-            _Places(join_runs(home, *(m.runs for m in received if m.carries == kind)))
+            _Places(join_runs(home, *(m.runs for m in received if m.carries == kind)), device)
             for kind in ("q", "kv")
         )
         tiles = [
