@@ -27,13 +27,13 @@ import numpy as np
 import torch
 
 from equipoise.base.arrays import Ints
+from equipoise.parallel.context.calls import TileCall, TileRows, group_tiles
 from equipoise.schedule.attention.runs import join_runs
 from equipoise.schedule.attention.schedule import (
     TILE_KINDS,
     AttentionSchedule,
     Carries,
     Message,
-    TileKind,
 )
 from equipoise.spec.pack import Pieces
 
@@ -69,25 +69,14 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TileRows:
-    """A tile, as rows and heads of held tensors."""
-
-    queries: slice
-    keys: slice
-    heads: slice
-    kv_heads: slice
-    kind: TileKind
-    is_first: bool
-    """Whether no earlier tile has written to any of these queries and heads."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RankRound:
     """One round."""
 
     sends: tuple[Transfer, ...]
     receives: tuple[Transfer, ...]
     tiles: tuple[TileRows, ...]
+    calls: tuple[TileCall, ...] = ()
+    """The same tiles, for devices that take several in one call of a kernel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +143,11 @@ def _range(ranges: list[tuple[int, int]]) -> slice:
 
 @functools.lru_cache(maxsize=64)
 def compile_rank(
-    schedule: AttentionSchedule, rank: int, device: torch.device = _CPU
+    schedule: AttentionSchedule,
+    rank: int,
+    device: torch.device = _CPU,
+    *,
+    by_calls: bool | None = None,
 ) -> RankProgram:
     """Turn one rank's rounds into rows of its tensors.
 
@@ -162,10 +155,14 @@ def compile_rank(
         schedule: A schedule that ``check_attention`` accepts.
         rank: The rank to compile for.
         device: Where its tensors are, and so the indices of their rows.
+        by_calls: Whether tiles run several in one call of a kernel; by default on a device whose
+            kernels take several.
 
     Cost: O(messages x runs + tiles x heads); the last 64 programs are kept.
     """
-    compiler = _Compiler(schedule, rank, device)
+    if by_calls is None:
+        by_calls = device.type == "cuda"
+    compiler = _Compiler(schedule, rank, device, by_calls=by_calls)
     home = schedule.home[rank]
     return RankProgram(
         rank=rank,
@@ -183,7 +180,10 @@ def compile_rank(
 
 
 class _Compiler:
-    def __init__(self, schedule: AttentionSchedule, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, schedule: AttentionSchedule, rank: int, device: torch.device, *, by_calls: bool
+    ) -> None:
+        self.device, self.by_calls = device, by_calls
         self.source = schedule.rounds[rank]
         self.ratio = schedule.heads // schedule.kv_heads
         home = schedule.home[rank]
@@ -211,10 +211,12 @@ class _Compiler:
         tiles = each.tiles
         queries = self.queries.first(tiles[:, 0], tiles[:, 1])
         keys = self.keys.first(tiles[:, 0], tiles[:, 3])
+        rows = tuple(map(self._tile, tiles.tolist(), queries, keys))
         return RankRound(
             tuple(self._transfer(message, at, is_sent=True) for message in each.sends),
             tuple(self._transfer(message, at, is_sent=False) for message in each.receives),
-            tuple(map(self._tile, tiles.tolist(), queries, keys)),
+            rows,
+            group_tiles(rows, self.device) if self.by_calls else (),
         )
 
     def _transfer(self, message: Message, at: int, *, is_sent: bool) -> Transfer:
