@@ -19,6 +19,7 @@ from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.progress import Progress, SilentProgress
+from equipoise.data.reading import describe_reading, read_sources
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
 from equipoise.observe import reader
@@ -35,6 +36,7 @@ from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.run.step import describe_step
 from equipoise.train.sinks.catalog import wanted_sinks
 
 
@@ -145,7 +147,11 @@ def _prepare(
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    require_step(spec, model, ranks, store.doc_tokens)
+    require_step(spec, model, ranks, store.doc_tokens, store.mixture)
+    if not is_quiet:
+        sources = read_sources(spec, store.source_name, store.doc_tokens, store.mixture)
+        for line in (*describe_reading(spec, sources), describe_step(spec, ranks)):
+            sys.stdout.write(f"{line}\n")
     init = spec.model.init
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
