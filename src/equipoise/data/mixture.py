@@ -118,8 +118,8 @@ class MixedStream:
         """
         if position_tokens < 0 or step_tokens < 1:
             raise DataError(
-                f"position_tokens = {position_tokens:,} and step_tokens = {step_tokens:,} are no "
-                "slice of a stream. Give at least 0 and at least 1."
+                f"position_tokens = {position_tokens:,} and step_tokens = {step_tokens:,} do not "
+                "name a slice. Give at least 0 and at least 1."
             )
         firsts, lasts = self.taken(position_tokens), self.taken(position_tokens + step_tokens)
         slices, places = [], []

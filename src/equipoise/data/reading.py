@@ -25,7 +25,7 @@ class SourceReading:
     documents: int
     tokens: int
     share: float
-    """Of the trained tokens."""
+    """Its part of the trained tokens."""
     epochs: float
 
 

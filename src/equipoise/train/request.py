@@ -9,17 +9,23 @@ Kept true (tests/multi/train/test_request.py)
     A run from Python has the losses of the same run from the command line, to the bit.
 """
 
+import dataclasses
 import sys
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import LayoutError
+from equipoise.base.errors import FitError, LayoutError
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.reading import describe_reading, read_sources
+from equipoise.launch.doctor.folder import room_row
+from equipoise.launch.doctor.gather import read_folder, read_machine
+from equipoise.launch.doctor.machine import memory_row
+from equipoise.launch.doctor.needs import needs_of
+from equipoise.launch.forms import Nodes
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
 from equipoise.observe import reader
@@ -30,6 +36,7 @@ from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
@@ -38,6 +45,7 @@ from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
 from equipoise.spec.run.step import describe_step
 from equipoise.train.sinks.catalog import wanted_sinks
+from equipoise.train.watch import CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,8 @@ def _prepare(
     if port:
         require_free_port(port)
     require_accepted(spec, model, ranks)
+    if starts and choose_device(0).type == "cpu":
+        _require_fit(spec, model, ranks, folder)
     _require_device(spec)
     wanted_sinks(spec.journal)
     store = open_store(spec.data, resolved.base, progress=progress)
@@ -170,6 +180,26 @@ def _prepare(
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
+
+
+def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> None:
+    """Refuse what ``equipoise doctor`` finds impossible here: memory, and room for checkpoints.
+
+    Raises:
+        FitError: with doctor's words.
+    """
+    needs = needs_of(spec, model, ranks, Nodes(1, ranks, "none"))
+    saves = -(-spec.train.steps // spec.checkpoint.every_steps)
+    needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
+    facts = read_folder(folder)
+    held = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
+    facts = dataclasses.replace(facts, free_bytes=facts.free_bytes + held)
+    rows = [memory_row(read_machine(), needs)]
+    if not facts.fault:
+        rows.append(room_row(facts, needs))
+    for row in rows:
+        if row.verdict == "breaks":
+            raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
 
 
 def _require_device(spec: RunSpec) -> None:

@@ -110,6 +110,6 @@ def test_no_slice() -> None:
     with pytest.raises(DataError) as caught:
         make([([1], 1.0)]).step(-1, 0)
     assert str(caught.value) == (
-        "position_tokens = -1 and step_tokens = 0 are no slice of a stream. Give at least 0 and at "
+        "position_tokens = -1 and step_tokens = 0 do not name a slice. Give at least 0 and at "
         "least 1."
     )

@@ -52,7 +52,7 @@ def _fault(row: Mapping[str, Any], sources: tuple[str, ...]) -> str | None:
     names = [each.name for each in fields(MixRow)]
     for name in row:
         if name not in names:
-            return f"{shown(name)} is no key of a source. Nearest: {nearest(name, names)}"
+            return f"{shown(name)}: no such key. Nearest: {nearest(name, names)}"
     for name in ("path", "source", "field"):
         if name in row and (not isinstance(row[name], str) or "\0" in row[name]):
             return f"{name} needs text, got {shown(row[name])}."

@@ -47,7 +47,7 @@ def test_tables_are_read_and_written_back(tmp_path: Path) -> None:
         ("data.mix = [3]", 'needs tables, as in [[data.mix]] or [{path = "a.jsonl", weight = 2}].'),
         (
             'data.mix = [{path = "a", wieght = 2}]',
-            'source 1: "wieght" is no key of a source. Nearest: weight',
+            'source 1: "wieght": no such key. Nearest: weight',
         ),
         (
             'data.mix = [{path = "a", weight = 0}]',
