@@ -13,7 +13,7 @@ from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.weights import SMALL_BYTES
 from equipoise.data.cache.store import TokenStore
-from equipoise.data.stream import DocumentStream
+from equipoise.data.mixture import Stream
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.read import load_hf
 from equipoise.nn.packed import PackedModel
@@ -33,7 +33,7 @@ from equipoise.train.together import Partners
 
 
 def join_sharing(
-    resolved: ResolvedFile, ranks: Ranks, curve: LoadCurve, stream: DocumentStream
+    resolved: ResolvedFile, ranks: Ranks, curve: LoadCurve, stream: Stream
 ) -> ContextGroup | Partners:
     """The ranks with which this one shares micro-batches, or documents of them.
 

@@ -29,7 +29,7 @@ from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import TokenStore, open_store
-from equipoise.data.stream import DocumentStream
+from equipoise.data.mixture import open_stream
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
@@ -79,10 +79,11 @@ class Trainer:
         self.spec, self.model = resolved.spec, resolved.model
         self.store: TokenStore = open_store(Path(resolved.corpus))
         check_vocabulary(self.store, self.model.vocab)
-        self.stream = DocumentStream(
+        self.stream = open_stream(
             self.store.doc_tokens,
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
+            mixture=self.store.mixture,
         )
         with span_all(journals, "measure"):
             self.curve: LoadCurve = obtain_curve(

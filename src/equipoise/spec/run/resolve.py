@@ -78,7 +78,9 @@ _LEAST_EVAL_TOKENS = 2
 
 
 def _judge_together(wish: Wish) -> None:
-    if wish.is_sound("data.source", "data.path"):
+    if wish.is_sound("data.source", "data.path", "data.mix") and wish["data.mix"]:
+        _judge_mix(wish)
+    elif wish.is_sound("data.source", "data.path", "data.mix"):
         source, path = wish["data.source"], wish["data.path"]
         if source in PYTHON_SOURCES and path:
             wish.tell(
@@ -131,6 +133,30 @@ def _judge_together(wish: Wish) -> None:
                 f"{per_node} does not divide {wish.cite('layout.cp')}. Nearest: {closest}.",
             )
     _judge_pipeline(wish)
+
+
+def _judge_mix(wish: Wish) -> None:
+    """Refuse a mixture beside a path, and sources that lack one or have one too many."""
+    if wish["data.path"]:
+        wish.tell(
+            "data.path",
+            f"{toml(wish['data.path'])} is given, but so are {len(wish['data.mix'])} sources in "
+            "data.mix. Put it into a [[data.mix]] table of its own, or remove data.mix.",
+        )
+        return
+    for number, row in enumerate(wish["data.mix"], start=1):
+        source = row.source or wish["data.source"]
+        if source == "python-stdlib" and row.path:
+            wish.tell(
+                "data.mix",
+                f"source {number}: path = {toml(row.path)} is given, but its source "
+                f"{toml(source)} reads no path. Set its source.",
+            )
+        if source != "python-stdlib" and not row.path:
+            wish.tell(
+                "data.mix",
+                f"source {number}: {toml(source)} reads a path, which is missing. Set its path.",
+            )
 
 
 def _judge_rate(wish: Wish) -> None:

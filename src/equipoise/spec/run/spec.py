@@ -14,6 +14,7 @@ from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.run.layout import LayoutSpec as LayoutSpec
 from equipoise.spec.run.layout import Sharding as Sharding
 from equipoise.spec.run.layout import StrategyName as StrategyName
+from equipoise.spec.run.mix import MixRow
 from equipoise.spec.run.model import ModelSection
 
 Source = Literal["python-stdlib", "python-functions", "text", "jsonl", "parquet", "datasets"]
@@ -36,8 +37,19 @@ class DataSpec:
     ] = "python-stdlib"
     path: Annotated[str, Field(description="file or folder to read; relative to run.toml")] = ""
     field: Annotated[
-        str, Field(description="name of the text column of jsonl, parquet and datasets")
+        str,
+        Field(
+            description="text of jsonl, parquet and datasets: a column or key, or the path of one "
+            "inside it, as payload.text"
+        ),
     ] = "text"
+    mix: Annotated[
+        tuple[MixRow, ...],
+        Field(
+            description="sources instead of data.path, mixed by weight: a [[data.mix]] table for "
+            "each, with path, weight and, unless as above, source and field"
+        ),
+    ] = ()
     tokenizer: Annotated[
         str,
         Field(description='"train" trains a byte-level BPE; else the path of a tokenizer.json'),
