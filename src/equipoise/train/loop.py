@@ -37,6 +37,7 @@ from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.names import CHECKPOINTS
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.resume import describe_changes, resume_facts
@@ -53,7 +54,7 @@ from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecorder
 from equipoise.train.sinks import TensorBoardSink
-from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
+from equipoise.train.watch import FolderGoneError, Word
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
@@ -137,6 +138,8 @@ class Trainer:
             self.journal.write("fault", "torn-checkpoint", message=sentence)
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
+        if not manifest.step:
+            self.runner.optimizer.state.clear()  # torch saves no step as one of zero gradients
         self.position = Position(manifest.step, manifest.position_tokens)
         self.ground.keep(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
@@ -248,7 +251,7 @@ class Trainer:
                 saved_step = self._save(view, must=step == steps) or saved_step
                 if saved_step == step < steps:
                     self.ground.require_room(self.position.step)
-        if saved_step != self.position.step:
+        if saved_step != self.position.step or not steps:
             self._leave_if_gone(view)
             self._save(view, must=True)
         self.record.write_memory()

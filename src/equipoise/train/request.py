@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import LayoutError
+from equipoise.base.disk import explain_refusal
+from equipoise.base.errors import LayoutError, SpecError
+from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
+from equipoise.data.cache.store import TokenStore
 from equipoise.data.cache.store import prepare as open_store
+from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
+from equipoise.nn.hf.files import KEPT, keep_files
 from equipoise.observe import reader
 from equipoise.observe.machine import usable_cores
 from equipoise.observe.run_record import RunRecord
@@ -29,6 +34,7 @@ from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.names import CHECKPOINTS, HF
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
@@ -158,10 +164,32 @@ def _prepare(
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
     )
+    _keep_files(folder, settled, store)
     write_resolved(folder, settled)
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
+
+
+def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:
+    """Keep what must come back with the weights; once the run has a checkpoint, it stays.
+
+    Raises:
+        ModelError: the folder that the run begins from cannot be read.
+        SpecError: the run's folder cannot be written.
+    """
+    kept = folder / HF
+    if (kept / KEPT).exists() and any(find_checkpoints(folder / CHECKPOINTS)):
+        return
+    source = Path(settled.init_folder) if settled.init_folder else None
+    files = files_to_keep(source, store.tokenizer_file)
+    try:
+        keep_files(files, kept)
+    except OSError as error:
+        raise SpecError(
+            f"The run's folder {folder} cannot be written ({explain_refusal(error, folder)}). Make "
+            f"it writable, or choose another with --out."
+        ) from error
 
 
 def _require_device(spec: RunSpec) -> None:

@@ -14,14 +14,20 @@ Kept true (tests/unit/nn/hf/test_files.py, tests/oracle/test_round_trip.py)
 """
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.digest import digest_bytes
 from equipoise.base.errors import ModelError
-from equipoise.base.read import parse_json, read_bytes
+from equipoise.base.read import parse_json, read_bytes, read_json
+
+KEPT = "kept.json"
+"""What lies in the folder of kept files, with digests."""
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -85,6 +91,14 @@ class ModelFiles:
         return value
 
     @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+        is_told = TOKENIZER_CONFIG in self.contents and "chat_template" in self.table(
+            TOKENIZER_CONFIG
+        )
+        return is_told or bool({TEMPLATE, "chat_template.json"} & self.contents.keys())
+
+    @property
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end a text: those of the generation config, else of the config."""
         for name in (GENERATION, CONFIG):
@@ -93,6 +107,11 @@ class ModelFiles:
                 listed = ids if isinstance(ids, list) else [ids]
                 return tuple(each for each in listed if type(each) is int)
         return ()
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Whether a file of this name belongs to a tokenizer."""
+    return any(fnmatchcase(name, pattern) for pattern in TOKENIZER_NAMES)
 
 
 def read_files(folder: Path) -> ModelFiles:
@@ -112,6 +131,76 @@ def read_files(folder: Path) -> ModelFiles:
         },
         str(folder),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFiles:
+    """What a run keeps of the model that it began from, or of its tokenizer alone."""
+
+    files: ModelFiles
+    source: str
+    """The Hugging Face folder that the run began from; empty for random weights."""
+    dtypes: Mapping[str, str]
+    """The dtype of each weight in that folder, by its name there and torch's name."""
+    remarks: tuple[str, ...]
+    """How the files differ from the folder's, in sentences."""
+
+
+def keep_files(kept: KeptFiles, folder: Path) -> None:
+    """Write what is kept into a run, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, content in kept.files.contents.items():
+        (partial / name).parent.mkdir(exist_ok=True)
+        (partial / name).write_bytes(content)
+    described = {
+        "source": kept.source,
+        "files": {name: digest_bytes(content) for name, content in kept.files.contents.items()},
+        "dtypes": {
+            dtype: sorted(name for name, each in kept.dtypes.items() if each == dtype)
+            for dtype in sorted(set(kept.dtypes.values()))
+        },
+        "remarks": list(kept.remarks),
+    }
+    (partial / KEPT).write_bytes(as_json(described))
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def read_kept(folder: Path) -> KeptFiles | None:
+    """Read what a run keeps; None if it keeps nothing, as runs of earlier versions.
+
+    Raises:
+        ModelError: a file has changed, or cannot be read.
+    """
+    if not (folder / KEPT).exists():
+        return None
+    try:
+        described = read_json(folder / KEPT)
+        contents = {name: read_bytes(folder / name) for name in described["files"]}
+        changed = [
+            name
+            for name, digest in described["files"].items()
+            if digest_bytes(contents[name]) != digest
+        ]
+        dtypes = {name: dtype for dtype, names in described["dtypes"].items() for name in names}
+        source, remarks = str(described["source"]), tuple(map(str, described["remarks"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{folder} cannot be read ({getattr(error, 'strerror', None) or error}). Restore it "
+            f"from a copy of the run, or delete it to convert by the sizes alone."
+        ) from None
+    if changed:
+        raise ModelError(
+            f"{folder / changed[0]} has changed since the run began. Restore it from a copy of the "
+            f"run, or delete {folder} to convert by the sizes alone."
+        )
+    return KeptFiles(ModelFiles(contents, str(folder)), source, dtypes, remarks)
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

@@ -112,7 +112,7 @@ def _judge_together(wish: Wish) -> None:
                 f"{most} is fewer than {wish.cite('pack.context_tokens')}: "
                 f"a whole window must fit. Give at least {window}.",
             )
-    if wish.is_sound("train.steps", "train.warmup_steps"):
+    if wish.is_sound("train.steps", "train.warmup_steps") and wish["train.steps"]:
         steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
         if warmup > steps and wish.is_given("train.warmup_steps"):
             wish.tell(
