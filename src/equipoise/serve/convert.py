@@ -35,6 +35,7 @@ from equipoise.nn.hf.names import hf_names
 from equipoise.nn.hf.read import TRAINING_SIZES
 from equipoise.nn.hf.write import new_config, write_hf
 from equipoise.serve.source import TrainedModel
+from equipoise.serve.tokenizer import has_template
 from equipoise.spec.model.hf_config import model_from_hf_config
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -104,7 +105,7 @@ def write_folder(
         model_type=files.table(CONFIG)["model_type"],
         dtype="mixed" if len(dtypes) > 1 else short.get(one, _name(one)),
         has_tokenizer=TOKENIZER in files.contents,
-        has_template=files.has_template,
+        has_template=has_template(files),
         remarks=tuple(remarks),
     )
 

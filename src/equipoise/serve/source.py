@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
+from equipoise.base.errors import CheckpointError, DataError, SpecError
 from equipoise.checkpoint.export import read_checkpoint_weights
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, newest_good, read_manifest
 from equipoise.data.cache.store import open_store
@@ -164,17 +164,3 @@ def _kept_by_earlier_version(run: Path) -> KeptFiles:
         return files_to_keep(None, store.tokenizer_file)
     except (SpecError, DataError):
         return KeptFiles(ModelFiles({}, str(run)), "", {}, ())
-
-
-def require_tokenizer(trained: TrainedModel) -> None:
-    """Refuse a model without a tokenizer that can be read.
-
-    Raises:
-        ModelError: it has none.
-    """
-    if TOKENIZER not in trained.files.contents:
-        raise ModelError(
-            f"{trained.files.where} has no {TOKENIZER}, which turns text into tokens. Put the "
-            "model's there; transformers writes it: "
-            f'AutoTokenizer.from_pretrained("...").save_pretrained("...").'
-        )

@@ -3,6 +3,9 @@
 RESOLVED = "resolved.json"
 """The resolved run, in a run's folder."""
 
+TOKENIZER_FILE = "tokenizer.json"
+"""A tokenizer, in a model's folder."""
+
 HF = "hf"
 """What a run keeps of the model that it began from, in a run's folder."""
 

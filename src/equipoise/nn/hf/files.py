@@ -33,12 +33,11 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"
 
 TOKENIZER_NAMES = (
     TOKENIZER,
     TOKENIZER_CONFIG,
-    TEMPLATE,
+    "chat_template.jinja",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.json",
@@ -91,14 +90,6 @@ class ModelFiles:
         return value
 
     @property
-    def has_template(self) -> bool:
-        """Whether there is a chat template."""
-        is_told = TOKENIZER_CONFIG in self.contents and "chat_template" in self.table(
-            TOKENIZER_CONFIG
-        )
-        return is_told or bool({TEMPLATE, "chat_template.json"} & self.contents.keys())
-
-    @property
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end a text: those of the generation config, else of the config."""
         for name in (GENERATION, CONFIG):
@@ -107,6 +98,17 @@ class ModelFiles:
                 listed = ids if isinstance(ids, list) else [ids]
                 return tuple(each for each in listed if type(each) is int)
         return ()
+
+
+def write_files(contents: Mapping[str, bytes], folder: Path) -> None:
+    """Write small files into a folder that exists.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def is_tokenizer_file(name: str) -> bool:
@@ -155,9 +157,7 @@ def keep_files(kept: KeptFiles, folder: Path) -> None:
     partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for name, content in kept.files.contents.items():
-        (partial / name).parent.mkdir(exist_ok=True)
-        (partial / name).write_bytes(content)
+    write_files(kept.files.contents, partial)
     described = {
         "source": kept.source,
         "files": {name: digest_bytes(content) for name, content in kept.files.contents.items()},

@@ -27,7 +27,7 @@ from equipoise.base.durable import sync
 from equipoise.base.errors import ModelError
 from equipoise.base.read import parse_json
 from equipoise.base.units import GIB
-from equipoise.nn.hf.files import CONFIG, as_json
+from equipoise.nn.hf.files import CONFIG, as_json, write_files
 from equipoise.nn.hf.names import TheirWeight, join_theirs
 from equipoise.nn.hf.read import INDEX, WEIGHTS, check_weights, weight_shapes, weights_of
 from equipoise.spec.model.hf_config import hf_config
@@ -70,9 +70,7 @@ def write_hf(
     partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        for name, content in files.items():
-            (partial / name).parent.mkdir(exist_ok=True)
-            (partial / name).write_bytes(content)
+        write_files(files, partial)
         _write_weights(partial, weights_of(model, model_type), state, max_shard_bytes)
         for path in (*partial.rglob("*"), partial):
             sync(path)
