@@ -37,6 +37,7 @@ from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.names import CHECKPOINTS
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
@@ -54,7 +55,7 @@ from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.side import build_sides, run_sides, span_all
 from equipoise.train.sinks.catalog import Sinks, open_sinks
-from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
+from equipoise.train.watch import FolderGoneError, Word
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
@@ -144,6 +145,8 @@ class Trainer:
             self.journal.write("fault", "torn-checkpoint", message=sentence)
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
+        if not manifest.step:
+            self.runner.optimizer.state.clear()  # torch saves no step as one of zero gradients
         self.position = Position(manifest.step, manifest.position_tokens)
         self.ground.keep(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
@@ -254,7 +257,7 @@ class Trainer:
                 saved_step = self._save(view, must=step == steps) or saved_step
                 if saved_step == step < steps:
                     self.ground.require_room(self.position.step)
-        if saved_step != self.position.step:
+        if saved_step != self.position.step or not steps:
             self._leave_if_gone(view)
             self._save(view, must=True)
         for side in self.sides:

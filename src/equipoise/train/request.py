@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, SpecError
+from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
+from equipoise.data.cache.store import TokenStore
 from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.held_out import prepare_held_out
+from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.reading import describe_reading, read_sources
 from equipoise.launch.doctor.folder import room_row
@@ -30,6 +34,7 @@ from equipoise.launch.doctor.needs import needs_of
 from equipoise.launch.forms import Nodes
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
+from equipoise.nn.hf.files import KEPT, keep_files
 from equipoise.observe import reader
 from equipoise.observe.machine import usable_cores
 from equipoise.observe.run_record import RunRecord
@@ -38,6 +43,7 @@ from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.names import CHECKPOINTS, HF
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.compared import compared_specs, require_same_sides
 from equipoise.spec.run.keys import keys, toml
@@ -47,7 +53,6 @@ from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
 from equipoise.spec.run.step import describe_step
 from equipoise.train.sinks.catalog import wanted_sinks
-from equipoise.train.watch import CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +253,7 @@ def _prepare(
         compare=tuple(policies),
         eval_corpus=eval_corpus,
     )
+    _keep_files(folder, settled, store)
     write_resolved(folder, settled)
     if lock is not None:
         lock.write(folder / LOCK)
@@ -272,3 +278,24 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
     for row in rows:
         if row.verdict == "breaks":
             raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
+
+
+def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:
+    """Keep what must come back with the weights; once the run has a checkpoint, it stays.
+
+    Raises:
+        ModelError: the folder that the run begins from cannot be read.
+        SpecError: the run's folder cannot be written.
+    """
+    kept = folder / HF
+    if (kept / KEPT).exists() and any(find_checkpoints(folder / CHECKPOINTS)):
+        return
+    source = Path(settled.init_folder) if settled.init_folder else None
+    files = files_to_keep(source, store.tokenizer_file)
+    try:
+        keep_files(files, kept)
+    except OSError as error:
+        raise SpecError(
+            f"The run's folder {folder} cannot be written ({explain_refusal(error, folder)}). Make "
+            f"it writable, or choose another with --out."
+        ) from error

@@ -145,7 +145,9 @@ class PackSpec:
 class TrainSpec:
     """The optimisation."""
 
-    steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 100
+    steps: Annotated[
+        int, Field(ge=0, description="optimizer steps; 0 saves the first weights and ends")
+    ] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of weights and of order")] = 0
     lr: Annotated[float, Field(gt=0, description="peak learning rate")] = 3e-3
     schedule: Annotated[RateSchedule, Field(description="learning rate after the warm-up")] = (
