@@ -141,13 +141,17 @@ class DocumentStream:
         """An epoch's permutation and where its documents end; cached for the last epoch."""
         known, order, ends = self._epoch
         if known != epoch:
-            key = np.array([self.seed, epoch], dtype=np.uint64)
-            draws = np.random.Philox(key=key).random_raw(len(self._doc_tokens))
-            order = np.argsort(draws, kind="stable")
+            order = epoch_order(len(self._doc_tokens), self.seed, epoch)
             ends = np.cumsum(self._doc_tokens[order])
             # One assignment: a concurrent thread sees either the old epoch or the new one.
             self._epoch = (epoch, order, ends)
         return order, ends
+
+
+def epoch_order(documents: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The order of documents in an epoch, the same on every machine, int64 [documents]."""
+    key = np.array([seed, epoch], dtype=np.uint64)
+    return np.argsort(np.random.Philox(key=key).random_raw(documents), kind="stable")
 
 
 def tell_apart(pieces: Pieces, documents: int) -> Pieces:
