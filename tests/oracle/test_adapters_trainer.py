@@ -13,49 +13,10 @@ from transformers import DataCollatorWithFlattening
 
 from equipoise.base.errors import DataError, LayoutError
 from equipoise.data.adapters.trainer import balance_trainer
+from support.tiny_trainer import GIVEN, LENGTHS, samples, tiny_llama, words
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 trl = pytest.importorskip("trl", reason="trl is not installed")
-
-LENGTHS = [50, 3, 97, 33, 8, 8, 120, 64, 5, 18, 2, 41, 77, 30, 4, 90]
-VOCAB = 67
-GIVEN: dict[str, Any] = {
-    "num_train_epochs": 2,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "learning_rate": 1.0,
-    "lr_scheduler_type": "constant",
-    "optim": "sgd",
-    "max_grad_norm": 1e9,
-    "use_cpu": True,
-    "bf16": False,
-    "report_to": "none",
-    "save_strategy": "no",
-    "logging_strategy": "no",
-    "disable_tqdm": True,
-    "dataloader_pin_memory": False,
-}
-
-
-def tiny_llama() -> Any:
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB,
-        attn_implementation="sdpa",
-        pad_token_id=0,
-    )
-    torch.manual_seed(1)
-    return transformers.LlamaForCausalLM(config)
-
-
-def samples() -> Any:
-    draw = torch.Generator().manual_seed(0)
-    rows = [torch.randint(1, VOCAB, (length,), generator=draw).tolist() for length in LENGTHS]
-    return datasets.Dataset.from_dict({"input_ids": rows, "labels": rows})
 
 
 def make(kind: str, folder: Path, **changed: Any) -> Any:
@@ -71,7 +32,7 @@ def make(kind: str, folder: Path, **changed: Any) -> Any:
             **given,
         )
         tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=_words(), eos_token="1", pad_token="0"
+            tokenizer_object=words(), eos_token="1", pad_token="0"
         )
         return trl.SFTTrainer(
             tiny_llama(), arguments, train_dataset=samples(), processing_class=tokenizer
@@ -82,12 +43,6 @@ def make(kind: str, folder: Path, **changed: Any) -> Any:
         train_dataset=samples(),
         data_collator=DataCollatorWithFlattening(),
     )
-
-
-def _words() -> Any:
-    from tokenizers import Tokenizer, models
-
-    return Tokenizer(models.WordLevel({str(at): at for at in range(VOCAB)}, unk_token="0"))
 
 
 def train(kind: str, folder: Path, **changed: Any) -> Any:
@@ -133,7 +88,12 @@ def test_the_steps_are_those_of_the_same_samples_in_any_order(trained, tmp_path)
 
 def test_two_ranks_have_the_weights_of_one(trained, tmp_path) -> None:
     kind, wanted, _, _ = trained
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, __file__, kind, str(tmp_path)],
