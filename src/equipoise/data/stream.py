@@ -144,16 +144,27 @@ class DocumentStream:
         """An epoch's permutation and where its documents end; cached for the last epoch."""
         known, order, ends = self._epoch
         if known != epoch:
-            key = np.array([self.seed, epoch], dtype=np.uint64)
-            # 2**64 blocks of draws for each source: none ever reaches the next one's.
-            counter = np.array([0, self._source, 0, 0], dtype=np.uint64)
-            philox = np.random.Philox(key=key, counter=counter)
-            draws = philox.random_raw(len(self._doc_tokens))
-            order = np.argsort(draws, kind="stable")
+            order = epoch_order(len(self._doc_tokens), self.seed, epoch, self._source)
             ends = np.cumsum(self._doc_tokens[order])
             # One assignment: a concurrent thread sees either the old epoch or the new one.
             self._epoch = (epoch, order, ends)
         return order, ends
+
+
+def epoch_order(documents: int, seed: int, epoch: int, source: int = 0) -> NDArray[np.int64]:
+    """The order of documents in an epoch, the same on every machine, int64 [documents].
+
+    Args:
+        documents: How many there are.
+        seed: Of the run.
+        epoch: From 0.
+        source: Number of the source in a mixture.
+    """
+    key = np.array([seed, epoch], dtype=np.uint64)
+    # 2**64 blocks of draws for each source: none ever reaches the next one's.
+    counter = np.array([0, source, 0, 0], dtype=np.uint64)
+    draws = np.random.Philox(key=key, counter=counter).random_raw(documents)
+    return np.argsort(draws, kind="stable")
 
 
 def tell_apart(pieces: Pieces, documents: int) -> Pieces:
