@@ -28,6 +28,7 @@ from equipoise.train.context import ContextGroup
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
+from equipoise.train.trained import choose_trained
 
 
 def join_sharing(
@@ -81,13 +82,17 @@ def build_runner(
         store: Tokens of the corpus.
         journal: This rank's.
         sharing: Those that it shares with.
-        whole: The whole decoder with its weights, in any dtype; the run's own unless given.
+        whole: The whole decoder with its weights, in any dtype, of which those train that need a
+            gradient; the run's own unless given.
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
     """
     train, layout = resolved.spec.train, resolved.spec.layout
     stages = _stages(sharing)
+    decoder = _first_decoder(resolved, stages, whole)
+    if whole is None:
+        choose_trained(decoder, resolved.spec, resolved.model)
     sharded = apply_axes(
-        _first_decoder(resolved, stages, whole).to(ranks.device),
+        decoder.to(ranks.device),
         ranks,
         zero=layout.zero,
         precision=train.precision,

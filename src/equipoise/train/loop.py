@@ -125,6 +125,7 @@ class Trainer:
                         model=self.model,
                         corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
+                        run=resume_facts(self.spec),
                     )
             except CheckpointError as error:
                 fault = str(error)

@@ -36,6 +36,7 @@ from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
+from equipoise.train.trained import require_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ def _prepare(
     if port:
         require_free_port(port)
     require_accepted(spec, model, ranks)
+    require_trained(spec, model)
     _require_device(spec)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
