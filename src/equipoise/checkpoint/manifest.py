@@ -35,6 +35,7 @@ from equipoise.spec.run.resume import TRAINED, describe_changes, resume_facts
 from equipoise.spec.run.spec import RunSpec
 
 FORMAT, FIRST_FORMAT = 2, 1
+OWN_ENGINE = "equipoise"
 MANIFEST = "manifest.json"
 
 
@@ -54,6 +55,8 @@ class Manifest:
     files: dict[str, tuple[int, str]]
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keys of run.toml that decide a step's contents and its training (``spec.run.resume``)."""
+    engine: str = OWN_ENGINE
+    """Whose modules named the weights: ``model.engine``."""
 
 
 def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -77,6 +80,8 @@ def _render(manifest: Manifest) -> str:
     data = dataclasses.asdict(manifest)
     if not manifest.run:  # written by a version that did not have it
         del data["run"]
+    if manifest.engine == OWN_ENGINE:  # likewise
+        del data["engine"]
     return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
 
 
@@ -99,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
         fields = {
             f.name: data[f.name]
             for f in dataclasses.fields(Manifest)
-            if f.name != "run" or "run" in data
+            if f.name not in ("run", "engine") or f.name in data
         }
         manifest = Manifest(**{**fields, "files": files})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -217,6 +222,7 @@ def require_same(
     corpus_digest: str,
     seed: int,
     run: Mapping[str, Any] | None = None,
+    engine: str = OWN_ENGINE,
 ) -> None:
     """Refuse to continue a checkpoint of another model, corpus or order of documents.
 
@@ -225,6 +231,12 @@ def require_same(
     Raises:
         CheckpointError: names each size that differs.
     """
+    if manifest.engine != engine:
+        raise CheckpointError(
+            f'{folder} was trained with model.engine = "{manifest.engine}", whose weights have '
+            f'other names than those of "{engine}". Set model.engine = "{manifest.engine}", or '
+            f"train into another folder with --out."
+        )
     # A size that an older version did not know has the value of all its models.
     defaults = {
         field.name: field.default

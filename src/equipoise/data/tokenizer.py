@@ -16,7 +16,7 @@ Kept true (tests/unit/data/test_tokenizer.py)
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from equipoise.base.digest import digest_file
 from equipoise.base.errors import DataError
+from equipoise.data.cut_text import can_be_cut, cut
 
 END = "<|end|>"
 _END_NAMES = (END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
@@ -39,17 +40,31 @@ _SAMPLE_DOCUMENT_CHARS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """A loaded tokenizer.json. ``vocab`` is its highest id + 1; ``end`` ends a document."""
+    """A loaded tokenizer.json. ``vocab`` is its highest id + 1; ``end`` ends a document.
+
+    ``is_cut`` says whether long texts are encoded in parts, which have the same tokens.
+    """
 
     file: Path
     digest: str
     vocab: int
     end: int
     core: tokenizers.Tokenizer = field(repr=False)
+    is_cut: bool = False
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Token ids int64[tokens], without an end token."""
         return self.encode_batch([text])[0]
+
+    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int64]]:
+        """Token ids of a text that comes in blocks, int64[tokens] of one part after another.
+
+        In memory are one block and the encoding of 1 Mi characters, some 20 MB; of the whole
+        text where the tokenizer may join any two of its words.
+        """
+        parts = cut(blocks) if self.is_cut else ["".join(blocks)]
+        for part in parts:
+            yield self.encode(part)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """Token ids of several texts, on as many threads as the library takes."""
@@ -140,7 +155,8 @@ def load_tokenizer(file: Path) -> Tokenizer:
     core.no_padding()
     core.no_truncation()
     core.encode_special_tokens = True  # encode special tokens' names as plain text
-    return Tokenizer(file, digest_file(file), max(ids.values()) + 1, end, core)
+    vocab = max(ids.values()) + 1
+    return Tokenizer(file, digest_file(file), vocab, end, core, is_cut=can_be_cut(core))
 
 
 def read_token_bytes(file: Path) -> NDArray[np.int64] | None:

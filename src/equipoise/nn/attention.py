@@ -27,12 +27,34 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
+from equipoise.spec.mask import CAUSAL, Mask
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """What a layer's attention computes besides a causal softmax."""
+
+    mask: Mask = CAUSAL
+    """Which keys of its document a query reads."""
+    softcap: float = 0.0
+    """Scores are ``softcap * tanh(score / softcap)``; 0 leaves them as they are."""
+    sinks_H: Tensor | None = None
+    """A score in each head's denominator that belongs to no key, [query heads]."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the causal softmax alone."""
+        return self.mask == CAUSAL and not self.softcap and self.sinks_H is None
+
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From queries, keys and values of some tokens to their outputs; differentiable."""
+
+AttendScored = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
+"""The same, for layers that differ in their heads and in what they compute."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +65,10 @@ class PackAttention:
     """Position of each token in its document, int64 [T]."""
     attend: Attend
     """Called once in each layer's forward pass, and again if the layer is recomputed."""
+    attend_scored: AttendScored | None = None
+    """The same attention for layers of other models."""
+    longest_tokens: int = 0
+    """Length of the longest document of the whole pack, wherever it lies [tokens]."""
 
 
 def require_alike(q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> None:

@@ -7,10 +7,11 @@ Why
 
 What it decides
     Which operator computes a part: on CPU the flash operator of aten, on CUDA that of
-    ``nn.tile_cuda``. A tile is full, or a square in which query r reads keys 0 to r (``causal``)
-    or keys from r on (``anticausal``, which is causal with queries and keys in reverse order). So
-    every row has a key: for a row without one the operator returns a log-sum-exp of 0 instead
-    of minus infinity, and merges would be silently wrong.
+    ``nn.tile_cuda``; capped scores are computed by ``nn.tile_capped``. A tile is full, or a square
+    in which query r reads keys 0 to r (``causal``) or keys from r on (``anticausal``, which is
+    causal with queries and keys in reverse order). So every row has a key: for a row without one
+    the operator returns a log-sum-exp of 0 instead of minus infinity, and merges would be silently
+    wrong.
 
 Kept true (tests/unit/nn/test_tile.py)
     Parts merged equal one masked softmax in float64, forward and backward.
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import lead_heads
+from equipoise.nn.tile_capped import backward_capped, forward_capped
 from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
 from equipoise.schedule.attention.schedule import TileKind
 
@@ -42,7 +44,7 @@ def _order(x_t: Tensor, kind: TileKind) -> Tensor:
 
 
 def attend_tile(
-    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, kind: TileKind
+    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, kind: TileKind, *, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of some queries to some keys.
 
@@ -51,6 +53,7 @@ def attend_tile(
         k_sGE: Keys; the number of key/value heads divides the number of query heads.
         v_sGE: Values, shaped like the keys.
         kind: ``full``; or, with as many keys as queries, ``causal`` or ``anticausal``.
+        softcap: Scores are ``softcap * tanh(score / softcap)``; 0 leaves them as they are.
 
     Returns:
         ``o_tHE`` over these keys, and ``lse_tH`` [queries, query heads] of their scores, in
@@ -71,6 +74,9 @@ def attend_tile(
             f"{len(k_sGE)} keys. Give it as many keys as queries."
         )
     q, k, v = (_order(x, kind) for x in (q_tHE, k_sGE, v_sGE))
+    if softcap:
+        o_tHE, lse_tH = forward_capped(q, k, v, kind != "full", softcap)
+        return _order(o_tHE, kind), _order(lse_tH, kind)
     if q.is_cuda:
         o_tHE, lse_tH = forward_cuda(q, k, v, kind != "full")
         return _order(o_tHE, kind), _order(lse_tH, kind)
@@ -87,6 +93,8 @@ def attend_tile_backward(
     o_tHE: Tensor,
     lse_tH: Tensor,
     kind: TileKind,
+    *,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This tile's part of the gradients of attention over all keys.
 
@@ -98,6 +106,7 @@ def attend_tile_backward(
         o_tHE: Output over all keys, not over the tile's.
         lse_tH: Log-sum-exp over all keys.
         kind: As in the forward pass.
+        softcap: Likewise.
 
     Returns:
         Gradients of the queries, the keys and the values, to be summed over tiles.
@@ -105,6 +114,10 @@ def attend_tile_backward(
     grad_o, q, k, v, o, lse = (
         _order(x, kind) for x in (grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH)
     )
+    if softcap:
+        grads = backward_capped(grad_o, q, k, v, o, lse, kind != "full", softcap)
+        grad_q, grad_k, grad_v = (_order(each, kind) for each in grads)
+        return grad_q, grad_k, grad_v
     if q.is_cuda:
         grads = backward_cuda(grad_o, q, k, v, o, lse, kind != "full")
         grad_q, grad_k, grad_v = (_order(each, kind) for each in grads)
@@ -136,3 +149,34 @@ def merge_tile_(o_tHE: Tensor, lse_tH: Tensor, part_tHE: Tensor, part_lse_tH: Te
     share = torch.sigmoid(part_lse_tH - lse_tH).unsqueeze(-1)
     o_tHE.lerp_(part_tHE.to(o_tHE.dtype), share)
     lse_tH.copy_(torch.logaddexp(lse_tH, part_lse_tH))
+
+
+def sink_tile_(o_tHE: Tensor, lse_tH: Tensor, sinks_H: Tensor) -> None:
+    """Add a sink to the denominator of each head's softmax over all keys, in place.
+
+    With the result, the backward passes of tiles are exact as they are: a sink has no value, so
+    that it changes the shares of the keys and nothing else.
+
+    Args:
+        o_tHE: Output over all keys, in ``sum_dtype``.
+        lse_tH: Log-sum-exp over all keys.
+        sinks_H: The sink's score in each head, in the same dtype.
+    """
+    o_tHE.mul_(torch.sigmoid(lse_tH - sinks_H).unsqueeze(-1))
+    lse_tH.copy_(torch.logaddexp(lse_tH, sinks_H))
+
+
+def sink_gradient(grad_o_tHE: Tensor, o_tHE: Tensor, lse_tH: Tensor, sinks_H: Tensor) -> Tensor:
+    """Gradient of the sinks [heads], from the queries whose output over all keys is here.
+
+    The gradient of a score is its share times (the gradient of the share, minus their mean over
+    all scores), and that of the sink's share is 0.
+
+    Args:
+        grad_o_tHE: Gradient of the output.
+        o_tHE: Output over all keys and the sink.
+        lse_tH: Log-sum-exp over all keys and the sink.
+        sinks_H: The sinks' scores, in ``sum_dtype``.
+    """
+    mean_tH = (grad_o_tHE.to(sinks_H.dtype) * o_tHE.to(sinks_H.dtype)).sum(-1)
+    return -((sinks_H - lse_tH).exp_().mul_(mean_tH)).sum(0)

@@ -23,6 +23,7 @@ import numpy as np
 
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
+from equipoise.observe.event import journal_name
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
 from equipoise.observe.run_record import (
     Evaluations,
@@ -143,6 +144,23 @@ def read_run(folder: Path) -> RunRecord:
     )
 
 
+def read_sides(folder: Path) -> list[RunRecord]:
+    """A run, or every side of a run that compares policies, in the order in which it named them.
+
+    Raises:
+        SpecError, DataError: as ``read_run``.
+    """
+    inside = sorted(folder.glob(f"*/journal/{journal_name(0)}"))
+    if (folder / "journal").is_dir() or not inside:
+        return [read_run(folder)]
+    sides = {path.parent.parent.name: read_run(path.parent.parent) for path in inside}
+    for record in sides.values():
+        names = record.start.compared.get("policies")
+        if isinstance(names, list) and set(names) <= sides.keys():
+            return [sides[name] for name in names]
+    return [read_run(folder)]
+
+
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
@@ -172,6 +190,7 @@ def _start(event: Event) -> Start:
         corpus=table("corpus"),
         curve=table("curve"),
         stages=table("stages"),
+        compared=table("compared"),
     )
 
 

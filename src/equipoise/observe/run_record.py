@@ -31,6 +31,9 @@ class Start:
     curve: Mapping[str, Any]
     stages: Mapping[str, Any] = field(default_factory=dict)
     """``edges`` and ``ranks`` of a pipeline's stages; empty where there is none."""
+    compared: Mapping[str, Any] = field(default_factory=dict)
+    """``policies`` that computed each step one after the other, and their ``session``; empty in
+    an ordinary run."""
 
     @property
     def policy(self) -> str:

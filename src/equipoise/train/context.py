@@ -9,12 +9,14 @@ Kept true (tests/multi/check/test_check.py, tests/multi/train/test_train.py)
     Loss, logits and every gradient equal one rank's, also where a rank has no token or no label.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.balance.context.plan import ContextPlan
@@ -25,11 +27,12 @@ from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
-from equipoise.nn.attention import Attend, PackAttention
+from equipoise.nn.attention import Attend, PackAttention, Scoring
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.sim.rank_loads import ContextPlanner, RankLoads
 from equipoise.sim.stages import StagePlanner
+from equipoise.spec.mask import Mask
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 
@@ -50,11 +53,39 @@ def whole(batch: Batch) -> Share:
     return Share(batch.tokens_T, batch.labels_T, batch.doc_tokens, slice(None))
 
 
-def take(batch: Batch, rows: Ints, positions: Ints, attend: Attend) -> Share:
+@dataclass(frozen=True, slots=True, eq=False)
+class AttendPlanned:
+    """Attention over ranks, by a plan for each kind of layer that a model has."""
+
+    plan_for: Callable[[int, int, Mask], ContextPlan]
+    """The plan for a number of query heads, of key/value heads, and a mask."""
+    group: dist.ProcessGroup | None
+    ledger: Ledger
+    is_alone: bool = False
+    """Whether all ranks of the plan are this one."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        """One layer's attention."""
+        plan = self.plan_for(q.shape[1], k.shape[1], scoring.mask)
+        options: dict[str, Any] = {"softcap": scoring.softcap, "sinks_H": scoring.sinks_H}
+        if self.is_alone:
+            return attend_alone(plan, **options)(q, k, v)
+        return attend_by_plan(q, k, v, plan, self.group, ledger=self.ledger, **options)
+
+
+def take(
+    batch: Batch,
+    rows: Ints,
+    positions: Ints,
+    attend: Attend,
+    attend_scored: AttendPlanned,
+    longest_tokens: int,
+) -> Share:
     """Some rows of a micro-batch, which stand at these positions and attend so."""
     device = batch.tokens_T.device
     taken = torch.from_numpy(rows).to(device)
-    pack = PackAttention(torch.from_numpy(positions).to(device), attend)
+    places = torch.from_numpy(positions).to(device)
+    pack = PackAttention(places, attend, attend_scored, longest_tokens)
     return Share(batch.tokens_T[taken], batch.labels_T[taken], pack, taken)
 
 
@@ -105,8 +136,9 @@ class ContextGroup:
         plan = self._plan(batch.doc_tokens)
         group = self.mesh.peers("cp").group
         attend = partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
-        shares = plan.shares
-        return take(batch, shares.rows[self.rank], shares.positions[self.rank], attend)
+        scored = AttendPlanned(partial(self.planner.plan_as, batch.doc_tokens), group, self.ledger)
+        rows, positions = plan.shares.rows[self.rank], plan.shares.positions[self.rank]
+        return take(batch, rows, positions, attend, scored, max(batch.doc_tokens, default=0))
 
     def holds(self, packed: PackedStep, turn: int) -> tuple[int, int]:
         """Tokens of its share, and bytes that a layer keeps of what it receives, in fp32."""
@@ -152,12 +184,17 @@ def require_context(context: int, ranks: Ranks) -> None:
         )
 
 
-def attend_alone(plan: ContextPlan) -> Attend:
+def attend_alone(
+    plan: ContextPlan, *, softcap: float = 0.0, sinks_H: Tensor | None = None
+) -> Attend:
     """Attention of all ranks of a plan in this process; rows are in the order of their ranks."""
     order = torch.from_numpy(np.concatenate(plan.shares.rows))
     back = torch.argsort(order)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_in_one_process(q[back], k[back], v[back], plan)[order]
+        out = attend_in_one_process(
+            q[back], k[back], v[back], plan, softcap=softcap, sinks_H=sinks_H
+        )
+        return out[order]
 
     return attend

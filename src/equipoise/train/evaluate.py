@@ -39,8 +39,8 @@ from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import open_store
 from equipoise.data.held_out import find_trained
 from equipoise.nn.clock import busy_clock
-from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.layer import Router
+from equipoise.nn.packed import PackedModel
 from equipoise.observe.console import StepView
 from equipoise.observe.journal import Journal
 from equipoise.observe.machine import forget_peak
@@ -48,7 +48,7 @@ from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.held_out import forward_curve, open_held_out, pack_held_out
 from equipoise.train.process import return_freed_memory
-from equipoise.train.sinks import TensorBoardSink
+from equipoise.train.sinks.catalog import Sinks
 from equipoise.train.step import StepRunner
 
 _NAMED_DOCUMENTS = 3
@@ -123,14 +123,14 @@ class Evaluator:
         every = self._spec.eval.every_steps or self._spec.checkpoint.every_steps
         return step % every == 0 or step == self._spec.train.steps
 
-    def begin(self, step: int, view: StepView, board: TensorBoardSink) -> None:
+    def begin(self, step: int, view: StepView, sinks: Sinks) -> None:
         """Say which documents are also trained on; evaluate a run that has not begun."""
         if self._is_wanted:
             self._notice_trained(step, view)
             if step == 0:
-                self.look(step, view, board)
+                self.look(step, view, sinks)
 
-    def look(self, step: int, view: StepView, board: TensorBoardSink) -> None:
+    def look(self, step: int, view: StepView, sinks: Sinks) -> None:
         """Evaluate if it is due: journal it, write its figures, say it."""
         if not self.is_due(step):
             return
@@ -141,8 +141,8 @@ class Evaluator:
             self._write(made)
         self._journal.flush()
         named = zip(self._held.least_tokens.tolist(), made.bucket_loss, strict=True)
-        of_lengths = {f"held_out_loss_from_{least}": loss for least, loss in named}
-        board.write(step, {"held_out_loss": made.loss, **of_lengths})
+        of_lengths = {f"loss_from_{least}": loss for least, loss in named}
+        sinks.write(step, {"loss": made.loss, **of_lengths}, section="eval")
         view.say(str(made))
 
     def evaluate(self, step: int) -> HeldOutLoss:
@@ -247,7 +247,7 @@ class Evaluator:
 
 
 @contextmanager
-def _without_drops(decoder: Decoder) -> Iterator[None]:
+def _without_drops(decoder: PackedModel) -> Iterator[None]:
     """Let experts take every row that chose them."""
     routers = [each for each in decoder.modules() if isinstance(each, Router)]
     factors = [each.capacity_factor for each in routers]

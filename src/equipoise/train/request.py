@@ -10,11 +10,12 @@ Kept true (tests/multi/train/test_request.py)
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import LayoutError
+from equipoise.base.errors import LayoutError, SpecError
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
@@ -31,11 +32,13 @@ from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.plan import LOCK
+from equipoise.spec.run.compared import compared_specs, require_same_sides
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
+from equipoise.train.sinks.catalog import wanted_sinks
 from equipoise.train.trained import require_trained
 
 
@@ -78,9 +81,44 @@ def run(
         DataError: the corpus is missing or wrong.
         EquipoiseError: a rank failed; with its words.
     """
-    prepared = _prepare(run, out, plan, port, is_quiet, progress, starts=True)
+    prepared = _prepare(run, out, plan, (), port, is_quiet, progress, starts=True)
     run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
     return reader.read_run(prepared.folder)
+
+
+def compare(
+    run: Path | str | RunSpec | ResolvedRun,
+    policies: Sequence[str],
+    *,
+    out: Path | str | None = None,
+    port: int = 0,
+    is_quiet: bool = True,
+    progress: Progress | None = None,
+) -> tuple[RunRecord, ...]:
+    """Train with every step computed under each packing policy in turn, and updated once.
+
+    All policies see the same pieces and weights within seconds, so their times compare step by
+    step (``dash.compare.compare``).
+
+    Args:
+        run: As for ``run``; with ``pack.cut = "windows"``.
+        policies: Two or more packing policies that train the same pieces.
+        out: As for ``run``; each policy's journal is in a folder of its name within.
+        port: As for ``run``.
+        is_quiet: As for ``run``.
+        progress: As for ``run``.
+
+    Returns:
+        The run under each policy, read back, in the order of ``policies``.
+
+    Raises:
+        SpecError: the policies cannot be compared, or the folder holds a run that compares others;
+            and as ``run``.
+        EquipoiseError: as ``run``.
+    """
+    prepared = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    return tuple(reader.read_run(prepared.folder / policy) for policy in policies)
 
 
 def prepare(
@@ -88,12 +126,16 @@ def prepare(
     *,
     out: Path | str | None = None,
     plan: Path | str | None = None,
+    policies: Sequence[str] = (),
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Make all that ranks will read, and start none: for a launcher of your own. As ``run``."""
-    return _prepare(run, out, plan, port, is_quiet, progress, starts=False)
+    """Make all that ranks will read, and start none: for a launcher of your own.
+
+    As ``run``; with ``policies``, as ``compare``.
+    """
+    return _prepare(run, out, plan, policies, port, is_quiet, progress, starts=False)
 
 
 def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
@@ -117,10 +159,24 @@ def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
     )
 
 
+def require_no_plan(plan: Path | str | None) -> None:
+    """Refuse a plan for a run that compares policies.
+
+    Raises:
+        SpecError: there is one.
+    """
+    if plan is not None:
+        raise SpecError(
+            "A plan.lock decides the packing policy, and a comparison runs several. Give --plan or "
+            "--compare."
+        )
+
+
 def _prepare(
     run: Path | str | RunSpec | ResolvedRun,
     out: Path | str | None,
     plan: Path | str | None,
+    policies: Sequence[str],
     port: int,
     is_quiet: bool,
     progress: Progress | None,
@@ -131,22 +187,30 @@ def _prepare(
     progress = progress or SilentProgress()
     if plan is not None:
         lock, resolved = read_obeyed(Path(plan), resolved, progress)
-    spec, model = resolved.spec, resolved.model
+    specs, model = [resolved.spec], resolved.model
+    if policies:
+        require_no_plan(plan)
+        specs = compared_specs(resolved.spec, policies)
+    spec = specs[0]
     folder = Path(out or Path("runs") / spec.name).resolve()
+    require_same_sides(folder, policies)
     require_free_folder(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
         require_room(ranks)
     if port:
         require_free_port(port)
-    require_accepted(spec, model, ranks)
+    wanted_sinks(spec.journal)
+    for each in specs:
+        require_accepted(each, model, ranks)
+        _require_device(each)
     require_trained(spec, model)
-    _require_device(spec)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    require_step(spec, model, ranks, store.doc_tokens)
+    for each in specs:
+        require_step(each, model, ranks, store.doc_tokens)
     eval_corpus = ""
     if spec.eval.path:
         held = prepare_held_out(spec, resolved.base, store, progress=progress)
@@ -164,6 +228,7 @@ def _prepare(
         else str((resolved.base / init.removeprefix("hf:")).resolve()),
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
+        compare=tuple(policies),
         eval_corpus=eval_corpus,
     )
     write_resolved(folder, settled)

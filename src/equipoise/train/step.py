@@ -21,6 +21,7 @@ What it decides
     another program has the core is neither waiting nor busy.
 """
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable
@@ -35,7 +36,8 @@ from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
-from equipoise.nn.moe.balance import set_loss_scale
+from equipoise.nn.decoder import Decoder
+from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.expert.loads import settle_experts
@@ -136,6 +138,22 @@ class StepRunner:
             LayoutError: ranks packed differently.
         """
         started = time.perf_counter()
+        made = self.compute(
+            packed, step=step, last_good=last_good, stop_asked=stop_asked, word=word
+        )
+        experts = self.update(made, step=step, rate=rate, clip_norm=clip_norm)
+        return self.result(made, experts, step_s=time.perf_counter() - started)
+
+    def compute(
+        self,
+        packed: PackedStep,
+        *,
+        step: int,
+        last_good: Callable[[], Path | None],
+        stop_asked: bool,
+        word: int,
+    ) -> Gradients:
+        """``gradients`` that are finite; arguments and errors are those of ``run``."""
         made = self.gradients(packed, step=step, stop_asked=stop_asked, word=word)
         for what, is_finite in (
             ("loss", bool(np.isfinite(made.loss))),
@@ -143,18 +161,39 @@ class StepRunner:
         ):
             if not is_finite:
                 raise self._not_finite(what, step, packed, made.losses, last_good())
+        return made
+
+    def update(
+        self, made: Gradients, *, step: int, rate: float, clip_norm: float
+    ) -> ExpertLoads | None:
+        """Clip the decoder's gradients, update its weights and drop the gradients."""
         with self.journal.span("optimizer", step=step):
             clip(self.model.decoder, made.norm, clip_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            experts = self._settle_experts(made.labels)
+            return self._settle_experts(made.labels)
+
+    def drop(self) -> None:
+        """Forget the decoder's gradients and what its routers counted."""
+        self.optimizer.zero_grad(set_to_none=True)
+        forget_loads(self.model.decoder)
+
+    def beside(self, journal: EventSink, sharing: ContextGroup | Partners) -> "StepRunner":
+        """What runs steps of the same decoder among these ranks, journaled elsewhere."""
+        pipeline = self.pipeline
+        if pipeline is not None:
+            pipeline = dataclasses.replace(pipeline, journal=journal)
+        return dataclasses.replace(self, journal=journal, sharing=sharing, pipeline=pipeline)
+
+    def result(self, made: Gradients, experts: ExpertLoads | None, *, step_s: float) -> StepResult:
+        """What a step measured."""
         rows = made.rows
         return StepResult(
             loss=made.loss,
             grad_norm=float(made.norm),
-            step_s=time.perf_counter() - started,
+            step_s=step_s,
             rank_busy_s=rows[:, 2].tolist(),
             wait_s=made.wait_s,
             computed_s=float(rows[:, 2 if self.pipeline is None else 4].max()),
@@ -254,9 +293,10 @@ class StepRunner:
 
     def _settle_experts(self, labels: int) -> ExpertLoads | None:
         """Sum what all ranks' routers chose, by which they are balanced in the next step."""
-        if not self.model.decoder.model.experts:
+        decoder = self.model.decoder
+        if not isinstance(decoder, Decoder) or not decoder.model.experts:
             return None
-        loads, penalty = settle_experts(self.model.decoder, self.ranks)
+        loads, penalty = settle_experts(decoder, self.ranks)
         return ExpertLoads(loads.tolist(), float(penalty) / labels)
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:

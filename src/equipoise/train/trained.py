@@ -82,12 +82,13 @@ def _beginnings(name: str) -> Iterable[tuple[str, ...]]:
 
 
 def require_trained(spec: RunSpec, model: ModelSpec) -> None:
-    """Refuse patterns that match nothing, or everything.
+    """Refuse patterns that match nothing, or everything; modules of transformers do so themselves.
 
     Raises:
         SpecError: as ``frozen_names``.
     """
-    frozen_names(spec.train.freeze, list(weight_shapes(model)))
+    if spec.model.engine == "equipoise":
+        frozen_names(spec.train.freeze, list(weight_shapes(model)))
 
 
 def trained_names(spec: RunSpec, model: ModelSpec) -> set[str]:
@@ -107,9 +108,11 @@ def choose_trained(decoder: nn.Module, spec: RunSpec, model: ModelSpec) -> None:
     if spec.lora.rank:
         add_adapters(decoder, spec.lora, spec.train.seed)
     elif spec.train.freeze:
-        trained = trained_names(spec, model)
+        names = [name for name, _ in decoder.named_parameters()]
+        is_ours = spec.model.engine == "equipoise"
+        frozen = frozen_names(spec.train.freeze, list(weight_shapes(model)) if is_ours else names)
         for name, weight in decoder.named_parameters():
-            weight.requires_grad_(name in trained)
+            weight.requires_grad_(name not in frozen)
 
 
 def count_trained(spec: RunSpec, model: ModelSpec) -> int:

@@ -26,6 +26,7 @@ from equipoise.launch.last_words import say
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
 from equipoise.observe.journal import Journal, Span
+from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
 from equipoise.train.process import StopRequest, end_with_agent, settle
@@ -121,9 +122,13 @@ def _train(
             f"--nproc-per-node {resolved.ranks}{other}."
         )
     stop = StopRequest()
-    with _WatchedJournal(folder / "journal", ranks.rank, watchdog) as journal:
-        trainer = Trainer(folder, resolved, ranks, journal)
-        label = resolved.spec.pack.policy
+    with ExitStack() as stack:
+        journals = [
+            stack.enter_context(_WatchedJournal(each / "journal", ranks.rank, watchdog))
+            for each, _ in resolved_sides(folder, resolved)
+        ]
+        trainer = Trainer(folder, resolved, ranks, journals)
+        label = " | ".join(resolved.compare or [resolved.spec.pack.policy])
         with make_view(
             label,
             rank=ranks.rank,
@@ -136,16 +141,18 @@ def _train(
 
 
 @contextmanager
-def _told(folder: Path, rank: int) -> Iterator[None]:
-    """Leave word of what went wrong: for the launcher, and in the run's journal."""
+def _told(folder: Path, resolved: ResolvedFile, rank: int) -> Iterator[None]:
+    """Leave word of what went wrong: for the launcher, and in the run's journals."""
     try:
         yield
     except BaseException as error:
-        _write_fault(folder, rank, error)
+        _write_fault(folder, resolved, rank, error)
         raise
 
 
-def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> None:
+def _write_fault(
+    folder: Path, resolved: ResolvedFile, rank: int, error: BaseException, **more: Any
+) -> None:
     known = isinstance(error, EquipoiseError)
     name, message = "error" if known else "exception", str(error)
     exit_code = error.exit_code if isinstance(error, EquipoiseError) else 6
@@ -155,23 +162,24 @@ def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> 
     say({**told, "exit_code": exit_code, "traceback": trace})
     if isinstance(error, FolderTakenError | FolderGoneError) or not folder.is_dir():
         return
-    with suppress(OSError, FaultError), Journal(folder / "journal", rank) as journal:
-        journal.write(
-            "fault",
-            name,
-            type=kind,
-            message=message,
-            exit_code=exit_code,
-            traceback=trace,
-            **more,
-        )
+    for side, _ in resolved_sides(folder, resolved):
+        with suppress(OSError, FaultError), Journal(side / "journal", rank) as journal:
+            journal.write(
+                "fault",
+                name,
+                type=kind,
+                message=message,
+                exit_code=exit_code,
+                traceback=trace,
+                **more,
+            )
 
 
-def _tell(folder: Path, rank: int, standstill: Standstill) -> None:
+def _tell(folder: Path, resolved: ResolvedFile, rank: int, standstill: Standstill) -> None:
     """Leave word of a standstill; the process ends after it."""
     fields = dataclasses.asdict(standstill)
     text, waiting_rank = fields.pop("text"), fields.pop("rank")
-    _write_fault(folder, rank, FaultError(text), waiting_rank=waiting_rank, **fields)
+    _write_fault(folder, resolved, rank, FaultError(text), waiting_rank=waiting_rank, **fields)
     _complain(standstill.text)
 
 
@@ -187,11 +195,11 @@ def main() -> int:
     try:
         resolved = read_resolved(folder)
         settle(int(os.environ.get("LOCAL_RANK", rank)), pin=resolved.spec.layout.pin)
-        with ExitStack() as stack, _told(folder, rank):
+        with ExitStack() as stack, _told(folder, resolved, rank):
             joined = join_from_environment(
                 run_facts(resolved),
                 deadline_s=resolved.spec.layout.deadline_s,
-                tell=partial(_tell, folder, rank),
+                tell=partial(_tell, folder, resolved, rank),
             )
             ranks, watchdog = stack.enter_context(joined)
             stack.enter_context(_sole_owner(folder, ranks))

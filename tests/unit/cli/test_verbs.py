@@ -127,8 +127,8 @@ def test_init_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         f"No such file or folder: {missing}. Give --path one that exists.\n"
     )
     assert refused(capsys, "init", str(tmp_path / "a"), "--from", "txt", "--path", str(file)) == (
-        '--data.source: "txt" is not one of "python-stdlib", "text", "jsonl", "parquet", '
-        '"datasets". Nearest: "text".\n'
+        '--data.source: "txt" is not one of "python-stdlib", "python-functions", "text", "jsonl", '
+        '"parquet", "datasets". Nearest: "text".\n'
     )
     assert not (tmp_path / "a").exists()
 

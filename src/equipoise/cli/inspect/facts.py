@@ -117,11 +117,11 @@ def _checkpoint_facts(folder: Path, manifest: Manifest | None, state: str) -> Fa
 
 
 def _run(folder: Path, silent: bool) -> Facts:
-    from equipoise.observe.reader import read_run
+    from equipoise.observe.reader import read_sides
 
     facts: Facts = {"kind": "run", "path": str(folder)}
     try:
-        record = read_run(folder)
+        record, *others = read_sides(folder)
     except DataError as error:
         facts |= {"steps": 0, "journal": str(error)}
     else:
@@ -134,7 +134,7 @@ def _run(folder: Path, silent: bool) -> Facts:
             "tokens_seen": int(record.tokens_seen[-1]) if steps else 0,
             "sessions": len(record.resumed_steps),
             "ranks": record.ranks,
-            "policy": record.start.policy,
+            "policy": ", ".join(each.start.policy for each in (record, *others)),
             **_stages(record.start.stages),
             "stopped": record.stop.reason if record.stop else None,
             "faults": [fault.message for fault in record.faults],

@@ -31,6 +31,7 @@ from equipoise.data.cache.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
 from equipoise.nn.moe.balance import balances, set_loss_scale
+from equipoise.nn.packed import PackedModel
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.lora import LoraSpec
@@ -102,7 +103,7 @@ class Reference:
             parts.append(self.logits[document, begin][start - begin : stop - begin])
         return torch.cat(parts)
 
-    def gradient_error(self, decoder: Decoder) -> tuple[float, str]:
+    def gradient_error(self, decoder: PackedModel) -> tuple[float, str]:
         """Error of the worst gradient that is here, and its parameter."""
         errors = [
             (held_error(parameter.grad, self.gradients[name], self.scales[name]), name)
