@@ -90,7 +90,7 @@ class CachedDecoder:
             )
         self._decoder, self._chunk_tokens = decoder, chunk_tokens
         self._layers = [_LayerCache() for _ in decoder.layers]
-        self._frequency = rotary_frequencies(decoder.model, device=decoder.norm.weight.device)
+        self._frequency = rotary_frequencies(decoder.model, device=decoder.embed.weight.device)
         self.tokens: list[int] = []
 
     def cut(self, tokens: int) -> None:

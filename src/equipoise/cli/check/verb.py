@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckError
 from equipoise.cli.check import all_legal as check_layouts
-from equipoise.cli.check.model import read_worlds, scaled_down
+from equipoise.cli.check.worlds import read_worlds
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.table import Column, print_columns
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     layout = resolved.spec.layout
     # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
     whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
-    model = whole if args.full_size else scaled_down(whole)
+    model = whole if args.full_size else cases.scaled_down(whole)
     progress = make_progress(args.quiet or args.json)
     verdicts: list[Verdict] = []
     if not args.processes:

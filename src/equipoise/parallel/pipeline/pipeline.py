@@ -91,7 +91,7 @@ class Pipeline:
                 "by the schedule's rank_of."
             )
         self.part, self._peers = part, peers
-        self._mail = Mail(peers.group, ledger)
+        self._mail = Mail(peers.group, ledger, peers.links)
         kept = next((p.dtype for p in part.parameters()), None)
         self._dtype = dtype or _join_dtype(kept, peers)
         self._is_narrow = self._sharded is not None and kept not in (None, self._dtype)
