@@ -15,7 +15,6 @@ StrategyName = Literal[
 Sharding = Literal[
     "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
 ]
-RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
 
 
 @dataclass(frozen=True, slots=True)

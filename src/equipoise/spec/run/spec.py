@@ -21,6 +21,7 @@ Source = Literal["python-stdlib", "python-functions", "text", "jsonl", "parquet"
 PYTHON_SOURCES = ("python-stdlib", "python-functions")
 """Sources that are this Python's own files, and read no path."""
 Precision = Literal["fp32", "bf16"]
+RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
 
 
