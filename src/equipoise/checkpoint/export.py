@@ -113,7 +113,7 @@ def lora_of(folder: Path, manifest: Manifest) -> LoraSpec:
         ) from error
 
 
-def read_checkpoint_adapters(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+def read_checkpoint_adapters(folder: Path) -> dict[str, Tensor]:
     """A checkpoint's adapters by name, whole, on the CPU.
 
     Raises:
