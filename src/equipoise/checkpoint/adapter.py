@@ -32,7 +32,7 @@ def export_adapter(source: Path, target: Path) -> WrittenAdapter:
     """Write the adapters of a run, or of one of its checkpoints, for peft.
 
     Args:
-        source: A run's folder, of which the newest whole checkpoint is read, or a checkpoint.
+        source: A checkpoint, or a run's folder, whose newest whole checkpoint is read.
         target: The folder to make; must not exist.
 
     Raises:

@@ -62,8 +62,8 @@ class Adapter(nn.Module):
 
 def adapter_of(part: nn.Module) -> Adapter | None:
     """The adapter of a layer, if it has one."""
-    found = part._modules.get(ADAPTER)
-    return found if isinstance(found, Adapter) else None
+    adapter = part._modules.get(ADAPTER)
+    return adapter if isinstance(adapter, Adapter) else None
 
 
 def add_adapters(decoder: nn.Module, lora: LoraSpec, seed: int) -> None:

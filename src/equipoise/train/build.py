@@ -84,8 +84,8 @@ def build_runner(
         store: Tokens of the corpus.
         journal: This rank's.
         sharing: Those that it shares with.
-        whole: The whole model with its weights, in any dtype, of which those train that need a
-            gradient; the run's own unless given.
+        whole: The whole model with its weights, in any dtype; those that need a gradient are
+            trained. The run's own unless given.
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
     """
     train, layout = resolved.spec.train, resolved.spec.layout
