@@ -28,6 +28,7 @@ from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
+from equipoise.train.trained import count_trained
 
 _CURVE_MATTERS_S = 0.1
 """Shorter steps are mostly overhead, which no price curve knows."""
@@ -229,6 +230,7 @@ class RunRecorder:
             received_values=self._received_bytes // 4,
             micro_batches=self._turns,
             sizes=len(self._sizes),
+            trained=count_trained(self.spec, self.model) / self.model.params,
         )
         self.journal.write(
             "decision",
