@@ -17,6 +17,7 @@ examples:
 
 --json prints {"report", "headline", "runs": [...], "comparisons": [...]}. Unknown is null.
   of each run: label folder policy ranks steps tokens stop faults; loss (of the last step);
+    held_out_loss (the last);
     means over steps, without the first of each session: step_s predicted_step_s tokens_per_s
     mfu wait_share plan_s, skew (max/mean of the ranks' busy seconds) predicted_skew
     predicted_turn_skew (the slowest rank of each turn, added up, over the mean: what counts where

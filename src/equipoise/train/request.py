@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import LayoutError, SpecError
-from equipoise.comm.group import choose_device
+from equipoise.base.errors import SpecError
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
+from equipoise.data.held_out import prepare_held_out
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
@@ -29,7 +29,6 @@ from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
-from equipoise.spec.catalog import POLICIES
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.compared import compared_specs, require_same_sides
 from equipoise.spec.run.keys import keys, toml
@@ -37,6 +36,7 @@ from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
+from equipoise.train.sinks.catalog import wanted_sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ def run(
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
+    proves: bool = True,
 ) -> RunRecord:
     """Train on this machine's ranks, or go on from the run's last checkpoint.
 
@@ -67,6 +68,8 @@ def run(
         port: Where the ranks meet; any that is free unless given.
         is_quiet: Whether rank 0 shows no line for each step.
         progress: Hears of the corpus while it is read.
+        proves: Whether ranks on devices that are not CPUs first prove that this layout equals one
+            rank on them; proofs are kept.
 
     Returns:
         The run's folder read back: loss, tokens and seconds of every step, of all its sessions.
@@ -79,7 +82,7 @@ def run(
         EquipoiseError: a rank failed; with its words.
     """
     prepared = _prepare(run, out, plan, (), port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
     return reader.read_run(prepared.folder)
 
 
@@ -91,6 +94,7 @@ def compare(
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
+    proves: bool = True,
 ) -> tuple[RunRecord, ...]:
     """Train with every step computed under each packing policy in turn, and updated once.
 
@@ -104,6 +108,7 @@ def compare(
         port: As for ``run``.
         is_quiet: As for ``run``.
         progress: As for ``run``.
+        proves: As for ``run``.
 
     Returns:
         The run under each policy, read back, in the order of ``policies``.
@@ -114,7 +119,7 @@ def compare(
         EquipoiseError: as ``run``.
     """
     prepared = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
     return tuple(reader.read_run(prepared.folder / policy) for policy in policies)
 
 
@@ -197,15 +202,19 @@ def _prepare(
         require_room(ranks)
     if port:
         require_free_port(port)
+    wanted_sinks(spec.journal)
     for each in specs:
         require_accepted(each, model, ranks)
-        _require_device(each)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
     for each in specs:
         require_step(each, model, ranks, store.doc_tokens)
+    eval_corpus = ""
+    if spec.eval.path:
+        held = prepare_held_out(spec, resolved.base, store, progress=progress)
+        eval_corpus = str(held.folder.resolve())
     init = spec.model.init
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
@@ -220,29 +229,9 @@ def _prepare(
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
+        eval_corpus=eval_corpus,
     )
     write_resolved(folder, settled)
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
-
-
-def _require_device(spec: RunSpec) -> None:
-    """Refuse what only CPU ranks do, where ranks run on CUDA devices.
-
-    Raises:
-        LayoutError: policy, context and device do not go together.
-    """
-    context, policy = spec.layout.cp, spec.pack.policy
-    if choose_device(0).type == "cpu":
-        return
-    if context > 1:
-        raise LayoutError(
-            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
-            f"machine's ranks run on CUDA devices. Set layout.cp = 1."
-        )
-    if POLICIES[policy].runs_together:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
-            f'run on CUDA devices. Set pack.policy = "by-work".'
-        )
