@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import ModelError
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.loss import IGNORED
@@ -20,21 +21,28 @@ class Batch:
     doc_tokens: tuple[int, ...]
 
 
-def count_labels(pieces: Pieces, doc_tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """The number of labels in some pieces: one per token, except each document's last.
+def count_labels(pieces: Pieces, store: TokenStore) -> Ints:
+    """The number of labels in each piece: of its tokens, those whose next token is learned.
 
     Repeated documents may have numbers of their own, as after ``data.stream.tell_apart``.
+
+    Returns:
+        int64[pieces].
     """
-    lengths = pieces[:, 2] - pieces[:, 1]
-    ends = pieces[:, 2] == doc_tokens[pieces[:, 0] % len(doc_tokens)]
-    return int(lengths.sum() - ends.sum())
+    document = pieces[:, 0] % store.documents
+    last = np.minimum(pieces[:, 2] + 1, store.doc_tokens[document])
+    first = np.minimum(pieces[:, 1] + 1, last)
+    if store.learned is None:
+        return last - first
+    begin = store.offsets[document]
+    return store.learned.count(begin + first, begin + last)
 
 
 def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device) -> Batch:
     """Read a micro-batch's tokens; each token's label is the next one of its document.
 
-    A piece that ends inside its document takes the following token as its last label: cutting
-    a document loses attention, never a label.
+    A token whose next one is not learned has no label. A piece that ends inside its document takes
+    the following token as its last label: cutting a document loses attention, never a label.
 
     Raises:
         DataError: the token cache is damaged where it is read.
@@ -48,6 +56,10 @@ def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device)
         read = store.read(document, start, min(stop + 1, int(store.doc_tokens[document])))
         tokens[at : at + length] = read[:length]
         following = read[1:]
+        if store.learned is not None:
+            begin = int(store.offsets[document]) + start + 1
+            is_learned = store.learned.mask(begin, begin + len(following))
+            following = np.where(is_learned, following, IGNORED)
         labels[at : at + len(following)] = following
         labels[at + len(following) : at + length] = IGNORED
         at += length

@@ -4,7 +4,7 @@ Kept true (tests/unit/data/test_source.py)
     A missing column is reported with the nearest one that exists; a missing pyarrow, with the fix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,28 @@ def check_column(path: Path, schema: Any, name: str) -> None:
         raise DataError(
             f'{path} has {kind} in column "{name}", not text. Set data.field to the column that '
             f"holds the text; the columns are {', '.join(columns)}."
+        )
+
+
+def check_rows(path: Path, schema: Any, wanted: Sequence[str], is_whole: bool) -> None:
+    """Refuse a file of rows that lacks the columns of its format.
+
+    Args:
+        path: The file.
+        schema: Its columns.
+        wanted: Columns that a row has.
+        is_whole: Whether it has all of them, rather than any.
+
+    Raises:
+        DataError: as above.
+    """
+    names = list(schema.names)
+    missing = [name for name in wanted if name not in names]
+    if missing and (is_whole or len(missing) == len(wanted)):
+        raise DataError(
+            f'{path} has no column "{missing[0]}" among its {len(names)} ({", ".join(names)}). '
+            f'Nearest: "{nearest(missing[0], names)}". Rename the column, or set data.format to '
+            "what a row is."
         )
 
 

@@ -22,11 +22,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
 from equipoise.data.cache.shard import Part, Shard
-from equipoise.data.columns import ArrowFile, check_column, open_parquet
+from equipoise.data.chat.rows import columns_of
+from equipoise.data.columns import ArrowFile, check_column, check_rows, open_parquet
 from equipoise.data.corpus_files import CorpusFile, find_datasets, find_files
 from equipoise.spec.run.spec import DataSpec
 
@@ -55,6 +57,7 @@ class Source:
     column: str
     names: tuple[str, ...]
     sizes_bytes: tuple[int, ...] = field(repr=False)
+    format: str = "text"
 
     @property
     def size_bytes(self) -> int:
@@ -84,11 +87,14 @@ class Source:
                 parts.append(part)
                 held_bytes += part.size_bytes
                 if held_bytes >= wanted_bytes:
-                    shards.append(Shard(self.kind, self.root, self.column, tuple(parts)))
+                    shards.append(self._shard(parts))
                     parts, held_bytes = [], 0
         if parts:
-            shards.append(Shard(self.kind, self.root, self.column, tuple(parts)))
+            shards.append(self._shard(parts))
         return shards
+
+    def _shard(self, parts: Iterable[Part]) -> Shard:
+        return Shard(self.kind, self.root, self.column, tuple(parts), self.format)
 
     def sample(self) -> Iterator[str]:
         """Texts from all over the corpus, to train a tokenizer on: at most 128 Mi characters.
@@ -162,6 +168,7 @@ def open_source(spec: DataSpec, base: Path) -> Source:
         column=column,
         names=tuple(file.name for file in files),
         sizes_bytes=tuple(file.size_bytes for file in files),
+        format=spec.format,
     )
 
 
@@ -180,18 +187,27 @@ def _split_bytes(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]
 def _split_row_groups(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
     with open_parquet(path) as parquet:
-        check_column(path, parquet.schema_arrow, source.column)
+        _check_columns(source, path, parquet.schema_arrow)
         groups = [parquet.metadata.row_group(index) for index in range(parquet.num_row_groups)]
         sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     yield from _runs(file, source.names[file], sizes, wanted_bytes)
 
 
+def _check_columns(source: Source, path: Path, schema: Any) -> None:
+    if source.format == "text":
+        check_column(path, schema, source.column)
+    else:
+        wanted = columns_of(source.format, source.column)[:-1]
+        check_rows(path, schema, wanted, is_whole=source.format == "prompt-completion")
+
+
 def _split_batches(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
     with ArrowFile(path) as arrow:
-        check_column(path, arrow.schema, source.column)
-        index = arrow.schema.get_field_index(source.column)
-        sizes = [(batch.num_rows, batch.column(index).nbytes) for batch in arrow.batches()]
+        _check_columns(source, path, arrow.schema)
+        names = columns_of(source.format, source.column)
+        read = [name for name in names if name in arrow.schema.names]
+        sizes = [(batch.num_rows, batch.select(read).nbytes) for batch in arrow.batches()]
     yield from _runs(file, source.names[file], sizes, wanted_bytes)
 
 

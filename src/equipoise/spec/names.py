@@ -2,3 +2,6 @@
 
 RESOLVED = "resolved.json"
 """The resolved run, in a run's folder."""
+
+TOKENIZER_FILE = "tokenizer.json"
+"""A tokenizer, in a model's folder."""

@@ -81,6 +81,7 @@ class Trainer:
             self.store.doc_tokens,
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
+            whole=self.spec.data.holds_conversations,
         )
         with journal.span("measure"):
             self.curve: LoadCurve = obtain_curve(
@@ -147,7 +148,7 @@ class Trainer:
         self._resume_packer(path, view)
 
     def _note(self, view: StepView, sentence: str) -> None:
-        """Say what differs from before, and journal it on rank 0."""
+        """Say what is not as one would expect, and journal it on rank 0."""
         view.say(sentence)
         if self.ranks.rank == 0:
             self.journal.write("instant", "changed", step=self.position.step, message=sentence)
@@ -224,6 +225,8 @@ class Trainer:
             )
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
             loss = result.loss
+            if not result.labels:
+                self._note(view, f"Step {step} has no token to learn; no weight was changed.")
             begun_anew = self.journal.begun_anew
             figures = self.record.write_step(
                 packed, loads, result, step=step, tokens_seen=self.position.tokens

@@ -156,6 +156,7 @@ class RunRecorder:
             "grad_norm": result.grad_norm,
             "lr": learning_rate(self.spec.train, step),
             "tokens": tokens,
+            "labels": result.labels,
             "tokens_seen": tokens_seen,
             "step_s": result.step_s,
             "tokens_per_s": tokens / result.step_s,

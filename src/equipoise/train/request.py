@@ -154,7 +154,7 @@ def _prepare(
         corpus=str(store.folder.resolve()),
         init_folder=""
         if init == "random"
-        else str((resolved.base / init.removeprefix("hf:")).resolve()),
+        else str((resolved.base / Path(init.removeprefix("hf:")).expanduser()).resolve()),
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
     )

@@ -138,7 +138,12 @@ def first_pieces(
         args.lengths, run, least_tokens=tokens, is_quiet=args.quiet or args.json
     )
     window = run.spec.pack.context_tokens
-    stream = DocumentStream(lengths, seed=run.spec.train.seed, context_tokens=window)
+    stream = DocumentStream(
+        lengths,
+        seed=run.spec.train.seed,
+        context_tokens=window,
+        whole=run.spec.data.holds_conversations and args.lengths is None,
+    )
     return stream.step(0, tokens), f"first {unit} of {origin.partition(' (')[0]}"
 
 

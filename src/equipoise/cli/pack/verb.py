@@ -196,7 +196,12 @@ def _setting(
     if args.micro_batches is not None:
         pack = dataclasses.replace(pack, step_tokens=args.micro_batches * pack.context_tokens)
     seed = resolved.spec.train.seed
-    stream = DocumentStream(lengths, seed=seed, context_tokens=pack.context_tokens)
+    stream = DocumentStream(
+        lengths,
+        seed=seed,
+        context_tokens=pack.context_tokens,
+        whole=resolved.spec.data.holds_conversations and args.lengths is None,
+    )
     return Setting(
         steps=[stream.step(i * pack.step_tokens, pack.step_tokens) for i in range(args.steps)],
         pack=pack,

@@ -17,6 +17,14 @@ from typing import Any, NamedTuple
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json
+from equipoise.data.chat.rows import (
+    Row,
+    RowError,
+    columns_of,
+    pick_columns,
+    texts_of,
+    without_nulls,
+)
 from equipoise.data.columns import ArrowFile, open_parquet
 
 
@@ -25,12 +33,13 @@ class Document(NamedTuple):
 
     ``file`` is an index into ``Source.names``. ``row`` is the row of parquet and datasets, the
     byte at which the line starts for jsonl, and 0 if the file is the document. ``text`` is
-    empty for an empty document, and None for a file that is not UTF-8 and may be skipped.
+    empty for an empty document, and None for a file that is not UTF-8 and may be skipped; of a
+    conversation, it is the columns of its row.
     """
 
     file: int
     row: int
-    text: str | None
+    text: str | Row | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class Shard:
     root: Path
     column: str
     parts: tuple[Part, ...]
+    format: str = "text"
+    """``data.format``: what a row is."""
 
     @property
     def size_bytes(self) -> int:
@@ -73,7 +84,26 @@ class Shard:
         """The texts that count: neither empty nor undecodable."""
         for document in self.documents():
             if document.text:
-                yield document.text
+                yield document.text if isinstance(document.text, str) else texts_of(document.text)
+
+    def where(self, document: Document) -> str:
+        """The place of a document, for an error: ``chat.jsonl:12``, ``chat.parquet row 11``."""
+        name = next(part.name for part in self.parts if part.file == document.file)
+        path = self.root / name
+        if self.kind == "jsonl":
+            return f"{path}:{_line_number(path, document.row)}"
+        return f"{path} row {document.row:,}"
+
+    def pick(self, row: Row, file: int, place: int) -> Row:
+        """The columns of a conversation's row.
+
+        Raises:
+            DataError: it lacks one; says where.
+        """
+        try:
+            return pick_columns(row, self.format, self.column)
+        except RowError as error:
+            raise DataError(f"{self.where(Document(file, place, None))} {error}") from None
 
 
 def _read_stdlib(shard: Shard, part: Part) -> Iterator[Document]:
@@ -104,11 +134,16 @@ def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
         while offset < part.stop:
             line = file.readline()
             if line.strip():
-                yield Document(part.file, offset, _field_of_line(path, offset, line, shard.column))
+                row = _row_of_line(path, offset, line, shard.column)
+                if shard.format == "text":
+                    text: str | Row = _field_of_row(path, offset, row, shard.column)
+                else:
+                    text = shard.pick(row, part.file, offset)
+                yield Document(part.file, offset, text)
             offset += len(line)
 
 
-def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
+def _row_of_line(path: Path, offset: int, line: bytes, name: str) -> dict[str, Any]:
     try:
         row = parse_json(line.decode())
     except UnicodeDecodeError as error:
@@ -128,6 +163,10 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
             f"{path}:{_line_number(path, offset)} is a JSON {_json_kind(row)}, not an object. "
             f'Write each line as {{"{name}": "..."}}.'
         )
+    return row
+
+
+def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> str:
     if name not in row:
         hint = f'Nearest: "{nearest(name, row)}". ' if row else ""
         raise DataError(
@@ -153,17 +192,38 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
 def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
     with open_parquet(path) as parquet:
+        wanted = columns_of(shard.format, shard.column)
+        names = [name for name in wanted if name in parquet.schema_arrow.names]
         batches = parquet.iter_batches(
-            batch_size=1024, row_groups=list(range(part.start, part.stop)), columns=[shard.column]
+            batch_size=1024, row_groups=list(range(part.start, part.stop)), columns=names
         )
-        yield from _rows(part, (batch.column(0) for batch in batches))
+        if shard.format == "text":
+            yield from _rows(part, (batch.column(0) for batch in batches))
+        else:
+            yield from _talks(shard, part, batches)
 
 
 def _read_batches(shard: Shard, part: Part) -> Iterator[Document]:
     with ArrowFile(shard.root / part.name) as arrow:
-        index = arrow.schema.get_field_index(shard.column)
         batches = arrow.batches(part.start, part.stop)
-        yield from _rows(part, (batch.column(index) for batch in batches))
+        if shard.format == "text":
+            index = arrow.schema.get_field_index(shard.column)
+            yield from _rows(part, (batch.column(index) for batch in batches))
+        else:
+            names = [
+                name
+                for name in columns_of(shard.format, shard.column)
+                if name in arrow.schema.names
+            ]
+            yield from _talks(shard, part, (batch.select(names) for batch in batches))
+
+
+def _talks(shard: Shard, part: Part, batches: Iterable[Any]) -> Iterator[Document]:
+    at = part.first_row
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield Document(part.file, at, shard.pick(without_nulls(row), part.file, at))
+            at += 1
 
 
 def _rows(part: Part, columns: Iterable[Any]) -> Iterator[Document]:

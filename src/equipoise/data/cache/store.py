@@ -6,13 +6,13 @@ Why
 
 What it decides
     Where a cache is and when it is valid for a corpus: its name is the digest of the source's
-    identity, the tokenizer's bytes and the format. And how it is built::
+    identity, of how rows become tokens, the tokenizer's bytes and the format. And how it is built::
 
         tokens-<digest>.lock             held by the one process that builds
         tokens-<digest>.parts/           one file per shard, renamed when it is whole
         tokens-<digest>.building-<pid>/  all shards put together, then renamed to
         tokens-<digest>/                 tokens.bin tokens.digests offsets.bin origins.bin
-                                         names.json tokenizer.json meta.json
+                                         names.json tokenizer.json meta.json (learned.bin)
         tokenizer-<digest>/              tokenizer.json digest; trained on the corpus
 
     Whatever lies beside a lock that nobody holds is left over from a kill: whole shards are
@@ -26,6 +26,7 @@ Kept true (tests/unit/data/cache/test_store.py, tests/unit/data/test_cache_damag
     without a suffix is whole; an existing cache is opened without reading the corpus.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -41,7 +42,7 @@ from equipoise.base.digest import digest, digest_file
 from equipoise.base.durable import sync
 from equipoise.base.errors import DataError
 from equipoise.data.cache.meta import (
-    FORMAT,
+    LEARNED,
     META,
     NAMES,
     OFFSETS,
@@ -69,15 +70,15 @@ from equipoise.data.cache.shard_tokens import (
     token_dtype,
     tokenize_shard,
 )
+from equipoise.data.cache.trained import no_text, obtain_tokenizer
 from equipoise.data.cache.verified import VerifiedTokens, damaged, unreadable
 from equipoise.data.cache.workers import tokenize_parallel
+from equipoise.data.chat.encode import Recipe
+from equipoise.data.learned import Learned
 from equipoise.data.progress import Progress
 from equipoise.data.source import Source, open_source
-from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
+from equipoise.data.tokenizer import tokenizer_file
 from equipoise.spec.run.spec import DataSpec
-
-_DIGEST = "digest"
-"""File beside a tokenizer that equipoise trained."""
 
 _NAME = re.compile("tokens-[0-9a-f]{32}")
 
@@ -99,6 +100,7 @@ class TokenStore:
 
     ``tokens`` uint16 or uint32[tokens], every document followed by ``end``; document d is
     ``tokens[offsets[d]:offsets[d + 1]]`` and ``doc_tokens[d]`` long, end token included.
+    ``learned`` says which tokens are learned, where not all are.
     ``origins`` int64[documents, 2] holds the index of the file in ``names`` and the row in it.
     ``digest`` names the content; ``first_digest`` takes its place in checkpoints of format 1.
     """
@@ -117,9 +119,17 @@ class TokenStore:
     source_kind: str
     empty_documents: int
     undecodable_documents: int
+    learned: Learned | None = None
+    """Which tokens are learned; None if all are."""
 
     @classmethod
-    def in_memory(cls, tokens: NDArray[Any], doc_tokens: NDArray[np.int64], vocab: int) -> Self:
+    def in_memory(
+        cls,
+        tokens: NDArray[Any],
+        doc_tokens: NDArray[np.int64],
+        vocab: int,
+        learned: Learned | None = None,
+    ) -> Self:
         """Tokens that no disk has, of documents end to end."""
         return cls(
             tokens=tokens,
@@ -136,6 +146,7 @@ class TokenStore:
             source_kind="text",
             empty_documents=0,
             undecodable_documents=0,
+            learned=learned,
         )
 
     @property
@@ -233,19 +244,20 @@ def prepare(
         ) from None
     source = open_source(spec, base)
     if spec.tokenizer == "train":
-        tokenizer_file = _trained(source, spec.vocab, cache, progress)
+        tokenizer = obtain_tokenizer(source, spec.vocab, cache, progress)
     else:
-        tokenizer_file = base / Path(spec.tokenizer).expanduser()
-        if not tokenizer_file.is_file():
-            load_tokenizer(tokenizer_file)  # raises, saying what is wrong
-    parts = source.digest, digest_file(tokenizer_file)
+        tokenizer = base / Path(spec.tokenizer).expanduser()
+    recipe = Recipe(tokenizer, spec.format, spec.loss)
+    if recipe.digest:
+        source = dataclasses.replace(source, digest=digest([source.digest, recipe.digest]))
+    parts = source.digest, digest_file(tokenizer_file(tokenizer))
     folder = cache / f"tokens-{cache_name(*parts)}"
     label = f"tokenize {source.name}"
     if (cache / f"tokens-{cache_name(*parts, made_by=_FIRST_FORMAT)}").is_dir():
         label += " again (the cache of an earlier version has no digests)"
     with make_once(folder, progress) as is_wanted:
         if is_wanted:
-            _build(source, tokenizer_file, folder, progress, workers or _cores(), label)
+            _build(source, recipe, folder, progress, workers or _cores(), label)
     return open_store(folder)
 
 
@@ -263,6 +275,10 @@ def open_store(folder: Path) -> TokenStore:
             require_whole(folder, meta, name)
         table = read_whole(folder, meta, TABLE)
         offsets = np.frombuffer(read_whole(folder, meta, OFFSETS), "<i8")
+        learned = None
+        if meta.masks:
+            runs = np.frombuffer(read_whole(folder, meta, LEARNED), "<i8").reshape(-1, 2)
+            learned = Learned(runs)
         origins = np.memmap(folder / ORIGINS, "<i8", mode="r", shape=(meta.documents, 2))
         dtype, doc_tokens = np.dtype(meta.dtype), np.diff(offsets)
         is_sound = len(doc_tokens) == meta.documents and doc_tokens.min() > 0
@@ -293,6 +309,7 @@ def open_store(folder: Path) -> TokenStore:
         source_kind=meta.source_kind,
         empty_documents=meta.empty_documents,
         undecodable_documents=meta.undecodable_documents,
+        learned=learned,
     )
 
 
@@ -300,53 +317,16 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _no_text(source: Source) -> DataError:
-    return DataError(
-        f"data.path {source.root} holds no text: in its {len(source.names):,} files "
-        f"({source.size_bytes:,} bytes) every document is empty. Set data.path to a corpus with "
-        "text in it."
-    )
-
-
-def _trained(source: Source, vocab: int, cache: Path, progress: Progress) -> Path:
-    """The tokenizer of a corpus, in a folder with its digest."""
-    folder = cache / f"tokenizer-{digest([FORMAT, source.digest, vocab])}"
-    with make_once(folder, progress) as is_wanted, clean_if_full(source, folder):
-        if is_wanted:
-            for path in leftovers(folder):
-                remove(path)
-            progress.start("train tokenizer", 1)
-            building = building_path(folder)
-            try:
-                if next(source.sample(), None) is None:
-                    raise _no_text(source)
-                building.mkdir()
-                train_tokenizer(source.sample(), vocab, building / TOKENIZER)
-                (building / _DIGEST).write_text(digest_file(building / TOKENIZER))
-                for path in (building / _DIGEST, building):
-                    sync(path)
-                building.rename(folder)
-                progress.advance(1)
-            finally:
-                remove(building)
-                progress.finish()
-    file = folder / TOKENIZER
-    known = folder / _DIGEST
-    if not (file.is_file() and known.is_file()) or digest_file(file).encode() != known.read_bytes():
-        raise damaged(file, "its bytes have changed since it was written")
-    return file
-
-
 def _build(
     source: Source,
-    tokenizer_file: Path,
+    recipe: Recipe,
     folder: Path,
     progress: Progress,
     workers: int,
     label: str,
 ) -> None:
-    parts = parts_folder(folder)
-    tokenizer = load_tokenizer(tokenizer_file)
+    parts, encoder = parts_folder(folder), recipe.load()
+    dtype, masks = token_dtype(encoder.tokenizer.vocab), recipe.masks
     with clean_if_full(source, folder):
         for path in leftovers(folder):
             if path != parts:
@@ -360,25 +340,25 @@ def _build(
         try:
             todo = []
             for shard, file in zip(shards, files, strict=True):
-                if is_whole(file, token_dtype(tokenizer.vocab)):
+                if is_whole(file, dtype, masks=masks):
                     progress.advance(shard.size_bytes)
                 else:
                     todo.append((shard, file))
             if min(workers, len(todo)) > 1:
-                tokenize_parallel(todo, tokenizer_file, progress, min(workers, len(todo)))
+                tokenize_parallel(todo, recipe, progress, min(workers, len(todo)))
             else:
                 for shard, file in todo:
-                    tokenize_shard(shard, tokenizer, file)
+                    tokenize_shard(shard, encoder, file)
                     progress.advance(shard.size_bytes)
         finally:
             progress.finish()
-        made = [shard_sizes(file, token_dtype(tokenizer.vocab)) for file in files]
+        made = [shard_sizes(file, dtype, masks=masks) for file in files]
         if not any(sizes.documents for sizes in made if sizes is not None):
             remove(parts)
-            raise _no_text(source)
+            raise no_text(source)
         building = building_path(folder)
         try:
-            assemble(source, tokenizer, files, building)
+            assemble(source, encoder, files, building)
             building.rename(folder)
             sync(folder.parent)
         except BaseException:

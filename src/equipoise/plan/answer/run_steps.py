@@ -53,7 +53,10 @@ class RunSteps:
         """
         self._spec, self._curve = spec, counted_curve(model)
         stream = DocumentStream(
-            doc_tokens, seed=spec.train.seed, context_tokens=spec.pack.context_tokens
+            doc_tokens,
+            seed=spec.train.seed,
+            context_tokens=spec.pack.context_tokens,
+            whole=spec.data.holds_conversations,
         )
         size = spec.pack.step_tokens
         self._pieces = [stream.step(step * size, size) for step in range(STEPS)]

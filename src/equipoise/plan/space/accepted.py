@@ -77,7 +77,12 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
         DataError: a length is not a positive number.
     """
     pack, layout = spec.pack, spec.layout
-    stream = DocumentStream(doc_tokens, seed=spec.train.seed, context_tokens=pack.context_tokens)
+    stream = DocumentStream(
+        doc_tokens,
+        seed=spec.train.seed,
+        context_tokens=pack.context_tokens,
+        whole=spec.data.holds_conversations,
+    )
     data_ranks = ranks // layout.sharing
     meets = layout.of_ranks(ranks).meets_each_turn
     packer = make_packer(pack, data_ranks, counted_curve(model), meets_each_turn=meets)

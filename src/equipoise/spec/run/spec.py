@@ -16,6 +16,8 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.run.model import ModelSection
 
 Source = Literal["python-stdlib", "text", "jsonl", "parquet", "datasets"]
+Format = Literal["text", "messages", "prompt-completion"]
+Loss = Literal["answers", "last-answer", "all"]
 Precision = Literal["fp32", "bf16"]
 StrategyName = Literal[
     "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
@@ -38,9 +40,26 @@ class DataSpec:
     field: Annotated[
         str, Field(description="name of the text column of jsonl, parquet and datasets")
     ] = "text"
+    format: Annotated[
+        Format,
+        Field(
+            description="of a row: one text; a conversation (column messages, or conversations); "
+            "or a prompt and its completion (columns prompt and completion)"
+        ),
+    ] = "text"
+    loss: Annotated[
+        Loss,
+        Field(
+            description="tokens of a conversation that are learned: its answers, its last answer, "
+            "or all of them; every token of a text is"
+        ),
+    ] = "answers"
     tokenizer: Annotated[
         str,
-        Field(description='"train" trains a byte-level BPE; else the path of a tokenizer.json'),
+        Field(
+            description='"train" trains a byte-level BPE; else a tokenizer.json, or a folder with '
+            'one; with model.init = "hf:DIR" that folder\'s own unless given'
+        ),
     ] = "train"
     vocab: Annotated[
         int, Field(ge=260, le=1_000_000, description="size of the BPE that is trained")
@@ -48,6 +67,16 @@ class DataSpec:
     cache: Annotated[str, Field(description="folder of trained tokenizers and token caches")] = (
         "~/.cache/equipoise"
     )
+
+    @property
+    def holds_conversations(self) -> bool:
+        """Whether rows are conversations, or prompts with completions, rather than texts."""
+        return self.format != "text"
+
+    @property
+    def masks(self) -> bool:
+        """Whether only some tokens are learned."""
+        return self.holds_conversations and self.loss != "all"
 
 
 @dataclass(frozen=True, slots=True)
