@@ -168,9 +168,9 @@ def test_marked_answers_are_those_of_transformers(
         row = {"messages": messages} | ({} if tools is None else {"tools": tools})
         if isinstance(expected, Exception) or not any(expected["assistant_masks"]):
             with pytest.raises(RowError):
-                encoder.encode(row)
+                encoder.encode_row(row)
             continue
-        made = encoder.encode(row)
+        made = encoder.encode_row(row)
         assert made.is_learned is not None
         assert made.tokens.tolist() == expected["input_ids"], talk
         ours, marks = made.is_learned.tolist(), list(map(bool, expected["assistant_masks"]))

@@ -15,7 +15,7 @@ Kept true (tests/unit/data/test_tokenizer.py)
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from equipoise.base.digest import digest_file
 from equipoise.base.errors import DataError
+from equipoise.data.cut_text import can_be_cut, cut
 from equipoise.data.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
 from equipoise.spec.names import TOKENIZER_FILE
 
@@ -42,7 +43,8 @@ _SAMPLE_DOCUMENT_CHARS = 60_000
 class Tokenizer:
     """A loaded tokenizer.json. ``vocab`` is its highest id + 1; ``end`` ends a document.
 
-    ``folder`` is what the files beside it say, where they were asked.
+    ``folder`` is what the files beside it say, where they were asked; ``is_cut`` says whether long
+    texts are encoded in parts, which have the same tokens.
     """
 
     file: Path
@@ -51,10 +53,21 @@ class Tokenizer:
     end: int
     core: tokenizers.Tokenizer = field(repr=False)
     folder: TokenizerFolder | None = None
+    is_cut: bool = False
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Token ids int64[tokens], without an end token."""
         return self.encode_batch([text])[0]
+
+    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int64]]:
+        """Token ids of a text that comes in blocks, int64[tokens] of one part after another.
+
+        In memory are one block and the encoding of 1 Mi characters, some 20 MB; of the whole
+        text where the tokenizer may join any two of its words.
+        """
+        parts = cut(blocks) if self.is_cut else ["".join(blocks)]
+        for part in parts:
+            yield self.encode(part)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """Token ids of several texts, on as many threads as the library takes."""
@@ -168,7 +181,8 @@ def load_tokenizer(path: Path, *, asks_folder: bool = False) -> Tokenizer:
     core.no_padding()
     core.no_truncation()
     core.encode_special_tokens = True  # encode special tokens' names as plain text
-    return Tokenizer(file, digest_file(file), max(ids.values()) + 1, end, core, folder)
+    vocab = max(ids.values()) + 1
+    return Tokenizer(file, digest_file(file), vocab, end, core, folder, can_be_cut(core))
 
 
 def _sample(texts: Iterable[str]) -> list[str]:

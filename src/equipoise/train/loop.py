@@ -52,7 +52,7 @@ from equipoise.train.curves import (
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.record import RunRecorder
-from equipoise.train.sinks import TensorBoardSink
+from equipoise.train.sinks.catalog import Sinks, open_sinks
 from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
 
 _PACKER = "packer.json"
@@ -192,14 +192,11 @@ class Trainer:
         """
         with ExitStack() as stack:
             stack.callback(self.ground.close)
-            board = TensorBoardSink.open_if(
-                self.spec.journal.tensorboard and self.ranks.rank == 0,
-                self.folder / "tensorboard",
-            )
-            stack.callback(board.close)
-            return self._run(view, stop, board)
+            sinks = open_sinks(self.folder, self.spec, is_first=self.ranks.rank == 0)
+            stack.callback(sinks.close)
+            return self._run(view, stop, sinks)
 
-    def _run(self, view: StepView, stop: StopRequest, board: TensorBoardSink) -> str:
+    def _run(self, view: StepView, stop: StopRequest, sinks: Sinks) -> str:
         steps = self.spec.train.steps
         self.record.write_start(self.position.step)
         if said := disturbed_sentence(self.curve):
@@ -233,14 +230,14 @@ class Trainer:
             )
             if self.journal.begun_anew > begun_anew:
                 self.record.write_start(step)
-            board.write(step, figures)
+            sinks.write(step, figures)
             if len(self.record.busy_over_predicted) == DOUBT_STEPS:
                 self._doubt_curve(view)
             balance = skew(loads.predicted_s)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
             if result.words[0] & Word.GONE:
                 self._leave_if_gone(view)
-            for sentence in (*self.ground.hear(result.words, step), *board.take_notices()):
+            for sentence in (*self.ground.hear(result.words, step), *sinks.take_notices()):
                 view.say(sentence)
             if result.stop:
                 reason = "interrupted"

@@ -35,6 +35,7 @@ from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
+from equipoise.train.sinks.catalog import wanted_sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ def _prepare(
         require_free_port(port)
     require_accepted(spec, model, ranks)
     _require_device(spec)
+    wanted_sinks(spec.journal)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:

@@ -2,30 +2,38 @@
 
 What it decides
     What a document is: a file, a line, a row. Empty documents are skipped. So are files that are
-    not UTF-8, but only in the standard library, whose test suite ships a few on purpose.
+    not UTF-8, but only in the standard library, whose test suite ships a few on purpose. A mark
+    of byte order at the beginning of a file is not part of its text.
 
 Kept true (tests/unit/data/test_source.py)
-    A shard reads the same after pickling.
+    A shard reads the same after pickling; a text file of any size is read in blocks.
 """
 
+import codecs
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from equipoise.base.errors import DataError
-from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json
 from equipoise.data.chat.rows import (
     Row,
     RowError,
-    columns_of,
     pick_columns,
+    read_columns,
     texts_of,
     without_nulls,
 )
-from equipoise.data.columns import ArrowFile, open_parquet
+from equipoise.data.columns import ArrowFile, column_of, field_of, open_parquet, rows_at_once
+from equipoise.data.compressed import SUFFIXES, open_plain
+from equipoise.data.fields import MissingFieldError, walk
+
+_BLOCK_BYTES = 16 << 20
+"""Longer text files are read in blocks. One block has more characters than a tokenizer's training
+takes from a shard."""
 
 
 class Document(NamedTuple):
@@ -33,18 +41,29 @@ class Document(NamedTuple):
 
     ``file`` is an index into ``Source.names``. ``row`` is the row of parquet and datasets, the
     byte at which the line starts for jsonl, and 0 if the file is the document. ``text`` is
-    empty for an empty document, and None for a file that is not UTF-8 and may be skipped; of a
+    empty for an empty document, and None for a file that is not UTF-8 and may be skipped. A long
+    text comes in consecutive blocks, which must be read before the next document. Of a
     conversation, it is the columns of its row.
     """
 
     file: int
     row: int
-    text: str | Row | None
+    text: str | Iterator[str] | Row | None
+
+    @property
+    def blocks(self) -> Iterator[str]:
+        """The text in blocks; one unless it is long."""
+        if isinstance(self.text, str | None):
+            return iter((self.text or "",))
+        return iter((texts_of(self.text),)) if isinstance(self.text, Mapping) else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of one file: bytes [start, stop) of jsonl, row groups of parquet, batches of arrow."""
+    """A run of one file: bytes [start, stop) of jsonl, row groups of parquet, batches of arrow.
+
+    A compressed file is one part, whose ``stop`` is beyond its data.
+    """
 
     file: int
     name: str
@@ -81,10 +100,10 @@ class Shard:
             yield from read(self, part)
 
     def read(self) -> Iterator[str]:
-        """The texts that count: neither empty nor undecodable."""
+        """The texts that count, neither empty nor undecodable; of a long one the first block."""
         for document in self.documents():
             if document.text:
-                yield document.text if isinstance(document.text, str) else texts_of(document.text)
+                yield next(document.blocks)
 
     def where(self, document: Document) -> str:
         """The place of a document, for an error: ``chat.jsonl:12``, ``chat.parquet row 11``."""
@@ -114,33 +133,52 @@ def _read_stdlib(shard: Shard, part: Part) -> Iterator[Document]:
 
 
 def _read_text(shard: Shard, part: Part) -> Iterator[Document]:
-    path = shard.root / part.name
-    data = path.read_bytes()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error, 0) from None
+    # Pseudo-files of the kernel have no size; some of them never end.
+    is_read = part.size_bytes or part.name.endswith(SUFFIXES)
+    blocks = _text_blocks(shard.root / part.name) if is_read else iter(())
+    first, second = next(blocks, ""), next(blocks, "")
+    text = chain((first, second), blocks) if second else first
     yield Document(part.file, 0, text)
+
+
+def _text_blocks(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    with open_plain(path) as file:
+        while True:
+            data = file.read(_BLOCK_BYTES)
+            begin = offset - len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, error, begin) from None
+            yield text if offset else text.removeprefix("\ufeff")
+            offset += len(data)
+            if not data:
+                return
 
 
 def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
-    with path.open("rb") as file:
+    with open_plain(path) as file:
+        offset = 0
         if part.start:
             # A line belongs to the part that has its first byte.
             file.seek(part.start - 1)
             file.readline()
-        offset = file.tell()
-        while offset < part.stop:
-            line = file.readline()
+            offset = file.tell()
+        while offset < part.stop and (line := file.readline()):
+            begin, offset = offset, offset + len(line)
+            if not begin:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
-                row = _row_of_line(path, offset, line, shard.column)
+                row = _row_of_line(path, begin, line, shard.column)
                 if shard.format == "text":
-                    text: str | Row = _field_of_row(path, offset, row, shard.column)
+                    text: str | Row = _field_of_row(path, begin, line, row, shard.column)
                 else:
-                    text = shard.pick(row, part.file, offset)
-                yield Document(part.file, offset, text)
-            offset += len(line)
+                    text = shard.pick(row, part.file, begin)
+                del line, row  # they may be as long as the text
+                yield Document(part.file, begin, text)
 
 
 def _row_of_line(path: Path, offset: int, line: bytes, name: str) -> dict[str, Any]:
@@ -166,14 +204,14 @@ def _row_of_line(path: Path, offset: int, line: bytes, name: str) -> dict[str, A
     return row
 
 
-def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> str:
-    if name not in row:
-        hint = f'Nearest: "{nearest(name, row)}". ' if row else ""
+def _field_of_row(path: Path, offset: int, line: bytes, row: dict[str, Any], name: str) -> str:
+    try:
+        text = walk(row, name)
+    except MissingFieldError as error:
         raise DataError(
-            f'{path}:{_line_number(path, offset)} has no field "{name}" among its {len(row)} '
-            f"({', '.join(row)}). {hint}Set data.field to the field that holds the text."
-        )
-    text = row[name]
+            f"{path}:{_line_number(path, offset)} {error} Set data.field to the field that holds "
+            "the text."
+        ) from None
     if text is None:
         return ""
     if not isinstance(text, str):
@@ -181,9 +219,7 @@ def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> st
             f'{path}:{_line_number(path, offset)} has a JSON {_json_kind(text)} in field "{name}", '
             "not text. Set data.field to the field that holds the text."
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if b"\\u" in line:
         # JSON may escape half of a surrogate pair, which UTF-8 cannot encode.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
@@ -192,29 +228,32 @@ def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> st
 def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
     with open_parquet(path) as parquet:
-        wanted = columns_of(shard.format, shard.column)
-        names = [name for name in wanted if name in parquet.schema_arrow.names]
-        batches = parquet.iter_batches(
-            batch_size=1024, row_groups=list(range(part.start, part.stop)), columns=names
-        )
+        groups = parquet.metadata
+        parts = [groups.row_group(index) for index in range(part.start, part.stop)]
+        rows = rows_at_once(sum(each.num_rows for each in parts), part.size_bytes)
+        steps: tuple[str, ...] = ()
+        names = read_columns(shard.format, shard.column, parquet.schema_arrow.names)
         if shard.format == "text":
-            yield from _rows(part, (batch.column(0) for batch in batches))
+            steps = field_of(path, parquet.schema_arrow, shard.column)
+            names = [".".join(steps)]
+        batches = parquet.iter_batches(
+            batch_size=rows, row_groups=list(range(part.start, part.stop)), columns=names
+        )
+        if steps:
+            yield from _rows(part, (column_of(batch, steps) for batch in batches))
         else:
             yield from _talks(shard, part, batches)
 
 
 def _read_batches(shard: Shard, part: Part) -> Iterator[Document]:
-    with ArrowFile(shard.root / part.name) as arrow:
+    path = shard.root / part.name
+    with ArrowFile(path) as arrow:
         batches = arrow.batches(part.start, part.stop)
         if shard.format == "text":
-            index = arrow.schema.get_field_index(shard.column)
-            yield from _rows(part, (batch.column(index) for batch in batches))
+            steps = field_of(path, arrow.schema, shard.column)
+            yield from _rows(part, (column_of(batch, steps) for batch in batches))
         else:
-            names = [
-                name
-                for name in columns_of(shard.format, shard.column)
-                if name in arrow.schema.names
-            ]
+            names = read_columns(shard.format, shard.column, arrow.schema.names)
             yield from _talks(shard, part, (batch.select(names) for batch in batches))
 
 
@@ -229,9 +268,11 @@ def _talks(shard: Shard, part: Part, batches: Iterable[Any]) -> Iterator[Documen
 def _rows(part: Part, columns: Iterable[Any]) -> Iterator[Document]:
     row = part.first_row
     for column in columns:
-        for text in column.to_pylist():
-            yield Document(part.file, row, text or "")
-            row += 1
+        rows = rows_at_once(len(column), column.nbytes)
+        for start in range(0, len(column), rows):
+            for text in column.slice(start, rows).to_pylist():
+                yield Document(part.file, row, text or "")
+                row += 1
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int) -> DataError:
@@ -242,7 +283,7 @@ def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int) -> DataError:
 
 
 def _line_number(path: Path, offset: int) -> int:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         line = 1
         while offset > 0 and (data := file.read(min(offset, 1 << 20))):
             line += data.count(b"\n")

@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,39 +53,43 @@ def token_dtype(vocab: int) -> "np.dtype[np.unsignedinteger[Any]]":
 def tokenize_shard(shard: Shard, encoder: Encoder, file: Path) -> None:
     """Write one shard's file: header, lengths and origins of documents, tokens, digest.
 
-    Where only some tokens are learned, a byte for each token says so, before the tokens.
+    Tokens wait in a file beside it, because the header comes first: no document is too long. Where
+    only some tokens are learned, a byte for each token says so, before the tokens.
 
     Raises:
         DataError: a document cannot be encoded; says where it is.
     """
     dtype = token_dtype(encoder.tokenizer.vocab)
-    runs, origins, learned = [], [], []
+    lengths, origins, learned = [], [], bytearray()
     empty = undecodable = 0
-    for document in shard.documents():
-        if document.text:
+    building, state = building_path(file), _digest_of(file)
+    tokens_file = building.with_name(f"{building.name}.tokens")
+    with tokens_file.open("wb") as out:
+        for document in shard.documents():
+            if not document.text:
+                undecodable += document.text is None
+                empty += document.text is not None
+                continue
+            tokens, row = 0, document.text if isinstance(document.text, Mapping) else None
             try:
-                tokens, is_learned = encoder.encode(document.text)
+                for run, is_learned in encoder.encode(row or document.blocks):
+                    out.write(run.astype(dtype).tobytes())
+                    tokens += len(run)
+                    learned += b"" if is_learned is None else is_learned.tobytes()
             except RowError as error:
                 raise DataError(f"{shard.where(document)} {error}") from None
-            runs.append(tokens.astype(dtype))
+            lengths.append(tokens)
             origins.append((document.file, document.row))
-            if is_learned is not None:
-                learned.append(is_learned)
-        elif document.text is None:
-            undecodable += 1
-        else:
-            empty += 1
-    doc_tokens = np.array([len(run) for run in runs], dtype="<i8")
-    header = np.array([FORMAT, len(runs), doc_tokens.sum(), empty, undecodable], dtype="<i8")
-    building, state = building_path(file), _digest_of(file)
-    with building.open("wb") as out:
-        for values in (header, doc_tokens, np.array(origins, dtype="<i8"), *learned, *runs):
-            data = values.tobytes()
+    header = np.array([FORMAT, len(lengths), sum(lengths), empty, undecodable], dtype="<i8")
+    with building.open("wb") as out, tokens_file.open("rb") as made:
+        front = (np.array(each, dtype="<i8").tobytes() for each in (header, lengths, origins))
+        for data in chain(front, [bytes(learned)], iter(lambda: made.read(1 << 20), b"")):
             state.update(data)
             out.write(data)
         out.write(state.digest())
         out.flush()
         os.fsync(out.fileno())
+    tokens_file.unlink()
     building.replace(file)
 
 

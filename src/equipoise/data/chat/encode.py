@@ -16,7 +16,7 @@ Kept true (tests/unit/data/chat/test_encode.py, tests/oracle/test_chat_template.
     Tokens and masks equal those of ``apply_chat_template``, and of TRL for prompts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -116,18 +116,29 @@ class Encoder:
         if recipe.kind == "messages":
             self._template(with_tools=False)
 
-    def encode(self, document: str | Row) -> Encoded:
-        """Tokens of a document.
+    def encode(self, document: Row | Iterable[str]) -> Iterator[Encoded]:
+        """Tokens of a document, a part at a time.
 
         Args:
-            document: A text, or a row as ``rows.pick_columns`` returns it.
+            document: The blocks of a text, or a row as ``rows.pick_columns`` returns it.
+
+        Raises:
+            RowError: as ``encode_row``.
+        """
+        if isinstance(document, Mapping):
+            yield self.encode_row(document)
+            return
+        for tokens in self.tokenizer.encode_blocks(document):
+            yield Encoded(tokens, None)
+        yield Encoded(np.array([self.tokenizer.end]), None)
+
+    def encode_row(self, row: Row) -> Encoded:
+        """Tokens of a conversation, or of a prompt and its completion.
 
         Raises:
             RowError: the row is malformed, or has nothing to learn.
         """
-        if isinstance(document, str):
-            return Encoded(np.append(self.tokenizer.encode(document), self.tokenizer.end), None)
-        read = read_row(document)
+        read = read_row(row)
         if isinstance(read, Pair):
             tokens, is_learned = self._encode_pair(read)
         else:
@@ -155,6 +166,13 @@ class Encoder:
         return self._encode_text(*write_conversation(talk, template, self.recipe.loss))
 
     def _encode_text(self, text: str, spans: Sequence[Span]) -> _Masked:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RowError(
+                "has half of a surrogate pair, an escape such as \\ud83d without the other half. "
+                "Correct the row, or remove it."
+            ) from None
         encoding = self._core.encode(text, add_special_tokens=False)
         tokens = np.array(encoding.ids, dtype=np.int64)
         begins, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T

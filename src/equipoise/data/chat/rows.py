@@ -24,6 +24,7 @@ from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json
 from equipoise.base.shown import shown
 from equipoise.data.chat.template import Message
+from equipoise.data.fields import MissingFieldError, walk
 
 Row = Mapping[str, Any]
 """The columns of a row that its format reads, by name."""
@@ -74,6 +75,17 @@ def columns_of(kind: str, field: str) -> tuple[str, ...]:
     return (*_PAIR, _TOOLS)
 
 
+def read_columns(kind: str, field: str, names: Sequence[str]) -> list[str]:
+    """The columns of a table that a format reads; of a nested field, the outermost.
+
+    >>> read_columns("messages", "chat.turns", ["id", "chat", "tools"])
+    ['chat', 'tools']
+    """
+    wanted = columns_of(kind, field)
+    outer = [each if each in names else each.partition(".")[0] for each in wanted]
+    return [each for each in outer if each in names]
+
+
 def pick_columns(row: Row, kind: str, field: str) -> Row:
     """The columns of a row that its format reads.
 
@@ -82,6 +94,13 @@ def pick_columns(row: Row, kind: str, field: str) -> Row:
     """
     names = columns_of(kind, field)
     picked = {name: row[name] for name in names if row.get(name) is not None}
+    if kind == "messages" and field != "text" and field not in picked:
+        try:
+            picked[field] = walk(row, field)
+        except MissingFieldError as error:
+            raise RowError(
+                f"{error} Set data.field to the column that holds the messages."
+            ) from None
     wanted = _PAIR if kind != "messages" else names[:-1]
     is_whole = all(each in picked for each in wanted) if kind != "messages" else len(picked)
     if is_whole and set(picked) != {_TOOLS}:

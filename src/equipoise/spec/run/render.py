@@ -32,6 +32,8 @@ def _effective(run: ResolvedRun, key: Key) -> Any:
     if key.section == "layout":
         layout = run.spec.layout
         return layout.stages // layout.pp if key.field == "virtual" else layout.cp
+    if key.section == "train":
+        return run.spec.train.falling_steps
     return int(1.25 * run.spec.pack.context_tokens)  # the rule that pack.max_tokens describes
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from equipoise.base.digest import digest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.keys import DEFAULT, Fault, Given, build, keys, toml
+from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.resolve_model import resolve_model
 from equipoise.spec.run.spec import RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
@@ -113,19 +113,7 @@ def _judge_together(wish: Wish) -> None:
                 f"{most} is fewer than {wish.cite('pack.context_tokens')}: "
                 f"a whole window must fit. Give at least {window}.",
             )
-    if wish.is_sound("train.steps", "train.warmup_steps"):
-        steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
-        if warmup > steps and wish.is_given("train.warmup_steps"):
-            wish.tell(
-                "train.warmup_steps",
-                f"{warmup} is more than {wish.cite('train.steps')}. Give at most {steps}.",
-            )
-        elif warmup > steps:
-            wish.tell(
-                "train.steps",
-                f"{steps} is fewer than {wish.cite('train.warmup_steps')}. "
-                f"Set train.warmup_steps to {steps} or less.",
-            )
+    _judge_rate(wish)
     if wish.is_sound("layout.dp") and wish["layout.dp"] != "cores" and wish["layout.dp"] < 1:
         wish.tell("layout.dp", f"{wish['layout.dp']} is too small; it must be at least 1.")
     if wish.is_sound("layout.cp", "layout.ranks_per_node"):
@@ -162,6 +150,32 @@ def _judge_conversations(wish: Wish) -> None:
             "data.format",
             '"messages" needs the chat template of a model\'s folder. Set data.tokenizer to that '
             'folder, or model.init = "hf:DIR".',
+        )
+
+
+def _judge_rate(wish: Wish) -> None:
+    """Fit the default warm-up to the steps, and refuse phases that do not fit into them."""
+    if not wish.is_sound("train.steps", "train.warmup_steps"):
+        return
+    steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
+    if warmup > steps and not wish.is_given("train.warmup_steps"):
+        warmup = steps // 2
+        half = Origin("half of train.steps", DEFAULT.order)
+        wish.given["train.warmup_steps"] = Given(warmup, half)
+    elif warmup > steps:
+        wish.tell(
+            "train.warmup_steps",
+            f"{warmup} is more than {wish.cite('train.steps')}. Give at most {steps}.",
+        )
+        return
+    decay, schedule = wish["train.decay_steps"], wish["train.schedule"]
+    if decay is None or schedule != "wsd":
+        return
+    if wish.is_sound("train.decay_steps", "train.schedule") and warmup + decay > steps:
+        wish.tell(
+            "train.decay_steps",
+            f"{decay} and {wish.cite('train.warmup_steps')} are more than "
+            f"{wish.cite('train.steps')}. Give at most {steps - warmup}.",
         )
 
 

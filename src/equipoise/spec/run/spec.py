@@ -25,6 +25,7 @@ StrategyName = Literal[
 Sharding = Literal[
     "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
 ]
+RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
 
 
@@ -136,12 +137,28 @@ class TrainSpec:
     steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of weights and of order")] = 0
     lr: Annotated[float, Field(gt=0, description="peak learning rate")] = 3e-3
-    schedule: Annotated[
-        Literal["cosine", "constant"], Field(description="learning rate after the warm-up")
-    ] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0, description="steps of linear warm-up")] = 10
+    schedule: Annotated[RateSchedule, Field(description="learning rate after the warm-up")] = (
+        "cosine"
+    )
+    warmup_steps: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="steps of linear warm-up; unless given, half of train.steps where these "
+            "are fewer than 10",
+        ),
+    ] = 10
+    decay_steps: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="of wsd: last steps, in which the learning rate falls; a tenth of "
+            "train.steps unless given",
+        ),
+    ] = None
     final_lr_ratio: Annotated[
-        float, Field(ge=0, le=1, description="last learning rate over peak, for cosine")
+        float,
+        Field(ge=0, le=1, description="last learning rate over peak, of cosine, linear and wsd"),
     ] = 0.1
     weight_decay: Annotated[float, Field(ge=0, description="AdamW's, on matrices only")] = 0.1
     beta1: Annotated[float, Field(ge=0, lt=1, description="AdamW's first moment")] = 0.9
@@ -158,6 +175,12 @@ class TrainSpec:
             "attention core; all else (selective); every N-th layer; or every layer (full)"
         ),
     ] = "none"
+
+    @property
+    def falling_steps(self) -> int:
+        """Last steps of a ``wsd`` schedule, in which the learning rate falls."""
+        usual = min(max(1, self.steps // 10), self.steps - self.warmup_steps)
+        return usual if self.decay_steps is None else self.decay_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +373,14 @@ class JournalSpec:
     """What is written down beside the journal itself."""
 
     tensorboard: Annotated[bool, Field(description="also write TensorBoard scalars")] = False
+    wandb: Annotated[
+        bool,
+        Field(description="also write a run of Weights & Biases, offline unless WANDB_MODE is set"),
+    ] = False
+    mlflow: Annotated[
+        bool,
+        Field(description="also write a run of MLflow, to files unless MLFLOW_TRACKING_URI is set"),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

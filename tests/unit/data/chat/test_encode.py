@@ -142,12 +142,12 @@ def test_a_template_that_writes_no_answer_is_refused(tmp_path: Path, tokenizer: 
         "{% for m in messages %}{{ m.role }}{% generation %}{% endgeneration %}{% endfor %}"
     )
     with pytest.raises(RowError) as caught:
-        Encoder(Recipe(tokenizer, "messages", "answers")).encode(ROWS[0])
+        Encoder(Recipe(tokenizer, "messages", "answers")).encode_row(ROWS[0])
     assert str(caught.value) == (
         "has no token to learn: the chat template writes none of its answers. Correct the row, "
         'remove it, or set data.loss = "all".'
     )
-    made = Encoder(Recipe(tokenizer, "messages", "all")).encode(ROWS[0])
+    made = Encoder(Recipe(tokenizer, "messages", "all")).encode_row(ROWS[0])
     assert made.is_learned is None and np.all(made.tokens < 270)
 
 

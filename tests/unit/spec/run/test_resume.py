@@ -32,6 +32,7 @@ def test_keys_that_change_what_a_step_holds_or_how_it_trains_are_told() -> None:
         "train.lr",
         "train.schedule",
         "train.warmup_steps",
+        "train.decay_steps",
         "train.final_lr_ratio",
         "train.weight_decay",
         "train.beta1",
