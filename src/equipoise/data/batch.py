@@ -1,6 +1,8 @@
 """The executor of a pack: turns pieces into token and label tensors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,6 +38,11 @@ def count_labels(pieces: Pieces, store: TokenStore) -> Ints:
         return last - first
     begin = store.offsets[document]
     return store.learned.count(begin + first, begin + last)
+
+
+def label_counter(store: TokenStore) -> Callable[[Pieces], Ints] | None:
+    """What counts the labels of pieces; None where every token is learned."""
+    return None if store.learned is None else partial(count_labels, store=store)
 
 
 def make_batch(store: TokenStore, micro_batch: MicroBatch, device: torch.device) -> Batch:

@@ -26,8 +26,8 @@ from equipoise.checkpoint.manifest import (
 )
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
-from equipoise.cost.curve import LoadCurve
-from equipoise.data.batch import check_vocabulary
+from equipoise.cost.curve import LoadCurve, price_labels
+from equipoise.data.batch import check_vocabulary, label_counter
 from equipoise.data.cache.store import TokenStore, open_store
 from equipoise.data.stream import DocumentStream, tell_apart
 from equipoise.nn.measure import touch_libraries
@@ -84,9 +84,8 @@ class Trainer:
             whole=self.spec.data.holds_conversations,
         )
         with journal.span("measure"):
-            self.curve: LoadCurve = obtain_curve(
-                self.spec, self.model, ranks, self.store.folder.parent, folder
-            )
+            measured = obtain_curve(self.spec, self.model, ranks, self.store.folder.parent, folder)
+            self.curve: LoadCurve = price_labels(measured, label_counter(self.store))
         self.sharing = join_sharing(resolved, ranks, self.curve, self.stream)
         self.packer = build_packer(self.spec, ranks.world, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))

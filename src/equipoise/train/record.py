@@ -88,7 +88,7 @@ class RunRecorder:
                     "tokens": tokens.astype(np.int64).tolist(),
                 },
             },
-            curve=dataclasses.asdict(self.curve),
+            curve=dataclasses.asdict(self.curve.plain),
             stages={} if stages is None else dataclasses.asdict(stages.placed),
         )
         self.journal.flush()

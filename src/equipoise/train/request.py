@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
@@ -145,6 +146,8 @@ def _prepare(
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
+    if (cut := _cut_sentence(spec, store.doc_tokens)) and not is_quiet:
+        sys.stdout.write(f"{store.source_name}: {cut}\n")
     require_step(spec, model, ranks, store.doc_tokens)
     init = spec.model.init
     stages = None if lock is None else lock.best.stages
@@ -164,6 +167,19 @@ def _prepare(
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
+
+
+def _cut_sentence(spec: RunSpec, doc_tokens: Ints) -> str:
+    """What to say of conversations that are longer than a window; nothing where none is."""
+    window = spec.pack.context_tokens
+    long = doc_tokens[doc_tokens > window]
+    if not spec.data.holds_conversations or not len(long):
+        return ""
+    return (
+        f"{len(long):,} of {len(doc_tokens):,} conversations are longer than pack.context_tokens = "
+        f"{window:,} and are cut there: the rest of an answer is learned without what came before "
+        f"it. The longest has {int(long.max()):,} tokens."
+    )
 
 
 def _require_device(spec: RunSpec) -> None:
