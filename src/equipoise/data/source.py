@@ -16,6 +16,7 @@ Kept true (tests/unit/data/test_source.py)
     change goes unnoticed, because contents are not read for the digest.
 """
 
+import dataclasses
 import os
 import platform
 import stat
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
@@ -33,7 +34,7 @@ from equipoise.data.chat.rows import columns_of, read_columns
 from equipoise.data.columns import ArrowFile, check_rows, field_of, open_parquet
 from equipoise.data.compressed import compression_of
 from equipoise.data.corpus_files import CorpusFile, find_datasets, find_files
-from equipoise.spec.run.spec import DataSpec
+from equipoise.spec.run.spec import PYTHON_SOURCES, DataSpec
 
 # A shard is the unit of work of one process and of what a kill can lose: about 0.2 s of
 # tokenizing for a small corpus, and few enough files for a large one.
@@ -118,6 +119,27 @@ class Source:
                     break
 
 
+def members(spec: DataSpec) -> list[DataSpec]:
+    """The sources of a corpus, each as the only one."""
+    if not is_mixed(spec):
+        return [spec]
+    return [
+        dataclasses.replace(
+            spec,
+            source=cast(Any, row.source or spec.source),
+            path=row.path,
+            field=row.field or spec.field,
+            mix=(),
+        )
+        for row in spec.mix
+    ]
+
+
+def is_mixed(spec: DataSpec) -> bool:
+    """Whether sources are mixed; a path beside them is another corpus, in their tokens."""
+    return bool(spec.mix) and not spec.path
+
+
 def open_source(spec: DataSpec, base: Path) -> Source:
     """Find the corpus that run.toml names; reads names, sizes and times, no contents.
 
@@ -134,15 +156,15 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     Raises:
         DataError: the path is missing or not given, or holds no file of the kind.
     """
-    if spec.source == "python-stdlib":
+    if spec.source in PYTHON_SOURCES:
         if spec.path:
             raise DataError(
-                f'data.path is "{spec.path}" but data.source is "python-stdlib", which reads no '
+                f'data.path is "{spec.path}" but data.source is "{spec.source}", which reads no '
                 'path. Set data.source to "text", "jsonl", "parquet" or "datasets", or remove '
                 "data.path."
             )
         root = Path(sysconfig.get_path("stdlib"))
-        name = f"python-stdlib {platform.python_version()}"
+        name = f"{spec.source} {platform.python_version()}"
     else:
         if not spec.path:
             raise DataError(
@@ -161,7 +183,7 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     else:
         files = find_files(root, spec.source)
     files.sort()
-    column = "" if spec.source in ("python-stdlib", "text") else spec.field
+    column = "" if spec.source in (*PYTHON_SOURCES, "text") else spec.field
     return Source(
         name=name,
         digest=digest([name, spec.source, column, files]),
@@ -262,6 +284,7 @@ def _runs(
 
 _SPLITTERS: dict[str, Callable[[Source, int, int], Iterator[Part]]] = {
     "python-stdlib": _split_nowhere,
+    "python-functions": _split_nowhere,
     "text": _split_nowhere,
     "jsonl": _split_bytes,
     "parquet": _split_row_groups,

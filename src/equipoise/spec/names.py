@@ -5,3 +5,9 @@ RESOLVED = "resolved.json"
 
 TOKENIZER_FILE = "tokenizer.json"
 """A tokenizer, in a model's folder."""
+
+HF = "hf"
+"""What a run keeps of the model that it began from, in a run's folder."""
+
+CHECKPOINTS = "checkpoint"
+"""A run's checkpoints, in its folder."""

@@ -3,9 +3,9 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
@@ -15,8 +15,6 @@ from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from equipoise.schedule.attention.price import LinkPrice
     from equipoise.spec.pack import Pieces
     from equipoise.spec.run.resolve import ResolvedRun
@@ -132,19 +130,20 @@ def first_pieces(
     args: argparse.Namespace, run: "ResolvedRun", tokens: int, unit: str
 ) -> "tuple[Pieces, str]":
     """The first ``tokens`` tokens of the documents that are asked for, and where they come from."""
-    from equipoise.data.stream import DocumentStream
+    from equipoise.data.mixture import open_stream
 
-    lengths, origin = document_lengths(
+    lengths = document_lengths(
         args.lengths, run, least_tokens=tokens, is_quiet=args.quiet or args.json
     )
     window = run.spec.pack.context_tokens
-    stream = DocumentStream(
-        lengths,
+    stream = open_stream(
+        lengths.tokens,
         seed=run.spec.train.seed,
         context_tokens=window,
+        mixture=lengths.mixture,
         whole=run.spec.data.holds_conversations and args.lengths is None,
     )
-    return stream.step(0, tokens), f"first {unit} of {origin.partition(' (')[0]}"
+    return stream.step(0, tokens), f"first {unit} of {lengths.origin.partition(' (')[0]}"
 
 
 def answer(
@@ -172,20 +171,3 @@ def answer(
         for file in files:
             if file is not None:
                 sys.stdout.write(f"{file}\n")
-
-
-def make_table(
-    names: Sequence[str],
-    *,
-    left: Collection[str] = (),
-    wraps: Collection[str] = (),
-    **style: Any,
-) -> "Table":
-    """A table of numbers, set right, but for words, set left, some of which may wrap."""
-    from rich.table import Table
-
-    table = Table(**style)
-    for name in names:
-        is_right = name not in left and name not in wraps
-        table.add_column(name, justify="right" if is_right else "left", no_wrap=name not in wraps)
-    return table

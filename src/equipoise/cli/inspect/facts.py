@@ -4,19 +4,22 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckpointError, DataError, SpecError
 from equipoise.base.read import read_json
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_progress
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.names import RESOLVED
+from equipoise.spec.names import CHECKPOINTS, RESOLVED
 from equipoise.spec.plan import Stages
+
+if TYPE_CHECKING:
+    from equipoise.observe.run_record import Evaluations
 
 Facts = dict[str, Any]
 OK = "ok"
-_JOURNAL, _CHECKPOINTS = "journal", "checkpoint"
+_JOURNAL = "journal"
 
 
 def read_facts(path: Path, silent: bool) -> Facts:
@@ -44,7 +47,7 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
             return _tokenizer
     elif (path / MANIFEST).exists() or path.name.startswith("step-"):
         return _checkpoint
-    elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / _CHECKPOINTS).is_dir():
+    elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / CHECKPOINTS).is_dir():
         return _run
     elif (path / "config.json").exists():
         return _hugging_face
@@ -114,11 +117,11 @@ def _checkpoint_facts(folder: Path, manifest: Manifest | None, state: str) -> Fa
 
 
 def _run(folder: Path, silent: bool) -> Facts:
-    from equipoise.observe.reader import read_run
+    from equipoise.observe.reader import read_sides
 
     facts: Facts = {"kind": "run", "path": str(folder)}
     try:
-        record = read_run(folder)
+        record, *others = read_sides(folder)
     except DataError as error:
         facts |= {"steps": 0, "journal": str(error)}
     else:
@@ -127,17 +130,18 @@ def _run(folder: Path, silent: bool) -> Facts:
             "steps": int(record.step[-1]) if steps else 0,
             "steps_wanted": record.start.spec.get("train", {}).get("steps"),
             "loss": float(record.loss[-1]) if steps else None,
+            **_held_out(record.evaluations),
             "tokens_seen": int(record.tokens_seen[-1]) if steps else 0,
             "sessions": len(record.resumed_steps),
             "ranks": record.ranks,
-            "policy": record.start.policy,
+            "policy": ", ".join(each.start.policy for each in (record, *others)),
             **_stages(record.start.stages),
             "stopped": record.stop.reason if record.stop else None,
             "faults": [fault.message for fault in record.faults],
             "journal": f"{record.torn_lines} torn lines" if record.torn_lines else OK,
             "model": _no_defaults(dict(record.start.model)),
         }
-    folders = list(find_checkpoints(folder / _CHECKPOINTS))
+    folders = list(find_checkpoints(folder / CHECKPOINTS))
     progress = make_progress(silent or not folders)
     progress.start(f"verify {len(folders)} checkpoints", len(folders))
     checkpoints = []
@@ -148,6 +152,14 @@ def _run(folder: Path, silent: bool) -> Facts:
     finally:
         progress.finish()
     return facts | {"checkpoints": checkpoints, "size_bytes": _bytes_of(folder)}
+
+
+def _held_out(evaluations: "Evaluations") -> Facts:
+    """The last held-out loss; empty if nothing was evaluated."""
+    if not evaluations.step.size:
+        return {}
+    step, loss = int(evaluations.step[-1]), float(evaluations.loss[-1])
+    return {"held_out_loss": loss, "evaluated_step": step}
 
 
 def _stages(stages: Mapping[str, Any]) -> Facts:

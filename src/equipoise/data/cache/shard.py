@@ -11,6 +11,7 @@ Kept true (tests/unit/data/test_source.py)
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -30,6 +31,7 @@ from equipoise.data.chat.rows import (
 from equipoise.data.columns import ArrowFile, column_of, field_of, open_parquet, rows_at_once
 from equipoise.data.compressed import SUFFIXES, open_plain
 from equipoise.data.fields import MissingFieldError, walk
+from equipoise.data.functions import split_module
 
 _BLOCK_BYTES = 16 << 20
 """Longer text files are read in blocks. One block has more characters than a tokenizer's training
@@ -40,10 +42,10 @@ class Document(NamedTuple):
     """One document and its place.
 
     ``file`` is an index into ``Source.names``. ``row`` is the row of parquet and datasets, the
-    byte at which the line starts for jsonl, and 0 if the file is the document. ``text`` is
-    empty for an empty document, and None for a file that is not UTF-8 and may be skipped. A long
-    text comes in consecutive blocks, which must be read before the next document. Of a
-    conversation, it is the columns of its row.
+    byte at which the line starts for jsonl, a function's first line, and 0 if the file is the
+    document. ``text`` is empty for an empty document, and None for a file that is not UTF-8 and may
+    be skipped. A long text comes in consecutive blocks, which must be read before the next
+    document. Of a conversation, it is the columns of its row.
     """
 
     file: int
@@ -132,6 +134,15 @@ def _read_stdlib(shard: Shard, part: Part) -> Iterator[Document]:
         yield Document(part.file, 0, None)
 
 
+def _read_functions(shard: Shard, part: Part) -> Iterator[Document]:
+    for document in _read_stdlib(shard, part):
+        if document.text is None:
+            yield document
+            continue
+        for line, text in split_module("".join(document.text)):
+            yield Document(part.file, line, text)
+
+
 def _read_text(shard: Shard, part: Part) -> Iterator[Document]:
     # Pseudo-files of the kernel have no size; some of them never end.
     is_read = part.size_bytes or part.name.endswith(SUFFIXES)
@@ -174,7 +185,7 @@ def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
             if line.strip():
                 row = _row_of_line(path, begin, line, shard.column)
                 if shard.format == "text":
-                    text: str | Row = _field_of_row(path, begin, line, row, shard.column)
+                    text: str | Row = _field_of_row(path, begin, row, shard.column)
                 else:
                     text = shard.pick(row, part.file, begin)
                 del line, row  # they may be as long as the text
@@ -204,7 +215,7 @@ def _row_of_line(path: Path, offset: int, line: bytes, name: str) -> dict[str, A
     return row
 
 
-def _field_of_row(path: Path, offset: int, line: bytes, row: dict[str, Any], name: str) -> str:
+def _field_of_row(path: Path, offset: int, row: dict[str, Any], name: str) -> str:
     try:
         text = walk(row, name)
     except MissingFieldError as error:
@@ -219,10 +230,13 @@ def _field_of_row(path: Path, offset: int, line: bytes, row: dict[str, Any], nam
             f'{path}:{_line_number(path, offset)} has a JSON {_json_kind(text)} in field "{name}", '
             "not text. Set data.field to the field that holds the text."
         )
-    if b"\\u" in line:
+    if _SURROGATE.search(text):
         # JSON may escape half of a surrogate pair, which UTF-8 cannot encode.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:
@@ -298,6 +312,7 @@ def _json_kind(value: object) -> str:
 
 _READERS: dict[str, Callable[[Shard, Part], Iterator[Document]]] = {
     "python-stdlib": _read_stdlib,
+    "python-functions": _read_functions,
     "text": _read_text,
     "jsonl": _read_lines,
     "parquet": _read_row_groups,

@@ -157,13 +157,19 @@ def build(values: Mapping[str, Any]) -> RunSpec:
 
 
 def toml(value: Any) -> str:
-    """A scalar as TOML writes it.
+    """A scalar, or a list of tables, as TOML writes it on one line.
 
-    >>> toml(True), toml(3e-3), toml("a")
-    ('true', '0.003', '"a"')
+    >>> toml(True), toml(3e-3), toml("a"), toml(())
+    ('true', '0.003', '"a"', '[]')
     """
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if dataclasses.is_dataclass(value):
+        items = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+        given = ", ".join(f"{name} = {toml(item)}" for name, item in items if item is not None)
+        return f"{{{given}}}"
     return json.dumps(value)
 
 
@@ -182,4 +188,4 @@ def flatten(annotation: Any) -> list[Any]:
         return flatten(get_args(annotation)[0])
     if arguments := get_args(annotation):
         return [leaf for each in arguments for leaf in flatten(each)]
-    return [] if annotation is type(None) else [annotation]
+    return [] if annotation in (type(None), ...) else [annotation]

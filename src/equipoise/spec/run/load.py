@@ -21,7 +21,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -44,9 +44,11 @@ from equipoise.spec.run.keys import (
     to_dict,
     toml,
 )
+from equipoise.spec.run.mix import read_rows
 from equipoise.spec.run.other_words import key_meant
 from equipoise.spec.run.render import render, schema, template
 from equipoise.spec.run.resolve import ResolvedRun, resolve
+from equipoise.spec.run.spec import Source
 from equipoise.spec.run.toml_lines import BARE_KEY, TomlPath, locate
 
 __all__ = [
@@ -283,6 +285,8 @@ _UNLIMITED = ("train.seed",)
 
 def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
     """A value in its key's type, or what is wrong with it."""
+    if key.name == "data.mix":
+        return read_rows(value, get_args(Source))
     allowed = choices(key)
     if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
         return None, "the value has bytes that are not UTF-8."
