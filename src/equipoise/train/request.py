@@ -54,6 +54,7 @@ from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
 from equipoise.spec.run.step import describe_step
 from equipoise.train.sinks.catalog import wanted_sinks
+from equipoise.train.trained import require_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,7 @@ def _prepare(
     if starts and choose_device(0).type == "cpu":
         _require_fit(spec, model, ranks, folder)
     wanted_sinks(spec.journal)
+    require_trained(spec, model)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:

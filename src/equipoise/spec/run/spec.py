@@ -14,6 +14,7 @@ from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.run.layout import LayoutSpec as LayoutSpec
 from equipoise.spec.run.layout import Sharding as Sharding
 from equipoise.spec.run.layout import StrategyName as StrategyName
+from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.mix import MixRow
 from equipoise.spec.run.model import ModelSection
 
@@ -207,6 +208,13 @@ class TrainSpec:
     beta2: Annotated[float, Field(ge=0, lt=1, description="AdamW's second moment")] = 0.95
     eps: Annotated[float, Field(gt=0, description="AdamW's epsilon")] = 1e-8
     clip_norm: Annotated[float, Field(gt=0, description="largest global gradient norm")] = 1.0
+    freeze: Annotated[
+        tuple[str, ...],
+        Field(
+            description="weights that are not trained: names or beginnings of names, with * and "
+            'ranges, as in ["embed", "layers.0-3", "*.attention"]'
+        ),
+    ] = ()
     precision: Annotated[
         Precision, Field(description="of activations and matmuls; master weights are fp32")
     ] = "fp32"
@@ -260,6 +268,7 @@ class RunSpec:
     model: ModelSection = field(default_factory=ModelSection)
     pack: PackSpec = field(default_factory=PackSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
+    lora: LoraSpec = field(default_factory=LoraSpec)
     layout: LayoutSpec = field(default_factory=LayoutSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     journal: JournalSpec = field(default_factory=JournalSpec)
