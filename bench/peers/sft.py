@@ -34,8 +34,8 @@ from bench.lib.stamp import LoadStamp, environment, spread
 
 RANKS, CONVERSATIONS, WINDOW = 2, 200, 2048
 MOST_CHARACTERS = 5_000
-"""Of a conversation. Longer windows take TRL more than the memory of this machine: it keeps the
-logits of all tokens of a window, and a mask of all its pairs."""
+"""The longest conversation. Longer windows take TRL more memory than this machine has: it keeps
+the logits of all tokens of a window, and a mask of all its pairs."""
 STEPS, WARM, REPEATS = 3, 1, 2
 LOSS_STEPS = 2
 EQUIPOISE = [sys.executable, "-c", "from equipoise.cli.main import main; raise SystemExit(main())"]

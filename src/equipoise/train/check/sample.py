@@ -50,7 +50,7 @@ class Sample:
     tokens: tuple[Tensor, ...]
     vocab: int
     is_learned: tuple[Tensor, ...] | None = None
-    """Of each token, whether it is learned; None if all are."""
+    """Whether each token is learned; None if all are."""
 
     @classmethod
     def draw(cls, vocab: int, doc_tokens: Sequence[int], *, masks: bool = False) -> "Sample":
