@@ -32,7 +32,10 @@ from typing import Any
 
 from bench.lib.stamp import LoadStamp, environment, spread
 
-RANKS, CONVERSATIONS, WINDOW = 2, 200, 4096
+RANKS, CONVERSATIONS, WINDOW = 2, 200, 2048
+MOST_CHARACTERS = 5_000
+"""The longest conversation. Longer windows take TRL more memory than this machine has: it keeps
+the logits of all tokens of a window, and a mask of all its pairs."""
 STEPS, WARM, REPEATS = 3, 1, 2
 LOSS_STEPS = 2
 EQUIPOISE = [sys.executable, "-c", "from equipoise.cli.main import main; raise SystemExit(main())"]
@@ -59,6 +62,8 @@ def conversations() -> list[dict[str, Any]]:
             if text:
                 asked = f"Write `{node.name}` of the module `{file.stem}`. {text}"
                 answer = textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno]))
+                if len(asked) + len(answer) > MOST_CHARACTERS:
+                    continue
                 said = [("user", asked), ("assistant", answer)]
                 rows.append({"messages": [{"role": role, "content": c} for role, c in said]})
     random.Random(0).shuffle(rows)

@@ -29,3 +29,8 @@ def write_tokenizer(folder: Path) -> Path:
     settings = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "chat_template": CHATML}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """The same, as ``write_hf`` takes what stands beside weights."""
+    return {path.name: path.read_bytes() for path in write_tokenizer(folder).iterdir()}

@@ -91,9 +91,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _judge_kind(args: argparse.Namespace) -> None:
     """Refuse a kind of data without its path, and a path without its kind."""
+    from equipoise.spec.run.spec import PYTHON_SOURCES
+
     if args.path is not None and not args.path.exists():
         raise SpecError(f"No such file or folder: {args.path}. Give --path one that exists.")
-    if args.source not in (None, "python-stdlib", "python-functions") and args.path is None:
+    if args.source not in (None, *PYTHON_SOURCES) and args.path is None:
         raise SpecError(f"--from {args.source} needs --path, the file or folder to train on.")
     if args.path is not None and args.source is None:
         raise SpecError("--path needs --from, the kind of data: text, jsonl, parquet or datasets.")

@@ -1,7 +1,7 @@
 """The keys of a first run, by what lies at a path and how long its documents are.
 
 What it decides
-    A fine-tuning run takes one epoch: so many steps as its tokens fill. Its window holds the
+    A fine-tuning run takes one epoch: the steps that its tokens fill. Its window holds the
     longest conversation, as far as the model's positions go, and a step at least a window for
     every rank, so that no rank can be without a conversation. Learning rates are usual ones of
     full fine-tuning; a run from scratch keeps the defaults.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FEWEST_CONTEXT_TOKENS = 256
 _MOST_CONTEXT_TOKENS = 8192
-"""Of texts, which may be cut; a conversation gets the window that holds it."""
+"""Longest window of texts, which may be cut; a conversation gets the window that holds it."""
 _STEP_CONVERSATIONS = 16
 """Conversations of a mean length that a step should have."""
 _LARGE_PARAMS = 1_000_000_000

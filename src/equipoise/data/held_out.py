@@ -60,7 +60,9 @@ def held_out_data(spec: RunSpec, tokenizer: Path) -> DataSpec:
         source=source,
         path=asked.path,
         field=asked.field or spec.data.field,
-        tokenizer=str(tokenizer.resolve()),
+        tokenizer=str(tokenizer.resolve())
+        if spec.data.tokenizer == "train"
+        else spec.data.tokenizer,
     )
 
 

@@ -14,6 +14,7 @@ Kept true (tests/unit/data/test_learned.py, by Hypothesis)
     Counts equal those of the mask; parts of a document add up to the whole.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +47,21 @@ class Learned:
         runs = LearnedRuns()
         runs.add(np.asarray(is_learned, dtype=np.bool_))
         return cls(runs.finish())
+
+    @classmethod
+    def join(cls, parts: Sequence[tuple["Learned | None", int]]) -> "Learned":
+        """Those of several corpora end to end: each with its tokens; None if it is learned whole.
+
+        >>> one = Learned.of_mask([0, 1, 1])
+        >>> Learned.join([(one, 3), (None, 2), (one, 3)]).runs.tolist()
+        [[1, 3], [3, 5], [6, 8]]
+        """
+        runs, before = [np.zeros((0, 2), np.int64)], 0
+        for learned, tokens in parts:
+            own = np.array([[0, tokens]]) if learned is None else learned.runs
+            runs.append(own + before)
+            before += tokens
+        return cls(np.concatenate(runs))
 
     def count(self, starts: Ints, stops: Ints) -> Ints:
         """Learned tokens in each of [starts, stops).

@@ -52,7 +52,7 @@ class Lengths:
     """How long the documents of a corpus are."""
 
     doc_tokens: Ints
-    """Of all documents, or of those that were sampled."""
+    """Lengths of all documents, or of those that were sampled."""
     tokens: int
     """In all."""
     documents: int
@@ -77,13 +77,13 @@ def look_at(path: Path) -> Corpus:
         if files:
             with ArrowFile(files[0]) as arrow:
                 return _by_columns("datasets", path, _columns(arrow.schema))
-    found = {_KINDS.get(_suffix(path), "text"): path} if path.is_file() else _kinds_below(path)
-    if "jsonl" in found and "parquet" in found:
+    kinds = {_KINDS.get(_suffix(path), "text"): path} if path.is_file() else _kinds_below(path)
+    if "jsonl" in kinds and "parquet" in kinds:
         raise DataError(
             f"{path} has both *.jsonl and *.parquet files. Give --from the kind to read, jsonl or "
             f"parquet, and --path {path}."
         )
-    for kind, file in found.items():
+    for kind, file in kinds.items():
         if kind == "jsonl":
             return _by_columns("jsonl", path, {k: _is_text(v) for k, v in _first_row(file).items()})
         if kind == "parquet":

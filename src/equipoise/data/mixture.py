@@ -62,7 +62,7 @@ class MixedStream:
         mixture: The sources.
         seed: Seed of the order, 0 <= seed < 2**64.
         context_tokens: Longest piece [tokens], >= 1.
-        whole: Leave a piece whole where its source's part of a step ends within it.
+        whole: As of ``DocumentStream``; a step of few tokens of each source may then be empty.
 
     Raises:
         DataError: as ``DocumentStream``; of any source.

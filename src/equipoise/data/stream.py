@@ -44,9 +44,9 @@ class DocumentStream:
         doc_tokens: Length of each document [tokens]; each >= 1.
         seed: Seed of the order, 0 <= seed < 2**64.
         context_tokens: Longest piece [tokens], >= 1.
-        source: Which source of a mixture this is, 0 if it is the only one.
         whole: Leave a piece whole where a step ends within it. A step of at least
             ``context_tokens`` then has at least one.
+        source: Which source of a mixture this is, 0 if it is the only one.
 
     Raises:
         DataError: there are no documents, one is empty or not a whole number of tokens, or the

@@ -63,10 +63,10 @@ class _HeadLoss(torch.autograd.Function):
         # Sized for the longest share, so that all ranks meet in the same chunks.
         chunk = max(16, _CHUNK_BYTES // (wide.itemsize * -(-words // tensor.ranks)))
         total = x_TD.new_zeros((), dtype=wide)
-        needs_x, needs_head = ctx.needs_input_grad[:2]
         every_TD, rows = x_TD, _labelled_rows(labels_T)
         if rows is not None:
             x_TD, labels_T = x_TD[rows], labels_T[rows]
+        needs_x, needs_head = ctx.needs_input_grad[:2]
         grad_x = torch.empty_like(x_TD) if needs_x else None
         grad_head = torch.zeros_like(head_VD, dtype=wide) if needs_head else None
         for start in range(0, x_TD.shape[0], chunk):

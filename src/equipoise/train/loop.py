@@ -159,7 +159,7 @@ class Trainer:
         self._resume_packer(path, view)
 
     def _note(self, view: StepView, sentence: str) -> None:
-        """Say what is not as one would expect, and journal it on rank 0."""
+        """Say what differs from before, and journal it on rank 0."""
         view.say(sentence)
         if self.ranks.rank == 0:
             self.journal.write("instant", "changed", step=self.position.step, message=sentence)
@@ -236,8 +236,6 @@ class Trainer:
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
             result, loads = results[0], packs[0][1]
             loss = result.loss
-            if not result.labels:
-                self._note(view, f"Step {step} has no token to learn; no weight was changed.")
             figures, *_ = [
                 side.write_step(packed, each, step=step, tokens=self.position.tokens)
                 for side, packed, each in zip(self.sides, packs, results, strict=True)
@@ -249,7 +247,8 @@ class Trainer:
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
             if result.words[0] & Word.GONE:
                 self._leave_if_gone(view)
-            for sentence in (*self.ground.hear(result.words, step), *sinks.take_notices()):
+            notices = (*self.ground.hear(result.words, step), *sinks.take_notices())
+            for sentence in (*notices, *result.describe(step)):
                 view.say(sentence)
             self.evaluator.look(step, view, sinks)
             if result.stop:

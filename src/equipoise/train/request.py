@@ -230,14 +230,14 @@ def _prepare(
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
+    if (cut := _cut_sentence(spec, store.doc_tokens)) and not is_quiet:
+        sys.stdout.write(f"{store.source_name}: {cut}\n")
     for each in specs:
         require_step(each, model, ranks, store.doc_tokens, store.mixture)
     eval_corpus = ""
     if spec.eval.path:
         held = prepare_held_out(spec, resolved.base, store, progress=progress)
         eval_corpus = str(held.folder.resolve())
-    if (cut := _cut_sentence(spec, store.doc_tokens)) and not is_quiet:
-        sys.stdout.write(f"{store.source_name}: {cut}\n")
     if not is_quiet:
         sources = read_sources(spec, store.source_name, store.doc_tokens, store.mixture)
         for line in (*describe_reading(spec, sources), describe_step(spec, ranks)):

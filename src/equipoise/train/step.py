@@ -98,6 +98,12 @@ class StepResult:
     """What each rank had to tell the others."""
     experts: ExpertLoads | None
 
+    def describe(self, step: int) -> list[str]:
+        """Sentences on what is not as one would expect."""
+        if self.labels:
+            return []
+        return [f"Step {step} has no token to learn; no weight was changed."]
+
 
 @dataclass(frozen=True, slots=True)
 class StepRunner:

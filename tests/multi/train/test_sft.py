@@ -12,7 +12,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.train import run
-from support.chatml import CHATML, write_tokenizer
+from support.chatml import tokenizer_files
 from support.read_run import events
 
 MODEL = ModelSpec(layers=2, hidden=32, heads=2, kv_heads=2, ffn=48, vocab=320, head_width=16)
@@ -26,9 +26,7 @@ def folder(tmp_path: Path) -> Path:
         tmp_path / "model",
         MODEL,
         decoder.state_dict(),
-        tokenizer_file=write_tokenizer(tmp_path / "tokenizer") / "tokenizer.json",
-        tokenizer_config={"eos_token": "<|im_end|>", "chat_template": CHATML},
-        context_tokens=4096,
+        files=tokenizer_files(tmp_path / "tokenizer"),
     )
     return tmp_path
 

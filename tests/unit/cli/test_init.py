@@ -14,7 +14,7 @@ from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.write import write_hf
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.load import read_run
-from support.chatml import CHATML, write_tokenizer
+from support.chatml import tokenizer_files
 
 MODEL = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, head_width=16)
 TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
@@ -30,9 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tmp_path / "a model",
         MODEL,
         decoder.state_dict(),
-        tokenizer_file=write_tokenizer(tmp_path / "tokenizer") / "tokenizer.json",
-        tokenizer_config={"eos_token": "<|im_end|>", "chat_template": CHATML},
-        context_tokens=4096,
+        files=tokenizer_files(tmp_path / "tokenizer"),
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
                 *cases.tensor_cases(world, model),
                 *cases.expert_cases(world, model),
                 *cases.pipeline_cases(world, model),
-                *cases.trained_cases(world, model),
                 *cases.masked_cases(world, model),
+                *cases.trained_cases(world, model),
             ]
         ]
         verdicts += run_cases(real, progress)

@@ -46,7 +46,11 @@ _DIGEST = "digest"
 def tokenize_once(
     source: Source, recipe: Recipe, cache: Path, progress: Progress, workers: int
 ) -> Path:
-    """The cache of a source, which is built unless it is there."""
+    """The cache of a source, which is built unless it is there.
+
+    Raises:
+        DataError: the tokenizer, or the chat template that rows need, is missing.
+    """
     if recipe.digest:
         source = dataclasses.replace(source, digest=digest([source.digest, recipe.digest]))
     parts = source.digest, digest_file(tokenizer_file(recipe.tokenizer))

@@ -31,7 +31,6 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -103,12 +102,12 @@ class TokenStore:
     source_kind: str
     empty_documents: int
     undecodable_documents: int
+    learned: Learned | None = None
+    """Which tokens are learned; None if all are."""
     mixture: Mixture | None = None
     """How documents of several sources are mixed; None of a single one."""
     sources: tuple["TokenStore", ...] = field(default=(), repr=False)
     """The stores of a mixture's sources."""
-    learned: Learned | None = None
-    """Which tokens are learned; None if all are."""
 
     @classmethod
     def in_memory(
@@ -315,6 +314,9 @@ def _open_mix(folder: Path) -> TokenStore:
     doc_tokens = np.concatenate([store.doc_tokens for store in stores])
     files_before = np.cumsum([0, *(len(store.names) for store in stores[:-1])])
     shares = [str(share) for share in mixture.shares]
+    learned = None
+    if any(store.learned is not None for store in stores):
+        learned = Learned.join([(store.learned, len(store.tokens)) for store in stores])
     content = digest([[store.digest for store in stores], shares])
     return dataclasses.replace(
         stores[0],
@@ -336,20 +338,8 @@ def _open_mix(folder: Path) -> TokenStore:
         undecodable_documents=sum(store.undecodable_documents for store in stores),
         mixture=mixture,
         sources=stores,
-        learned=_join_learned(stores),
+        learned=learned,
     )
-
-
-def _join_learned(stores: Sequence[TokenStore]) -> Learned | None:
-    """The learned tokens of sources one after another."""
-    runs, before = list[NDArray[np.int64]](), 0
-    for store in stores:
-        own = np.array([[0, len(store.tokens)]]) if store.learned is None else store.learned.runs
-        runs.append(own + before)
-        before += len(store.tokens)
-    if all(store.learned is None for store in stores):
-        return None
-    return Learned(np.concatenate(runs))
 
 
 def _cores() -> int:

@@ -46,13 +46,6 @@ class DataSpec:
             "inside it, as payload.text"
         ),
     ] = "text"
-    mix: Annotated[
-        tuple[MixRow, ...],
-        Field(
-            description="sources instead of data.path, mixed by weight: a [[data.mix]] table for "
-            "each, with path, weight and, unless as above, source and field"
-        ),
-    ] = ()
     format: Annotated[
         Format,
         Field(
@@ -67,6 +60,13 @@ class DataSpec:
             "or all of them; every token of a text is"
         ),
     ] = "answers"
+    mix: Annotated[
+        tuple[MixRow, ...],
+        Field(
+            description="sources instead of data.path, mixed by weight: a [[data.mix]] table for "
+            "each, with path, weight and, unless as above, source and field"
+        ),
+    ] = ()
     tokenizer: Annotated[
         str,
         Field(

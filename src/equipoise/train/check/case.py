@@ -112,9 +112,9 @@ class Case:
         degrees = {"tp": layout.tp, "ep": layout.ep, "etp": layout.etp}
         parts += [f"{axis} = {ranks}" for axis, ranks in degrees.items() if ranks > 1]
         parts += [f"pp = {layout.pp}, {layout.schedule}"] if layout.pp > 1 else []
+        parts += ["masked labels"] if self.masks else []
         parts += [f"lora of rank {self.lora.rank}"] if self.lora.rank else []
         parts += [f"{', '.join(self.train.freeze)} frozen"] if self.train.freeze else []
-        parts += ["masked labels"] if self.masks else []
         return f"{where} ({', '.join(parts)})"
 
 
@@ -328,6 +328,17 @@ def pipeline_cases(ranks: int, model: ModelSpec) -> list[Case]:
     return cases
 
 
+def masked_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Documents of which only some tokens have a label: a layout of every axis, whole and cut."""
+    axes: list[dict[str, Any]] = [{"zero": 3}, {"zero": 1, "policy": "in-order"}]
+    if ranks > 1:
+        axes += [{"cp": ranks}, {"policy": "divided", "context_tokens": 128}]
+        axes += [{"pp": n, "policy": "in-order", "context_tokens": 64} for n in _factors(ranks)[:1]]
+        axes += [{"tp": n} for n in _factors(ranks, of=model.heads)[:1]]
+        axes += [{"ep": n} for n in _factors(ranks) if _share_experts(model.experts, n)][:1]
+    return [dataclasses.replace(make_case(model, ranks, **each), masks=True) for each in axes]
+
+
 def trained_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Adapters, and frozen weights, on every ZeRO stage and beside every axis once."""
     last = model.layers - 1
@@ -352,17 +363,6 @@ def trained_cases(ranks: int, model: ModelSpec) -> list[Case]:
         for shape in shapes
         for kind in kinds
     ]
-
-
-def masked_cases(ranks: int, model: ModelSpec) -> list[Case]:
-    """Documents of which only some tokens have a label: a layout of every axis, whole and cut."""
-    axes: list[dict[str, Any]] = [{"zero": 3}, {"zero": 1, "policy": "in-order"}]
-    if ranks > 1:
-        axes += [{"cp": ranks}, {"policy": "divided", "context_tokens": 128}]
-        axes += [{"pp": n, "policy": "in-order", "context_tokens": 64} for n in _factors(ranks)[:1]]
-        axes += [{"tp": n} for n in _factors(ranks, of=model.heads)[:1]]
-        axes += [{"ep": n} for n in _factors(ranks) if _share_experts(model.experts, n)][:1]
-    return [dataclasses.replace(make_case(model, ranks, **each), masks=True) for each in axes]
 
 
 def played_cases(ranks: int, model: ModelSpec) -> list[Case]:

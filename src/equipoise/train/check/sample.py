@@ -50,7 +50,7 @@ class Sample:
     tokens: tuple[Tensor, ...]
     vocab: int
     is_learned: tuple[Tensor, ...] | None = None
-    """Of each token, whether it is learned; None if all are."""
+    """Whether each token is learned; None if all are."""
 
     @classmethod
     def draw(cls, vocab: int, doc_tokens: Sequence[int], *, masks: bool = False) -> "Sample":
@@ -191,7 +191,7 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
     return tuple(sorted((*begin, stop) for begin, stop in stops.items()))
 
 
-_Model = tuple[ModelSpec, Precision, tuple[int, ...], LoraSpec, tuple[str, ...], bool]
+_Model = tuple[ModelSpec, Precision, tuple[int, ...], bool, LoraSpec, tuple[str, ...]]
 
 
 class References:
@@ -229,8 +229,8 @@ class References:
         return self._decoders[key]
 
     def _model(self, case: Case) -> _Model:
-        trained = case.lora, case.train.freeze
-        return case.model, case.precision, case.doc_tokens, *trained, case.masks
+        kind = case.lora, case.train.freeze
+        return case.model, case.precision, case.doc_tokens, case.masks, *kind
 
 
 def loss_error(computed: float, expected: float) -> float:
