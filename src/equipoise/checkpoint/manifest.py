@@ -33,6 +33,7 @@ from equipoise.checkpoint.index_first import read_first_index
 from equipoise.spec.model.presets import ModelSpec
 
 FORMAT, FIRST_FORMAT = 2, 1
+OWN_ENGINE = "equipoise"
 MANIFEST = "manifest.json"
 
 
@@ -52,6 +53,8 @@ class Manifest:
     files: dict[str, tuple[int, str]]
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keys of run.toml that decide a step's contents and its training (``spec.run.resume``)."""
+    engine: str = OWN_ENGINE
+    """Whose modules named the weights: ``model.engine``."""
 
 
 def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -75,6 +78,8 @@ def _render(manifest: Manifest) -> str:
     data = dataclasses.asdict(manifest)
     if not manifest.run:  # written by a version that did not have it
         del data["run"]
+    if manifest.engine == OWN_ENGINE:  # likewise
+        del data["engine"]
     return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
 
 
@@ -97,7 +102,7 @@ def read_manifest(folder: Path) -> Manifest:
         fields = {
             f.name: data[f.name]
             for f in dataclasses.fields(Manifest)
-            if f.name != "run" or "run" in data
+            if f.name not in ("run", "engine") or f.name in data
         }
         manifest = Manifest(**{**fields, "files": files})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -208,13 +213,25 @@ def newest_good(root: Path) -> tuple[Path, Manifest, list[str]] | None:
 
 
 def require_same(
-    manifest: Manifest, folder: Path, *, model: ModelSpec, corpus_digest: str, seed: int
+    manifest: Manifest,
+    folder: Path,
+    *,
+    model: ModelSpec,
+    corpus_digest: str,
+    seed: int,
+    engine: str = OWN_ENGINE,
 ) -> None:
     """Refuse to continue a checkpoint of another model, corpus or order of documents.
 
     Raises:
         CheckpointError: names each size that differs.
     """
+    if manifest.engine != engine:
+        raise CheckpointError(
+            f'{folder} was trained with model.engine = "{manifest.engine}", whose weights have '
+            f'other names than those of "{engine}". Set model.engine = "{manifest.engine}", or '
+            f"train into another folder with --out."
+        )
     # A size that an older version did not know has the value of all its models.
     defaults = {
         field.name: field.default

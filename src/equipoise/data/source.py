@@ -33,7 +33,7 @@ from equipoise.data.cache.shard import Part, Shard
 from equipoise.data.columns import ArrowFile, field_of, open_parquet
 from equipoise.data.compressed import compression_of
 from equipoise.data.corpus_files import CorpusFile, find_datasets, find_files
-from equipoise.spec.run.spec import DataSpec
+from equipoise.spec.run.spec import PYTHON_SOURCES, DataSpec
 
 # A shard is the unit of work of one process and of what a kill can lose: about 0.2 s of
 # tokenizing for a small corpus, and few enough files for a large one.
@@ -151,15 +151,15 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     Raises:
         DataError: the path is missing or not given, or holds no file of the kind.
     """
-    if spec.source == "python-stdlib":
+    if spec.source in PYTHON_SOURCES:
         if spec.path:
             raise DataError(
-                f'data.path is "{spec.path}" but data.source is "python-stdlib", which reads no '
+                f'data.path is "{spec.path}" but data.source is "{spec.source}", which reads no '
                 'path. Set data.source to "text", "jsonl", "parquet" or "datasets", or remove '
                 "data.path."
             )
         root = Path(sysconfig.get_path("stdlib"))
-        name = f"python-stdlib {platform.python_version()}"
+        name = f"{spec.source} {platform.python_version()}"
     else:
         if not spec.path:
             raise DataError(
@@ -178,7 +178,7 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     else:
         files = find_files(root, spec.source)
     files.sort()
-    column = "" if spec.source in ("python-stdlib", "text") else spec.field
+    column = "" if spec.source in (*PYTHON_SOURCES, "text") else spec.field
     return Source(
         name=name,
         digest=digest([name, spec.source, column, files]),
@@ -270,6 +270,7 @@ def _runs(
 
 _SPLITTERS: dict[str, Callable[[Source, int, int], Iterator[Part]]] = {
     "python-stdlib": _split_nowhere,
+    "python-functions": _split_nowhere,
     "text": _split_nowhere,
     "jsonl": _split_bytes,
     "parquet": _split_row_groups,

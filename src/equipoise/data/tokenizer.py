@@ -14,6 +14,7 @@ Kept true (tests/unit/data/test_tokenizer.py)
     exactly what it encoded; only the store writes the end token.
 """
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -156,6 +157,44 @@ def load_tokenizer(file: Path) -> Tokenizer:
     core.encode_special_tokens = True  # encode special tokens' names as plain text
     vocab = max(ids.values()) + 1
     return Tokenizer(file, digest_file(file), vocab, end, core, is_cut=can_be_cut(core))
+
+
+def read_token_bytes(file: Path) -> NDArray[np.int64] | None:
+    """Bytes of text that each token stands for, int64 [highest id + 1]; None where unknown.
+
+    Known for byte-level tokenizers that change no text before they encode it. A special token
+    stands for none.
+
+    Args:
+        file: A tokenizer.json that ``load_tokenizer`` reads.
+    """
+    data = json.loads(file.read_bytes())
+    steps = data.get("pre_tokenizer") or {}
+    steps = steps.get("pretokenizers", [steps])
+    byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
+    decoder = data.get("decoder") or {}
+    changes_text = data.get("normalizer") is not None or any(
+        step.get("add_prefix_space", True) for step in byte_level
+    )
+    removes = any(
+        step.get("type") not in ("ByteLevel", "Digits", "Split")
+        or step.get("behavior") == "Removed"
+        for step in steps
+    )
+    is_byte_level = decoder.get("type") == "ByteLevel" and byte_level
+    if not is_byte_level or changes_text or removes or data["model"].get("type") != "BPE":
+        return None
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {int(index): token for token, index in data["model"]["vocab"].items()}
+    added = {int(each["id"]): each for each in data.get("added_tokens", [])}
+    lengths = np.zeros(max([*vocab, *added]) + 1, dtype=np.int64)
+    for index, token in vocab.items():
+        if index not in added and not alphabet.issuperset(token):
+            return None
+        lengths[index] = len(token)
+    for index, each in added.items():
+        lengths[index] = 0 if each["special"] else len(each["content"].encode())
+    return lengths
 
 
 def _sample(texts: Iterable[str]) -> list[str]:

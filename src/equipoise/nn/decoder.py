@@ -25,6 +25,7 @@ from equipoise.nn.declare import Copied, Placement, Split, local
 from equipoise.nn.loss import head_loss
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.nn.norm import RmsNorm
+from equipoise.nn.packed import PackedModel
 from equipoise.nn.project import add_project, add_swiglu, project
 from equipoise.nn.recompute import again
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
@@ -113,13 +114,6 @@ class FeedForward(nn.Module):
         return add_swiglu(residual_TD, x_TD, *weights)
 
 
-def set_recompute(decoder: "Decoder", setting: Recompute) -> None:
-    """Set what every layer recomputes in the backward instead of keeping."""
-    for at, layer in enumerate(decoder.layers):
-        if isinstance(layer, DecoderLayer):
-            layer.recompute = layer_recompute(setting, at)
-
-
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind its norm, each added to the stream.
 
@@ -186,7 +180,7 @@ def _require_built(model: ModelSpec) -> None:
         )
 
 
-class Decoder(nn.Module):
+class Decoder(PackedModel):
     """The whole model: tokens in, summed loss or logits out."""
 
     def __init__(self, model: ModelSpec) -> None:
@@ -213,15 +207,19 @@ class Decoder(nn.Module):
         *,
         labels_T: Tensor | None = None,
     ) -> Tensor:
-        """Summed cross-entropy against ``labels_T``, or the logits [T, V] without labels.
-
-        Args:
-            tokens_T: Packed token ids, int64 [T]; T may be 0.
-            pack: Length of each document in the pack [tokens]; positions restart at each. Or a
-                ``PackAttention``, for tokens of a pack that is spread over ranks.
-            labels_T: Next token of each token, ``loss.IGNORED`` where there is none.
-        """
+        """Summed cross-entropy, or logits: see ``PackedModel``."""
         return self.finish(self.run_layers(self.begin(tokens_T), pack, self.layers), labels_T)
+
+    @property
+    def stack(self) -> Sequence[nn.Module]:
+        """Its layers, in order."""
+        return list(self.layers)
+
+    def set_recompute(self, setting: Recompute) -> None:
+        """Set what every layer makes again in the backward instead of keeping it."""
+        for at, layer in enumerate(self.layers):
+            if isinstance(layer, DecoderLayer):
+                layer.recompute = layer_recompute(setting, at)
 
     def declare(self) -> dict[str, Placement]:
         """The vocabulary is split."""

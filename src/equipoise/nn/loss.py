@@ -32,7 +32,14 @@ _CHUNK_BYTES = 8 << 20
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TD: Tensor, head_VD: Tensor, labels_T: Tensor, words: int, tensor: TensorRanks
+        ctx: Any,
+        x_TD: Tensor,
+        head_VD: Tensor,
+        labels_T: Tensor,
+        words: int,
+        tensor: TensorRanks,
+        scale: float,
+        softcap: float,
     ) -> Tensor:
         wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
         own = part_of(words, ranks=tensor.ranks, rank=tensor.rank)
@@ -50,6 +57,7 @@ class _HeadLoss(torch.autograd.Function):
                 here_C = (labels_C >= own.start) & (labels_C < own.stop)
             target_C1 = (labels_C - own.start).masked_fill_(~here_C, 0).unsqueeze(1)
             logits_CV = (x_CD @ head_VD.t()).to(wide)
+            slope_CV = _bend_(logits_CV, scale, softcap)
             logits_CV.sub_(tensor.max_(logits_CV.amax(1, keepdim=True)))
             target = logits_CV.gather(1, target_C1)
             sums_C1 = logits_CV.exp_().sum(1, keepdim=True)
@@ -61,29 +69,41 @@ class _HeadLoss(torch.autograd.Function):
                 continue
             grad_CV = logits_CV.mul_(valid_C.unsqueeze(1) / sums_C1)
             grad_CV.scatter_add_(1, target_C1, -here_C.unsqueeze(1).to(wide))
+            if slope_CV is not None:
+                grad_CV.mul_(slope_CV)
             narrow_CV = grad_CV.to(x_TD.dtype)
             torch.mm(narrow_CV, head_VD, out=grad_x[start : start + chunk])
             if wide == x_TD.dtype:
                 grad_head.addmm_(narrow_CV.t(), x_CD)
             else:
                 grad_head += narrow_CV.t() @ x_CD
-            del logits_CV, grad_CV, narrow_CV  # freed before the next chunk's are made
+            del logits_CV, grad_CV, narrow_CV, slope_CV  # freed before the next chunk's are made
         ctx.grads = (grad_x, grad_head)
         ctx.dtype = head_VD.dtype
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_head = ctx.grads
         ctx.grads = None
         (scale,) = grads
         return (
             grad_x.mul_(scale.to(grad_x.dtype)),
             grad_head.mul_(scale).to(ctx.dtype),
-            None,
-            None,
-            None,
+            *[None] * 5,
         )
+
+
+def _bend_(logits_CV: Tensor, scale: float, softcap: float) -> Tensor | float | None:
+    """Scale and cap logits in place; the slope of that, or None where nothing changes."""
+    if scale != 1.0:
+        logits_CV.mul_(scale)
+    if not softcap:
+        return None if scale == 1.0 else scale
+    logits_CV.div_(softcap).tanh_()
+    slope_CV = logits_CV.square().neg_().add_(1.0).mul_(scale)
+    logits_CV.mul_(softcap)
+    return slope_CV
 
 
 _ALONE = Alone()
@@ -96,6 +116,8 @@ def head_loss(
     *,
     words: int | None = None,
     tensor: TensorRanks = _ALONE,
+    scale: float = 1.0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Sum over tokens of the cross-entropy of ``x @ head.T`` against the labels.
 
@@ -105,11 +127,16 @@ def head_loss(
         labels_T: Next token of each, or ``IGNORED``, int64 [T].
         words: V, if it is split.
         tensor: The ranks that split it.
+        scale: Factor of the logits.
+        softcap: Scaled logits are ``softcap * tanh(logit / softcap)``; 0 leaves them as they are.
 
     Returns:
         A scalar, fp32 (fp64 for fp64 inputs), the same on each of those ranks; differentiable
-        once. The gradient of ``x`` is this rank's partial sum, from its own rows.
+        once. The gradient of ``x`` is this rank's partial sum, from its own rows. Under
+        ``torch.no_grad`` no gradient is computed.
     """
     words = head_VD.shape[0] if words is None else words
-    out: Tensor = _HeadLoss.apply(x_TD, head_VD, labels_T, words, tensor)
+    if not torch.is_grad_enabled():  # a function's own forward cannot tell
+        x_TD, head_VD = x_TD.detach(), head_VD.detach()
+    out: Tensor = _HeadLoss.apply(x_TD, head_VD, labels_T, words, tensor, scale, softcap)
     return out

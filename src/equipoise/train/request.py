@@ -11,14 +11,16 @@ Kept true (tests/multi/train/test_request.py)
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import FitError, LayoutError
+from equipoise.base.errors import FitError, SpecError
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
+from equipoise.data.held_out import prepare_held_out
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.reading import describe_reading, read_sources
 from equipoise.launch.doctor.folder import room_row
@@ -35,9 +37,9 @@ from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
-from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.plan import LOCK
+from equipoise.spec.run.compared import compared_specs, require_same_sides
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
@@ -65,6 +67,7 @@ def run(
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
+    proves: bool = True,
 ) -> RunRecord:
     """Train on this machine's ranks, or go on from the run's last checkpoint.
 
@@ -76,6 +79,8 @@ def run(
         port: Where the ranks meet; any that is free unless given.
         is_quiet: Whether rank 0 shows no line for each step.
         progress: Hears of the corpus while it is read.
+        proves: Whether ranks on devices that are not CPUs first prove that this layout equals one
+            rank on them; proofs are kept.
 
     Returns:
         The run's folder read back: loss, tokens and seconds of every step, of all its sessions.
@@ -87,9 +92,46 @@ def run(
         DataError: the corpus is missing or wrong.
         EquipoiseError: a rank failed; with its words.
     """
-    prepared = _prepare(run, out, plan, port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    prepared = _prepare(run, out, plan, (), port, is_quiet, progress, starts=True)
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
     return reader.read_run(prepared.folder)
+
+
+def compare(
+    run: Path | str | RunSpec | ResolvedRun,
+    policies: Sequence[str],
+    *,
+    out: Path | str | None = None,
+    port: int = 0,
+    is_quiet: bool = True,
+    progress: Progress | None = None,
+    proves: bool = True,
+) -> tuple[RunRecord, ...]:
+    """Train with every step computed under each packing policy in turn, and updated once.
+
+    All policies see the same pieces and weights within seconds, so their times compare step by
+    step (``dash.compare.compare``).
+
+    Args:
+        run: As for ``run``; with ``pack.cut = "windows"``.
+        policies: Two or more packing policies that train the same pieces.
+        out: As for ``run``; each policy's journal is in a folder of its name within.
+        port: As for ``run``.
+        is_quiet: As for ``run``.
+        progress: As for ``run``.
+        proves: As for ``run``.
+
+    Returns:
+        The run under each policy, read back, in the order of ``policies``.
+
+    Raises:
+        SpecError: the policies cannot be compared, or the folder holds a run that compares others;
+            and as ``run``.
+        EquipoiseError: as ``run``.
+    """
+    prepared = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
+    return tuple(reader.read_run(prepared.folder / policy) for policy in policies)
 
 
 def prepare(
@@ -97,12 +139,16 @@ def prepare(
     *,
     out: Path | str | None = None,
     plan: Path | str | None = None,
+    policies: Sequence[str] = (),
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Make all that ranks will read, and start none: for a launcher of your own. As ``run``."""
-    return _prepare(run, out, plan, port, is_quiet, progress, starts=False)
+    """Make all that ranks will read, and start none: for a launcher of your own.
+
+    As ``run``; with ``policies``, as ``compare``.
+    """
+    return _prepare(run, out, plan, policies, port, is_quiet, progress, starts=False)
 
 
 def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
@@ -126,10 +172,24 @@ def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
     )
 
 
+def require_no_plan(plan: Path | str | None) -> None:
+    """Refuse a plan for a run that compares policies.
+
+    Raises:
+        SpecError: there is one.
+    """
+    if plan is not None:
+        raise SpecError(
+            "A plan.lock decides the packing policy, and a comparison runs several. Give --plan or "
+            "--compare."
+        )
+
+
 def _prepare(
     run: Path | str | RunSpec | ResolvedRun,
     out: Path | str | None,
     plan: Path | str | None,
+    policies: Sequence[str],
     port: int,
     is_quiet: bool,
     progress: Progress | None,
@@ -140,28 +200,38 @@ def _prepare(
     progress = progress or SilentProgress()
     if plan is not None:
         lock, resolved = read_obeyed(Path(plan), resolved, progress)
-    spec, model = resolved.spec, resolved.model
+    specs, model = [resolved.spec], resolved.model
+    if policies:
+        require_no_plan(plan)
+        specs = compared_specs(resolved.spec, policies)
+    spec = specs[0]
     folder = Path(out or Path("runs") / spec.name).resolve()
+    require_same_sides(folder, policies)
     require_free_folder(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
         require_room(ranks)
     if port:
         require_free_port(port)
-    require_accepted(spec, model, ranks)
+    wanted_sinks(spec.journal)
+    for each in specs:
+        require_accepted(each, model, ranks)
     if starts and choose_device(0).type == "cpu":
         _require_fit(spec, model, ranks, folder)
-    _require_device(spec)
-    wanted_sinks(spec.journal)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    require_step(spec, model, ranks, store.doc_tokens, store.mixture)
+    for each in specs:
+        require_step(each, model, ranks, store.doc_tokens, store.mixture)
     if not is_quiet:
         sources = read_sources(spec, store.source_name, store.doc_tokens, store.mixture)
         for line in (*describe_reading(spec, sources), describe_step(spec, ranks)):
             sys.stdout.write(f"{line}\n")
+    eval_corpus = ""
+    if spec.eval.path:
+        held = prepare_held_out(spec, resolved.base, store, progress=progress)
+        eval_corpus = str(held.folder.resolve())
     init = spec.model.init
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
@@ -175,6 +245,8 @@ def _prepare(
         else str((resolved.base / init.removeprefix("hf:")).resolve()),
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
+        compare=tuple(policies),
+        eval_corpus=eval_corpus,
     )
     write_resolved(folder, settled)
     if lock is not None:
@@ -200,24 +272,3 @@ def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> N
     for row in rows:
         if row.verdict == "breaks":
             raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
-
-
-def _require_device(spec: RunSpec) -> None:
-    """Refuse what only CPU ranks do, where ranks run on CUDA devices.
-
-    Raises:
-        LayoutError: policy, context and device do not go together.
-    """
-    context, policy = spec.layout.cp, spec.pack.policy
-    if choose_device(0).type == "cpu":
-        return
-    if context > 1:
-        raise LayoutError(
-            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
-            f"machine's ranks run on CUDA devices. Set layout.cp = 1."
-        )
-    if POLICIES[policy].runs_together:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
-            f'run on CUDA devices. Set pack.policy = "by-work".'
-        )

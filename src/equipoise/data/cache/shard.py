@@ -23,6 +23,7 @@ from equipoise.base.read import parse_json
 from equipoise.data.columns import ArrowFile, column_of, field_of, open_parquet, rows_at_once
 from equipoise.data.compressed import SUFFIXES, open_plain
 from equipoise.data.fields import MissingFieldError, walk
+from equipoise.data.functions import split_module
 
 _BLOCK_BYTES = 16 << 20
 """Longer text files are read in blocks. One block has more characters than a tokenizer's training
@@ -33,9 +34,10 @@ class Document(NamedTuple):
     """One document and its place.
 
     ``file`` is an index into ``Source.names``. ``row`` is the row of parquet and datasets, the
-    byte at which the line starts for jsonl, and 0 if the file is the document. ``text`` is
-    empty for an empty document, and None for a file that is not UTF-8 and may be skipped. A long
-    text comes in consecutive blocks, which must be read before the next document.
+    byte at which the line starts for jsonl, a function's first line, and 0 if the file is the
+    document. ``text`` is empty for an empty document, and None for a file that is not UTF-8 and may
+    be skipped. A long text comes in consecutive blocks, which must be read before the next
+    document.
     """
 
     file: int
@@ -99,6 +101,15 @@ def _read_stdlib(shard: Shard, part: Part) -> Iterator[Document]:
         yield Document(part.file, 0, (shard.root / part.name).read_bytes().decode())
     except UnicodeDecodeError:
         yield Document(part.file, 0, None)
+
+
+def _read_functions(shard: Shard, part: Part) -> Iterator[Document]:
+    for document in _read_stdlib(shard, part):
+        if document.text is None:
+            yield document
+            continue
+        for line, text in split_module("".join(document.text)):
+            yield Document(part.file, line, text)
 
 
 def _read_text(shard: Shard, part: Part) -> Iterator[Document]:
@@ -244,6 +255,7 @@ def _json_kind(value: object) -> str:
 
 _READERS: dict[str, Callable[[Shard, Part], Iterator[Document]]] = {
     "python-stdlib": _read_stdlib,
+    "python-functions": _read_functions,
     "text": _read_text,
     "jsonl": _read_lines,
     "parquet": _read_row_groups,

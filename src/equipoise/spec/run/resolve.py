@@ -14,13 +14,14 @@ Kept true (tests/unit/spec/run/test_resolve.py, tests/unit/spec/run/test_load.py
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from equipoise.base.digest import digest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.resolve_model import resolve_model
-from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
 
@@ -72,24 +73,29 @@ def resolve(
     return run, wish.faults
 
 
+_LEAST_EVAL_TOKENS = 2
+"""A document of one token has nothing to predict."""
+
+
 def _judge_together(wish: Wish) -> None:
     if wish.is_sound("data.source", "data.path", "data.mix") and wish["data.mix"]:
         _judge_mix(wish)
     elif wish.is_sound("data.source", "data.path", "data.mix"):
         source, path = wish["data.source"], wish["data.path"]
-        if source == "python-stdlib" and path:
+        if source in PYTHON_SOURCES and path:
             wish.tell(
                 "data.path",
                 f"{toml(path)} is given, but data.source = {toml(source)} "
                 f"({wish.given['data.source'].origin.label}) reads no path. "
                 "Remove it, or set data.source.",
             )
-        if source != "python-stdlib" and not path:
+        if source not in PYTHON_SOURCES and not path:
             wish.tell(
                 "data.source",
                 f"{toml(source)} reads data.path, which is empty. "
                 "Set data.path to a file or a folder.",
             )
+    _judge_evaluation(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
         if step % window:
@@ -140,13 +146,13 @@ def _judge_mix(wish: Wish) -> None:
         return
     for number, row in enumerate(wish["data.mix"], start=1):
         source = row.source or wish["data.source"]
-        if source == "python-stdlib" and row.path:
+        if source in PYTHON_SOURCES and row.path:
             wish.tell(
                 "data.mix",
                 f"source {number}: path = {toml(row.path)} is given, but its source "
                 f"{toml(source)} reads no path. Set its source.",
             )
-        if source != "python-stdlib" and not row.path:
+        if source not in PYTHON_SOURCES and not row.path:
             wish.tell(
                 "data.mix",
                 f"source {number}: {toml(source)} reads a path, which is missing. Set its path.",
@@ -176,6 +182,35 @@ def _judge_rate(wish: Wish) -> None:
             "train.decay_steps",
             f"{decay} and {wish.cite('train.warmup_steps')} are more than "
             f"{wish.cite('train.steps')}. Give at most {steps - warmup}.",
+        )
+
+
+def _judge_evaluation(wish: Wish) -> None:
+    """Refuse keys of an evaluation that does not take place, and a source without a path."""
+    tokens = wish["eval.tokens"]
+    if tokens != "all" and tokens < _LEAST_EVAL_TOKENS:
+        wish.tell("eval.tokens", f"{tokens} is too small; it must be at least 2.")
+        return
+    if not wish.is_sound("eval.path"):
+        return
+    usual: dict[str, tuple[Any, ...]] = {
+        "source": ("by-path",),
+        "field": ("",),
+        "every_steps": (None, wish["checkpoint.every_steps"]),
+        "tokens": ("all",),
+    }
+    for key, values in usual.items() if not wish["eval.path"] else ():
+        if wish.is_sound(name := f"eval.{key}") and wish[name] not in values:
+            wish.tell(
+                name,
+                f"{toml(wish[name])} is given, but eval.path names no documents. Set eval.path to "
+                f"a file or a folder that is not trained on, or remove {name}.",
+            )
+    if wish["eval.path"] and wish["eval.source"] in ("python-stdlib", "python-functions"):
+        wish.tell(
+            "eval.source",
+            f'"{wish["eval.source"]}" reads no path, but {wish.cite("eval.path")} is given. Set '
+            f'eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.',
         )
 
 

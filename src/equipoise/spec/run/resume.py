@@ -33,7 +33,7 @@ class OnResume(Enum):
 
 
 _FREE = """
-    name data.cache train.recompute
+    name data.cache eval.every_steps train.recompute
     layout.dp layout.cp layout.tp layout.pp layout.virtual layout.ep
     layout.etp layout.strategy layout.sharding layout.ranks_per_node layout.zero
     layout.replicas layout.pin layout.deadline_s
@@ -44,10 +44,10 @@ _FREE = """
 
 _COMPARED = """
     data.source data.path data.field data.mix data.tokenizer data.vocab
-    model.preset model.layers model.hidden model.heads model.kv_heads model.ffn model.vocab
-    model.head_width model.tied model.rope_theta model.experts model.top_k model.expert_ffn
-    model.shared_ffn model.shared_gate model.dense_layers model.expert_every model.norm_top_k
-    model.balance model.balance_rate model.capacity_factor
+    model.engine model.preset model.layers model.hidden model.heads model.kv_heads model.ffn
+    model.vocab model.head_width model.tied model.rope_theta model.experts model.top_k
+    model.expert_ffn model.shared_ffn model.shared_gate model.dense_layers model.expert_every
+    model.norm_top_k model.balance model.balance_rate model.capacity_factor
 """
 """Without ``model.init``: the checkpoint's weights are used, whatever it says."""
 

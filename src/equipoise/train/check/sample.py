@@ -31,6 +31,7 @@ from equipoise.data.cache.store import TokenStore
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
 from equipoise.nn.moe.balance import balances, set_loss_scale
+from equipoise.nn.packed import PackedModel
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.train.check.case import Case, Precision
@@ -100,7 +101,7 @@ class Reference:
             parts.append(self.logits[document, begin][start - begin : stop - begin])
         return torch.cat(parts)
 
-    def gradient_error(self, decoder: Decoder) -> tuple[float, str]:
+    def gradient_error(self, decoder: PackedModel) -> tuple[float, str]:
         """Error of the worst gradient that is here, and its parameter."""
         errors = [
             (held_error(parameter.grad, self.gradients[name], self.scales[name]), name)
@@ -231,7 +232,7 @@ def relative_error(computed: Tensor | None, expected: Tensor, scale: float | Non
     if not computed.numel():
         return 0.0
     scale = float(expected.abs().max()) if scale is None else scale
-    error = float((computed - expected).abs().max()) / (scale or 1.0)
+    error = float((computed.to(expected.device) - expected).abs().max()) / (scale or 1.0)
     return error if math.isfinite(error) else float("inf")
 
 

@@ -472,7 +472,7 @@ def test_hugging_face_folders_that_do_not_do(tmp_path: Path) -> None:
     write_hf(tmp_path, hidden_act="gelu")
     assert faults(path) == (
         'run.toml:1  model.init: hf/config.json: hidden_act "gelu" is not supported; '
-        'only "silu" is.'
+        'only "silu" is. To train it as it is, set model.engine = "transformers".'
     )
     write_hf(tmp_path, vocab_size=300)
     assert faults(path) == (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from equipoise.base.errors import SpecError
 from equipoise.spec.run.keys import keys
 from equipoise.spec.run.load import ResolvedRun, read_run, render, schema, template, to_dict
 from equipoise.spec.run.spec import RunSpec
@@ -109,3 +110,33 @@ def test_the_schema_is_closed_and_described() -> None:
         "title": "Layers",
         "type": "integer",
     }
+
+
+def test_keys_of_an_evaluation_need_documents() -> None:
+    flags = [("eval.every_steps", "5"), ("eval.field", "body"), ("eval.tokens", "9")]
+    with pytest.raises(SpecError) as caught:
+        read_run(None, flags)
+    needs = (
+        "eval.path names no documents. Set eval.path to a file or a folder that is not trained on"
+    )
+    assert str(caught.value).splitlines() == [
+        f"--eval.every_steps: 5 is given, but {needs}, or remove eval.every_steps.",
+        f'--eval.field: "body" is given, but {needs}, or remove eval.field.',
+        f"--eval.tokens: 9 is given, but {needs}, or remove eval.tokens.",
+    ]
+
+
+@pytest.mark.parametrize("tokens", ["1", "-5"])
+def test_an_evaluation_has_two_tokens(tokens: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("eval.tokens", tokens)])
+    assert str(caught.value) == (f"--eval.tokens: {tokens} is too small; it must be at least 2.")
+
+
+def test_shipped_documents_are_not_held_out() -> None:
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("eval.path", "held"), ("eval.source", "python-stdlib")])
+    assert str(caught.value) == (
+        '--eval.source: "python-stdlib" reads no path, but eval.path = "held" (--eval.path) is '
+        'given. Set eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.'
+    )
