@@ -17,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from equipoise.base.errors import FitError, SpecError
+from equipoise.base.units import format_bytes
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
@@ -26,7 +27,7 @@ from equipoise.data.reading import describe_reading, read_sources
 from equipoise.launch.doctor.folder import room_row
 from equipoise.launch.doctor.gather import read_folder, read_machine
 from equipoise.launch.doctor.machine import memory_row
-from equipoise.launch.doctor.needs import needs_of
+from equipoise.launch.doctor.needs import LIBRARIES_BYTES, needs_of
 from equipoise.launch.forms import Nodes
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
@@ -210,6 +211,7 @@ def _prepare(
     require_free_folder(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
+        _require_few(ranks)
         require_room(ranks)
     if port:
         require_free_port(port)
@@ -252,6 +254,21 @@ def _prepare(
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
+
+
+def _require_few(ranks: int) -> None:
+    """Refuse more ranks than this machine could even import torch in.
+
+    Raises:
+        FitError: says how many fit.
+    """
+    have = read_machine().memory_bytes
+    if ranks * LIBRARIES_BYTES > have:
+        raise FitError(
+            f"{ranks:,} ranks need {format_bytes(ranks * LIBRARIES_BYTES)} of memory for their "
+            f"libraries alone, and {format_bytes(have)} are free here. Set layout.dp and the other "
+            f"degrees for at most {max(1, have // LIBRARIES_BYTES):,} ranks."
+        )
 
 
 def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from equipoise.base.digest import digest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
+from equipoise.spec.limits import MOST_WINDOWS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.resolve_model import resolve_model
@@ -98,7 +99,13 @@ def _judge_together(wish: Wish) -> None:
     _judge_evaluation(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
-        if step % window:
+        if step // window > MOST_WINDOWS:
+            wish.tell(
+                "pack.step_tokens",
+                f"{step:,} is {step // window:,} windows of {wish.cite('pack.context_tokens')}; "
+                f"give at most {MOST_WINDOWS:,} windows.",
+            )
+        elif step % window:
             around = nearest_multiples(step, window)
             if wish.is_given("pack.step_tokens"):
                 wish.tell(
