@@ -26,8 +26,8 @@ from equipoise.checkpoint.manifest import (
 )
 from equipoise.checkpoint.store import load, save
 from equipoise.comm.group import Ranks
-from equipoise.cost.curve import LoadCurve
-from equipoise.data.batch import check_vocabulary
+from equipoise.cost.curve import LoadCurve, price_labels
+from equipoise.data.batch import check_vocabulary, label_counter
 from equipoise.data.cache.store import TokenStore, open_store
 from equipoise.data.mixture import open_stream
 from equipoise.nn.measure import touch_libraries
@@ -37,6 +37,7 @@ from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.names import CHECKPOINTS
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
@@ -54,7 +55,8 @@ from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.side import build_sides, run_sides, span_all
 from equipoise.train.sinks.catalog import Sinks, open_sinks
-from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
+from equipoise.train.trained import count_trained
+from equipoise.train.watch import FolderGoneError, Word
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
@@ -84,11 +86,11 @@ class Trainer:
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
             mixture=self.store.mixture,
+            whole=self.spec.data.holds_conversations,
         )
         with span_all(journals, "measure"):
-            self.curve: LoadCurve = obtain_curve(
-                self.spec, self.model, ranks, self.store.folder.parent, folder
-            )
+            measured = obtain_curve(self.spec, self.model, ranks, self.store.folder.parent, folder)
+            self.curve: LoadCurve = price_labels(measured, label_counter(self.store))
         touch_libraries(ranks.device, activation_dtype(self.spec))
         spare_small_chunks()
         return_freed_memory()
@@ -103,7 +105,7 @@ class Trainer:
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
         self.evaluator = Evaluator(resolved, ranks, self.journal, self.runner, self.curve)
-        needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
+        needed_bytes = 4 * self.model.params + 8 * count_trained(self.spec, self.model)  # moments
         self.ground = RunFolder(folder, ranks, journals, needed_bytes)
 
     @property
@@ -129,6 +131,7 @@ class Trainer:
                         model=self.model,
                         corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
+                        run=resume_facts(self.spec),
                         engine=self.spec.model.engine,
                     )
             except CheckpointError as error:
@@ -144,6 +147,8 @@ class Trainer:
             self.journal.write("fault", "torn-checkpoint", message=sentence)
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
+        if not manifest.step:
+            self.runner.optimizer.state.clear()  # torch saves no step as one of zero gradients
         self.position = Position(manifest.step, manifest.position_tokens)
         self.ground.keep(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
@@ -154,7 +159,7 @@ class Trainer:
         self._resume_packer(path, view)
 
     def _note(self, view: StepView, sentence: str) -> None:
-        """Say what differs from before, and journal it on rank 0."""
+        """Say what is not as one would expect, and journal it on rank 0."""
         view.say(sentence)
         if self.ranks.rank == 0:
             self.journal.write("instant", "changed", step=self.position.step, message=sentence)
@@ -231,6 +236,8 @@ class Trainer:
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
             result, loads = results[0], packs[0][1]
             loss = result.loss
+            if not result.labels:
+                self._note(view, f"Step {step} has no token to learn; no weight was changed.")
             figures, *_ = [
                 side.write_step(packed, each, step=step, tokens=self.position.tokens)
                 for side, packed, each in zip(self.sides, packs, results, strict=True)
@@ -254,7 +261,7 @@ class Trainer:
                 saved_step = self._save(view, must=step == steps) or saved_step
                 if saved_step == step < steps:
                     self.ground.require_room(self.position.step)
-        if saved_step != self.position.step:
+        if saved_step != self.position.step or not steps:
             self._leave_if_gone(view)
             self._save(view, must=True)
         for side in self.sides:

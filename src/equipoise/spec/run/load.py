@@ -297,6 +297,8 @@ def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
         if any(type(each) is type(value) and each == value for each in allowed):
             return value, None
         return None, _refuse_choice(allowed, value)
+    if tuple in allowed:  # one text stands for a list of it
+        value = (value,) if isinstance(value, str) else tuple(value) if _is_texts(value) else value
     try:
         judged = _adapter(key.name).validate_python(value)
     except ValidationError as error:
@@ -306,6 +308,10 @@ def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
     if is_count and abs(judged) > MOST_SIZE:
         return None, explain_fault(allowed, value, "less_than_equal", {"le": MOST_SIZE})
     return judged, None
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _has_lone_surrogate(text: str) -> bool:
@@ -332,7 +338,13 @@ _BOUNDS = {
     "less_than_equal": ("le", "large; it must be at most"),
     "less_than": ("lt", "large; it must be less than"),
 }
-_WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_WANTED = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    tuple: "a list of texts",
+}
 
 
 def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mapping[str, Any]) -> str:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.digest import digest
+from equipoise.base.nearest import nearest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.limits import MOST_WINDOWS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
+from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.resolve_model import resolve_model
 from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
@@ -63,6 +65,7 @@ def resolve(
     )
     _judge_together(wish)
     model, model_origins = resolve_model(wish, base)
+    _judge_experts_of_lora(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
     run = ResolvedRun(
         spec=spec,
@@ -97,6 +100,8 @@ def _judge_together(wish: Wish) -> None:
                 "Set data.path to a file or a folder.",
             )
     _judge_evaluation(wish)
+    _judge_lora(wish)
+    _judge_conversations(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
         if step // window > MOST_WINDOWS:
@@ -166,6 +171,31 @@ def _judge_mix(wish: Wish) -> None:
             )
 
 
+def _judge_conversations(wish: Wish) -> None:
+    """Refuse a format that the source cannot have, and keys of conversations where are none."""
+    if not wish.is_sound("data.source", "data.format", "data.loss"):
+        return
+    kind, source = wish["data.format"], wish["data.source"]
+    if kind == "text" and wish["data.loss"] == "last-answer":
+        wish.tell(
+            "data.loss",
+            f"{toml(wish['data.loss'])} needs conversations, but {wish.cite('data.format')}. Set "
+            'data.format = "messages" or "prompt-completion", or remove data.loss.',
+        )
+    if kind != "text" and source in ("python-stdlib", "text"):
+        wish.tell(
+            "data.format",
+            f"{toml(kind)} needs rows with columns, but {wish.cite('data.source')}. Set "
+            'data.source = "jsonl", "parquet" or "datasets".',
+        )
+    if kind == "messages" and wish["data.tokenizer"] == "train" and wish["model.init"] == "random":
+        wish.tell(
+            "data.format",
+            '"messages" needs the chat template of a model\'s folder. Set data.tokenizer to that '
+            'folder, or model.init = "hf:DIR".',
+        )
+
+
 def _judge_rate(wish: Wish) -> None:
     """Fit the default warm-up to the steps, and refuse phases that do not fit into them."""
     if not wish.is_sound("train.steps", "train.warmup_steps"):
@@ -218,6 +248,56 @@ def _judge_evaluation(wish: Wish) -> None:
             "eval.source",
             f'"{wish["eval.source"]}" reads no path, but {wish.cite("eval.path")} is given. Set '
             f'eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.',
+        )
+
+
+def _judge_lora(wish: Wish) -> None:
+    """Refuse adapters beside weights that nobody trained, and layers that cannot have one."""
+    if not wish.is_sound("lora.rank", "lora.targets", "model.init", "train.freeze"):
+        return
+    names = [*TARGETS, *TARGETS.values()]
+    for target in wish["lora.targets"]:
+        if target not in names:
+            wish.tell(
+                "lora.targets",
+                f"{toml(target)} is not one of {', '.join(map(toml, TARGETS))}. Nearest: "
+                f"{toml(nearest(target, names))}.",
+            )
+            return
+    if not wish["lora.rank"]:
+        return
+    if wish["model.init"] == "random":
+        wish.tell(
+            "lora.rank",
+            f"{wish['lora.rank']} trains adapters beside weights that stay as they are, but "
+            f"{wish.cite('model.init')}. Set model.init to a Hugging Face folder, or remove "
+            f"lora.rank.",
+        )
+    if wish["model.engine"] == "transformers":
+        wish.tell(
+            "lora.rank",
+            f"{wish['lora.rank']} trains adapters, which join equipoise's own layers, but "
+            f"{wish.cite('model.engine')}. Remove one of them.",
+        )
+    if wish["train.freeze"]:
+        wish.tell(
+            "train.freeze",
+            f"{toml(wish['train.freeze'])} is given, but {wish.cite('lora.rank')} leaves every "
+            f"weight of the model as it is. Remove one of them.",
+        )
+
+
+def _judge_experts_of_lora(wish: Wish, model: ModelSpec) -> None:
+    """Refuse adapters of feed-forwards where layers have experts instead."""
+    if not wish["lora.rank"] or not model.experts or not wish.is_sound("lora.targets"):
+        return
+    layers = LoraSpec(targets=wish["lora.targets"]).layers
+    if wish["lora.targets"] and any(each in FEED_FORWARD for each in layers):
+        wish.tell(
+            "lora.targets",
+            f"{toml(wish['lora.targets'])} has layers of feed-forwards, but the model's layers "
+            f"have {model.experts} experts, which adapters cannot join. Set lora.targets = "
+            f'["query", "key", "value", "output"].',
         )
 
 

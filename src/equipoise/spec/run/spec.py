@@ -14,12 +14,15 @@ from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.run.layout import LayoutSpec as LayoutSpec
 from equipoise.spec.run.layout import Sharding as Sharding
 from equipoise.spec.run.layout import StrategyName as StrategyName
+from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.mix import MixRow
 from equipoise.spec.run.model import ModelSection
 
 Source = Literal["python-stdlib", "python-functions", "text", "jsonl", "parquet", "datasets"]
 PYTHON_SOURCES = ("python-stdlib", "python-functions")
 """Sources that are this Python's own files, and read no path."""
+Format = Literal["text", "messages", "prompt-completion"]
+Loss = Literal["answers", "last-answer", "all"]
 Precision = Literal["fp32", "bf16"]
 RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
@@ -50,9 +53,26 @@ class DataSpec:
             "each, with path, weight and, unless as above, source and field"
         ),
     ] = ()
+    format: Annotated[
+        Format,
+        Field(
+            description="of a row: one text; a conversation (column messages, or conversations); "
+            "or a prompt and its completion (columns prompt and completion)"
+        ),
+    ] = "text"
+    loss: Annotated[
+        Loss,
+        Field(
+            description="tokens of a conversation that are learned: its answers, its last answer, "
+            "or all of them; every token of a text is"
+        ),
+    ] = "answers"
     tokenizer: Annotated[
         str,
-        Field(description='"train" trains a byte-level BPE; else the path of a tokenizer.json'),
+        Field(
+            description='"train" trains a byte-level BPE; else a tokenizer.json, or a folder with '
+            'one; with model.init = "hf:DIR" that folder\'s own unless given'
+        ),
     ] = "train"
     vocab: Annotated[
         int, Field(ge=260, le=1_000_000, description="size of the BPE that is trained")
@@ -60,6 +80,16 @@ class DataSpec:
     cache: Annotated[str, Field(description="folder of trained tokenizers and token caches")] = (
         "~/.cache/equipoise"
     )
+
+    @property
+    def holds_conversations(self) -> bool:
+        """Whether rows are conversations, or prompts with completions, rather than texts."""
+        return self.format != "text"
+
+    @property
+    def masks(self) -> bool:
+        """Whether only some tokens are learned."""
+        return self.holds_conversations and self.loss != "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +175,9 @@ class PackSpec:
 class TrainSpec:
     """The optimisation."""
 
-    steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 100
+    steps: Annotated[
+        int, Field(ge=0, description="optimizer steps; 0 saves the first weights and ends")
+    ] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of weights and of order")] = 0
     lr: Annotated[float, Field(gt=0, description="peak learning rate")] = 3e-3
     schedule: Annotated[RateSchedule, Field(description="learning rate after the warm-up")] = (
@@ -176,6 +208,13 @@ class TrainSpec:
     beta2: Annotated[float, Field(ge=0, lt=1, description="AdamW's second moment")] = 0.95
     eps: Annotated[float, Field(gt=0, description="AdamW's epsilon")] = 1e-8
     clip_norm: Annotated[float, Field(gt=0, description="largest global gradient norm")] = 1.0
+    freeze: Annotated[
+        tuple[str, ...],
+        Field(
+            description="weights that are not trained: names or beginnings of names, with * and "
+            'ranges, as in ["embed", "layers.0-3", "*.attention"]'
+        ),
+    ] = ()
     precision: Annotated[
         Precision, Field(description="of activations and matmuls; master weights are fp32")
     ] = "fp32"
@@ -229,6 +268,7 @@ class RunSpec:
     model: ModelSection = field(default_factory=ModelSection)
     pack: PackSpec = field(default_factory=PackSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
+    lora: LoraSpec = field(default_factory=LoraSpec)
     layout: LayoutSpec = field(default_factory=LayoutSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     journal: JournalSpec = field(default_factory=JournalSpec)

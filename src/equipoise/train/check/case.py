@@ -11,8 +11,9 @@ What it decides
     context, with every stage, and with recomputation; then every strategy, once; then every way
     to write the ranks as data times context times tensor; then, of a model with experts, every
     number of ranks that may share them, beside each of the other ways to share; then every
-    pipeline schedule that trains the same model, and pipelines with every other axis. Models are
-    as deep as a pipeline has stages.
+    pipeline schedule that trains the same model, and pipelines with every other axis; then one
+    layout of every axis with labels on some tokens only. Models are as deep as a pipeline has
+    stages.
 
     *Played* in one process, where ranks take turns and a case takes a fraction of the time: every
     strategy with every kind of sharding, and every sharding there is.
@@ -26,12 +27,13 @@ Kept true (tests/unit/train/check/test_case.py)
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
 from equipoise.spec.catalog import POLICIES, SCHEDULES, Policy
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import (
     LayoutSpec,
@@ -85,13 +87,17 @@ class Case:
     """Lengths of the documents of the step."""
     repeats: bool = False
     """Whether the step runs twice and must have the same bits."""
+    masks: bool = False
+    """Whether only some tokens have a label, as in conversations."""
     played: bool = False
     """Meant for ranks that take turns in one process."""
+    lora: LoraSpec = field(default_factory=LoraSpec)
+    """Adapters that are trained instead of the weights."""
 
     @property
     def resolved(self) -> ResolvedFile:
         """The same as a launcher hands it to the ranks of a run."""
-        spec = RunSpec(pack=self.pack, train=self.train, layout=self.layout)
+        spec = RunSpec(pack=self.pack, train=self.train, layout=self.layout, lora=self.lora)
         return ResolvedFile(spec, self.model, {}, self.ranks, "", "")
 
     def __str__(self) -> str:
@@ -106,6 +112,9 @@ class Case:
         degrees = {"tp": layout.tp, "ep": layout.ep, "etp": layout.etp}
         parts += [f"{axis} = {ranks}" for axis, ranks in degrees.items() if ranks > 1]
         parts += [f"pp = {layout.pp}, {layout.schedule}"] if layout.pp > 1 else []
+        parts += [f"lora of rank {self.lora.rank}"] if self.lora.rank else []
+        parts += [f"{', '.join(self.train.freeze)} frozen"] if self.train.freeze else []
+        parts += ["masked labels"] if self.masks else []
         return f"{where} ({', '.join(parts)})"
 
 
@@ -283,7 +292,7 @@ def expert_cases(ranks: int, model: ModelSpec) -> list[Case]:
     if not experts:
         return cases
     for expert in _factors(ranks):
-        if -(-experts // -(-experts // expert)) == expert:  # every rank has some
+        if _share_experts(experts, expert):
             make = partial(make_case, model, ranks, ep=expert)
             cases += [
                 *(make(zero=zero) for zero in _STAGES),
@@ -319,6 +328,43 @@ def pipeline_cases(ranks: int, model: ModelSpec) -> list[Case]:
     return cases
 
 
+def trained_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Adapters, and frozen weights, on every ZeRO stage and beside every axis once."""
+    last = model.layers - 1
+    lora = LoraSpec(rank=4)
+    kinds: list[dict[str, Any]] = [
+        {"lora": lora},
+        {"freeze": ("embed", f"layers.0-{max(0, last - 1)}.attention", "*.key")},
+    ]
+    shapes: list[dict[str, Any]] = [{"zero": zero} for zero in _STAGES]
+    shapes += [{"zero": 3, "recompute": "full"}, {"recompute": "selective"}]
+    if ranks > 1:
+        shapes += [{"policy": "divided", "context_tokens": 128}, {"cp": ranks, "zero": 3}]
+        shapes += [{"pp": ranks, "schedule": each} for each in ("1f1b", "zb-h1")]
+        shapes += [{"pp": ranks, "zero": 2}]
+        shapes += [{"tp": ranks, "zero": zero} for zero in (1, 3) if model.heads % ranks == 0]
+    return [
+        dataclasses.replace(
+            case := make_case(model, ranks, **shape),
+            lora=kind.get("lora", case.lora),
+            train=dataclasses.replace(case.train, freeze=kind.get("freeze", ())),
+        )
+        for shape in shapes
+        for kind in kinds
+    ]
+
+
+def masked_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Documents of which only some tokens have a label: a layout of every axis, whole and cut."""
+    axes: list[dict[str, Any]] = [{"zero": 3}, {"zero": 1, "policy": "in-order"}]
+    if ranks > 1:
+        axes += [{"cp": ranks}, {"policy": "divided", "context_tokens": 128}]
+        axes += [{"pp": n, "policy": "in-order", "context_tokens": 64} for n in _factors(ranks)[:1]]
+        axes += [{"tp": n} for n in _factors(ranks, of=model.heads)[:1]]
+        axes += [{"ep": n} for n in _factors(ranks) if _share_experts(model.experts, n)][:1]
+    return [dataclasses.replace(make_case(model, ranks, **each), masks=True) for each in axes]
+
+
 def played_cases(ranks: int, model: ModelSpec) -> list[Case]:
     """Every strategy with every kind of sharding, and every sharding, on ranks that are played."""
     if ranks < 2:
@@ -329,6 +375,11 @@ def played_cases(ranks: int, model: ModelSpec) -> list[Case]:
     pairs += [("needed-kv", each) for each in get_args(Sharding) if each not in _SHARDINGS]
     make = partial(make_case, model, ranks, cp=ranks, zero=0, context_tokens=512, played=True)
     return [make(strategy=strategy, sharding=sharding) for strategy, sharding in pairs]
+
+
+def _share_experts(experts: int, ranks: int) -> bool:
+    """Whether every rank has some of the experts."""
+    return experts > 0 and -(-experts // -(-experts // ranks)) == ranks
 
 
 def _factors(ranks: int, *, of: int = 0) -> list[int]:

@@ -98,8 +98,8 @@ def test_the_schema_is_closed_and_described() -> None:
     train = whole["$defs"]["TrainSpec"]["properties"]
     assert train["steps"] == {
         "default": 100,
-        "description": "optimizer steps",
-        "minimum": 1,
+        "description": "optimizer steps; 0 saves the first weights and ends",
+        "minimum": 0,
         "title": "Steps",
         "type": "integer",
     }
