@@ -58,6 +58,15 @@ def compression_of(path: Path) -> str:
     return ""
 
 
+def without_compression(name: str) -> str:
+    """A file's name without the ending that says how it is compressed.
+
+    >>> without_compression("a.jsonl.gz"), without_compression("a.jsonl")
+    ('a.jsonl', 'a.jsonl')
+    """
+    return next((name.removesuffix(each) for each in SUFFIXES if name.endswith(each)), name)
+
+
 @contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
     """A file's bytes, decompressed while they are read.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from equipoise.base.errors import DataError
 from equipoise.base.read import read_json
-from equipoise.data.compressed import SUFFIXES
+from equipoise.data.compressed import SUFFIXES, without_compression
 from equipoise.data.functions import TESTS
 
 _SUFFIX = {
@@ -84,7 +84,7 @@ def find_files(root: Path, kind: str) -> list[CorpusFile]:
             f"data.path {root} has {missing if suffix else 'no files, or only hidden ones'}. "
             f'Set data.path to the corpus, or data.source to its kind; now it is "{kind}".'
         )
-    return files if kind == "python-stdlib" else _without_copies(files)
+    return files if kind in _LEFT_OUT else _without_copies(files)
 
 
 def _is_file(entry: "os.DirEntry[str]") -> bool:
@@ -99,14 +99,10 @@ def _without_copies(files: list[CorpusFile]) -> list[CorpusFile]:
     names = {file.name for file in files}
     kept: dict[str, CorpusFile] = {}
     for file in sorted(files):
-        plain = file.name.removesuffix(_suffix_of(file.name))
+        plain = without_compression(file.name)
         if plain == file.name or plain not in names:
             kept.setdefault(plain, file)
     return list(kept.values())
-
-
-def _suffix_of(name: str) -> str:
-    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
 
 def _items_of(file: Path, key: str) -> list[Any]:

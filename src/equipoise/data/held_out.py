@@ -29,6 +29,7 @@ import numpy as np
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import DataError
 from equipoise.data.cache.store import TokenStore, prepare
+from equipoise.data.compressed import without_compression
 from equipoise.data.progress import Progress
 from equipoise.spec.pack import Pieces
 from equipoise.spec.run.spec import PYTHON_SOURCES, DataSpec, RunSpec, Source
@@ -54,7 +55,7 @@ def held_out_data(spec: RunSpec, tokenizer: Path) -> DataSpec:
     usual: Source = "text" if spec.data.source in PYTHON_SOURCES else spec.data.source
     source = asked.source
     if source == "by-path":
-        source = _SUFFIXES.get(Path(asked.path).suffix, usual)
+        source = _SUFFIXES.get(Path(without_compression(asked.path)).suffix, usual)
     return dataclasses.replace(
         spec.data,
         source=source,

@@ -12,3 +12,5 @@ MOST_LAYERS = 4096
 """The deepest published Transformer has 1,000 (DeepNet, arXiv:2203.00555)."""
 MOST_EXPERTS = 1 << 16
 """The largest published router has 2,048 (Switch Transformer, arXiv:2101.03961)."""
+MOST_WINDOWS = 1 << 20
+"""Windows of one step: 64 Mi tokens even in windows of 64."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from equipoise.base.arrays import Ints
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import FitError, SpecError
+from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
@@ -31,7 +32,7 @@ from equipoise.data.reading import describe_reading, read_sources
 from equipoise.launch.doctor.folder import room_row
 from equipoise.launch.doctor.gather import read_folder, read_machine
 from equipoise.launch.doctor.machine import memory_row
-from equipoise.launch.doctor.needs import needs_of
+from equipoise.launch.doctor.needs import LIBRARIES_BYTES, needs_of
 from equipoise.launch.forms import Nodes
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
@@ -217,6 +218,7 @@ def _prepare(
     require_free_folder(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
+        _require_few(ranks)
         require_room(ranks)
     if port:
         require_free_port(port)
@@ -276,6 +278,21 @@ def _cut_sentence(spec: RunSpec, doc_tokens: Ints) -> str:
         f"{window:,} and are cut there: the rest of an answer is learned without what came before "
         f"it. The longest has {int(long.max()):,} tokens."
     )
+
+
+def _require_few(ranks: int) -> None:
+    """Refuse more ranks than this machine could even import torch in.
+
+    Raises:
+        FitError: says how many fit.
+    """
+    have = read_machine().memory_bytes
+    if ranks * LIBRARIES_BYTES > have:
+        raise FitError(
+            f"{ranks:,} ranks need {format_bytes(ranks * LIBRARIES_BYTES)} of memory for their "
+            f"libraries alone, and {format_bytes(have)} are free here. Set layout.dp and the other "
+            f"degrees for at most {max(1, have // LIBRARIES_BYTES):,} ranks."
+        )
 
 
 def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> None:

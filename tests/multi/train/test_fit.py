@@ -22,3 +22,12 @@ def test_a_model_that_memory_cannot_hold(
         err,
     ), err
     assert not (tmp_path / "run").exists()
+
+
+def test_more_ranks_than_a_machine_could_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--layout.dp", "100000", "--out", "nowhere"]) == 3
+    assert re.fullmatch(
+        r"100,000 ranks need 28\.6 TiB of memory for their libraries alone, and [\d.]+ GiB are "
+        r"free here\. Set layout\.dp and the other degrees for at most [\d,]+ ranks\.\n",
+        capsys.readouterr().err,
+    )

@@ -203,6 +203,11 @@ def _setting(
     pack, layout = resolved.spec.pack, resolved.spec.layout
     ranks = layout.count_ranks(len(usable_cores()))
     data_ranks = ranks // layout.sharing
+    if data_ranks > MOST_MICRO_BATCHES:
+        raise SpecError(
+            f"layout.dp = {data_ranks:,} is more than {MOST_MICRO_BATCHES:,} ranks to pack for. "
+            "Give a smaller layout.dp, or --micro-batches."
+        )
     if args.micro_batches is not None:
         pack = dataclasses.replace(pack, step_tokens=args.micro_batches * pack.context_tokens)
     seed = resolved.spec.train.seed

@@ -148,7 +148,9 @@ def memory_row(facts: MachineFacts, needs: Needs) -> Row:
     else:
         need, have, unit = needs.rank_bytes * needs.ranks, facts.memory_bytes, "free"
     fact = f"{format_bytes(have)} {unit}, {format_bytes(need)} needed"
-    why = f"{needs.ranks} ranks are forecast to need {format_bytes(needs.rank_bytes)} each{most}."
+    who = f"{needs.ranks} ranks are forecast to need" if needs.ranks > 1 else "1 rank needs"
+    each = " each" if needs.ranks > 1 else " by the forecast"
+    why = f"{who} {format_bytes(needs.rank_bytes)}{each}{most}."
     fix = 'Set train.recompute = "full", a smaller pack.context_tokens, or layout.zero = 3.'
     if need > have:
         return Row(what, fact, "breaks", why, fix)

@@ -14,7 +14,7 @@ from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import RunSpec
 
-_LIBRARIES_BYTES = 300 << 20
+LIBRARIES_BYTES = 300 << 20
 """Resident memory of a rank that has imported torch 2.13, before its first tensor."""
 
 
@@ -48,7 +48,7 @@ def needs_of(
         ranks=nodes.ranks,
         nodes=nodes.count,
         accelerator=nodes.accelerator,
-        rank_bytes=fullest.total_bytes + (0 if on_device else _LIBRARIES_BYTES),
+        rank_bytes=fullest.total_bytes + (0 if on_device else LIBRARIES_BYTES),
         device_bytes=cluster.device.usable_bytes if cluster is not None and on_device else 0,
         # fp32 weights and the optimizer's two moments of each.
         checkpoint_bytes=12 * model.params,

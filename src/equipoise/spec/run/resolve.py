@@ -19,6 +19,7 @@ from typing import Any
 from equipoise.base.digest import digest
 from equipoise.base.nearest import nearest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
+from equipoise.spec.limits import MOST_WINDOWS
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
@@ -103,7 +104,13 @@ def _judge_together(wish: Wish) -> None:
     _judge_lora(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
-        if step % window:
+        if step // window > MOST_WINDOWS:
+            wish.tell(
+                "pack.step_tokens",
+                f"{step:,} is {step // window:,} windows of {wish.cite('pack.context_tokens')}; "
+                f"give at most {MOST_WINDOWS:,} windows.",
+            )
+        elif step % window:
             around = nearest_multiples(step, window)
             if wish.is_given("pack.step_tokens"):
                 wish.tell(
@@ -177,13 +184,13 @@ def _judge_mix(wish: Wish) -> None:
         return
     for number, row in enumerate(wish["data.mix"], start=1):
         source = row.source or wish["data.source"]
-        if source == "python-stdlib" and row.path:
+        if source in PYTHON_SOURCES and row.path:
             wish.tell(
                 "data.mix",
                 f"source {number}: path = {toml(row.path)} is given, but its source "
                 f"{toml(source)} reads no path. Set its source.",
             )
-        if source != "python-stdlib" and not row.path:
+        if source not in PYTHON_SOURCES and not row.path:
             wish.tell(
                 "data.mix",
                 f"source {number}: {toml(source)} reads a path, which is missing. Set its path.",

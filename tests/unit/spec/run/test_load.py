@@ -388,6 +388,30 @@ def test_the_default_warm_up_fits_any_number_of_steps(steps: int, warmup: int) -
     assert run.origins["train.warmup_steps"] == origin
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("train.steps", "1e23", "needs a whole number, got 1e+23 (a number)."),
+        ("train.steps", "1.0", "needs a whole number, got 1.0 (a number)."),
+        (
+            "pack.context_tokens",
+            "1" + "0" * 12,
+            f"1{'0' * 12} is too large; it must be at most 2147483647.",
+        ),
+        ("model.hidden", str(2**63), f"{2**63} is too large; it must be at most 2147483647."),
+        (
+            "pack.step_tokens",
+            str(2**31 - 2),
+            "2,147,483,646 is 1,073,741,823 windows of pack.context_tokens = 2 "
+            "(--pack.context_tokens); give at most 1,048,576 windows.",
+        ),
+    ],
+)
+def test_absurd_sizes_are_refused_at_once(name: str, value: str, message: str) -> None:
+    small = [("pack.context_tokens", "2")] if name == "pack.step_tokens" else []
+    assert faults(None, *small, (name, value)).splitlines()[-1] == f"--{name}: {message}"
+
+
 def test_a_mark_of_byte_order_is_no_key(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 7\n")
