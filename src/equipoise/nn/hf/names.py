@@ -75,7 +75,7 @@ _OTHER = {
 }
 """Names within a layer, by model type, where they are not ``_INNER``'s."""
 
-_TURNS_NEIGHBOURS = frozenset(("ernie4_5", "helium"))
+_TURNS_NEIGHBOURS = frozenset(("ernie4_5",))
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _TURNED = re.compile(r".+\.attention\.(query|key)\.(weight|bias)")
 
