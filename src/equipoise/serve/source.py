@@ -24,12 +24,12 @@ from equipoise.nn.hf.files import (
     CONFIG,
     GENERATION,
     TOKENIZER,
-    TOKENIZER_CONFIG,
     KeptFiles,
     ModelFiles,
     as_json,
     read_files,
     read_kept,
+    tokenizer_files,
 )
 from equipoise.nn.hf.gguf import read_gguf, read_gguf_header
 from equipoise.nn.hf.read import read_hf
@@ -121,12 +121,7 @@ def open_gguf(file: Path) -> TrainedModel:
             "tokenizer.json with --tokenizer.",
         )
     else:
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            **header.tokenizer_config,
-        }
-        contents |= {TOKENIZER: tokenizer_json.encode(), TOKENIZER_CONFIG: as_json(settings)}
+        contents |= tokenizer_files(tokenizer_json.encode(), header.tokenizer_config)
     files = ModelFiles(contents, str(file))
     return TrainedModel(
         file, model, state, files, context_tokens=header.context_tokens, remarks=remarks
