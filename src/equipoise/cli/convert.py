@@ -17,6 +17,7 @@ EXAMPLES = """\
 examples:
   equipoise convert runs/run exported                the newest whole checkpoint of a run
   equipoise convert runs/run/checkpoint/step-000250 exported --dtype bf16
+  equipoise convert runs/run adapter --adapter       LoRA alone, as peft loads it
   equipoise convert SmolLM2-135M.Q8_0.gguf smollm2   dequantised
 
 A run starts from such a folder: equipoise train --model.init hf:exported
@@ -46,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "began from, else fp32, as trained)",
     )
     parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the adapters of a run with [lora] for peft, instead of a model in which they "
+        "are merged",
+    )
+    parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FILE",
@@ -59,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
     _require_source(args.source)  # before torch is loaded: a wrong path is refused at once
+    if args.adapter:
+        return _write_adapter(args)
     from equipoise.serve.convert import write_folder
     from equipoise.serve.source import open_model
 
@@ -98,6 +107,34 @@ def run(args: argparse.Namespace) -> int:
             f"Wrote {target}: {written.model_type}, {format_count(trained.model.params)} "
             f"parameters in {written.dtype}, {format_bytes(size_bytes)}, {with_tokenizer} a "
             f"tokenizer{template}, from {trained.origin}.\n"
+        )
+    return 0
+
+
+def _write_adapter(args: argparse.Namespace) -> int:
+    """Write a folder for peft, and say what was written."""
+    from equipoise.checkpoint.adapter import export_adapter
+
+    if args.source.is_file():
+        raise SpecError(f"{args.source} has no adapters. Give a run or a checkpoint.")
+    written = export_adapter(args.source, args.target)
+    if args.json:
+        answer = {
+            "folder": str(args.target),
+            "from": str(written.origin),
+            "step": written.step,
+            "params": written.params,
+            "rank": written.lora.rank,
+            "base": written.base or None,
+        }
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+    elif args.quiet:
+        sys.stdout.write(f"{args.target}\n")
+    else:
+        beside = f" beside {written.base}" if written.base else ""
+        sys.stdout.write(
+            f"Wrote {args.target}: adapters of rank {written.lora.rank}, "
+            f"{format_count(written.params)} parameters{beside}, from {written.origin}.\n"
         )
     return 0
 

@@ -110,10 +110,17 @@ def _checkpoint_facts(folder: Path, manifest: Manifest | None, state: str) -> Fa
             "context_tokens": manifest.context_tokens,
             "seed": manifest.seed,
             "corpus_digest": manifest.corpus_digest,
+            **_trained(manifest),
             "files": len(manifest.files),
             "model": _sizes(model),
         }
     return facts | {"size_bytes": _bytes_of(folder)}
+
+
+def _trained(manifest: Manifest) -> Facts:
+    """Adapters and frozen weights of a checkpoint; empty where all weights were trained."""
+    rank, frozen = manifest.run.get("lora.rank"), manifest.run.get("train.freeze")
+    return ({"lora_rank": rank} if rank else {}) | ({"frozen": frozen} if frozen else {})
 
 
 def _run(folder: Path, silent: bool) -> Facts:
