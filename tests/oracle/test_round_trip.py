@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
-from support.hf_families import FAMILIES, config_of, save_family
+from support.hf.families import FAMILIES, config_of, save_family
 from support.ranks.first_weights import save_first
 
 TEXT = "some text to train on, naïve words and more\n" * 40

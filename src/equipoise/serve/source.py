@@ -59,14 +59,15 @@ class TrainedModel:
     """What a person should know: a torn checkpoint passed over, a tokenizer that is missing."""
 
 
-def open_model(source: Path) -> TrainedModel:
-    """Read the model of a run, a checkpoint, or a Hugging Face folder.
+def open_model(source: Path | str) -> TrainedModel:
+    """Read the model of a run, a checkpoint, a Hugging Face folder, or a GGUF file.
 
     Raises:
         SpecError: nothing is there, or nothing that holds a model.
         CheckpointError: no checkpoint of the run is whole.
         ModelError: the folder holds a model that this decoder does not compute.
     """
+    source = Path(source)
     if not source.exists():
         raise SpecError(f"No such file or folder: {source}. {_GIVE}")
     if source.is_file():
