@@ -228,6 +228,10 @@ def test_inspect_the_rest(built: Path, tmp_path: Path, capsys: pytest.CaptureFix
     told = answer(capsys, "inspect", folder)
     assert (told["kind"], told["state"]) == ("Hugging Face folder", "ok")
     assert (told["params"], told["dtypes"]) == (MODEL.params, {"F32": 20})
+    assert (told["tokenizer"], told["generation_config"]) == (True, True)
+    assert (told["chat_template"], told["positions"]) == (False, 512)
+    assert told["special_tokens"] == {"eos_token": "<|end|>"}
+    assert len(told["end_ids"]) == 1
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     state = answer(capsys, "inspect", folder)["state"]

@@ -15,7 +15,7 @@ from equipoise.cli.main import main
 from equipoise.serve.generate import Generator, generate
 from equipoise.serve.sample import Sampling
 from equipoise.serve.source import open_model
-from support.hf_families import FAMILIES, save_family
+from support.hf.families import FAMILIES, save_family
 
 TEXTS = ["def f(x):", "naïve 你好", " ", "some words " * 20]
 

@@ -26,6 +26,12 @@ TINY: dict[str, Any] = {
 }
 TINY_OF = {
     "mistral": {"sliding_window": None},
+    "phi3": {"pad_token_id": None},
+    "qwen3_moe": {
+        "num_local_experts": 10,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
     "mixtral": {"num_local_experts": 4},
     "qwen2_moe": {
         "num_experts": 6,
@@ -124,6 +130,7 @@ def test_every_key_of_a_class_is_known_and_its_default_is_ours(kind: str) -> Non
     assert set(theirs) <= READ[kind].keys() | ONLY.keys() | ignored
     assert GenerationConfig._get_default_generation_params().keys() <= ignored
     rope = theirs.pop("rope_parameters")
+    assert rope.pop("partial_rotary_factor", 1.0) == 1.0
     assert rope == {"rope_type": "default", "rope_theta": READ[kind]["rope_theta"]}
     ours = READ[kind] | {name: only[0] for name, only in ONLY.items()}
     for name, default in ours.items():
@@ -207,4 +214,6 @@ def test_a_changed_key_is_obeyed_or_refused(tmp_path: Path, kind: str) -> None:
         obeyed.add(name)
     print(f"{kind}: obeyed {sorted(obeyed)}, refused {sorted(refused)}")
     assert {"rms_norm_eps", "hidden_size", "rope_theta", "tie_word_embeddings"} <= obeyed
-    assert {"hidden_act", "quantization_config", "is_causal", "attention_dropout"} <= refused
+    known = AutoConfig.for_model(kind).to_dict().keys() | {"quantization_config", "is_causal"}
+    never = {"hidden_act", "quantization_config", "is_causal", "attention_dropout"}
+    assert never & known <= refused

@@ -1,5 +1,6 @@
 """Hugging Face folder, trained for no step, converted: every file and every bit comes back."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from equipoise.cli.main import main
 from equipoise.comm.local import run_ranks
-from support.hf_families import FAMILIES, save_family
+from support.hf.families import FAMILIES, config_of, save_family
 from support.ranks.first_weights import save_first
 
 TEXT = "some text to train on, naïve words and more\n" * 40
 TOKENS = torch.tensor([[5, 9, 77, 300, 2, 2, 41, 300, 19]])
 
 
-def prepared(folder: Path, home: Path, *flags: str) -> Path:
-    """A run from a folder, with the files that it keeps and no checkpoint."""
+def flags_of(folder: Path, home: Path) -> list[str]:
+    """What a run from a folder is told."""
     text = home / "text.txt"
     text.write_text(TEXT)
     keys = {
@@ -33,8 +34,13 @@ def prepared(folder: Path, home: Path, *flags: str) -> Path:
         "train.steps": "0",
         "layout.dp": "1",
     }
-    argv = [f"--{name}={value}" for name, value in keys.items()]
-    assert main(["train", *argv, *flags, "--out", str(home / "run"), "--prepare", "--quiet"]) == 0
+    return [f"--{name}={value}" for name, value in keys.items()]
+
+
+def prepared(folder: Path, home: Path, *flags: str) -> Path:
+    """A run from a folder, with the files that it keeps and no checkpoint."""
+    argv = [*flags_of(folder, home), *flags, "--out", str(home / "run"), "--prepare", "--quiet"]
+    assert main(["train", *argv]) == 0
     return home / "run"
 
 
@@ -98,3 +104,117 @@ def test_what_comes_back_is_whole(tmp_path: Path, family: str, dtype: torch.dtyp
     talk = [{"role": "user", "content": "hi"}]
     assert tokenizer.apply_chat_template(talk, tokenize=False) == "<s><|user|>\nhi\n"
     assert model.generation_config.eos_token_id == [0, 1]
+
+
+def converted(run: Path, out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
+    capsys.readouterr()
+    assert main(["convert", str(run), str(out), "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from a bf16 folder that is gone, by windows twice as long as its positions."""
+    home = tmp_path_factory.mktemp("round")
+    source = save_family("llama3-rope", home / "hf", dtype=torch.bfloat16)
+    kept = begun(source, home, "--pack.context_tokens=256", "--pack.step_tokens=256")
+    source.rename(home / "moved")
+    return kept
+
+
+def test_positions_are_raised_and_said(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = converted(run, tmp_path / "out", capsys)
+    assert (said["dtype"], said["tokenizer"], said["chat_template"]) == ("bf16", True, True)
+    assert said["remarks"] == [
+        "max_position_embeddings and the tokenizer's model_max_length are raised from 128 to 256: "
+        "the run trained with windows of 256 tokens."
+    ]
+    before, after = config_of(run.parent / "moved"), config_of(tmp_path / "out")
+    assert after == before | {"max_position_embeddings": 256}
+    theirs, ours = small_files(run.parent / "moved"), small_files(tmp_path / "out")
+    assert {name for name in theirs if ours[name] != theirs[name]} == {
+        "config.json",
+        "tokenizer_config.json",
+    }
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_another_dtype_is_written_and_said(
+    run: Path, tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = run / "checkpoint" / "step-000000"
+    assert converted(step, tmp_path / "out", capsys, "--dtype", dtype)["dtype"] == dtype
+    name = {"fp32": "float32", "fp16": "float16"}[dtype]
+    assert config_of(tmp_path / "out")["dtype"] == name
+    theirs = weights_of(run.parent / "moved")
+    expected = {key: weight.to(getattr(torch, name)) for key, weight in theirs.items()}
+    assert_same_bits(weights_of(tmp_path / "out"), expected)
+
+
+def test_a_kept_file_that_changed_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    template = copy / "hf" / "chat_template.jinja"
+    template.write_text("{{ messages }}")
+    assert main(["convert", str(copy), str(tmp_path / "out"), "--quiet"]) == 2
+    assert capsys.readouterr().err == (
+        f"{template} has changed since the run began. Restore it from a copy of the run, or "
+        f"delete {copy / 'hf'} to convert by the sizes alone.\n"
+    )
+
+
+def test_weights_of_several_dtypes_keep_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = save_family("qwen3", tmp_path / "hf", dtype=torch.bfloat16)
+    held = load_file(source / "model.safetensors")
+    held = {name: each.float() if "norm" in name else each for name, each in held.items()}
+    save_file(held, source / "model.safetensors", metadata={"format": "pt"})
+    said = converted(begun(source, tmp_path), tmp_path / "out", capsys)
+    assert said["dtype"] == "mixed"
+    assert_same_bits(weights_of(tmp_path / "out"), held)
+
+
+def test_another_tokenizer_takes_the_place_of_the_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = save_family("llama", tmp_path / "hf")
+    run = begun(source, tmp_path, "--data.tokenizer=train", "--data.vocab=300")
+    said = converted(run, tmp_path / "out", capsys)
+    assert said["remarks"] == [
+        f"The run's tokenizer is not that of {source}, so it is written instead, with its end "
+        "token <|end|> (0); the folder's special tokens and chat template are left out."
+    ]
+    assert (said["tokenizer"], said["chat_template"]) == (True, False)
+    config = config_of(tmp_path / "out")
+    ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
+    assert config == config_of(source) | ids
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["temperature"]) == (0, 0.7)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.eos_token == "<|end|>"
+    assert len(tokenizer) < len(transformers.AutoTokenizer.from_pretrained(source))
+
+
+# Ranks start, find each other and save: half a minute of two cores.
+def test_a_run_of_no_step_saves_what_it_began_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = save_family("qwen2", tmp_path / "hf", dtype=torch.bfloat16)
+    run = prepared(source, tmp_path)
+    assert main(["train", *flags_of(source, tmp_path), "--layout.dp=2", "--out", str(run)]) == 0
+    assert converted(run, tmp_path / "out", capsys)["step"] == 0
+    assert small_files(tmp_path / "out") == small_files(source)
+    assert_same_bits(weights_of(tmp_path / "out"), weights_of(source))
+    # It goes on from there as if it had never stopped.
+    steps = ["--train.steps=2", "--train.warmup_steps=0", "--layout.dp=2"]
+    losses = []
+    for out in (run, tmp_path / "other"):
+        capsys.readouterr()
+        argv = [*flags_of(source, tmp_path), *steps, "--out", str(out), "--json"]
+        assert main(["train", *argv]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["loss"])
+    assert losses[0] == losses[1]

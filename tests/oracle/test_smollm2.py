@@ -24,6 +24,7 @@ from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.gguf import read_gguf
 from equipoise.nn.hf.read import read_hf
 from equipoise.nn.loss import IGNORED
+from equipoise.serve.generate import generate
 from equipoise.spec.model.presets import ModelSpec, preset
 
 BOUND = 1e-4
@@ -186,3 +187,17 @@ def test_converted_it_is_a_folder_of_the_same_weights(
     config = transformers.AutoConfig.from_pretrained(folder)
     assert (config.bos_token_id, config.eos_token_id) == (1, 2)
     assert config.max_position_embeddings == 8192
+    generation = transformers.GenerationConfig.from_pretrained(folder)
+    assert (generation.bos_token_id, generation.eos_token_id) == (1, 2)
+    # It answers as transformers does on the same folder.
+    talk = [{"role": "user", "content": "What is the capital of France?"}]
+    model_oracle = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template(talk, add_generation_prompt=True, return_tensors="pt")
+    with torch.no_grad():
+        whole = model_oracle.generate(**ids, do_sample=False, max_new_tokens=16)[0].tolist()
+    expected = whole[ids["input_ids"].shape[1] :]
+    answer = generate(folder, talk, tokens=16)
+    assert list(answer.prompt_ids) == ids["input_ids"][0].tolist()
+    assert list(answer.ids) == [token for token in expected if token != 2]
+    print(f"\nSmolLM2-135M: {answer.text!r}")
+    assert "Paris" in answer.text

@@ -6,7 +6,7 @@ What it decides
     the run's own tokenizer takes their place, and its end token ends a text. A run from random
     weights has its tokenizer alone.
 
-Kept true (tests/unit/data/test_model_files.py, tests/oracle/test_round_trip.py)
+Kept true (tests/oracle/test_round_trip.py)
     What is left out or replaced is said in a sentence.
 """
 
@@ -18,12 +18,12 @@ from equipoise.nn.hf.files import (
     CONFIG,
     GENERATION,
     TOKENIZER,
-    TOKENIZER_CONFIG,
     KeptFiles,
     ModelFiles,
     as_json,
     is_tokenizer_file,
     read_files,
+    tokenizer_files,
 )
 from equipoise.nn.hf.read import stored_dtypes
 
@@ -69,16 +69,9 @@ def with_tokenizer(files: ModelFiles, tokenizer: Tokenizer) -> ModelFiles:
     if CONFIG in kept:
         kept[CONFIG] = as_json(files.table(CONFIG) | ids)
     generation = {key: each for key, each in files.table(GENERATION).items() if key not in _IDS}
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "eos_token": tokenizer.core.id_to_token(tokenizer.end),
-    }
-    kept |= {
-        GENERATION: as_json(generation | {"eos_token_id": tokenizer.end}),
-        TOKENIZER: tokenizer.file.read_bytes(),
-        TOKENIZER_CONFIG: as_json(settings),
-    }
+    settings = {"eos_token": tokenizer.core.id_to_token(tokenizer.end)}
+    kept |= tokenizer_files(tokenizer.file.read_bytes(), settings)
+    kept[GENERATION] = as_json(generation | {"eos_token_id": tokenizer.end})
     return ModelFiles(kept, files.where)
 
 

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tokenizers
 import torch
 from torch import Tensor
 
 from equipoise.base.errors import ModelError
+from equipoise.base.read import read_json
 from equipoise.data.model_files import with_tokenizer
 from equipoise.data.tokenizer import load_tokenizer
 from equipoise.nn.hf.files import (
     CONFIG,
-    GENERATION,
     TOKENIZER,
     TOKENIZER_CONFIG,
     ModelFiles,
@@ -33,7 +32,7 @@ from equipoise.nn.hf.files import (
 )
 from equipoise.nn.hf.names import hf_names
 from equipoise.nn.hf.read import TRAINING_SIZES
-from equipoise.nn.hf.write import new_config, write_hf
+from equipoise.nn.hf.write import write_hf
 from equipoise.serve.source import TrainedModel
 from equipoise.serve.tokenizer import has_template
 from equipoise.spec.model.hf_config import model_from_hf_config
@@ -96,13 +95,18 @@ def write_folder(
             files = _with_dtype(files, _name(_TORCH[dtype]))
     else:
         state = _cast(trained, dtype, "")
-        files = _with_new_config(files, trained, state)
-    write_hf(target, trained.model, state, files=files.contents)
+    write_hf(
+        target,
+        trained.model,
+        state,
+        files=files.contents,
+        context_tokens=trained.context_tokens,
+    )
     dtypes = {weight.dtype for weight in state.values() if weight.is_floating_point()}
     short = {each: name for name, each in _TORCH.items()}
     one = next(iter(dtypes))
     return Written(
-        model_type=files.table(CONFIG)["model_type"],
+        model_type=read_json(target / CONFIG)["model_type"],
         dtype="mixed" if len(dtypes) > 1 else short.get(one, _name(one)),
         has_tokenizer=TOKENIZER in files.contents,
         has_template=has_template(files),
@@ -172,23 +176,3 @@ def _with_dtype(files: ModelFiles, dtype: str) -> ModelFiles:
         return files
     changed = as_json(config | dict.fromkeys(keys, dtype))
     return ModelFiles({**files.contents, CONFIG: changed}, files.where)
-
-
-def _with_new_config(
-    files: ModelFiles, trained: TrainedModel, state: dict[str, Tensor]
-) -> ModelFiles:
-    """A config.json from the sizes, with the ids of the tokenizer's special tokens."""
-    dtype = next(iter({_name(weight.dtype) for weight in state.values()} - {"int64"}))
-    config = new_config(trained.model, dtype)
-    if trained.context_tokens is not None:
-        config.setdefault(_POSITIONS, trained.context_tokens)
-    settings = files.table(TOKENIZER_CONFIG)
-    if TOKENIZER in files.contents:
-        core = tokenizers.Tokenizer.from_str(files.contents[TOKENIZER].decode())
-        for kind in ("bos", "eos", "pad"):
-            number = core.token_to_id(str(settings.get(f"{kind}_token")))
-            config[f"{kind}_token_id"] = number
-    contents = {**files.contents, CONFIG: as_json(config)}
-    if GENERATION not in contents and config["eos_token_id"] is not None:
-        contents[GENERATION] = as_json({"eos_token_id": config["eos_token_id"]})
-    return ModelFiles(contents, files.where)

@@ -144,7 +144,7 @@ def generate(
         CheckpointError: no checkpoint of the run is whole.
         ModelError: the model or its tokenizer cannot be read.
     """
-    return Generator(open_model(Path(source))).generate(prompt, tokens=tokens, sampling=sampling)
+    return Generator(open_model(source)).generate(prompt, tokens=tokens, sampling=sampling)
 
 
 def _decoder(trained: TrainedModel) -> Decoder:

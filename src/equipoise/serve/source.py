@@ -24,12 +24,12 @@ from equipoise.nn.hf.files import (
     CONFIG,
     GENERATION,
     TOKENIZER,
-    TOKENIZER_CONFIG,
     KeptFiles,
     ModelFiles,
     as_json,
     read_files,
     read_kept,
+    tokenizer_files,
 )
 from equipoise.nn.hf.gguf import read_gguf, read_gguf_header
 from equipoise.nn.hf.read import read_hf
@@ -59,14 +59,15 @@ class TrainedModel:
     """What a person should know: a torn checkpoint passed over, a tokenizer that is missing."""
 
 
-def open_model(source: Path) -> TrainedModel:
-    """Read the model of a run, a checkpoint, or a Hugging Face folder.
+def open_model(source: Path | str) -> TrainedModel:
+    """Read the model of a run, a checkpoint, a Hugging Face folder, or a GGUF file.
 
     Raises:
         SpecError: nothing is there, or nothing that holds a model.
         CheckpointError: no checkpoint of the run is whole.
         ModelError: the folder holds a model that this decoder does not compute.
     """
+    source = Path(source)
     if not source.exists():
         raise SpecError(f"No such file or folder: {source}. {_GIVE}")
     if source.is_file():
@@ -121,12 +122,7 @@ def open_gguf(file: Path) -> TrainedModel:
             "tokenizer.json with --tokenizer.",
         )
     else:
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            **header.tokenizer_config,
-        }
-        contents |= {TOKENIZER: tokenizer_json.encode(), TOKENIZER_CONFIG: as_json(settings)}
+        contents |= tokenizer_files(tokenizer_json.encode(), header.tokenizer_config)
     files = ModelFiles(contents, str(file))
     return TrainedModel(
         file, model, state, files, context_tokens=header.context_tokens, remarks=remarks

@@ -212,9 +212,27 @@ def _hugging_face(folder: Path, _silent: bool) -> Facts:
         "tensors": tensors,
         "dtypes": dict(dtypes),
         "files": len(files),
-        "tokenizer": (folder / "tokenizer.json").exists(),
+        **_beside(folder),
         "model": _sizes(model),
         "size_bytes": _bytes_of(folder),
+    }
+
+
+def _beside(folder: Path) -> Facts:
+    """What stands beside the weights: tokenizer, chat template, how it generates."""
+    from equipoise.nn.hf.files import CONFIG, GENERATION, TOKENIZER, read_files
+    from equipoise.serve.tokenizer import read_settings
+
+    files = read_files(folder)
+    settings = read_settings(files)
+    templates = sorted(settings.templates)
+    return {
+        "tokenizer": TOKENIZER in files.contents,
+        "special_tokens": settings.special_tokens,
+        "chat_template": ", ".join(templates) if len(templates) > 1 else bool(templates),
+        "generation_config": GENERATION in files.contents,
+        "end_ids": list(files.end_ids),
+        "positions": files.table(CONFIG).get("max_position_embeddings"),
     }
 
 
@@ -230,6 +248,8 @@ def _gguf(file: Path, _silent: bool) -> Facts:
         "tensors": header.tensors,
         "quantisations": header.quantisations,
         "context_tokens": header.context_tokens,
+        "chat_template": "chat_template" in header.tokenizer_config,
+        "end_ids": header.end_ids,
         "model": _sizes(header.model),
         "size_bytes": file.stat().st_size,
     }

@@ -9,7 +9,7 @@ Why
 What it decides
     Which files belong to a model: those in ``NAMES``, whatever else lies beside them.
 
-Kept true (tests/unit/nn/hf/test_files.py, tests/oracle/test_round_trip.py)
+Kept true (tests/oracle/test_round_trip.py)
     Kept files are byte for byte those of the folder; a changed one is refused.
 """
 
@@ -201,6 +201,17 @@ def read_kept(folder: Path) -> KeptFiles | None:
             f"run, or delete {folder} to convert by the sizes alone."
         )
     return KeptFiles(ModelFiles(contents, str(folder)), source, dtypes, remarks)
+
+
+def tokenizer_files(tokenizer_json: bytes, settings: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a tokenizer that is all in its tokenizer.json.
+
+    Args:
+        tokenizer_json: Its text.
+        settings: ``eos_token``, ``chat_template`` and the like.
+    """
+    usual = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {TOKENIZER: tokenizer_json, TOKENIZER_CONFIG: as_json({**usual, **settings})}
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

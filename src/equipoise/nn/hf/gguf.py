@@ -99,6 +99,12 @@ class GgufHeader:
     generation_config: dict[str, Any]
     """Tokens that begin and end texts, for generation_config.json; empty if it names none."""
 
+    @property
+    def end_ids(self) -> list[int]:
+        """Tokens that end a text."""
+        ids = self.generation_config.get("eos_token_id", [])
+        return ids if isinstance(ids, list) else [ids]
+
 
 def read_gguf_header(file: Path) -> GgufHeader:
     """Read the sizes and the special tokens of a GGUF file.
@@ -291,7 +297,7 @@ def _generation_config(reader: Any) -> dict[str, Any]:
 
 def _tokenizer(file: Path, reader: Any) -> "tokenizers.Tokenizer":
     import tokenizers
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
     kind = _field(reader, "tokenizer.ggml.model")
     split = _field(reader, "tokenizer.ggml.pre", "gpt-2")
@@ -312,6 +318,12 @@ def _tokenizer(file: Path, reader: Any) -> "tokenizers.Tokenizer":
         else byte_level
     )
     core.decoder = decoders.ByteLevel()
+    begin = _field(reader, "tokenizer.ggml.bos_token_id")
+    if _field(reader, "tokenizer.ggml.add_bos_token", False) and begin is not None:
+        token = tokens[int(begin)]
+        core.post_processor = processors.TemplateProcessing(
+            single=f"{token} $A", special_tokens=[(token, int(begin))]
+        )
     types = _field(reader, "tokenizer.ggml.token_type", [])
     for number, add in (
         (_CONTROL, core.add_special_tokens),

@@ -75,13 +75,13 @@ _OTHER = {
 }
 """Names within a layer, by model type, where they are not ``_INNER``'s."""
 
-_TURNS_NEIGHBOURS = frozenset(("ernie4_5", "helium"))
+_TURNS_NEIGHBOURS = frozenset(("ernie4_5",))
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _TURNED = re.compile(r".+\.attention\.(query|key)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """One of our weights, or one expert of it, within one of theirs."""
 
     name: str
@@ -107,7 +107,7 @@ class TheirWeight:
     """One of their weights: its shape, and ours that it is made of, one below the other."""
 
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[WeightPart, ...]
 
 
 def half_split(rows: Tensor, width: int) -> Tensor:
@@ -168,7 +168,7 @@ def their_weights(
     >>> {name: weight.shape for name, weight in theirs.items()}
     {'model.layers.0.mlp.gate_up_proj.weight': (16, 4)}
     """
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[WeightPart]] = {}
     columns: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes:
         is_turned = model_type in _TURNS_NEIGHBOURS and _TURNED.fullmatch(name)
@@ -177,7 +177,7 @@ def their_weights(
         is_stack = ".experts." in name
         rows, *rest = shape[1:] if is_stack else shape
         for at, each in enumerate(theirs):
-            part = Part(name, at if is_stack else None, rows, turn_width)
+            part = WeightPart(name, at if is_stack else None, rows, turn_width)
             parts.setdefault(each, []).append(part)
             columns[each] = tuple(rest)
     return {

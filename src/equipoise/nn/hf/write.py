@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -27,11 +27,23 @@ from equipoise.base.durable import sync
 from equipoise.base.errors import ModelError
 from equipoise.base.read import parse_json
 from equipoise.base.units import GIB
-from equipoise.nn.hf.files import CONFIG, as_json, write_files
+from equipoise.nn.hf.files import (
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    ModelFiles,
+    as_json,
+    tokenizer_files,
+    write_files,
+)
 from equipoise.nn.hf.names import TheirWeight, join_theirs
 from equipoise.nn.hf.read import INDEX, WEIGHTS, check_weights, weight_shapes, weights_of
 from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import ModelSpec
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _COUNTS = ".balance.state_X"
 
@@ -43,6 +55,9 @@ def write_hf(
     *,
     files: Mapping[str, bytes] | None = None,
     max_shard_bytes: int = 5 * GIB,
+    tokenizer_file: Path | None = None,
+    tokenizer_config: Mapping[str, Any] | None = None,
+    context_tokens: int | None = None,
 ) -> None:
     """Write a folder that ``transformers`` loads, whole or not at all.
 
@@ -54,6 +69,11 @@ def write_hf(
         files: What stands beside the weights, by name. A config.json among them must describe the
             model, and its model type names the weights; without one it is made from the sizes.
         max_shard_bytes: Larger models are written as several files and an index.
+        tokenizer_file: A tokenizer.json to write as well.
+        tokenizer_config: The contents of its tokenizer_config.json: ``eos_token``, ``bos_token``,
+            ``chat_template``.
+        context_tokens: ``max_position_embeddings`` of a config.json that is made here; None leaves
+            transformers' default.
 
     Raises:
         ModelError: the folder exists or cannot be written, the weights do not fit the model, or
@@ -64,8 +84,12 @@ def write_hf(
     state = {name: weight for name, weight in state.items() if not name.endswith(_COUNTS)}
     check_weights("The state", state, weight_shapes(model), described_by="the model")
     files = dict(files or {})
+    if tokenizer_file is not None:
+        files |= tokenizer_files(tokenizer_file.read_bytes(), tokenizer_config or {})
     if CONFIG not in files:
-        files[CONFIG] = as_json(new_config(model, _one_dtype(state)))
+        files |= _new_files(
+            ModelFiles(files, str(tokenizer_file or folder)), model, state, context_tokens
+        )
     model_type = str(parse_json(files[CONFIG].decode())["model_type"])
     partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
     try:
@@ -85,19 +109,37 @@ def write_hf(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def new_config(model: ModelSpec, dtype: str) -> dict[str, Any]:
-    """The config.json of a model that began from random weights.
+def _new_files(
+    files: ModelFiles, model: ModelSpec, state: Mapping[str, Tensor], context_tokens: int | None
+) -> dict[str, bytes]:
+    """config.json of a model that began from random weights, and its generation_config.json.
 
-    Args:
-        model: Its sizes.
-        dtype: Of its weights, by torch's name.
-
-    Raises:
-        ModelError: no Hugging Face model type computes this model.
+    The ids of special tokens are those of the tokenizer among the files.
     """
+    dtype = _one_dtype(state)
+    config = hf_config(model) | {"dtype": dtype, "torch_dtype": dtype}
+    if context_tokens is not None:
+        config.setdefault("max_position_embeddings", context_tokens)
     # Ids are written even if unknown: without them LlamaConfig assumes 1 and 2.
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    return hf_config(model) | {"dtype": dtype, "torch_dtype": dtype} | ids
+    config |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    if TOKENIZER in files.contents:
+        core, settings = _load(files), files.table(TOKENIZER_CONFIG)
+        for kind in ("bos", "eos", "pad"):
+            config[f"{kind}_token_id"] = core.token_to_id(str(settings.get(f"{kind}_token")))
+    made = {CONFIG: as_json(config)}
+    if GENERATION not in files.contents and config["eos_token_id"] is not None:
+        begin = {"bos_token_id": config["bos_token_id"]} if config["bos_token_id"] else {}
+        made[GENERATION] = as_json(begin | {"eos_token_id": config["eos_token_id"]})
+    return made
+
+
+def _load(files: ModelFiles) -> "tokenizers.Tokenizer":
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_str(files.contents[TOKENIZER].decode())
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{files.where} is not a tokenizer.json: {error}.") from None
 
 
 def _one_dtype(state: Mapping[str, Tensor]) -> str:

@@ -41,11 +41,14 @@ _MOST = {
 }
 _ROPE_TYPES = {"default": _ROPE_KEYS, "llama3": (*_ROPE_KEYS, *_LLAMA3_KEYS)}
 _ARCHITECTURE = {
+    "ernie4_5": "Ernie4_5ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
 
@@ -84,7 +87,7 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
         raise ModelError(
             f"config.json: head_dim {head_width} is odd, and rotary positions turn pairs."
         )
-    theta, scaling = _rope(said)
+    theta, scaling = _rope(kind, said)
     return ModelSpec(
         layers=_size(said, "num_hidden_layers"),
         hidden=hidden,
@@ -98,7 +101,7 @@ def model_from_hf_config(config: Mapping[str, Any]) -> ModelSpec:
         rope_scaling=scaling,
         norm_eps=_number(said, "rms_norm_eps"),
         qkv_bias=kind == "qwen2" or (kind == "qwen2_moe" and _flag(said, "qkv_bias")),
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
         **_read_experts(kind, said),
     )
 
@@ -153,7 +156,7 @@ def hf_config(model: ModelSpec) -> dict[str, Any]:
         "rope_scaling": None if model.rope_scaling is None else dict(rope),
         "rope_parameters": {**rope, "rope_theta": model.rope_theta},
         **positions,
-        **({"attention_bias": False} if kind in ("llama", "qwen3") else {}),
+        **({"attention_bias": False} if kind in ("llama", "qwen3", "qwen3_moe") else {}),
         **({"mlp_bias": False} if kind == "llama" else {}),
         **({"use_sliding_window": False} if kind.startswith("qwen") else {}),
         **_write_experts(kind, model),
@@ -168,6 +171,8 @@ def _kind_of_experts(model: ModelSpec) -> str:
     """
     every_layer = model.sparse_layers == model.layers
     is_gated = model.shared_ffn > 0 and model.shared_gate
+    if model.balance != "bias" and model.qk_norm and not model.shared_ffn:
+        return "qwen3_moe"
     if model.balance != "bias" and not model.qk_norm:
         if is_gated:
             return "qwen2_moe"
@@ -177,33 +182,33 @@ def _kind_of_experts(model: ModelSpec) -> str:
     raise ModelError(
         "No Hugging Face model type has these experts. mixtral has them in every layer, with "
         "weights that sum to one, and no shared expert, bias or norm of queries; qwen2_moe has a "
-        "shared expert with a gate; and neither adds a bias to a router's scores. Train with one "
-        "of them to export."
+        "shared expert with a gate; qwen3_moe has norms of queries and keys and no shared expert; "
+        "and none adds a bias to a router's scores. Train with one of them to export."
     )
 
 
 def _write_experts(kind: str, model: ModelSpec) -> dict[str, Any]:
     if kind == "mixtral":
         return {"num_local_experts": model.experts, "num_experts_per_tok": model.top_k}
-    if kind != "qwen2_moe":
+    if not model.experts:
         return {}
+    shared = {"shared_expert_intermediate_size": model.shared_ffn, "qkv_bias": model.qkv_bias}
     return {
         "num_experts": model.experts,
         "num_experts_per_tok": model.top_k,
         "moe_intermediate_size": model.expert_ffn,
-        "shared_expert_intermediate_size": model.shared_ffn,
         "norm_topk_prob": model.norm_top_k,
         "decoder_sparse_step": model.expert_every,
         "mlp_only_layers": list(range(model.dense_layers)),
-        "qkv_bias": model.qkv_bias,
+        **(shared if kind == "qwen2_moe" else {}),
     }
 
 
 def _read_experts(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ModelSpec that describe experts."""
-    if kind not in ("mixtral", "qwen2_moe"):
+    if kind not in ("mixtral", "qwen2_moe", "qwen3_moe"):
         return {}
-    name = "num_local_experts" if kind == "mixtral" else "num_experts"
+    name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     experts, top_k = _size(config, name), _size(config, "num_experts_per_tok")
     if top_k > experts:
         raise ModelError(f"config.json: num_experts_per_tok {top_k} is more than {name} {experts}.")
@@ -219,12 +224,18 @@ def _read_experts(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "experts": experts,
         "top_k": top_k,
         "expert_ffn": _size(config, "moe_intermediate_size"),
-        "shared_ffn": _size(config, "shared_expert_intermediate_size"),
-        "shared_gate": True,
+        **_read_shared(kind, config),
         "norm_top_k": _flag(config, "norm_topk_prob"),
         "dense_layers": len(dense),
         "expert_every": _size(config, "decoder_sparse_step"),
     }
+
+
+def _read_shared(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ModelSpec that describe a shared expert."""
+    if kind != "qwen2_moe":
+        return {}
+    return {"shared_ffn": _size(config, "shared_expert_intermediate_size"), "shared_gate": True}
 
 
 def _refuse_windows(kind: str, config: Mapping[str, Any]) -> None:
@@ -239,15 +250,16 @@ def _refuse_windows(kind: str, config: Mapping[str, Any]) -> None:
             raise unsupported("layer_types", layer_type, "full_attention")
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+def _rope(model_type: str, config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     # If both spellings are given, transformers reads only the older one.
     field = "rope_scaling" if config["rope_scaling"] else "rope_parameters"
     rope = config[field] or {}
     if not isinstance(rope, dict):
         raise ModelError(f"config.json: {field} {shown(rope)} is not a table.")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if not isinstance(kind, str) or kind not in _ROPE_TYPES:
-        raise unsupported(f"{field} of type", kind, *_ROPE_TYPES)
+    types = ("default",) if model_type == "phi3" else tuple(_ROPE_TYPES)
+    if not isinstance(kind, str) or kind not in types:
+        raise unsupported(f"{field} of type", kind, *types)
     for name, value in rope.items():
         if value is not None and name not in _ROPE_TYPES[kind]:
             raise ModelError(

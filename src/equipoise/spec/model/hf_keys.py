@@ -79,6 +79,42 @@ READ: dict[str, dict[str, Any]] = {
         "qkv_bias": True,
     },
     "qwen3": _QWEN2 | {"head_dim": 128},
+    "qwen3_moe": _LLAMA
+    | {
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "num_experts": None,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+    },
+    "phi3": _LLAMA
+    | {
+        "vocab_size": 32_064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "rms_norm_eps": 1e-5,
+        "original_max_position_embeddings": 4096,
+    },
+    "ernie4_5": _LLAMA
+    | {
+        "vocab_size": 103_424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_theta": 500_000.0,
+    },
 }
 """The keys read for each model type, with the values of absent ones."""
 
@@ -86,6 +122,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
+    "use_bias": (False, None),
     "quantization_config": (None,),
     "compression_config": (None,),
     "per_layer_config": (None,),
@@ -97,6 +134,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
     # These change how a model trains, but not the logits of a trained one.
     "attention_dropout": (0.0, None),
+    "resid_pdrop": (0.0, None),
+    "embd_pdrop": (0.0, None),
     "router_jitter_noise": (0.0, None),
     "output_router_logits": (False, None),
 }

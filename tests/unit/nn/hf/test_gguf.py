@@ -228,3 +228,27 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert refused(lambda: read_gguf(file)) == (
         f'{file} needs the gguf package to be read. Install it: pip install "equipoise[gguf]".'
     )
+
+
+def test_its_template_and_ends_come_along(tmp_path: Path) -> None:
+    def talk(writer: gguf.GGUFWriter) -> None:
+        writer.add_chat_template("{{ messages }}")
+        writer.add_bos_token_id(1)
+        writer.add_add_bos_token(True)
+        writer.add_eot_token_id(2)
+
+    file = write(tmp_path / "a.gguf", state_of(MODEL), change=talk)
+    header = read_gguf_header(file)
+    assert header.tokenizer_config == {
+        "bos_token": "a",
+        "eos_token": "<|end|>",
+        "chat_template": "{{ messages }}",
+    }
+    assert header.generation_config == {"bos_token_id": 1, "eos_token_id": [0, 2]}
+    assert header.end_ids == [0, 2]
+    core = gguf_tokenizer(file)
+    assert core.encode("ab").ids == [1, 6]
+    assert core.encode("ab", add_special_tokens=False).ids == [6]
+    plain = write(tmp_path / "b.gguf", state_of(MODEL))
+    assert read_gguf_header(plain).generation_config == {"eos_token_id": 0}
+    assert gguf_tokenizer(plain).encode("ab").ids == [6]

@@ -47,8 +47,8 @@ def test_experts_that_no_model_type_has_are_not_written() -> None:
     message = (
         "No Hugging Face model type has these experts. mixtral has them in every layer, with "
         "weights that sum to one, and no shared expert, bias or norm of queries; qwen2_moe has a "
-        "shared expert with a gate; and neither adds a bias to a router's scores. Train with one "
-        "of them to export."
+        "shared expert with a gate; qwen3_moe has norms of queries and keys and no shared expert; "
+        "and none adds a bias to a router's scores. Train with one of them to export."
     )
     sparse = preset("mixtral-8x7b")
     for changes in (
@@ -57,7 +57,7 @@ def test_experts_that_no_model_type_has_are_not_written() -> None:
         {"norm_top_k": False},
         {"shared_ffn": 64},
         {"qkv_bias": True},
-        {"qk_norm": True},
+        {"qk_norm": True, "balance": "bias"},
     ):
         with pytest.raises(ModelError) as caught:
             hf_config(dataclasses.replace(sparse, **changes))
@@ -120,12 +120,12 @@ def test_both_spellings_of_rope_are_one() -> None:
         (
             {"model_type": "qwen4"},
             'config.json: model_type "qwen4" is not one of llama, mistral, mixtral, '
-            "qwen2, qwen2_moe, qwen3. Nearest: qwen2.",
+            "qwen2, qwen2_moe, qwen3, qwen3_moe, phi3, ernie4_5. Nearest: qwen2.",
         ),
         (
             {"model_type": None},
             "config.json: model_type null is not one of llama, mistral, mixtral, qwen2, "
-            "qwen2_moe, qwen3.",
+            "qwen2_moe, qwen3, qwen3_moe, phi3, ernie4_5.",
         ),
         (
             {"hidden_act": "gelu"},

@@ -43,6 +43,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
     ),
     "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3_moe": ("qwen3_moe", {**_QWEN_EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
+    "phi3": ("phi3", {"original_max_position_embeddings": 128}),
+    "ernie4_5": ("ernie4_5", {}),
 }
 """The model type of each family, and its further settings."""
 

@@ -1,0 +1,1 @@
+"""Tiny models of Hugging Face families."""
