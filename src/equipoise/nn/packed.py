@@ -45,6 +45,12 @@ class PackedModel(nn.Module, ABC):
             labels_T: Next token of each token, ``loss.IGNORED`` where there is none.
         """
 
+    def reference(
+        self, tokens_T: Tensor, doc_tokens: Sequence[int], labels_T: Tensor | None = None
+    ) -> Tensor:
+        """What every layout must equal: ``forward`` on one rank, in the plainest way there is."""
+        return self.forward(tokens_T, doc_tokens, labels_T=labels_T)
+
     @abstractmethod
     def logits(self, x_tD: Tensor) -> Tensor:
         """Logits [t, V] of what ``norm`` returned."""

@@ -20,6 +20,7 @@ from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
     FORMAT,
+    OWN_ENGINE,
     Manifest,
     newest_good,
     require_same,
@@ -40,7 +41,7 @@ from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.resume import describe_changes, resume_facts
-from equipoise.train.build import build_packer, build_runner, join_sharing
+from equipoise.train.build import build_packer, build_runner, join_sharing, measured_model
 from equipoise.train.curves import (
     DOUBT_STEPS,
     activation_dtype,
@@ -82,9 +83,11 @@ class Trainer:
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
         )
+        self.measured = measured_model(resolved)
         with journal.span("measure"):
             self.curve: LoadCurve = obtain_curve(
-                self.spec, self.model, ranks, self.store.folder.parent, folder
+                *(self.spec, self.model, ranks, self.store.folder.parent, folder),
+                self.measured,
             )
         self.sharing = join_sharing(resolved, ranks, self.curve, self.stream)
         self.packer = build_packer(self.spec, ranks.world, self.curve)
@@ -97,8 +100,15 @@ class Trainer:
         self._save_was_refused = False
         self.record = RunRecorder(resolved, self.sharing, ranks, journal, self.store, self.curve)
         self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
-        needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
+        needed_bytes = 3 * 4 * self.params  # weights and two moments, in fp32
         self.ground = RunFolder(folder, ranks, journal, needed_bytes)
+
+    @property
+    def params(self) -> int:
+        """Weights of the whole model; counted, where they are not of a decoder of our own."""
+        if self.spec.model.engine == OWN_ENGINE:
+            return self.model.params
+        return sum(weight.numel() for weight in self.runner.model.decoder.parameters())
 
     @property
     def checkpoints(self) -> Path:
@@ -314,7 +324,8 @@ class Trainer:
         """Say so where steps contradict the curve; packs go on by it, as a resume will."""
         if self.ranks.rank != 0 or self._has_doubted:
             return
-        file = curve_file(self.spec, self.model, self.ranks, self.store.folder.parent)
+        cache = self.store.folder.parent
+        file = curve_file(self.spec, self.model, self.ranks, cache, self.measured)
         if doubt := doubt_curve(file, self.record.busy_over_predicted):
             self._has_doubted = True
             view.say(doubt)

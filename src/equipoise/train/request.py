@@ -9,12 +9,13 @@ Kept true (tests/multi/train/test_request.py)
     A run from Python has the losses of the same run from the command line, to the bit.
 """
 
+import importlib.util
 import sys
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import LayoutError
+from equipoise.base.errors import LayoutError, ModelError
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
@@ -138,13 +139,18 @@ def _prepare(
     if port:
         require_free_port(port)
     require_accepted(spec, model, ranks)
+    init_folder = _init_folder(resolved)
+    if spec.model.engine == "transformers":
+        require_transformers()
+        from equipoise.parallel.theirs.tried import require_exact_folder
+
+        require_exact_folder(Path(init_folder), spec.pack.context_tokens)
     _require_device(spec)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
     require_step(spec, model, ranks, store.doc_tokens)
-    init = spec.model.init
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
         spec=spec,
@@ -152,9 +158,7 @@ def _prepare(
         origins=resolved.origins,
         ranks=ranks,
         corpus=str(store.folder.resolve()),
-        init_folder=""
-        if init == "random"
-        else str((resolved.base / init.removeprefix("hf:")).resolve()),
+        init_folder=init_folder,
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
     )
@@ -162,6 +166,27 @@ def _prepare(
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
+
+
+def require_transformers() -> None:
+    """Refuse an engine that is not installed.
+
+    Raises:
+        ModelError: as above.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError(
+            'model.engine = "transformers" needs the package transformers, which is not installed. '
+            "Run: pip install 'equipoise[transformers]'"
+        )
+
+
+def _init_folder(resolved: ResolvedRun) -> str:
+    """The folder of the first weights; "" where they are random."""
+    init = resolved.spec.model.init
+    if init == "random":
+        return ""
+    return str((resolved.base / Path(init.removeprefix("hf:")).expanduser()).resolve())
 
 
 def _require_device(spec: RunSpec) -> None:

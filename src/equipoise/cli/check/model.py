@@ -5,9 +5,33 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
+from equipoise.spec.model.other_config import model_from_other_config
 
 if TYPE_CHECKING:
     from equipoise.spec.model.presets import ModelSpec
+    from equipoise.spec.run.resolve import ResolvedRun
+
+
+def read_theirs(resolved: "ResolvedRun", *, is_whole: bool) -> "tuple[ModelSpec, str]":
+    """The model of a run whose engine is transformers: its sizes, and ``Case.theirs``.
+
+    Args:
+        resolved: The run.
+        is_whole: As it is, rather than scaled down.
+
+    Raises:
+        ModelError: transformers cannot build it, or it would not be exact.
+    """
+    from equipoise.train.request import require_transformers
+
+    require_transformers()
+    from equipoise.parallel.theirs.build import read_theirs_config
+    from equipoise.parallel.theirs.shrink import shrink_config, write_config
+
+    folder = resolved.base / resolved.spec.model.init.removeprefix("hf:")
+    config = read_theirs_config(folder)
+    config = config if is_whole else shrink_config(config)
+    return model_from_other_config(config.to_dict()), write_config(config)
 
 
 def read_worlds(ranks: Sequence[int]) -> list[int]:

@@ -26,7 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from equipoise.balance.context.plan import plan_context
 from equipoise.base.errors import ModelError
@@ -104,6 +106,13 @@ class TransformersModel(PackedModel):
         head, weight = self.head, self._output.weight
         return head_loss(states_tD, weight, labels_T, scale=head.scale, softcap=head.softcap)
 
+    def reference(
+        self, tokens_T: Tensor, doc_tokens: Sequence[int], labels_T: Tensor | None = None
+    ) -> Tensor:
+        """Transformers' own model with eager attention, each document by itself."""
+        self.theirs.set_attn_implementation("eager")
+        return reference_loss(self.theirs, tokens_T, doc_tokens, labels_T)
+
     def logits(self, x_tD: Tensor) -> Tensor:
         """Logits [t, V] of the last hidden states, or the model's own, which ``norm`` has seen."""
         if self.head is None:
@@ -116,24 +125,16 @@ class TransformersModel(PackedModel):
         Raises:
             ModelError: the model's layers have no gradient checkpointing.
         """
-        again = [layer_recompute(setting, at) == "full" for at in range(len(self._stack))]
-        if not any(again):
-            return
-        name = type(self.theirs).__name__
-        if not self.theirs.supports_gradient_checkpointing:
-            raise ModelError(
-                f"The layers of {name} have no gradient checkpointing, so train.recompute = "
-                f'"{setting}" has no effect. Set train.recompute = "none".'
-            )
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        self.theirs.gradient_checkpointing_enable(options)  # type: ignore[no-untyped-call]
-        for layer, is_again in zip(self._stack, again, strict=True):
-            if not hasattr(layer, "gradient_checkpointing"):
+        run_again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        for at, layer in enumerate(self._stack):
+            if layer_recompute(setting, at) != "full":
+                continue
+            if not isinstance(layer, GradientCheckpointingLayer):
                 raise ModelError(
-                    f"{type(layer).__name__} of {name} has no gradient checkpointing. Set "
-                    f'train.recompute = "none".'
+                    f"{type(layer).__name__} of {type(self.theirs).__name__} has no gradient "
+                    f'checkpointing. Set train.recompute = "none".'
                 )
-            vars(layer)["gradient_checkpointing"] = is_again
+            vars(layer).update(gradient_checkpointing=True, _gradient_checkpointing_func=run_again)
 
 
 class _Pack:
@@ -169,13 +170,14 @@ class _Pack:
 def _alone(doc_tokens: Sequence[int], device: torch.device) -> PackAttention:
     """A pack that is whole on this rank."""
     plain = pack_attention(doc_tokens, device)
-    attend = partial(_attend_alone, doc_tokens=tuple(int(tokens) for tokens in doc_tokens))
+    attend = partial(attend_alone, doc_tokens=tuple(int(tokens) for tokens in doc_tokens))
     return PackAttention(plain.positions_T, plain.attend, attend, max(doc_tokens, default=0))
 
 
-def _attend_alone(
+def attend_alone(
     q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, scoring: Scoring, doc_tokens: tuple[int, ...]
 ) -> Tensor:
+    """Attention inside each document of a pack that is whole on this rank."""
     if scoring.is_plain or not doc_tokens:
         return attend_documents(q_THE, k_TGE, v_TGE, doc_tokens)
     plan = plan_context(
