@@ -28,9 +28,10 @@ SIZES = (4, 12, 20, 40, 40, 80, 160, 420)
 
 @pytest.fixture(scope="session", autouse=True)
 def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads what this machine was calibrated to do, nor any other of its user's files."""
+    """No test reads what this machine was calibrated to do, nor what its terminal is like."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.delenv("COLUMNS", raising=False)
         yield
 
 

@@ -1,5 +1,6 @@
 """What people see: a console without colour off a terminal, and bars only on one."""
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _WIDTH_OFF_TERMINAL = 120
+_MOST_COLUMNS = 10_000
 
 
 def make_console(quiet: bool = False, file: TextIO | None = None) -> "Console":
@@ -23,10 +25,16 @@ def make_console(quiet: bool = False, file: TextIO | None = None) -> "Console":
         file=stream,
         quiet=quiet,
         force_terminal=is_terminal,  # whatever FORCE_COLOR says: a file gets no escapes
-        width=None if is_terminal else _WIDTH_OFF_TERMINAL,
+        width=None if is_terminal else width_off_terminal(),
         highlight=False,
         markup=False,
     )
+
+
+def width_off_terminal(otherwise: int = _WIDTH_OFF_TERMINAL) -> int:
+    """Columns of what is piped or written to a file: what COLUMNS says, else ``otherwise``."""
+    said = os.environ.get("COLUMNS", "")
+    return int(said) if said.isdecimal() and 0 < int(said) <= _MOST_COLUMNS else otherwise
 
 
 class StageProgress:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="SOURCE",
-        help="data.source: python-stdlib, text, jsonl, parquet or datasets",
+        help="data.source: python-stdlib, python-functions, text, jsonl, parquet or datasets",
     )
     parser.add_argument(
         "--path", type=Path, metavar="PATH", help="data.path: the file or folder to train on"
@@ -39,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write DIR/run.toml."""
     from equipoise.spec.run.load import read_run, template
+    from equipoise.spec.run.spec import PYTHON_SOURCES
 
     if args.path is not None and not args.path.exists():
         raise SpecError(f"No such file or folder: {args.path}. Give --path one that exists.")
-    if args.source not in (None, "python-stdlib") and args.path is None:
+    if args.source not in (None, *PYTHON_SOURCES) and args.path is None:
         raise SpecError(f"--from {args.source} needs --path, the file or folder to train on.")
     if args.path is not None and args.source is None:
         raise SpecError("--path needs --from, the kind of data: text, jsonl, parquet or datasets.")

@@ -11,11 +11,13 @@ EXAMPLES = """\
 examples:
   equipoise report runs/by-work                     one run; writes runs/by-work/report.html
   equipoise report runs/in-order runs/by-work       two runs, held against each other
+  equipoise report runs/run                         a run of train --compare: its sides
   equipoise report runs/by-work --out report.html
   equipoise report runs/by-work --json
 
 --json prints {"report", "headline", "runs": [...], "comparisons": [...]}. Unknown is null.
   of each run: label folder policy ranks steps tokens stop faults; loss (of the last step);
+    held_out_loss (the last);
     means over steps, without the first of each session: step_s predicted_step_s tokens_per_s
     mfu wait_share plan_s, skew (max/mean of the ranks' busy seconds) predicted_skew
     predicted_turn_skew (the slowest rank of each turn, added up, over the mean: what counts where
@@ -25,7 +27,9 @@ examples:
     plan, of a run that obeyed a plan.lock: keys, steps, and planned measured error of step_s (a
     median), parts (seconds) and memory_bytes; terms of the planned seconds
   of each comparison: baseline label; measured predicted: how many times faster label is;
-    steps: over how many; is_same_documents; differs_in: keys of run.toml
+    steps: over how many; is_same_documents; differs_in: keys of run.toml; of sides of one run
+    also low high: the 90% interval of measured, by Student on the logarithms of the steps' ratios;
+    busy: the ratio by processor time of the fullest rank
 """
 
 
@@ -49,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.dash.planned import read_plans
     from equipoise.dash.report import read_runs, write_page
     from equipoise.dash.summary import labels, summarize
+    from equipoise.dash.verdict import tell_spread
 
     records = read_runs(args.runs)
     out = write_page(records, args.out or args.runs[0] / "report.html")
@@ -71,5 +76,6 @@ def run(args: argparse.Namespace) -> int:
     elif args.quiet:
         sys.stdout.write(f"{out}\n")
     else:
-        sys.stdout.write(f"{text}\n{out}\n")
+        spread = "".join(f"{line}\n" for each in comparisons if (line := tell_spread(each)))
+        sys.stdout.write(f"{text}\n{spread}{out}\n")
     return 0

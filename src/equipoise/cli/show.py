@@ -1,14 +1,15 @@
 """What several verbs print of plans and priced steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
+from equipoise.cli.table import Column, print_columns
 from equipoise.spec.plan import MEASURED_S, Candidate, Plan
 from equipoise.spec.run.keys import toml
 
-_WHY = "where it goes; what others lose by"
+_WHY = "where it goes, what others lose by"
 MEMORY_ERROR = 0.05
 """Mean of 96 published rows (``bench/published/memory.py``, 2026-11-21)."""
 _LEAST_SHARE = 0.005
@@ -17,8 +18,6 @@ _LEAST_SHARE = 0.005
 
 def print_plan(plan: Plan, *, is_quiet: bool) -> None:
     """The best and what was left behind; unless quiet, the reasons."""
-    from rich.table import Table
-
     console = make_console()
     price = plan.best.price
     console.print(
@@ -50,23 +49,32 @@ def print_plan(plan: Plan, *, is_quiet: bool) -> None:
         soft_wrap=True,
     )
     every = (plan.best, *plan.runners_up)
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "step", "slower by", "TFLOP/s", "MFU", "GiB", _WHY):
-        table.add_column(name, justify="left" if name in ("", _WHY) else "right")
+    columns = (
+        Column(""),
+        Column("layout", is_left=True, wraps=26),
+        Column("step"),
+        Column("slower by"),
+        Column("TFLOP/s", goes=2),
+        Column("MFU", goes=3),
+        Column("GiB"),
+        Column(_WHY, is_left=True, goes=1, wraps=24),
+    )
+    rows = []
     for place, each in enumerate(every, start=1):
         slower = _taken_s(each.price) / _taken_s(price) - 1
-        table.add_row(
-            str(place),
-            format_seconds(_taken_s(each.price)),
-            f"{slower:.1%}" if place > 1 else "",
-            f"{each.price['tflops_per_device']:.3g}",
-            f"{each.price['mfu']:.1%}",
-            f"{each.price['memory_gib_max']:.1f}",
-            why(each) if place > 1 else _where(each),
+        rows.append(
+            (
+                str(place),
+                say(each),
+                format_seconds(_taken_s(each.price)),
+                f"{slower:.1%}" if place > 1 else "",
+                f"{each.price['tflops_per_device']:.3g}",
+                f"{each.price['mfu']:.1%}",
+                f"{each.price['memory_gib_max']:.1f}",
+                why(each) if place > 1 else _where(each),
+            )
         )
-    console.print(table)
-    for place, each in enumerate(every, start=1):
-        console.print(f"{place}  {say(each)}", soft_wrap=True)
+    print_columns(console, columns, rows, box=None, pad_edge=False)
     if "layers" in plan.best.words:
         console.print(f"Layers of the best: {plan.best.words['layers']}.", soft_wrap=True)
     stages = plan.best.price["stages"]
@@ -146,15 +154,20 @@ def tight_sentence(plan: Plan) -> str:
     return f"{said}."
 
 
-def print_sources(plan: Plan) -> None:
-    """What was read beyond what anyone measured, and where each number comes from."""
+def print_sources(
+    extrapolated: Sequence[str], sources: Mapping[str, str], *, is_listed: bool
+) -> None:
+    """What was read beyond what anyone measured; where each number comes from, if that is asked."""
     console = make_console()
-    if plan.best.price["extrapolated"]:
-        said = ", ".join(plan.best.price["extrapolated"])
+    if extrapolated:
+        said = ", ".join(extrapolated)
         line = f"Not measured on this device at these sizes: {said}."
         console.print(line, style="dim", soft_wrap=True)
-    for line in source_lines(plan.sources):
-        console.print(line, style="dim", soft_wrap=True)
+    if is_listed:
+        for line in _source_lines(sources):
+            console.print(line, style="dim", soft_wrap=True)
+    else:
+        console.print("--sources says where each number comes from.", style="dim")
 
 
 def say(candidate: Candidate) -> str:
@@ -214,10 +227,10 @@ def host_sentence(row: Mapping[str, Any]) -> str:
     )
 
 
-def source_lines(sources: Mapping[str, str]) -> list[str]:
+def _source_lines(sources: Mapping[str, str]) -> list[str]:
     """Names of one source on one line.
 
-    >>> source_lines({"peaks": "a datasheet", "price": "a list", "power_w": "a datasheet"})
+    >>> _source_lines({"peaks": "a datasheet", "price": "a list", "power_w": "a datasheet"})
     ['Sources', '  peaks, power w: a datasheet', '  price: a list']
     """
     of_source: dict[str, list[str]] = {}

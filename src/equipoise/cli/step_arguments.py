@@ -115,3 +115,10 @@ def add_step_arguments(parser: argparse.ArgumentParser, *, is_searched: bool = F
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the documents drawn (default: 0)"
     )
+
+
+def add_sources_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--sources``."""
+    parser.add_argument(
+        "--sources", action="store_true", help="also print where each number comes from"
+    )

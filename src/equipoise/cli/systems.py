@@ -4,18 +4,27 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
+from itertools import zip_longest
+from shutil import get_terminal_size
+from textwrap import wrap
 
 from equipoise.base.registry import System, find, systems
+from equipoise.cli.console import width_off_terminal
+from equipoise.cli.table import Column, fit_columns, left_out_note
 
 HELP = "list the published systems that equipoise unites, and which of them work"
 
 EXAMPLES = """\
 examples:
-  equipoise systems                all of them, a line each
+  equipoise systems                all of them
   equipoise systems WLB-LLM        one of them: what it does, what works, what is missing
   equipoise systems 34
   equipoise systems --json
 """
+
+_ENDLESS = 1_000
+"""Columns off a terminal: a line for each system, for grep."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,29 +40,57 @@ def run(args: argparse.Namespace) -> int:
         answer = rows if args.name is None else rows[0]
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     elif args.name is None:
-        sys.stdout.write(_table(shown, summary_only=args.quiet))
+        _print_table(shown, summary_only=args.quiet)
     else:
         sys.stdout.write(_one(shown[0]))
     return 0
 
 
-def _table(shown: tuple[System, ...], *, summary_only: bool) -> str:
+def _print_table(shown: tuple[System, ...], *, summary_only: bool) -> None:
+    if not summary_only:
+        columns = (
+            Column("#"),
+            Column("state", is_left=True),
+            Column("system", is_left=True, wraps=24),
+            Column("tier", is_left=True, goes=1),
+            Column("home", is_left=True, goes=2, wraps=16),
+            Column("command", is_left=True, goes=3, wraps=30),
+        )
+        rows = [
+            (str(each.number), each.state, each.name, each.tier, each.home, each.command or "")
+            for each in shown
+        ]
+        sys.stdout.write(_lines(columns, rows))
     states = [each.state for each in shown]
-    summary = (
+    sys.stdout.write(
         f"{len(shown)} systems: {states.count('works')} work, {states.count('part')} work in "
         f"part, {states.count('not yet')} do not yet.\n"
     )
-    if summary_only:
-        return summary
-    width = max(len(each.name) for each in shown)
-    home = max(len(each.home) for each in shown)
-    head = f" #  state    {'system':<{width}}  tier      {'home':<{home}}  command"
-    rows = (
-        f"{each.number:>2}  {each.state:<7}  {each.name:<{width}}  {each.tier:<8}  "
-        f"{each.home:<{home}}  {each.command or ''}".rstrip()
-        for each in shown
-    )
-    return "\n".join([head, *rows, "", summary])
+
+
+def _lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """The table as text, without rich, which takes longer to load than this verb to answer."""
+    is_terminal = sys.stdout.isatty()
+    room = get_terminal_size().columns if is_terminal else width_off_terminal(_ENDLESS)
+    widths = fit_columns(columns, rows, room, lambda count: 2 * (count - 1))
+    if widths is None:  # lines longer than the terminal, which breaks them
+        widths = {
+            at: max(len(row[at]) for row in rows)
+            for at in range(len(columns))
+            if not columns[at].goes
+        }
+    lines = []
+    for row in ([column.name for column in columns], *rows):
+        cells = [
+            wrap(row[at], width, break_on_hyphens=False) or [""] for at, width in widths.items()
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            line = zip(parts, widths.items(), strict=True)
+            aligned = (
+                f"{part:{'<' if columns[at].is_left else '>'}{width}}" for part, (at, width) in line
+            )
+            lines.append("  ".join(aligned).rstrip())
+    return "\n".join([*lines, left_out_note(columns, widths), ""])
 
 
 def _one(system: System) -> str:

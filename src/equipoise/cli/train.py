@@ -10,7 +10,10 @@ from equipoise.cli.console import make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from equipoise.observe.run_record import RunRecord
+    from equipoise.train.request import Prepared
 
 HELP = "train a model; the same command again resumes"
 
@@ -19,6 +22,8 @@ examples:
   equipoise train                                    the defaults: this Python's own library
   equipoise train run.toml
   equipoise train run.toml --train.steps 500 --pack.policy in-order --out runs/plain
+  equipoise train run.toml --compare in-order,divided
+                                                     every step under both, and how much is won
   equipoise plan run.toml && equipoise train run.toml --plan plan.lock
   torchrun --nproc-per-node 2 -m equipoise.train.worker runs/run
                                                      ranks under your own launcher, after
@@ -41,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "corpus, machine or version, is refused",
     )
     parser.add_argument(
+        "--compare",
+        type=_policies,
+        metavar="POLICIES",
+        help="compute every step under each of these packing policies, one after the other, and "
+        "update once: their times compare step by step; needs pack.cut = windows",
+    )
+    parser.add_argument(
         "--port",
         type=int,
         default=0,
@@ -52,6 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make the token cache and the run's folder, start no rank",
     )
+    parser.add_argument(
+        "--no-proof",
+        action="store_true",
+        help="on accelerators, train without first proving that this layout equals one rank on "
+        "them (seconds, once for each kind of device, version and layout)",
+    )
+
+
+def _policies(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,26 +81,53 @@ def run(args: argparse.Namespace) -> int:
     resolved, is_quiet = run_from(args), args.quiet or args.json
     from equipoise.train import request
 
-    start = request.prepare if args.prepare else request.run
-    made = start(
-        resolved,
-        out=args.out,
-        plan=args.plan,
-        port=args.port,
-        is_quiet=is_quiet,
-        progress=make_progress(is_quiet),
-    )
-    if not isinstance(made, request.Prepared):
+    common = {
+        "out": args.out,
+        "port": args.port,
+        "is_quiet": is_quiet,
+        "progress": make_progress(is_quiet),
+    }
+    if args.prepare:
+        prepared = request.prepare(resolved, plan=args.plan, policies=args.compare or (), **common)
+        _show_prepared(prepared, is_json=args.json)
+    elif args.compare is not None:
+        request.require_no_plan(args.plan)
+        proves = not args.no_proof
+        _show_sides(request.compare(resolved, args.compare, **common, proves=proves), args)
+    else:
+        record = request.run(resolved, plan=args.plan, **common, proves=not args.no_proof)
         if args.json:
-            sys.stdout.write(json.dumps(_last_step(made)) + "\n")
-        return 0
+            sys.stdout.write(json.dumps(_last_step(record)) + "\n")
+    return 0
+
+
+def _show_prepared(made: "Prepared", *, is_json: bool) -> None:
+    """Where the run lies, and how its ranks are started."""
     shown = {"run": str(made.folder), "ranks": made.ranks}
     text = (
         f"Prepared {made.folder} for {made.ranks} ranks. Start them with: torchrun "
         f"--nproc-per-node {made.ranks} -m equipoise.train.worker {made.folder}"
     )
-    sys.stdout.write((json.dumps(shown) if args.json else text) + "\n")
-    return 0
+    sys.stdout.write((json.dumps(shown) if is_json else text) + "\n")
+
+
+def _show_sides(records: "Sequence[RunRecord]", args: argparse.Namespace) -> None:
+    """What each policy took beside the first, or beside in-order."""
+    from equipoise.dash.compare import compare_all
+    from equipoise.dash.summary import labels
+    from equipoise.dash.verdict import tell, tell_spread
+
+    comparisons = compare_all(records, labels(records))
+    if args.json:
+        shown = _last_step(records[0]) | {
+            "run": str(records[0].folder.parent),
+            "comparisons": [each.as_json() for each in comparisons],
+        }
+        sys.stdout.write(json.dumps(shown) + "\n")
+    elif not args.quiet:
+        for each in comparisons:
+            if each.steps:
+                sys.stdout.write(f"{tell(each)}\n{tell_spread(each)}".rstrip() + "\n")
 
 
 def _last_step(record: "RunRecord") -> dict[str, object]:

@@ -4,6 +4,7 @@ Kept true (tests/unit/dash/test_summary.py)
     A ratio between runs is taken over the steps that both have, and only where they
     trained the same documents; anything else is compared by tokens a second. What was
     predicted of a run against an in-order one is taken from one run's prices alone.
+    Sides of one run are compared step by step (``dash.paired``), measured and predicted alike.
 """
 
 import math
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.base.arrays import Floats
+from equipoise.dash.paired import pair_steps
 from equipoise.dash.summary import IN_ORDER, plain, steady_steps
 from equipoise.observe.run_record import RunRecord
 
@@ -31,6 +33,11 @@ class RunComparison:
     is_same_documents: bool
     differs_in: tuple[str, ...]
     """Keys of run.toml whose values differ, the name left out."""
+    low: float = math.nan
+    """Ends of the 90% interval of ``measured``; NaN unless the runs are sides of one run."""
+    high: float = math.nan
+    busy: float = math.nan
+    """The ratio by processor time of the fullest rank; NaN likewise."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, None for NaN."""
@@ -62,6 +69,11 @@ def compare(
     else:
         ours, theirs = steady_steps(record).nonzero()[0], steady_steps(baseline).nonzero()[0]
 
+    if is_same and is_paired(baseline, record):
+        return _compare_sides(
+            baseline, record, theirs, ours, baseline_label=baseline_label, label=label
+        )
+
     def seconds_a_token(of: RunRecord, rows: NDArray[np.intp], seconds: Floats) -> float:
         known = rows[~np.isnan(seconds[rows]) & ~np.isnan(of.tokens[rows])]
         tokens = float(of.tokens[known].sum())
@@ -89,13 +101,46 @@ def compare(
         ),
         steps=int(ours.size),
         is_same_documents=is_same,
-        differs_in=tuple(
-            sorted(
-                key
-                for key, (one, other) in _pairs(record.start.spec, baseline.start.spec).items()
-                if one != other and key != "name"
-            )
-        ),
+        differs_in=_differing(record, baseline),
+    )
+
+
+def is_paired(one: RunRecord, other: RunRecord) -> bool:
+    """Whether two records are sides of one run, which computed each step one after the other."""
+    return bool(one.start.compared) and one.start.compared == other.start.compared
+
+
+def _compare_sides(
+    baseline: RunRecord,
+    record: RunRecord,
+    theirs: NDArray[np.intp],
+    ours: NDArray[np.intp],
+    *,
+    baseline_label: str,
+    label: str,
+) -> RunComparison:
+    """Two sides of one run by the ratios of their steps, given as rows of each."""
+    measured = pair_steps(baseline.step_s[theirs], record.step_s[ours])
+    predicted = pair_steps(baseline.predicted_step_s[theirs], record.predicted_step_s[ours])
+    busy = pair_steps(baseline.busy_s[theirs].max(axis=1), record.busy_s[ours].max(axis=1))
+    return RunComparison(
+        baseline=baseline_label,
+        label=label,
+        measured=measured.mean,
+        predicted=predicted.mean,
+        steps=measured.steps,
+        is_same_documents=True,
+        differs_in=_differing(record, baseline),
+        low=measured.low,
+        high=measured.high,
+        busy=busy.mean,
+    )
+
+
+def _differing(record: RunRecord, baseline: RunRecord) -> tuple[str, ...]:
+    pairs = _pairs(record.start.spec, baseline.start.spec)
+    return tuple(
+        sorted(key for key, (one, other) in pairs.items() if one != other and key != "name")
     )
 
 

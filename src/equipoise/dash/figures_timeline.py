@@ -8,14 +8,14 @@ Kept true (tests/unit/dash/test_report.py, tests/browser/test_report.py)
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.dash.predicted import PredictedSpan, predict_spans
 from equipoise.dash.sample import LAST_STEPS, WHOLE_STEPS, choose_evenly, plain_list
-from equipoise.dash.trace import pipeline_begins
 from equipoise.observe.run_record import RunRecord, Spans
 
 SPANS = 24_000
@@ -30,7 +30,11 @@ def draw_timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
     spans_each = sum(record.spans[rank].name.size for rank in ranks) / max(1, record.step.size)
     most = max(2, min(WHOLE_STEPS, int(SPANS / max(1.0, spans_each))))
     chosen = record.step[choose_evenly(record.step.size, most, tail=min(LAST_STEPS, most // 2))]
-    names = sorted({name for rank in ranks for name in record.spans[rank].names})
+    predicted = predict_spans(record, chosen.tolist(), ranks)
+    names = sorted(
+        {name for rank in ranks for name in record.spans[rank].names}
+        | {each.name for mine in predicted.values() for each in mine}
+    )
     origin = math.inf
     kept: list[tuple[int, NDArray[np.intp]]] = []
     for rank in ranks:
@@ -39,7 +43,6 @@ def draw_timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
         kept.append((rank, rows))
         if rows.size:
             origin = min(origin, float(spans.t[rows[0]]))
-    begins = pipeline_begins(record, dict(kept))
     extent: dict[int, list[float]] = {}
     columns = []
     for rank, rows in kept:
@@ -57,7 +60,7 @@ def draw_timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
                 "d": duration_us.tolist(),
                 "step": step.tolist(),
                 "micro_batch": plain_list(spans.micro_batch[rows]),
-                "predicted": _predicted(spans, rows, name, begins, origin),
+                "predicted": _predicted(spans, predicted[rank], names, origin),
             }
         )
         inside = ~np.isin(
@@ -88,22 +91,17 @@ def draw_timeline(record: RunRecord, ranks: Sequence[int]) -> Table:
 
 
 def _predicted(
-    spans: Spans,
-    rows: NDArray[np.intp],
-    name: NDArray[np.int64],
-    begins: Mapping[float, float],
-    origin: float,
+    spans: Spans, predicted: Sequence[PredictedSpan], names: Sequence[str], origin: float
 ) -> Table | None:
-    """The same spans as predicted, from where the first of all ranks began."""
-    staged = ~np.isnan(spans.predicted_s[rows])
-    if not staged.any():
+    """The predicted spans of a rank as columns; None if there are none."""
+    if not predicted:
         return None
-    chosen = rows[staged]
-    begin = np.array([begins[step] for step in spans.step[chosen].tolist()])
-    start_us = (begin + spans.predicted_begin_s[chosen] - origin) * 1e6
+    micro_batch = [
+        math.nan if each.row is None else float(spans.micro_batch[each.row]) for each in predicted
+    ]
     return {
-        "name": name[staged].tolist(),
-        "t": start_us.round().astype(np.int64).tolist(),
-        "d": (spans.predicted_s[chosen] * 1e6).round().astype(np.int64).tolist(),
-        "micro_batch": plain_list(spans.micro_batch[chosen]),
+        "name": [names.index(each.name) for each in predicted],
+        "t": [round((each.begin_s - origin) * 1e6) for each in predicted],
+        "d": [round(each.duration_s * 1e6) for each in predicted],
+        "micro_batch": plain_list(micro_batch),
     }

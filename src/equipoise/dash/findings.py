@@ -18,6 +18,7 @@ import numpy as np
 from equipoise.base.units import format_bytes, format_count
 from equipoise.dash.compare import RunComparison, setting_of
 from equipoise.dash.summary import IN_ORDER, Summary, highest, skew_of, steady_steps
+from equipoise.dash.verdict import tell
 from equipoise.observe.run_record import RunRecord
 
 
@@ -27,40 +28,8 @@ def headline(summaries: Sequence[Summary], comparisons: Sequence[RunComparison])
     if known:
         # Ratios on the same documents say more than any other.
         best = max(known, key=lambda each: (each.is_same_documents, each.measured))
-        return _same_documents(best) if best.is_same_documents else _other_documents(best)
+        return tell(best)
     return _alone(summaries[0])
-
-
-def _same_documents(best: RunComparison) -> str:
-    took = _change(1 / best.measured, "longer", "less time")
-    took = f"{took} per step than" if took else "as long per step as"
-    predicted = _change(1 / best.predicted, "longer", "shorter") or "as long"
-    beside = "" if math.isnan(best.predicted) else f" (predicted: {predicted})"
-    return f"{best.label} took {took} {best.baseline}{beside}."
-
-
-def _other_documents(best: RunComparison) -> str:
-    keys = best.differs_in[:3] + (("more",) if len(best.differs_in) > 3 else ())
-    differ = f" The runs differ in {_listed(keys)}." if keys else " Their documents differ."
-    more = _change(best.measured, "more", "fewer")
-    trained = f"{more} tokens a second than" if more else "as many tokens a second as"
-    predicted = _change(best.predicted, "more", "fewer") or "as many"
-    beside = "" if math.isnan(best.predicted) else f" (predicted: {predicted})"
-    return f"{best.label} trained {trained} {best.baseline}{beside}.{differ}"
-
-
-def _change(ratio: float, above: str, below: str) -> str:
-    """How one number differs from another, by their ratio; empty where they are the same.
-
-    >>> _change(1.012, "longer", "shorter"), _change(0.95, "longer", "shorter")
-    ('1% longer', '5% shorter')
-    >>> _change(1.004, "longer", "shorter"), _change(0.9999, "longer", "shorter")
-    ('0.4% longer', '')
-    """
-    change = abs(ratio - 1)
-    if change < 0.0005:
-        return ""
-    return f"{change:.{0 if change >= 0.00995 else 1}%} {above if ratio > 1 else below}"
 
 
 def _alone(only: Summary) -> str:
@@ -97,10 +66,6 @@ def _by_turn(only: Summary) -> str:
     return _predicted(" and, added up turn by turn, {}", only.predicted_turn_skew)
 
 
-def _listed(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
-
-
 def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict[str, str]:
     """One sentence for each figure, by the figure's name; left out if there is nothing to say."""
     worst = {
@@ -114,7 +79,9 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
 
     def loss(one: Summary) -> str:
         after = "" if one_total else f" (after {format_count(one.tokens)} tokens)"
-        return f"{one.loss:.3f}{after}"
+        held_out = one.held_out_loss
+        known = "" if math.isnan(held_out) else f", {held_out:.3f} on held-out documents"
+        return f"{one.loss:.3f}{after}{known}"
 
     def clauses(
         value: Callable[[Summary], float], shown: Callable[[Summary], str], unit: str = ""

@@ -20,7 +20,7 @@ from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
 from equipoise.dash.figures import page_data
-from equipoise.observe.reader import read_run
+from equipoise.observe.reader import read_sides
 from equipoise.observe.run_record import RunRecord
 
 SCRIPTS = ("format.js", "draw.js", "charts.js", "timeline.js", "tables.js", "plan.js", "report.js")
@@ -31,7 +31,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Read run folders and write their report.
 
     Args:
-        runs: Run folders, at least one; several are compared with each other.
+        runs: Run folders, at least one; several are compared with each other, as are the sides of
+            one that compares policies.
         out: The HTML file to write; its folder is made.
 
     Returns:
@@ -45,7 +46,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 
 def read_runs(runs: Sequence[Path]) -> list[RunRecord]:
-    """Every run, each once.
+    """Every run, each once; every side of a run that compares policies.
 
     Raises:
         SpecError: no run, no such folder, or the same folder twice.
@@ -58,7 +59,7 @@ def read_runs(runs: Sequence[Path]) -> list[RunRecord]:
         if run.resolve() in seen:
             raise SpecError(f"{run} is given twice. Give each run once.")
         seen.add(run.resolve())
-    return [read_run(run) for run in runs]
+    return [record for run in runs for record in read_sides(run)]
 
 
 def write_page(records: Sequence[RunRecord], out: Path) -> Path:

@@ -1,10 +1,10 @@
 """A run's spans as a trace for Perfetto: measured, and beneath it what was predicted.
 
 What it decides
-    One process of the trace holds the measured spans, a thread a rank; if ranks are stages of a
-    pipeline, a second one holds the times that their schedules predicted, from where the first rank
-    began. Instructions are named as in ``dash.pipeline_plot``, so that a schedule that was
-    explained before a run and the run's own trace read alike.
+    One process of the trace holds the measured spans, a thread a rank; a second one holds what was
+    predicted, from where the first rank began: each instruction of a pipeline, else each rank's
+    load and the rest of the step. Instructions are named as in ``dash.pipeline_plot``, so that a
+    schedule that was explained before a run and the run's own trace read alike.
 
 Kept true (tests/unit/dash/test_trace.py)
     Every span of the steps asked for is there once, at its time; predicted ones begin with the
@@ -13,16 +13,16 @@ Kept true (tests/unit/dash/test_trace.py)
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.base.disk import explain_refusal
 from equipoise.base.durable import write_whole
 from equipoise.base.errors import SpecError
+from equipoise.dash.predicted import PredictedSpan, predict_spans
 from equipoise.dash.summary import steady_steps
 from equipoise.observe.run_record import RunRecord, Spans
 from equipoise.schedule.pipeline.instruction import Op
@@ -46,22 +46,6 @@ def typical_step(record: RunRecord) -> int:
     return int(record.step[order[(len(order) - 1) // 2]])
 
 
-def pipeline_begins(record: RunRecord, rows: Mapping[int, NDArray[np.intp]]) -> dict[float, float]:
-    """When the first rank began each step's pipeline [unix seconds]; empty without a pipeline.
-
-    Args:
-        record: The run.
-        rows: Which spans of each rank count.
-    """
-    begins: dict[float, float] = {}
-    for rank, chosen in rows.items():
-        spans = record.spans[rank]
-        staged = chosen[~np.isnan(spans.predicted_s[chosen])]
-        for step, t in zip(spans.step[staged].tolist(), spans.t[staged].tolist(), strict=True):
-            begins[step] = min(t, begins.get(step, math.inf))
-    return begins
-
-
 def trace_run(record: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Trace events of some steps of a run; times are from their first span on.
 
@@ -83,20 +67,55 @@ def trace_run(record: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
             f"{record.folder} has no span of step {', '.join(map(str, steps))}. Its steps are "
             f"{known}."
         )
-    begins = pipeline_begins(record, rows)
     origin = min(starts)
     events = [_process(MEASURED, "measured")]
-    if begins:
-        events.append(_process(PREDICTED, "predicted"))
     for rank, mine in rows.items():
         spans = record.spans[rank]
         times = zip(mine.tolist(), (spans.t[mine] - origin).tolist(), strict=True)
-        events += [_event(spans, at, MEASURED, rank, begin) for at, begin in times]
-        for at in mine[~np.isnan(spans.predicted_s[mine])].tolist():
-            begin = begins[spans.step[at]] + spans.predicted_begin_s[at] - origin
-            events.append(_event(spans, at, PREDICTED, rank, begin))
-    processes = (MEASURED, PREDICTED) if begins else (MEASURED,)
-    return events + [_thread(process, rank) for process in processes for rank in rows]
+        events += [
+            _event(spans, at, MEASURED, rank, begin, float(spans.duration_s[at]))
+            for at, begin in times
+        ]
+    predicted = predict_spans(record, steps)
+    lanes = _lanes([each for mine in predicted.values() for each in mine])
+    for rank, foreseen in predicted.items():
+        for each in foreseen:
+            begin, thread = each.begin_s - origin, rank + lanes[each.step] * record.ranks
+            if each.row is None:
+                fields = {"step": each.step}
+                name = each.name
+                events.append(_span(name, name, PREDICTED, thread, begin, each.duration_s, fields))
+            else:
+                spans = record.spans[rank]
+                events.append(_event(spans, each.row, PREDICTED, thread, begin, each.duration_s))
+    events += [_thread(MEASURED, rank, f"rank {rank}") for rank in rows]
+    if lanes:
+        events.append(_process(PREDICTED, "predicted"))
+    for lane in sorted(set(lanes.values())):
+        beside = ", steps that overlap those above" if lane else ""
+        for rank in rows:
+            events.append(_thread(PREDICTED, rank + lane * record.ranks, f"rank {rank}{beside}"))
+    return events
+
+
+def _lanes(predicted: Sequence[PredictedSpan]) -> dict[int, int]:
+    """Which thread of a rank has each step's predictions: the first that is free, from 0 on.
+
+    A step may be predicted to end after the next one began, and a thread of a trace holds spans
+    that overlap only where one is inside the other.
+    """
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for each in predicted:
+        begins[each.step] = min(each.begin_s, begins.get(each.step, math.inf))
+        ends[each.step] = max(each.begin_s + each.duration_s, ends.get(each.step, -math.inf))
+    lanes: dict[int, int] = {}
+    free_s: list[float] = []
+    for step in sorted(begins, key=lambda step: begins[step]):
+        lane = next((at for at, end in enumerate(free_s) if end <= begins[step]), len(free_s))
+        free_s[lane : lane + 1] = [ends[step]]
+        lanes[step] = lane
+    return lanes
 
 
 def write_run_trace(record: RunRecord, steps: Sequence[int], file: Path) -> None:
@@ -116,9 +135,10 @@ def write_run_trace(record: RunRecord, steps: Sequence[int], file: Path) -> None
         ) from fault
 
 
-def _event(spans: Spans, at: int, process: int, rank: int, begin_s: float) -> dict[str, Any]:
+def _event(
+    spans: Spans, at: int, process: int, thread: int, begin_s: float, takes_s: float
+) -> dict[str, Any]:
     name = spans.names[spans.name[at]]
-    takes_s = spans.duration_s[at] if process == MEASURED else spans.predicted_s[at]
     fields = {
         "step": spans.step[at],
         "stage": spans.stage[at],
@@ -129,15 +149,27 @@ def _event(spans: Spans, at: int, process: int, rank: int, begin_s: float) -> di
         shown = f"{known['stage']}{_LETTERS[name]}{known['micro_batch']}"
     else:
         shown = f"{name} {known['micro_batch']}" if "micro_batch" in known else name
+    return _span(shown, name, process, thread, begin_s, takes_s, known)
+
+
+def _span(
+    shown: str,
+    name: str,
+    process: int,
+    thread: int,
+    begin_s: float,
+    takes_s: float,
+    args: dict[str, int],
+) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": shown,
         "cat": name,
         "pid": process,
-        "tid": rank,
+        "tid": thread,
         "ts": round(begin_s * 1e6, 3),
-        "dur": round(float(takes_s) * 1e6, 3),
-        "args": known,
+        "dur": round(takes_s * 1e6, 3),
+        "args": args,
     }
 
 
@@ -145,6 +177,6 @@ def _process(process: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
 
 
-def _thread(process: int, rank: int) -> dict[str, Any]:
-    named = {"name": f"rank {rank}"}
-    return {"ph": "M", "name": "thread_name", "pid": process, "tid": rank, "args": named}
+def _thread(process: int, thread: int, name: str) -> dict[str, Any]:
+    named = {"name": name}
+    return {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": named}

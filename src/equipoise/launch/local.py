@@ -42,6 +42,8 @@ class Launch:
     ranks: int
     quiet: bool
     port: int
+    proves: bool = True
+    """Whether ranks on devices that are not CPUs prove the layout before the first step."""
 
 
 def require_free_port(port: int) -> None:
@@ -117,6 +119,7 @@ def _command(launch: Launch) -> list[str]:
         *WORKER,
         str(launch.folder),
         *(["--quiet"] if launch.quiet else []),
+        *([] if launch.proves else ["--no-proof"]),
     ]
 
 

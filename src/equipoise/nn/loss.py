@@ -132,8 +132,11 @@ def head_loss(
 
     Returns:
         A scalar, fp32 (fp64 for fp64 inputs), the same on each of those ranks; differentiable
-        once. The gradient of ``x`` is this rank's partial sum, from its own rows.
+        once. The gradient of ``x`` is this rank's partial sum, from its own rows. Under
+        ``torch.no_grad`` no gradient is computed.
     """
     words = head_VD.shape[0] if words is None else words
+    if not torch.is_grad_enabled():  # a function's own forward cannot tell
+        x_TD, head_VD = x_TD.detach(), head_VD.detach()
     out: Tensor = _HeadLoss.apply(x_TD, head_VD, labels_T, words, tensor, scale, softcap)
     return out

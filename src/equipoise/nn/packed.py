@@ -24,6 +24,11 @@ class PackedModel(nn.Module, ABC):
     """What computes the states that ``logits`` takes."""
 
     @property
+    def params(self) -> int:
+        """Weights of the whole model."""
+        return self.model.params
+
+    @property
     @abstractmethod
     def stack(self) -> Sequence[nn.Module]:
         """Its layers, in order."""

@@ -7,11 +7,11 @@ Why
 
 What it decides
     Which operator computes a part: on CPU the flash operator of aten, on CUDA that of
-    ``nn.tile_cuda``; capped scores are computed by ``nn.tile_capped``. A tile is full, or a square
-    in which query r reads keys 0 to r (``causal``) or keys from r on (``anticausal``, which is
-    causal with queries and keys in reverse order). So every row has a key: for a row without one
-    the operator returns a log-sum-exp of 0 instead of minus infinity, and merges would be silently
-    wrong.
+    ``nn.tile_cuda``, in bf16 and fp16; everything else is computed by ``nn.tile_plain``. A tile is
+    full, or a square in which query r reads keys 0 to r (``causal``) or keys from r on
+    (``anticausal``, which is causal with queries and keys in reverse order). So every row has a
+    key: for a row without one the operator returns a log-sum-exp of 0 instead of minus infinity,
+    and merges would be silently wrong.
 
 Kept true (tests/unit/nn/test_tile.py)
     Parts merged equal one masked softmax in float64, forward and backward.
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
-from equipoise.nn.attention import lead_heads
-from equipoise.nn.tile_capped import backward_capped, forward_capped
-from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
+from equipoise.nn.attention import FLASH_DTYPES, lead_heads
+from equipoise.nn.tile_cuda import Runs, backward_cuda, forward_cuda
+from equipoise.nn.tile_plain import backward_plain, forward_plain
 from equipoise.schedule.attention.schedule import TileKind
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -37,6 +37,11 @@ _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which outputs and gradients are summed, and log-sum-exp is kept."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _takes_flash(q: Tensor, softcap: float) -> bool:
+    """Whether the flash operator of CUDA takes such a tile."""
+    return q.is_cuda and q.dtype in FLASH_DTYPES and not softcap
 
 
 def _order(x_t: Tensor, kind: TileKind) -> Tensor:
@@ -60,8 +65,8 @@ def attend_tile(
         fp32 (fp64 if the queries are).
 
     Raises:
-        LayoutError: the tensors are neither on a CPU nor in bf16 or fp16 on a CUDA device, or a
-            tile that is not full is not square.
+        LayoutError: the tensors are neither on a CPU nor on a CUDA device, or a tile that is not
+            full is not square.
     """
     if q_tHE.device.type not in ("cpu", "cuda"):
         raise LayoutError(
@@ -74,11 +79,11 @@ def attend_tile(
             f"{len(k_sGE)} keys. Give it as many keys as queries."
         )
     q, k, v = (_order(x, kind) for x in (q_tHE, k_sGE, v_sGE))
-    if softcap:
-        o_tHE, lse_tH = forward_capped(q, k, v, kind != "full", softcap)
-        return _order(o_tHE, kind), _order(lse_tH, kind)
-    if q.is_cuda:
+    if _takes_flash(q, softcap):
         o_tHE, lse_tH = forward_cuda(q, k, v, kind != "full")
+        return _order(o_tHE, kind), _order(lse_tH, kind)
+    if softcap or not q.is_cpu:
+        o_tHE, lse_tH = forward_plain(q, k, v, kind != "full", softcap)
         return _order(o_tHE, kind), _order(lse_tH, kind)
     out, lse = _forward_cpu(lead_heads(q), lead_heads(k), lead_heads(v), 0.0, kind != "full")
     o_tHE, lse_tH = (x.squeeze(0).transpose(0, 1) for x in (out, lse))
@@ -114,12 +119,13 @@ def attend_tile_backward(
     grad_o, q, k, v, o, lse = (
         _order(x, kind) for x in (grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH)
     )
-    if softcap:
-        grads = backward_capped(grad_o, q, k, v, o, lse, kind != "full", softcap)
-        grad_q, grad_k, grad_v = (_order(each, kind) for each in grads)
-        return grad_q, grad_k, grad_v
-    if q.is_cuda:
-        grads = backward_cuda(grad_o, q, k, v, o, lse, kind != "full")
+    if _takes_flash(q, softcap) or softcap or not q.is_cpu:
+        given = grad_o, q, k, v, o, lse
+        grads = (
+            backward_cuda(*given, kind != "full")
+            if _takes_flash(q, softcap)
+            else backward_plain(*given, kind != "full", softcap)
+        )
         grad_q, grad_k, grad_v = (_order(each, kind) for each in grads)
         return grad_q, grad_k, grad_v
     parts = _backward_cpu(
@@ -134,6 +140,57 @@ def attend_tile_backward(
     )
     grad_q, grad_k, grad_v = (_order(part.squeeze(0).transpose(0, 1), kind) for part in parts)
     return grad_q, grad_k, grad_v
+
+
+def attend_tiles(
+    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, runs: Runs, *, is_causal: bool, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """``attend_tile`` of several tiles, each its own queries and keys; one call on CUDA.
+
+    Args:
+        q_tHE: Queries of all tiles, one after another.
+        k_sGE: Keys likewise.
+        v_sGE: Values likewise.
+        runs: Lengths of the tiles.
+        is_causal: Whether every tile is ``causal``; else every tile is ``full``.
+        softcap: As for ``attend_tile``.
+    """
+    if _takes_flash(q_tHE, softcap):
+        return forward_cuda(q_tHE, k_sGE, v_sGE, is_causal, runs)
+    kind: TileKind = "causal" if is_causal else "full"
+    parts = [
+        attend_tile(q, k, v, kind, softcap=softcap)
+        for q, k, v in zip(
+            q_tHE.split(runs.queries), k_sGE.split(runs.keys), v_sGE.split(runs.keys), strict=True
+        )
+    ]
+    return torch.cat([o for o, _ in parts]), torch.cat([lse for _, lse in parts])
+
+
+def attend_tiles_backward(
+    grad_o_tHE: Tensor,
+    q_tHE: Tensor,
+    k_sGE: Tensor,
+    v_sGE: Tensor,
+    o_tHE: Tensor,
+    lse_tH: Tensor,
+    runs: Runs,
+    *,
+    is_causal: bool,
+    softcap: float,
+) -> tuple[Tensor, ...]:
+    """``attend_tile_backward`` of several tiles; one call on CUDA."""
+    given = grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH
+    if _takes_flash(q_tHE, softcap):
+        return backward_cuda(*given, is_causal, runs)
+    kind: TileKind = "causal" if is_causal else "full"
+    counts = runs.queries, runs.queries, runs.keys, runs.keys, runs.queries, runs.queries
+    tiles = zip(*(x.split(each) for x, each in zip(given, counts, strict=True)), strict=True)
+    parts = [
+        attend_tile_backward(grad_o, q, k, v, o, lse, kind, softcap=softcap)
+        for grad_o, q, k, v, o, lse in tiles
+    ]
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
 
 def merge_tile_(o_tHE: Tensor, lse_tH: Tensor, part_tHE: Tensor, part_lse_tH: Tensor) -> None:

@@ -23,8 +23,17 @@ import numpy as np
 
 from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
+from equipoise.observe.event import journal_name
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
-from equipoise.observe.run_record import Memory, RunFault, RunRecord, Spans, Start, Stop
+from equipoise.observe.run_record import (
+    Evaluations,
+    Memory,
+    RunFault,
+    RunRecord,
+    Spans,
+    Start,
+    Stop,
+)
 from equipoise.spec.run.keys import RENAMED, rename_keys
 
 
@@ -130,8 +139,26 @@ def read_run(folder: Path) -> RunRecord:
         faults=tuple(
             _fault(rank, event) for rank, journal in journals.items() for event in journal.faults
         ),
+        evaluations=_evaluations(zero.evaluations),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
     )
+
+
+def read_sides(folder: Path) -> list[RunRecord]:
+    """A run, or every side of a run that compares policies, in the order in which it named them.
+
+    Raises:
+        SpecError, DataError: as ``read_run``.
+    """
+    inside = sorted(folder.glob(f"*/journal/{journal_name(0)}"))
+    if (folder / "journal").is_dir() or not inside:
+        return [read_run(folder)]
+    sides = {path.parent.parent.name: read_run(path.parent.parent) for path in inside}
+    for record in sides.values():
+        names = record.start.compared.get("policies")
+        if isinstance(names, list) and set(names) <= sides.keys():
+            return [sides[name] for name in names]
+    return [read_run(folder)]
 
 
 def _number(value: object) -> float:
@@ -163,6 +190,7 @@ def _start(event: Event) -> Start:
         corpus=table("corpus"),
         curve=table("curve"),
         stages=table("stages"),
+        compared=table("compared"),
     )
 
 
@@ -191,6 +219,43 @@ def _spans(journal: JournalLines) -> Spans:
         stage=_column(kept, "stage"),
         predicted_begin_s=_column(kept, "predicted_begin_s"),
         predicted_s=_column(kept, "predicted_s"),
+    )
+
+
+def _evaluations(events: Mapping[int, Event]) -> Evaluations:
+    ordered = [events[step] for step in sorted(events)]
+    tables = [each if isinstance(each := event.get("buckets"), dict) else {} for event in ordered]
+
+    def lists(table: Mapping[str, Any], key: str) -> list[Any]:
+        values = table.get(key)
+        return values if isinstance(values, list) else []
+
+    names = sorted({n for t in tables for n in lists(t, "least_tokens") if isinstance(n, int)})
+
+    def of_buckets(key: str) -> Floats:
+        rows = np.full((len(ordered), len(names)), np.nan)
+        for row, table in enumerate(tables):
+            for name, value in zip(lists(table, "least_tokens"), lists(table, key), strict=False):
+                if name in names:
+                    rows[row, names.index(name)] = _number(value)
+        return rows
+
+    def of_each(key: str) -> Floats:
+        return _column(ordered, key)
+
+    return Evaluations(
+        step=np.array(sorted(events), dtype=np.int64),
+        loss=of_each("loss"),
+        bits_per_byte=of_each("bits_per_byte"),
+        labels=of_each("labels"),
+        tokens=of_each("tokens"),
+        documents=of_each("documents"),
+        eval_s=of_each("eval_s"),
+        predicted_s=of_each("predicted_s"),
+        least_tokens=np.array(names, dtype=np.int64),
+        bucket_loss=of_buckets("loss"),
+        bucket_labels=of_buckets("labels"),
+        bucket_documents=of_buckets("documents"),
     )
 
 

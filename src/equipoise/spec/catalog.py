@@ -27,6 +27,8 @@ class PolicyTraits:
     """A ``balance.packing.pack.Packer``; a ``StepPacker`` if the policy lets documents wait."""
     fills_windows: bool = False
     """Micro-batches are windows, whose edges cut documents."""
+    cuts_further: bool = False
+    """Cuts documents elsewhere than at the windows of ``pack.cut``, so it trains other pieces."""
     reads_prices: bool = True
     """Depends on what a document costs, not only on its length."""
     lets_wait: bool = False
@@ -64,9 +66,14 @@ POLICIES: dict[str, PolicyTraits] = {
     "in-order": PolicyTraits(
         packer="balance.packing.windows:pack_in_order", fills_windows=True, reads_prices=False
     ),
-    "fixed": PolicyTraits(packer="balance.packing.windows:pack_fixed", fills_windows=True),
+    "fixed": PolicyTraits(
+        packer="balance.packing.windows:pack_fixed", fills_windows=True, cuts_further=True
+    ),
     "fixed-exact": PolicyTraits(
-        packer="balance.packing.windows:pack_fixed_exact", fills_windows=True, is_slow=True
+        packer="balance.packing.windows:pack_fixed_exact",
+        fills_windows=True,
+        cuts_further=True,
+        is_slow=True,
     ),
     "by-tokens": PolicyTraits(
         packer="balance.packing.whole:pack_by_tokens", reads_prices=False, planned="always"

@@ -23,7 +23,7 @@ from equipoise.balance.context.plan import ContextPlan
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
-from equipoise.comm.mail import Ledger
+from equipoise.comm.mail import Ledger, LinkGroups
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
@@ -60,6 +60,7 @@ class AttendPlanned:
     plan_for: Callable[[int, int, Mask], ContextPlan]
     """The plan for a number of query heads, of key/value heads, and a mask."""
     group: dist.ProcessGroup | None
+    links: LinkGroups | None
     ledger: Ledger
     is_alone: bool = False
     """Whether all ranks of the plan are this one."""
@@ -70,7 +71,8 @@ class AttendPlanned:
         options: dict[str, Any] = {"softcap": scoring.softcap, "sinks_H": scoring.sinks_H}
         if self.is_alone:
             return attend_alone(plan, **options)(q, k, v)
-        return attend_by_plan(q, k, v, plan, self.group, ledger=self.ledger, **options)
+        options |= {"ledger": self.ledger, "links": self.links}
+        return attend_by_plan(q, k, v, plan, self.group, **options)
 
 
 def take(
@@ -111,7 +113,7 @@ class ContextGroup:
         """Find the ranks that share with this one; every rank calls it.
 
         Raises:
-            LayoutError: cp does not divide the ranks, or they are not on a CPU.
+            LayoutError: cp does not divide the ranks.
         """
         context = planner.context
         require_context(context, ranks)
@@ -134,9 +136,11 @@ class ContextGroup:
         if self.planner.context == 1:
             return whole(batch)
         plan = self._plan(batch.doc_tokens)
-        group = self.mesh.peers("cp").group
-        attend = partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
-        scored = AttendPlanned(partial(self.planner.plan_as, batch.doc_tokens), group, self.ledger)
+        peers, ledger = self.mesh.peers("cp"), self.ledger
+        group, links = peers.group, peers.links
+        attend = partial(attend_by_plan, plan=plan, group=group, ledger=ledger, links=links)
+        plan_for = partial(self.planner.plan_as, batch.doc_tokens)
+        scored = AttendPlanned(plan_for, group, links, ledger)
         rows, positions = plan.shares.rows[self.rank], plan.shares.positions[self.rank]
         return take(batch, rows, positions, attend, scored, max(batch.doc_tokens, default=0))
 
@@ -170,17 +174,12 @@ def require_context(context: int, ranks: Ranks) -> None:
     """Refuse what ranks cannot share.
 
     Raises:
-        LayoutError: cp does not divide the ranks, or they are not on a CPU.
+        LayoutError: cp does not divide the ranks.
     """
     if ranks.world % context:
         raise LayoutError(
             f"layout.cp = {context} does not divide {ranks.world} ranks. Set layout.cp "
             f"to a divisor of {ranks.world}."
-        )
-    if context > 1 and ranks.device.type != "cpu":
-        raise LayoutError(
-            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this rank is "
-            f"on {ranks.device}. Set layout.cp = 1."
         )
 
 

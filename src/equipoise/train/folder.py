@@ -29,12 +29,14 @@ class RunFolder:
     Args:
         folder: Of the run; it exists.
         ranks: All of them.
-        journal: This rank's.
+        journals: This rank's.
         needed_bytes: Of a checkpoint, until one was saved.
     """
 
-    def __init__(self, folder: Path, ranks: Ranks, journal: Journal, needed_bytes: int) -> None:
-        self._ranks, self._journal = ranks, journal
+    def __init__(
+        self, folder: Path, ranks: Ranks, journals: Sequence[Journal], needed_bytes: int
+    ) -> None:
+        self._ranks, self._journals = ranks, journals
         self._watch = FolderWatch(folder, needed_bytes) if ranks.rank == 0 else None
 
     def close(self) -> None:
@@ -54,16 +56,17 @@ class RunFolder:
 
     def look(self, *, has_unsaved: bool) -> Word:
         """This rank's word to the others before a step; see ``FolderWatch.look``."""
-        word = Word.NOTICE if self._journal.has_notices else Word(0)
+        has_notices = any(journal.has_notices for journal in self._journals)
+        word = Word.NOTICE if has_notices else Word(0)
         return word if self._watch is None else word | self._watch.look(has_unsaved=has_unsaved)
 
     def hear(self, words: Sequence[int], step: int) -> list[str]:
         """Sentences of all ranks, gathered if any rank's word of this step says so."""
         if not any(word & Word.NOTICE for word in words):
             return []
-        notices = self._journal.take_notices()
+        notices = self._take_notices()
         for sentence in self._watch.take_notices() if self._watch is not None else []:
-            self._journal.write("fault", "disk", step=step, message=sentence)
+            self._journals[0].write("fault", "disk", step=step, message=sentence)
             notices.append(sentence)
         return list(chain.from_iterable(self._ranks.gather_objects(notices)))
 
@@ -89,11 +92,14 @@ class RunFolder:
 
     def settle(self) -> list[str]:
         """Sentences at the end of a run, with what no journal could take; gathers."""
-        journal = self._journal
-        told = self._ranks.gather_objects((journal.unwritten_lines, journal.take_notices()))
+        unwritten = sum(journal.unwritten_lines for journal in self._journals)
+        told = self._ranks.gather_objects((unwritten, self._take_notices()))
         sentences = list(chain.from_iterable(notices for _, notices in told))
         if lines := sum(lines for lines, _ in told):
             sentences.append(
                 f"{lines:,} lines of the run's journals could not be written and are lost."
             )
         return sentences
+
+    def _take_notices(self) -> list[str]:
+        return [sentence for journal in self._journals for sentence in journal.take_notices()]

@@ -9,18 +9,17 @@ What it decides
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import equipoise
 from equipoise.balance.packing.pack import skew
-from equipoise.balance.packing.turns import align_turns
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import (
     FIRST_FORMAT,
     FORMAT,
-    OWN_ENGINE,
     Manifest,
     newest_good,
     require_same,
@@ -30,7 +29,7 @@ from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import TokenStore, open_store
-from equipoise.data.stream import DocumentStream, tell_apart
+from equipoise.data.stream import DocumentStream
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
@@ -39,9 +38,10 @@ from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep
+from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.resume import describe_changes, resume_facts
-from equipoise.train.build import build_packer, build_runner, join_sharing, measured_model
+from equipoise.train.build import measured_model
 from equipoise.train.curves import (
     DOUBT_STEPS,
     activation_dtype,
@@ -50,10 +50,11 @@ from equipoise.train.curves import (
     doubt_curve,
     obtain_curve,
 )
+from equipoise.train.evaluate import Evaluator
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
-from equipoise.train.record import RunRecorder
-from equipoise.train.sinks import TensorBoardSink
+from equipoise.train.side import build_sides, run_sides, span_all
+from equipoise.train.sinks.catalog import Sinks, open_sinks
 from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
 
 _PACKER = "packer.json"
@@ -72,9 +73,10 @@ class Trainer:
     """One rank's part of a run, from its folder to its last step."""
 
     def __init__(
-        self, folder: Path, resolved: ResolvedFile, ranks: Ranks, journal: Journal
+        self, folder: Path, resolved: ResolvedFile, ranks: Ranks, journals: Sequence[Journal]
     ) -> None:
-        self.folder, self.resolved, self.ranks, self.journal = folder, resolved, ranks, journal
+        self.folder, self.resolved, self.ranks, self.journals = folder, resolved, ranks, journals
+        self.journal = journals[0]
         self.spec, self.model = resolved.spec, resolved.model
         self.store: TokenStore = open_store(Path(resolved.corpus))
         check_vocabulary(self.store, self.model.vocab)
@@ -83,14 +85,12 @@ class Trainer:
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
         )
-        self.measured = measured_model(resolved)
-        with journal.span("measure"):
+        cache, measured = self.store.folder.parent, measured_model(resolved)
+        self._curve_file = curve_file(self.spec, self.model, ranks, cache, measured)
+        with span_all(journals, "measure"):
             self.curve: LoadCurve = obtain_curve(
-                *(self.spec, self.model, ranks, self.store.folder.parent, folder),
-                self.measured,
+                self.spec, self.model, ranks, cache, folder, measured
             )
-        self.sharing = join_sharing(resolved, ranks, self.curve, self.stream)
-        self.packer = build_packer(self.spec, ranks.world, self.curve)
         touch_libraries(ranks.device, activation_dtype(self.spec))
         spare_small_chunks()
         return_freed_memory()
@@ -98,17 +98,15 @@ class Trainer:
         self.position = Position()
         self._has_doubted = False
         self._save_was_refused = False
-        self.record = RunRecorder(resolved, self.sharing, ranks, journal, self.store, self.curve)
-        self.runner = build_runner(resolved, ranks, self.store, journal, self.sharing)
-        needed_bytes = 3 * 4 * self.params  # weights and two moments, in fp32
-        self.ground = RunFolder(folder, ranks, journal, needed_bytes)
-
-    @property
-    def params(self) -> int:
-        """Weights of the whole model; counted, where they are not of a decoder of our own."""
-        if self.spec.model.engine == OWN_ENGINE:
-            return self.model.params
-        return sum(weight.numel() for weight in self.runner.model.decoder.parameters())
+        each_resolved = [each for _, each in resolved_sides(folder, resolved)]
+        self.sides = build_sides(
+            each_resolved, ranks, journals, self.store, self.curve, self.stream
+        )
+        self.runner, self.record = self.sides[0].runner, self.sides[0].record
+        self.packer = self.sides[0].packer
+        self.evaluator = Evaluator(resolved, ranks, self.journal, self.runner, self.curve)
+        needed_bytes = 3 * 4 * self.runner.model.decoder.params  # weights and two moments, in fp32
+        self.ground = RunFolder(folder, ranks, journals, needed_bytes)
 
     @property
     def checkpoints(self) -> Path:
@@ -202,30 +200,29 @@ class Trainer:
         """
         with ExitStack() as stack:
             stack.callback(self.ground.close)
-            board = TensorBoardSink.open_if(
-                self.spec.journal.tensorboard and self.ranks.rank == 0,
-                self.folder / "tensorboard",
-            )
-            stack.callback(board.close)
-            return self._run(view, stop, board)
+            sinks = open_sinks(self.folder, self.spec, is_first=self.ranks.rank == 0)
+            stack.callback(sinks.close)
+            return self._run(view, stop, sinks)
 
-    def _run(self, view: StepView, stop: StopRequest, board: TensorBoardSink) -> str:
+    def _run(self, view: StepView, stop: StopRequest, sinks: Sinks) -> str:
         steps = self.spec.train.steps
-        self.record.write_start(self.position.step)
+        self._write_start(self.position.step)
         if said := disturbed_sentence(self.curve):
             view.say(said)
         reason = "done"
         saved_step = self.position.step
         if saved_step < steps:
             self.ground.require_room(self.position.step)
+        self.evaluator.begin(self.position.step, view, sinks)
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
             stop_asked = bool(stop) or self._is_stop_left()
             word = self.ground.look(has_unsaved=saved_step < self.position.step)
-            packed, loads = self._pack(step)
-            result = self.runner.run(
-                packed,
+            packs = self._pack(step)
+            results = run_sides(
+                self.sides,
+                [packed for packed, _ in packs],
                 step=step,
                 rate=learning_rate(self.spec.train, step),
                 clip_norm=self.spec.train.clip_norm,
@@ -234,22 +231,22 @@ class Trainer:
                 word=word,
             )
             self.position = Position(step, self.position.tokens + self.spec.pack.step_tokens)
+            result, loads = results[0], packs[0][1]
             loss = result.loss
-            begun_anew = self.journal.begun_anew
-            figures = self.record.write_step(
-                packed, loads, result, step=step, tokens_seen=self.position.tokens
-            )
-            if self.journal.begun_anew > begun_anew:
-                self.record.write_start(step)
-            board.write(step, figures)
+            figures, *_ = [
+                side.write_step(packed, each, step=step, tokens=self.position.tokens)
+                for side, packed, each in zip(self.sides, packs, results, strict=True)
+            ]
+            sinks.write(step, figures)
             if len(self.record.busy_over_predicted) == DOUBT_STEPS:
                 self._doubt_curve(view)
             balance = skew(loads.predicted_s)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
             if result.words[0] & Word.GONE:
                 self._leave_if_gone(view)
-            for sentence in (*self.ground.hear(result.words, step), *board.take_notices()):
+            for sentence in (*self.ground.hear(result.words, step), *sinks.take_notices()):
                 view.say(sentence)
+            self.evaluator.look(step, view, sinks)
             if result.stop:
                 reason = "interrupted"
                 break
@@ -262,20 +259,27 @@ class Trainer:
         if saved_step != self.position.step:
             self._leave_if_gone(view)
             self._save(view, must=True)
-        self.record.write_memory()
+        for side in self.sides:
+            side.record.write_memory()
         if self.ranks.rank == 0:
             with suppress(OSError):
                 self._stop_file.unlink(missing_ok=True)
-            self.journal.write("instant", "stop", reason=reason, step=self.position.step)
-        self.journal.flush()
+            for journal in self.journals:
+                journal.write("instant", "stop", reason=reason, step=self.position.step)
+        for journal in self.journals:
+            journal.flush()
         for sentence in self.ground.settle():
             view.say(sentence)
         done = self.position.step - first
         if done:
-            took_s = time.perf_counter() - began
+            took_s = time.perf_counter() - began - self.evaluator.spent_s
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
         self._doubt_curve(view)
         return reason
+
+    def _write_start(self, resumed_step: int) -> None:
+        for side in self.sides:
+            side.record.write_start(resumed_step)
 
     def _leave_if_gone(self, view: StepView) -> None:
         """Save the steps of a run whose folder is gone where they will be found, and end it.
@@ -292,10 +296,10 @@ class Trainer:
                 f"--out and a folder that nobody else uses."
             )
         self.folder = fate.rescue
-        begun_anew = self.journal.begun_anew
-        self.journal.follow(self.folder / "journal")
-        if self.journal.begun_anew > begun_anew:
-            self.record.write_start(self.position.step)
+        for side, (folder, _) in zip(
+            self.sides, resolved_sides(self.folder, self.resolved), strict=True
+        ):
+            side.follow(folder / "journal", self.position.step)
         try:
             self._save(view, must=True)
         except CheckpointError as error:
@@ -324,9 +328,7 @@ class Trainer:
         """Say so where steps contradict the curve; packs go on by it, as a resume will."""
         if self.ranks.rank != 0 or self._has_doubted:
             return
-        cache = self.store.folder.parent
-        file = curve_file(self.spec, self.model, self.ranks, cache, self.measured)
-        if doubt := doubt_curve(file, self.record.busy_over_predicted):
+        if doubt := doubt_curve(self._curve_file, self.record.busy_over_predicted):
             self._has_doubted = True
             view.say(doubt)
             self.journal.write("decision", "doubt", step=self.position.step, message=doubt)
@@ -339,19 +341,10 @@ class Trainer:
             return None
         return None if newest is None else newest[0]
 
-    def _pack(self, step: int) -> tuple[PackedStep, RankLoads]:
-        """Decide the step, on every rank alike, and journal the decision on rank 0."""
-        began = time.perf_counter()
+    def _pack(self, step: int) -> list[tuple[PackedStep, RankLoads]]:
+        """What each side computes in a step."""
         pieces = self.stream.step(self.position.tokens, self.spec.pack.step_tokens)
-        if POLICIES[self.spec.pack.policy].divides:
-            pieces = tell_apart(pieces, self.store.documents)
-        packed = self.packer.step(pieces)
-        if POLICIES[packed.policy].runs_together:
-            packed = align_turns(packed)
-        loads = self.sharing.loads(packed, self.curve)
-        plan_s = time.perf_counter() - began
-        self.record.write_pack(step, packed, pieces, loads, plan_s)
-        return packed, loads
+        return [side.pack(step, pieces) for side in self.sides]
 
     def _save(self, view: StepView, *, must: bool) -> int | None:
         """Save this position; the step that was saved, or None when the disk refused.

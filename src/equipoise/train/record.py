@@ -5,6 +5,8 @@ Kept true (tests/multi/train/test_train.py, tests/unit/dash)
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,8 +44,9 @@ class RunRecorder:
         journal: Journal,
         store: TokenStore,
         curve: LoadCurve,
+        compared: Mapping[str, Any],
     ) -> None:
-        self.resolved, self.sharing = resolved, sharing
+        self.resolved, self.sharing, self.compared = resolved, sharing, compared
         self.ranks, self.journal = ranks, journal
         self.spec, self.model = resolved.spec, resolved.model
         self.store, self.curve = store, curve
@@ -90,6 +93,7 @@ class RunRecorder:
             },
             curve=dataclasses.asdict(self.curve),
             stages={} if stages is None else dataclasses.asdict(stages.placed),
+            compared=self.compared,
         )
         self.journal.flush()
 

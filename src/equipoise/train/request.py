@@ -11,14 +11,15 @@ Kept true (tests/multi/train/test_request.py)
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import LayoutError, ModelError
-from equipoise.comm.group import choose_device
+from equipoise.base.errors import ModelError, SpecError
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import prepare as open_store
+from equipoise.data.held_out import prepare_held_out
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
@@ -29,13 +30,14 @@ from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
-from equipoise.spec.catalog import POLICIES
 from equipoise.spec.plan import LOCK
+from equipoise.spec.run.compared import compared_specs, require_same_sides
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
+from equipoise.train.sinks.catalog import wanted_sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ def run(
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
+    proves: bool = True,
 ) -> RunRecord:
     """Train on this machine's ranks, or go on from the run's last checkpoint.
 
@@ -66,6 +69,8 @@ def run(
         port: Where the ranks meet; any that is free unless given.
         is_quiet: Whether rank 0 shows no line for each step.
         progress: Hears of the corpus while it is read.
+        proves: Whether ranks on devices that are not CPUs first prove that this layout equals one
+            rank on them; proofs are kept.
 
     Returns:
         The run's folder read back: loss, tokens and seconds of every step, of all its sessions.
@@ -77,9 +82,46 @@ def run(
         DataError: the corpus is missing or wrong.
         EquipoiseError: a rank failed; with its words.
     """
-    prepared = _prepare(run, out, plan, port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    prepared = _prepare(run, out, plan, (), port, is_quiet, progress, starts=True)
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
     return reader.read_run(prepared.folder)
+
+
+def compare(
+    run: Path | str | RunSpec | ResolvedRun,
+    policies: Sequence[str],
+    *,
+    out: Path | str | None = None,
+    port: int = 0,
+    is_quiet: bool = True,
+    progress: Progress | None = None,
+    proves: bool = True,
+) -> tuple[RunRecord, ...]:
+    """Train with every step computed under each packing policy in turn, and updated once.
+
+    All policies see the same pieces and weights within seconds, so their times compare step by
+    step (``dash.compare.compare``).
+
+    Args:
+        run: As for ``run``; with ``pack.cut = "windows"``.
+        policies: Two or more packing policies that train the same pieces.
+        out: As for ``run``; each policy's journal is in a folder of its name within.
+        port: As for ``run``.
+        is_quiet: As for ``run``.
+        progress: As for ``run``.
+        proves: As for ``run``.
+
+    Returns:
+        The run under each policy, read back, in the order of ``policies``.
+
+    Raises:
+        SpecError: the policies cannot be compared, or the folder holds a run that compares others;
+            and as ``run``.
+        EquipoiseError: as ``run``.
+    """
+    prepared = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
+    return tuple(reader.read_run(prepared.folder / policy) for policy in policies)
 
 
 def prepare(
@@ -87,12 +129,16 @@ def prepare(
     *,
     out: Path | str | None = None,
     plan: Path | str | None = None,
+    policies: Sequence[str] = (),
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Make all that ranks will read, and start none: for a launcher of your own. As ``run``."""
-    return _prepare(run, out, plan, port, is_quiet, progress, starts=False)
+    """Make all that ranks will read, and start none: for a launcher of your own.
+
+    As ``run``; with ``policies``, as ``compare``.
+    """
+    return _prepare(run, out, plan, policies, port, is_quiet, progress, starts=False)
 
 
 def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
@@ -116,10 +162,24 @@ def resolve_run(run: Path | str | RunSpec | ResolvedRun) -> ResolvedRun:
     )
 
 
+def require_no_plan(plan: Path | str | None) -> None:
+    """Refuse a plan for a run that compares policies.
+
+    Raises:
+        SpecError: there is one.
+    """
+    if plan is not None:
+        raise SpecError(
+            "A plan.lock decides the packing policy, and a comparison runs several. Give --plan or "
+            "--compare."
+        )
+
+
 def _prepare(
     run: Path | str | RunSpec | ResolvedRun,
     out: Path | str | None,
     plan: Path | str | None,
+    policies: Sequence[str],
     port: int,
     is_quiet: bool,
     progress: Progress | None,
@@ -130,27 +190,37 @@ def _prepare(
     progress = progress or SilentProgress()
     if plan is not None:
         lock, resolved = read_obeyed(Path(plan), resolved, progress)
-    spec, model = resolved.spec, resolved.model
+    specs, model = [resolved.spec], resolved.model
+    if policies:
+        require_no_plan(plan)
+        specs = compared_specs(resolved.spec, policies)
+    spec = specs[0]
     folder = Path(out or Path("runs") / spec.name).resolve()
+    require_same_sides(folder, policies)
     require_free_folder(folder)
     ranks = spec.layout.count_ranks(len(usable_cores()))
     if starts:
         require_room(ranks)
     if port:
         require_free_port(port)
-    require_accepted(spec, model, ranks)
-    init_folder = _init_folder(resolved)
+    wanted_sinks(spec.journal)
+    for each in specs:
+        require_accepted(each, model, ranks)
+    folder_of_init = init_folder(resolved)
     if spec.model.engine == "transformers":
-        require_transformers()
         from equipoise.parallel.theirs.tried import require_exact_folder
 
-        require_exact_folder(Path(init_folder), spec.pack.context_tokens)
-    _require_device(spec)
+        require_exact_folder(Path(folder_of_init), spec.pack.context_tokens)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
-    require_step(spec, model, ranks, store.doc_tokens)
+    for each in specs:
+        require_step(each, model, ranks, store.doc_tokens)
+    eval_corpus = ""
+    if spec.eval.path:
+        held = prepare_held_out(spec, resolved.base, store, progress=progress)
+        eval_corpus = str(held.folder.resolve())
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
         spec=spec,
@@ -158,9 +228,11 @@ def _prepare(
         origins=resolved.origins,
         ranks=ranks,
         corpus=str(store.folder.resolve()),
-        init_folder=init_folder,
+        init_folder=folder_of_init,
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
+        compare=tuple(policies),
+        eval_corpus=eval_corpus,
     )
     write_resolved(folder, settled)
     if lock is not None:
@@ -168,43 +240,18 @@ def _prepare(
     return Prepared(folder, ranks)
 
 
-def require_transformers() -> None:
-    """Refuse an engine that is not installed.
+def init_folder(resolved: ResolvedRun) -> str:
+    """The folder of a run's first weights; "" where they are random.
 
     Raises:
-        ModelError: as above.
+        ModelError: the run's engine is not installed.
     """
-    if importlib.util.find_spec("transformers") is None:
+    model = resolved.spec.model
+    if model.engine == "transformers" and importlib.util.find_spec("transformers") is None:
         raise ModelError(
             'model.engine = "transformers" needs the package transformers, which is not installed. '
             "Run: pip install 'equipoise[transformers]'"
         )
-
-
-def _init_folder(resolved: ResolvedRun) -> str:
-    """The folder of the first weights; "" where they are random."""
-    init = resolved.spec.model.init
-    if init == "random":
+    if model.init == "random":
         return ""
-    return str((resolved.base / Path(init.removeprefix("hf:")).expanduser()).resolve())
-
-
-def _require_device(spec: RunSpec) -> None:
-    """Refuse what only CPU ranks do, where ranks run on CUDA devices.
-
-    Raises:
-        LayoutError: policy, context and device do not go together.
-    """
-    context, policy = spec.layout.cp, spec.pack.policy
-    if choose_device(0).type == "cpu":
-        return
-    if context > 1:
-        raise LayoutError(
-            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
-            f"machine's ranks run on CUDA devices. Set layout.cp = 1."
-        )
-    if POLICIES[policy].runs_together:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
-            f'run on CUDA devices. Set pack.policy = "by-work".'
-        )
+    return str((resolved.base / Path(model.init.removeprefix("hf:")).expanduser()).resolve())

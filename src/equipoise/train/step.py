@@ -21,6 +21,7 @@ What it decides
     another program has the core is neither waiting nor busy.
 """
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.moe.balance import set_loss_scale
+from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import clip, global_norm
 from equipoise.parallel.expert.loads import settle_experts
@@ -137,6 +138,22 @@ class StepRunner:
             LayoutError: ranks packed differently.
         """
         started = time.perf_counter()
+        made = self.compute(
+            packed, step=step, last_good=last_good, stop_asked=stop_asked, word=word
+        )
+        experts = self.update(made, step=step, rate=rate, clip_norm=clip_norm)
+        return self.result(made, experts, step_s=time.perf_counter() - started)
+
+    def compute(
+        self,
+        packed: PackedStep,
+        *,
+        step: int,
+        last_good: Callable[[], Path | None],
+        stop_asked: bool,
+        word: int,
+    ) -> Gradients:
+        """``gradients`` that are finite; arguments and errors are those of ``run``."""
         made = self.gradients(packed, step=step, stop_asked=stop_asked, word=word)
         for what, is_finite in (
             ("loss", bool(np.isfinite(made.loss))),
@@ -144,18 +161,39 @@ class StepRunner:
         ):
             if not is_finite:
                 raise self._not_finite(what, step, packed, made.losses, last_good())
+        return made
+
+    def update(
+        self, made: Gradients, *, step: int, rate: float, clip_norm: float
+    ) -> ExpertLoads | None:
+        """Clip the decoder's gradients, update its weights and drop the gradients."""
         with self.journal.span("optimizer", step=step):
             clip(self.model.decoder, made.norm, clip_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            experts = self._settle_experts(made.labels)
+            return self._settle_experts(made.labels)
+
+    def drop(self) -> None:
+        """Forget the decoder's gradients and what its routers counted."""
+        self.optimizer.zero_grad(set_to_none=True)
+        forget_loads(self.model.decoder)
+
+    def beside(self, journal: EventSink, sharing: ContextGroup | Partners) -> "StepRunner":
+        """What runs steps of the same decoder among these ranks, journaled elsewhere."""
+        pipeline = self.pipeline
+        if pipeline is not None:
+            pipeline = dataclasses.replace(pipeline, journal=journal)
+        return dataclasses.replace(self, journal=journal, sharing=sharing, pipeline=pipeline)
+
+    def result(self, made: Gradients, experts: ExpertLoads | None, *, step_s: float) -> StepResult:
+        """What a step measured."""
         rows = made.rows
         return StepResult(
             loss=made.loss,
             grad_norm=float(made.norm),
-            step_s=time.perf_counter() - started,
+            step_s=step_s,
             rank_busy_s=rows[:, 2].tolist(),
             wait_s=made.wait_s,
             computed_s=float(rows[:, 2 if self.pipeline is None else 4].max()),
@@ -193,6 +231,28 @@ class StepRunner:
             norm = self._norm()
         loss = float(rows[:, 1].sum()) / labels
         return Gradients(labels, loss, norm, losses, rows, idle_s + met_s)
+
+    @torch.no_grad()
+    def evaluate(self, packed: PackedStep, store: TokenStore) -> float:
+        """Summed loss of this rank's micro-batches of other documents, forward only.
+
+        Gathered weights stay until ``model.free_gathered``.
+
+        Args:
+            packed: The micro-batches, equal on all ranks; as many on each where ranks meet in them.
+            store: The documents.
+
+        Returns:
+            What this rank adds to the sum over all ranks; 0 where another one counts it.
+        """
+        if self.pipeline is not None:
+            losses = self.pipeline.evaluate(packed, store)
+        else:
+            losses = [
+                float(self._loss(packed, index, make_batch(store, batch, self.ranks.device)))
+                for index, batch in enumerate(self._turns(packed))
+            ]
+        return sum(losses) if self._counts_loss else 0.0
 
     def _compute(
         self, packed: PackedStep, step: int, labels: int
@@ -250,6 +310,10 @@ class StepRunner:
         loss: torch.Tensor = self.model.decoder(share.tokens_t, share.pack, labels_T=share.labels_t)
         return loss
 
+    @property
+    def _counts_loss(self) -> bool:
+        return self.sharing is None or self.sharing.counts_loss
+
     def _meet(
         self,
         packed: PackedStep,
@@ -269,9 +333,8 @@ class StepRunner:
             The rows, and the seconds that this took.
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
-        counts = self.sharing is None or self.sharing.counts_loss
         others = [float(stop_asked), computed_s, float(word)]
-        row = [name, sum(losses) if counts else 0.0, busy_s, *others]
+        row = [name, sum(losses) if self._counts_loss else 0.0, busy_s, *others]
         with self.journal.span("wait", step=step) as span:
             rows = self.ranks.gather_floats(row)
         if bool((rows[:, 0] != name).any()):

@@ -20,7 +20,6 @@ import numpy as np
 
 from equipoise.balance.context.plan import ContextPlan, plan_pieces
 from equipoise.balance.packing.turns import place_turn
-from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
@@ -70,23 +69,14 @@ class Partners:
     ledger: Ledger
     """Bytes sent to other data-parallel ranks and received."""
     mesh: Mesh | None = None
-    """The groups of the layout, where ranks share weights."""
+    """The groups of the layout, where ranks share weights or messages have no tags."""
     kept: dict[tuple[str, int, int, int, Mask], ContextPlan] = field(default_factory=dict)
     """Plans of the turns of one step, by its digest, their heads and mask."""
 
     @classmethod
     def join(cls, ranks: Ranks, planner: ContextPlanner) -> "Partners":
-        """Find the others: all data-parallel ranks. Every rank calls it.
-
-        Raises:
-            LayoutError: the ranks are not on a CPU.
-        """
-        if ranks.device.type != "cpu":
-            raise LayoutError(
-                f"Documents are divided over CPU ranks, and this rank is on {ranks.device}. Set "
-                f'pack.policy = "by-work".'
-            )
-        if planner.layout.tp == 1:
+        """Find the others: all data-parallel ranks. Every rank calls it."""
+        if planner.layout.tp == 1 and ranks.has_tags:
             return cls(planner, ranks.rank, Ledger(ranks.world))
         return cls.on_mesh(planner, Mesh.join(ranks, planner.layout.of_ranks(ranks.world)))
 
@@ -114,9 +104,11 @@ class Partners:
         """A micro-batch of this rank, with attention over all ranks of its documents."""
         plan = self._plan(packed, turn)
         positions = plan.shares.positions[self.rank]
+        peers = None if self.mesh is None else self.mesh.peers("dp")
         scored = AttendPlanned(
             partial(self._plan_for, packed, turn),
-            None if self.mesh is None else self.mesh.peers("dp").group,
+            None if peers is None else peers.group,
+            None if peers is None else peers.links,
             self.ledger,
             is_alone=plan.schedule.ranks == 1,
         )
@@ -138,8 +130,11 @@ class Partners:
     def _attend(self, plan: ContextPlan) -> Attend:
         if plan.schedule.ranks == 1:  # a group of one rank does not exist, and None is all ranks
             return attend_alone(plan)
-        group = None if self.mesh is None else self.mesh.peers("dp").group
-        return partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
+        attend = partial(attend_by_plan, plan=plan, ledger=self.ledger)
+        if self.mesh is None:
+            return attend
+        peers = self.mesh.peers("dp")
+        return partial(attend, group=peers.group, links=peers.links)
 
     def _plan(self, packed: PackedStep, turn: int) -> ContextPlan:
         model, layout = self.planner.model, self.planner.layout

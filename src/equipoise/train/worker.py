@@ -26,9 +26,11 @@ from equipoise.launch.last_words import say
 from equipoise.launch.local import LOCK, folder_taken, folder_unlocked
 from equipoise.observe.console import make_view
 from equipoise.observe.journal import Journal, Span
+from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
 from equipoise.train.process import StopRequest, end_with_agent, settle
+from equipoise.train.proof import prove_layout
 from equipoise.train.watch import FolderGoneError
 
 
@@ -60,7 +62,7 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-_OF_A_HOST = ("data.path", "data.cache", "data.tokenizer", "model.init")
+_OF_A_HOST = ("data.path", "data.cache", "data.tokenizer", "eval.path", "model.init")
 """Keys that name files: they may lie elsewhere on another host, and what is in them is compared."""
 
 
@@ -75,12 +77,14 @@ def run_facts(resolved: ResolvedFile) -> dict[str, str]:
         if isinstance(table, dict):
             keys |= {f"{section}.{key}": value for key, value in table.items()}
     keys |= {f"model.{key}": value for key, value in dataclasses.asdict(resolved.model).items()}
+    held_out = resolved.eval_corpus and open_store(Path(resolved.eval_corpus)).digest
     return {
         "equipoise": equipoise.__version__,
         "torch": torch.__version__,
         "NumPy": np.__version__,
         "Python": platform.python_version(),
         "the corpus": open_store(Path(resolved.corpus)).digest,
+        "the held-out documents": held_out,
         "what auto prices by": str(resolved.context_machine),
         **{key: str(value) for key, value in keys.items() if key not in _OF_A_HOST},
     }
@@ -109,6 +113,7 @@ def _train(
     ranks: Ranks,
     *,
     quiet: bool,
+    proves: bool = True,
     watchdog: Watchdog | None = None,
 ) -> None:
     if ranks.world != resolved.ranks:
@@ -119,9 +124,17 @@ def _train(
             f"--nproc-per-node {resolved.ranks}{other}."
         )
     stop = StopRequest()
-    with _WatchedJournal(folder / "journal", ranks.rank, watchdog) as journal:
-        trainer = Trainer(folder, resolved, ranks, journal)
-        label = resolved.spec.pack.policy
+    with ExitStack() as stack:
+        journals = [
+            stack.enter_context(_WatchedJournal(each / "journal", ranks.rank, watchdog))
+            for each, _ in resolved_sides(folder, resolved)
+        ]
+        if ranks.device.type != "cpu":
+            cache = Path(resolved.corpus).parent if proves else None
+            for journal, (_, side) in zip(journals, resolved_sides(folder, resolved), strict=True):
+                prove_layout(side, ranks, journal, cache)
+        trainer = Trainer(folder, resolved, ranks, journals)
+        label = " | ".join(resolved.compare or [resolved.spec.pack.policy])
         with make_view(
             label,
             rank=ranks.rank,
@@ -134,16 +147,18 @@ def _train(
 
 
 @contextmanager
-def _told(folder: Path, rank: int) -> Iterator[None]:
-    """Leave word of what went wrong: for the launcher, and in the run's journal."""
+def _told(folder: Path, resolved: ResolvedFile, rank: int) -> Iterator[None]:
+    """Leave word of what went wrong: for the launcher, and in the run's journals."""
     try:
         yield
     except BaseException as error:
-        _write_fault(folder, rank, error)
+        _write_fault(folder, resolved, rank, error)
         raise
 
 
-def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> None:
+def _write_fault(
+    folder: Path, resolved: ResolvedFile, rank: int, error: BaseException, **more: Any
+) -> None:
     known = isinstance(error, EquipoiseError)
     name, message = "error" if known else "exception", str(error)
     exit_code = error.exit_code if isinstance(error, EquipoiseError) else 6
@@ -153,23 +168,24 @@ def _write_fault(folder: Path, rank: int, error: BaseException, **more: Any) -> 
     say({**told, "exit_code": exit_code, "traceback": trace})
     if isinstance(error, FolderTakenError | FolderGoneError) or not folder.is_dir():
         return
-    with suppress(OSError, FaultError), Journal(folder / "journal", rank) as journal:
-        journal.write(
-            "fault",
-            name,
-            type=kind,
-            message=message,
-            exit_code=exit_code,
-            traceback=trace,
-            **more,
-        )
+    for side, _ in resolved_sides(folder, resolved):
+        with suppress(OSError, FaultError), Journal(side / "journal", rank) as journal:
+            journal.write(
+                "fault",
+                name,
+                type=kind,
+                message=message,
+                exit_code=exit_code,
+                traceback=trace,
+                **more,
+            )
 
 
-def _tell(folder: Path, rank: int, standstill: Standstill) -> None:
+def _tell(folder: Path, resolved: ResolvedFile, rank: int, standstill: Standstill) -> None:
     """Leave word of a standstill; the process ends after it."""
     fields = dataclasses.asdict(standstill)
     text, waiting_rank = fields.pop("text"), fields.pop("rank")
-    _write_fault(folder, rank, FaultError(text), waiting_rank=waiting_rank, **fields)
+    _write_fault(folder, resolved, rank, FaultError(text), waiting_rank=waiting_rank, **fields)
     _complain(standstill.text)
 
 
@@ -178,6 +194,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m equipoise.train.worker")
     parser.add_argument("run", type=Path, help="folder with resolved.json")
     parser.add_argument("--quiet", action="store_true", help="no line and no bar")
+    parser.add_argument(
+        "--no-proof", action="store_true", help="train a layout that no check has proven here"
+    )
     args = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     folder: Path = args.run
@@ -185,15 +204,16 @@ def main() -> int:
     try:
         resolved = read_resolved(folder)
         settle(int(os.environ.get("LOCAL_RANK", rank)), pin=resolved.spec.layout.pin)
-        with ExitStack() as stack, _told(folder, rank):
+        with ExitStack() as stack, _told(folder, resolved, rank):
             joined = join_from_environment(
                 run_facts(resolved),
                 deadline_s=resolved.spec.layout.deadline_s,
-                tell=partial(_tell, folder, rank),
+                tell=partial(_tell, folder, resolved, rank),
             )
             ranks, watchdog = stack.enter_context(joined)
             stack.enter_context(_sole_owner(folder, ranks))
-            _train(folder, resolved, ranks, quiet=args.quiet, watchdog=watchdog)
+            proves = not args.no_proof
+            _train(folder, resolved, ranks, quiet=args.quiet, proves=proves, watchdog=watchdog)
     except EquipoiseError as error:
         _complain(str(error))
         return error.exit_code

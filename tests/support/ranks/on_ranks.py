@@ -6,6 +6,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,15 @@ from equipoise.sim.rank_loads import ContextPlanner
 from equipoise.spec.layout import Layout
 from equipoise.spec.model.presets import ModelSpec, preset
 from equipoise.spec.pack import MicroBatch, PackedStep
+from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import LayoutSpec, TrainSpec
-from equipoise.train import loop
+from equipoise.train import loop, side
 from equipoise.train.build import build_runner
 from equipoise.train.check.case import Case, Verdict
 from equipoise.train.check.prove import check_cases
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.step import Gradients, StepRunner
-from equipoise.train.together import Partners
 
 Arrays = dict[str, np.ndarray]
 
@@ -143,18 +144,22 @@ class NotingTrainer(loop.Trainer):
     pieces: list[tuple[int, int, int]]
 
     def _pack(self, step: int) -> Any:
-        packed, loads = super()._pack(step)
-        for batch in packed:
+        packs = super()._pack(step)
+        for batch in packs[0][0]:
             self.pieces += map(tuple, batch.pieces.tolist())
-        return packed, loads
+        return packs
 
 
 def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, Any]) -> Ended:
     """A whole run with a counted curve, so that nothing is measured."""
     loop.obtain_curve = lambda *_: counted_curve(resolved.model)
     view = Script(ranks, **script)
-    with Journal(folder / "journal", ranks.rank) as journal:
-        trainer = NotingTrainer(folder, resolved, ranks, journal)
+    with ExitStack() as stack:
+        journals = [
+            stack.enter_context(Journal(side / "journal", ranks.rank))
+            for side, _ in resolved_sides(folder, resolved)
+        ]
+        trainer = NotingTrainer(folder, resolved, ranks, journals)
         trainer.pieces = []
         norm = getattr(trainer.runner.model.decoder, "norm", None)  # the last stage's
         view.norm = None if norm is None else norm.weight.data.to_local()
@@ -177,6 +182,12 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
         decay=[group["weight_decay"] for group in runner.optimizer.param_groups],
         pieces=trainer.pieces,
     )
+
+
+def train_strictly(ranks: Ranks, folder: Path, resolved: ResolvedFile) -> None:
+    """A run whose sides must agree to the last bit."""
+    side.AGREE = {"fp32": 0.0}
+    train(ranks, folder, resolved, {})
 
 
 def train_first(ranks: Ranks, folder: Path, resolved: ResolvedFile) -> None:
@@ -265,14 +276,8 @@ def step_in_contexts(
     return outcomes
 
 
-def join_context(ranks: Ranks, context: int, device: str) -> None:
-    ranks = dataclasses.replace(ranks, device=torch.device(device))
+def join_context(ranks: Ranks, context: int) -> None:
     ContextGroup.join(ranks, ContextPlanner(preset("2m"), LayoutSpec(cp=context)))
-
-
-def join_partners(ranks: Ranks, device: str) -> None:
-    planner = ContextPlanner(preset("2m"), LayoutSpec())
-    Partners.join(dataclasses.replace(ranks, device=torch.device(device)), planner)
 
 
 def sharers_of(ranks: Ranks, context: int) -> list[int]:

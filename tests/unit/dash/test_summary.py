@@ -89,8 +89,8 @@ def test_two_runs_on_the_same_documents(records: list[RunRecord]) -> None:
     assert comparison.measured == pytest.approx(measured)
     assert comparison.predicted == pytest.approx(predicted)
     assert headline(summaries_of(records), [comparison]) == (
-        f"by-work took {1 - 1 / measured:.0%} less time per step than in-order (predicted: "
-        f"{1 - 1 / predicted:.0%} shorter)."
+        f"by-work took {1 - 1 / measured:.0%} less time per step than in-order (predicted "
+        f"{1 - 1 / predicted:.0%})."
     )
     # The baseline is the in-order run wherever it stands.
     assert compare_all(records[::-1], labels(records[::-1])) == [comparison]

@@ -1,6 +1,7 @@
 """A run's spans as a trace, measured and predicted."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -64,14 +65,61 @@ def test_measured_and_predicted_are_two_processes(tmp_path: Path, journals: Modu
     assert named == {"measured", "predicted"}
 
 
-def test_a_run_without_stages_is_measured_alone(tmp_path: Path, journals: ModuleType) -> None:
+def test_loads_are_predicted_where_ranks_are_no_stages(
+    tmp_path: Path, journals: ModuleType
+) -> None:
     record = read_run(journals.write_run(tmp_path / "run", steps=9))
     events = trace_run(record, [2, 3])
-    assert {each["pid"] for each in events} == {MEASURED}
     told = [each for each in events if each["ph"] == "X"]
     assert {each["args"]["step"] for each in told} == {2, 3}
     assert min(each["ts"] for each in told) == 0
     assert 2 <= typical_step(record) <= 9
+    for step in (2, 3):
+        row = step - 1
+        loads = {
+            each["tid"] % 2: each["dur"] / 1e6
+            for each in told
+            if each["pid"] == PREDICTED
+            and each["cat"] == "compute"
+            and each["args"]["step"] == step
+        }
+        assert loads == pytest.approx({rank: record.predicted_s[row, rank] for rank in (0, 1)})
+        rests = [each for each in told if each["cat"] == "rest" and each["args"]["step"] == step]
+        first = min(
+            each["ts"] for each in told if each["cat"] == "forward" and each["args"]["step"] == step
+        )
+        whole_s = record.predicted_step_s[row]
+        assert len(rests) == 2
+        assert all(
+            (each["ts"] + each["dur"] - first) / 1e6 == pytest.approx(whole_s) for each in rests
+        )
+
+
+def test_predictions_of_neighbouring_steps_never_overlap_on_a_thread(
+    tmp_path: Path, journals: ModuleType
+) -> None:
+    run = journals.write_run(tmp_path / "run", steps=6)
+    for rank in (0, 1):  # every step was predicted to take three times as long
+        file = run / "journal" / f"rank-{rank:05}.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            for key in ("predicted_s", "predicted_step_s"):
+                if key in line:
+                    was = line[key]
+                    line[key] = [3 * one for one in was] if isinstance(was, list) else 3 * was
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = trace_run(read_run(run), range(1, 7))
+    threads = {each["tid"] for each in events if each.get("pid") == PREDICTED and "dur" in each}
+    assert threads > {0, 1, 2, 3}
+    for thread in threads:
+        spans = sorted(
+            (each["ts"], each["ts"] + each["dur"])
+            for each in events
+            if each["pid"] == PREDICTED and each["tid"] == thread and "dur" in each
+        )
+        assert all(one[1] <= other[0] + 1 for one, other in pairwise(spans))
+    names = [each["args"]["name"] for each in events if each["name"] == "thread_name"]
+    assert names.count("rank 1") == 2 and "rank 1, steps that overlap those above" in names
 
 
 def test_the_verb_writes_into_the_run(

@@ -15,6 +15,7 @@ from equipoise.nn.tile import (
     sum_dtype,
 )
 from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
+from equipoise.nn.tile_plain import backward_plain, forward_plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -157,14 +158,20 @@ def test_tensors_on_another_device() -> None:
     )
 
 
-def test_a_dtype_that_the_operator_of_cuda_does_not_take() -> None:
-    q = torch.zeros(3, 1, 4)
-    with pytest.raises(LayoutError) as caught:
-        forward_cuda(q, q, q, True)
-    assert str(caught.value) == (
-        "Attention in parts on cpu takes bf16 and fp16; the queries are torch.float32. Set "
-        'train.precision = "bf16".'
-    )
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+def test_plain_products_are_the_flash_operator(dtype: torch.dtype, tokens: int) -> None:
+    """What fp32 runs by on devices whose flash operators take bf16 alone."""
+    q, grad_o = (torch.randn(tokens, 6, 8, dtype=dtype) for _ in range(2))
+    k, v = (torch.randn(tokens, 2, 8, dtype=dtype) for _ in range(2))
+    for kind in ("causal", "full"):
+        o, lse = attend_tile(q, k, v, kind)
+        plain = forward_plain(q, k, v, kind == "causal", 0.0)
+        wanted = attend_tile_backward(grad_o, q, k, v, o, lse, kind)
+        grads = backward_plain(grad_o, q, k, v, *plain, kind == "causal", 0.0)
+        bound = 1e-13 if dtype == torch.float64 else 5e-6
+        for one, other in zip((*plain, *grads), (o, lse, *wanted), strict=True):
+            assert (one - other).abs().max() <= bound * other.abs().max().clamp(min=1)
 
 
 def test_the_operator_of_cuda_gives_outputs_of_these_shapes() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.table import Table
 
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.console import make_console
+from equipoise.cli.table import Column, print_columns
 from equipoise.cost.compare import CurveComparison
 from equipoise.spec.device.file import DeviceFile
 from equipoise.spec.device.parts import Measured
@@ -68,13 +68,14 @@ def print_file(device: DeviceFile, file: Path) -> None:
             f"Time ran out at {device.thin_points} points: they have fewer than six samples, and "
             f"their intervals hold less than 95%."
         )
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading, side in (("what", "left"), ("size", "left"), ("median", "right")):
-        table.add_column(heading, justify=side)  # type: ignore[arg-type]
-    table.add_column("95% interval", justify="right")
-    for row in [*_gemm_rows(device), *_attention_rows(device), *_byte_rows(device)]:
-        table.add_row(*row)
-    console.print(table)
+    columns = (
+        Column("what", is_left=True),
+        Column("size", is_left=True, wraps=12),
+        Column("median"),
+        Column("95% interval", goes=1),
+    )
+    rows = [*_gemm_rows(device), *_attention_rows(device), *_byte_rows(device)]
+    print_columns(console, columns, rows, box=box.SIMPLE_HEAD)
     console.print(
         f"{len(device.gemm)} products, {len(device.attention)} attentions and "
         f"{len(device.collectives)} collectives are in {file}"
@@ -142,26 +143,31 @@ def print_comparison(
     """Print predicted beside measured seconds, and the curve to doubt."""
     console = make_console()
     console.print(f"{run}: {comparison.steps} steps on {comparison.ranks} ranks, beside {file}")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("of a step's slowest rank")
-    for heading in ("predicted", "measured", "ratio", "95% interval"):
-        table.add_column(heading, justify="right")
-    for each in comparison.curves:
-        table.add_row(
+    columns = (
+        Column("of a step's slowest rank", is_left=True, wraps=16),
+        Column("predicted"),
+        Column("measured"),
+        Column("ratio"),
+        Column("95% interval", goes=1),
+    )
+    rows = [
+        (
             f"  {each.name}, fitted",
             format_seconds(each.predicted_s),
             format_seconds(each.predicted_s * each.factor),
             f"{each.factor:.2f}",
             f"{each.low:.2f} to {each.high:.2f}",
         )
+        for each in comparison.curves
+    ]
     for name, predicted_s, measured_s in (
         ("forward and backward", comparison.compute_predicted_s, comparison.compute_measured_s),
         ("optimizer", comparison.optimizer_predicted_s, comparison.optimizer_measured_s),
     ):
         ratio = f"{measured_s / predicted_s:.2f}"
         cells = format_seconds(predicted_s), format_seconds(measured_s), ratio
-        table.add_row(name, *cells, "")
-    console.print(table)
+        rows.append((name, *cells, ""))
+    print_columns(console, columns, rows, box=box.SIMPLE_HEAD)
     console.print(f"A step's computing was predicted to within {comparison.mape:.1%} on average.")
     if not comparison.is_told_apart:
         console.print(

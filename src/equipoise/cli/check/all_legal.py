@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckError, SpecError
-from equipoise.cli.check.model import read_worlds, scaled_down
+from equipoise.cli.check.worlds import read_worlds
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import run_from
+from equipoise.cli.table import Column, print_columns
 
 if TYPE_CHECKING:
     from equipoise.spec.model.presets import ModelSpec
@@ -34,6 +35,7 @@ _EXPERTS = 15
 
 def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a layout fails."""
+    from equipoise.train.check.case import scaled_down
     from equipoise.train.check.legal import layout_cases
     from equipoise.train.check.prove import run_cases
 
@@ -147,15 +149,17 @@ def _row(verdict: "Verdict") -> dict[str, Any]:
 
 def _print_table(verdicts: "Sequence[Verdict]") -> None:
     """A row for each way to divide attention, and one for each layout that is wrong."""
-    from rich.table import Table
-
-    table = Table(title="Loss and every gradient of each legal layout against one rank")
-    table.add_column("ranks", justify="right")
-    table.add_column("dp x cp x tp x pp")
-    for name in ("ways of ep x etp", "runs", "fp32", "fp64"):
-        table.add_column(name, justify="right")
-    for name in ("worst parameter", ""):
-        table.add_column(name, no_wrap=True)
+    columns = (
+        Column("ranks"),
+        Column("dp x cp x tp x pp", is_left=True, wraps=13),
+        Column("ways of ep x etp", goes=2),
+        Column("runs", goes=3),
+        Column("fp32"),
+        Column("fp64"),
+        Column("worst parameter", is_left=True, goes=1),
+        Column("", is_left=True),
+    )
+    rows: list[tuple[str, ...]] = []
     kinds: dict[tuple[int, str], list[Verdict]] = {}
     for verdict in verdicts:
         layout = verdict.case.layout
@@ -164,22 +168,23 @@ def _print_table(verdicts: "Sequence[Verdict]") -> None:
     for (world, degrees), alike in kinds.items():
         right = [verdict for verdict in alike if verdict.is_exact]
         folds = {(each.case.layout.ep, each.case.layout.etp) for each in right}
-        _add_row(table, (str(world), degrees, str(len(folds))), right)
+        if right:
+            rows.append(_cells((str(world), degrees, str(len(folds))), right))
         for verdict in alike:
             if not verdict.is_exact:
                 layout = verdict.case.layout
                 how = f"{degrees}, zero {layout.zero}, replicas {layout.replicas}"
-                _add_row(table, (str(world), how, f"{layout.ep} x {layout.etp}"), [verdict])
-    make_console().print(table)
+                fold = f"{layout.ep} x {layout.etp}"
+                rows.append(_cells((str(world), how, fold), [verdict]))
+    title = "Loss and every gradient of each legal layout against one rank"
+    print_columns(make_console(), columns, rows, title=title)
 
 
-def _add_row(table: Any, named: tuple[str, str, str], verdicts: "Sequence[Verdict]") -> None:
-    if not verdicts:
-        return
+def _cells(named: tuple[str, str, str], verdicts: "Sequence[Verdict]") -> tuple[str, ...]:
     worst = max(verdicts, key=lambda verdict: verdict.strain)
     errors = []
     for precision in ("fp32", "fp64"):
         mine = [each.error for each in verdicts if each.case.precision == precision]
         errors.append(f"{max(mine):.1e}" if mine else "")
     said = "exact" if all(each.is_exact for each in verdicts) else "WRONG"
-    table.add_row(*named, str(len(verdicts)), *errors, worst.worst_parameter, said)
+    return (*named, str(len(verdicts)), *errors, worst.worst_parameter, said)

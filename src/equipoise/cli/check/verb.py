@@ -5,18 +5,18 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckError
 from equipoise.cli.check import all_legal as check_layouts
-from equipoise.cli.check.model import read_theirs, read_worlds, scaled_down
+from equipoise.cli.check.worlds import read_worlds
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+from equipoise.cli.table import Column, print_columns
 from equipoise.spec.catalog import POLICIES
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from equipoise.spec.model.presets import ModelSpec
     from equipoise.spec.run.spec import LayoutSpec
     from equipoise.train.check.case import Verdict
@@ -79,12 +79,15 @@ def run(args: argparse.Namespace) -> int:
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
     layout = resolved.spec.layout
-    # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
-    whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
-    model = whole if args.full_size else scaled_down(whole)
-    theirs = ""
     if resolved.spec.model.engine == "transformers":
-        model, theirs = read_theirs(resolved, is_whole=args.full_size)
+        from equipoise.parallel.theirs.shrink import read_small
+        from equipoise.train.request import init_folder
+
+        model, theirs = read_small(Path(init_folder(resolved)), is_whole=args.full_size)
+    else:
+        # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
+        whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
+        model, theirs = whole if args.full_size else cases.scaled_down(whole), ""
     progress = make_progress(args.quiet or args.json)
     verdicts: list[Verdict] = []
     if not args.processes:
@@ -196,25 +199,31 @@ def _row(verdict: "Verdict") -> dict[str, Any]:
 
 def _print_table(verdicts: "Sequence[Verdict]") -> None:
     """A row for each kind of case, of its worst one; and one for each case that is wrong."""
-    from rich.table import Table
-
-    table = Table(title="Loss, logits and every gradient against one rank")
-    for name in ("ranks", "layout", "cases", "KiB sent", "logits", "gradient"):
-        table.add_column(name, justify="left" if name == "layout" else "right")
-    for name in ("worst parameter", ""):
-        table.add_column(name, no_wrap=True)
+    columns = (
+        Column("ranks"),
+        Column("layout", is_left=True, wraps=18),
+        Column("cases", goes=4),
+        Column("KiB sent", goes=2),
+        Column("logits", goes=3),
+        Column("gradient"),
+        Column("worst parameter", is_left=True, goes=1),
+        Column("", is_left=True),
+    )
+    rows: list[tuple[str, ...]] = []
     kinds: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
         kinds.setdefault(_kind(verdict), []).append(verdict)
     for kind, alike in kinds.items():
-        _add_row(table, kind, [verdict for verdict in alike if verdict.is_exact])
+        if exact := [verdict for verdict in alike if verdict.is_exact]:
+            rows.append(_cells(kind, exact))
         for verdict in alike:
             if not verdict.is_exact:
                 case = verdict.case
                 how = f"{case.pack.policy} {case.pack.context_tokens}"
                 how += f", zero {case.layout.zero}, {case.layout.sharding}"
-                _add_row(table, (kind[0], f"{kind[1]}, {how}"), [verdict])
-    make_console().print(table)
+                rows.append(_cells((kind[0], f"{kind[1]}, {how}"), [verdict]))
+    title = "Loss, logits and every gradient against one rank"
+    print_columns(make_console(), columns, rows, title=title)
 
 
 def _kind(verdict: "Verdict") -> tuple[str, str]:
@@ -236,12 +245,10 @@ def _above_one(layout: "LayoutSpec", *axes: str) -> list[tuple[str, int]]:
     return [(axis, ranks) for axis, ranks in degrees if ranks > 1]
 
 
-def _add_row(table: "Table", kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> None:
-    if not verdicts:
-        return
+def _cells(kind: tuple[str, str], verdicts: "Sequence[Verdict]") -> tuple[str, ...]:
     worst = max(verdicts, key=lambda verdict: verdict.gradient_error)
     sent = sorted({round(verdict.bytes / 1024) for verdict in verdicts})
-    table.add_row(
+    return (
         *kind,
         str(len(verdicts)),
         "" if sent == [0] else " to ".join(map(str, dict.fromkeys((sent[0], sent[-1])))),

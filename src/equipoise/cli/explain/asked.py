@@ -3,9 +3,9 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
@@ -15,8 +15,6 @@ from equipoise.cli.run_arguments import add_run_arguments
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from equipoise.schedule.attention.price import LinkPrice
     from equipoise.spec.pack import Pieces
     from equipoise.spec.run.resolve import ResolvedRun
@@ -167,20 +165,3 @@ def answer(
         for file in files:
             if file is not None:
                 sys.stdout.write(f"{file}\n")
-
-
-def make_table(
-    names: Sequence[str],
-    *,
-    left: Collection[str] = (),
-    wraps: Collection[str] = (),
-    **style: Any,
-) -> "Table":
-    """A table of numbers, set right, but for words, set left, some of which may wrap."""
-    from rich.table import Table
-
-    table = Table(**style)
-    for name in names:
-        is_right = name not in left and name not in wraps
-        table.add_column(name, justify="right" if is_right else "left", no_wrap=name not in wraps)
-    return table

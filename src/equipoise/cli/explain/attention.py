@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     """Explain one strategy, or compare all."""
     from equipoise.balance.context.compare import NAMES, RSA, compare_attention
     from equipoise.cli.explain import attention_table as table
+    from equipoise.cli.explain.attention_json import attention_rows
 
     most = {"ranks": MOST_SHARING, "ranks_per_node": MOST_SHARING, "context_tokens": MOST_SIZE}
     asked.judge(args, most, NAMES)
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         plot_attention(args.plot, scores, setting.machine, setting.origin)
     asked.answer(
         args,
-        rows=lambda: table.attention_rows(scores, setting),
+        rows=lambda: attention_rows(scores, setting),
         lines=lambda: table.print_lines(scores),
         tables=lambda: table.print_tables(scores, setting),
         schedules=[score.schedule for score in scores],

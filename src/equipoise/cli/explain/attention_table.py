@@ -1,29 +1,30 @@
-"""What ``equipoise explain attention`` prints: tables, pictures in time, and the same as JSON."""
+"""What ``equipoise explain attention`` prints: tables, and pictures in time."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equipoise.base.units import format_bytes, format_count, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.explain.asked import DIGITS, make_table
-from equipoise.schedule.attention.count import Wire, tile_pairs
-from equipoise.schedule.attention.price import LinkPrice, Replay
-from equipoise.schedule.attention.schedule import Message, Round
+from equipoise.cli.explain.asked import DIGITS
+from equipoise.cli.table import Column, print_columns
+from equipoise.schedule.attention.count import tile_pairs
+from equipoise.schedule.attention.price import Replay
+from equipoise.schedule.attention.schedule import Message
 from equipoise.schedule.attention.score import AttentionScore
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from equipoise.balance.context.compare import AttentionSetting
 
-Row = dict[str, Any]
-
 _WIDE = 72
-"""Characters of the longest document, and of the time of both passes."""
+"""Most characters of the longest document, and of the time of both passes."""
+
+_NAMED = 22
+"""Characters of a picture's line that are not picture."""
 
 _DOCUMENTS = 12
 """Documents that are drawn; of more, the longest."""
@@ -54,23 +55,34 @@ def _print_all(scores: Sequence[AttentionScore], setting: "AttentionSetting") ->
     console = make_console()
     nodes = f"Strategies in two levels take nodes of {setting.node_ranks}."
     console.print(f"{_asked(setting)} {nodes}")
-    numbers = ("forward", "backward", "messages", "skew", "under way", "kept", "time", "exposed")
-    table = make_table(("strategy", "sharding", *numbers), left=("strategy", "sharding"))
-    for score in scores:
-        counts = score.counts
-        table.add_row(
+    columns = (
+        Column("strategy", is_left=True),
+        Column("sharding", is_left=True, goes=5),
+        Column("forward", goes=4),
+        Column("backward", goes=4),
+        Column("messages", goes=1),
+        Column("skew"),
+        Column("under way", goes=3),
+        Column("kept", goes=2),
+        Column("time"),
+        Column("exposed"),
+    )
+    rows = [
+        (
             score.name,
             score.sharding,
-            format_bytes(int(counts.forward_bytes.sum())),
-            format_bytes(int(counts.backward_bytes.sum())),
+            format_bytes(int(score.counts.forward_bytes.sum())),
+            format_bytes(int(score.counts.backward_bytes.sum())),
             f"{score.messages:,}",
-            f"{counts.pair_skew:.3f}",
-            format_bytes(int(counts.in_flight_bytes.max(initial=0))),
-            format_bytes(int(counts.kept_bytes.max(initial=0))),
+            f"{score.counts.pair_skew:.3f}",
+            format_bytes(int(score.counts.in_flight_bytes.max(initial=0))),
+            format_bytes(int(score.counts.kept_bytes.max(initial=0))),
             format_seconds(score.price.total_ns / 1e9),
             f"{score.exposed_share:.0%}",
         )
-    console.print(table)
+        for score in scores
+    ]
+    print_columns(console, columns, rows)
     console.print(
         "forward, backward: bytes that all ranks send in one layer. messages: of both passes. "
         "skew: most pairs of a rank over the mean. under way: most at a time on a rank. kept: "
@@ -86,12 +98,12 @@ def _print_one(score: AttentionScore, setting: "AttentionSetting") -> None:
     console.print(f"{score.name}, {score.sharding} sharding. {_asked(setting)}")
     console.print()
     _print_home(score, console)
-    console.print(_ranks(score))
+    _print_ranks(score, console)
     rounds = len(score.schedule.rounds[0])
     if rounds * score.schedule.ranks <= _ROWS:
-        console.print(_rounds_by_rank(score))
+        _print_rounds_by_rank(score, console)
     else:
-        console.print(_rounds(score))
+        _print_rounds(score, console)
         console.print("--text prints what each rank does in each round.", style="dim")
     _print_time(score, console)
     console.print()
@@ -127,6 +139,10 @@ def _summary(score: AttentionScore) -> str:
     )
 
 
+def _wide(console: "Console") -> int:
+    return max(1, min(_WIDE, console.width - _NAMED))
+
+
 def _digit(rank: int) -> str:
     return DIGITS[rank % len(DIGITS)]
 
@@ -145,7 +161,7 @@ def _print_home(score: AttentionScore, console: "Console") -> None:
     lengths = score.schedule.doc_tokens
     if not lengths.sum():
         return
-    scale = max(1.0, float(lengths.max()) / _WIDE)
+    scale = max(1.0, float(lengths.max()) / _wide(console))
     shown = np.sort(np.argsort(-lengths, kind="stable")[:_DOCUMENTS])
     console.print(f"document   tokens   who holds them, a character for {scale:,.0f} tokens")
     for document in shown.tolist():
@@ -162,13 +178,22 @@ def _print_home(score: AttentionScore, console: "Console") -> None:
     console.print()
 
 
-def _ranks(score: AttentionScore) -> "Table":
+def _print_ranks(score: AttentionScore, console: "Console") -> None:
     counts, price = score.counts, score.price
-    sizes = ("tokens", "pairs", "tiles", "sends", "receives", "under way", "kept", "tiles take")
-    table = make_table(("rank", *sizes))
+    columns = (
+        Column("rank"),
+        Column("tokens"),
+        Column("pairs"),
+        Column("tiles", goes=1),
+        Column("sends", goes=4),
+        Column("receives", goes=4),
+        Column("under way", goes=3),
+        Column("kept", goes=2),
+        Column("tiles take"),
+    )
     both = counts.forward_bytes + counts.backward_bytes
-    for rank, home in enumerate(score.schedule.home):
-        table.add_row(
+    rows = [
+        (
             str(rank),
             f"{int((home[:, 2] - home[:, 1]).sum()):,}",
             format_count(int(counts.pairs[rank])),
@@ -179,30 +204,39 @@ def _ranks(score: AttentionScore) -> "Table":
             format_bytes(int(counts.kept_bytes[rank])),
             format_seconds(float(price.compute_ns[rank]) / 1e9),
         )
-    return table
+        for rank, home in enumerate(score.schedule.home)
+    ]
+    print_columns(console, columns, rows)
 
 
-def _rounds_by_rank(score: AttentionScore) -> "Table":
-    sent = "sends, forward"
-    table = make_table(
-        ("round", "rank", sent, "tiles", "pairs", "begins", "tiles end"), wraps=(sent,)
+def _print_rounds_by_rank(score: AttentionScore, console: "Console") -> None:
+    columns = (
+        Column("round"),
+        Column("rank"),
+        Column("sends, forward", is_left=True, wraps=18),
+        Column("tiles", goes=1),
+        Column("pairs", goes=2),
+        Column("begins"),
+        Column("tiles end"),
     )
-    forward, rounds = score.price.forward, len(score.schedule.rounds[0])
-    for at in range(rounds):
-        for rank in range(score.schedule.ranks):
+    forward, ranks = score.price.forward, score.schedule.ranks
+    rows = []
+    for at in range(len(score.schedule.rounds[0])):
+        for rank in range(ranks):
             each = score.schedule.rounds[rank][at]
             begin = float(forward.begins_ns[rank, at])
-            table.add_row(
-                "" if rank else str(at),
-                str(rank),
-                _sends(score, each.sends),
-                f"{len(each.tiles):,}",
-                format_count(int(tile_pairs(each.tiles).sum())),
-                format_seconds(begin / 1e9),
-                format_seconds((begin + float(forward.compute_ns[rank, at])) / 1e9),
-                end_section=rank == score.schedule.ranks - 1,
+            rows.append(
+                (
+                    "" if rank else str(at),
+                    str(rank),
+                    _sends(score, each.sends),
+                    f"{len(each.tiles):,}",
+                    format_count(int(tile_pairs(each.tiles).sum())),
+                    format_seconds(begin / 1e9),
+                    format_seconds((begin + float(forward.compute_ns[rank, at])) / 1e9),
+                )
             )
-    return table
+    print_columns(console, columns, rows, sections=range(ranks - 1, len(rows), ranks))
 
 
 def _sends(score: AttentionScore, sends: tuple[Message, ...]) -> str:
@@ -217,24 +251,34 @@ def _sends(score: AttentionScore, sends: tuple[Message, ...]) -> str:
     )
 
 
-def _rounds(score: AttentionScore) -> "Table":
-    names = ("round", "messages", "bytes, forward", "tiles", "most pairs of a rank", "begins")
-    table = make_table((*names, "tiles end"))
+def _print_rounds(score: AttentionScore, console: "Console") -> None:
+    columns = (
+        Column("round"),
+        Column("messages", goes=2),
+        Column("bytes, forward"),
+        Column("tiles", goes=1),
+        Column("most pairs of a rank", goes=3),
+        Column("begins"),
+        Column("tiles end"),
+    )
     forward, schedule = score.price.forward, score.schedule
+    rows = []
     for at in range(len(schedule.rounds[0])):
         rounds = [rounds[at] for rounds in schedule.rounds]
         sends = [message for each in rounds for message in each.sends]
         ends = forward.begins_ns[:, at] + forward.compute_ns[:, at]
-        table.add_row(
-            str(at),
-            f"{len(sends):,}",
-            format_bytes(sum(map(score.wire.forward_bytes, sends))),
-            f"{sum(len(each.tiles) for each in rounds):,}",
-            format_count(max(int(tile_pairs(each.tiles).sum()) for each in rounds)),
-            format_seconds(float(forward.begins_ns[:, at].min()) / 1e9),
-            format_seconds(float(ends.max()) / 1e9),
+        rows.append(
+            (
+                str(at),
+                f"{len(sends):,}",
+                format_bytes(sum(map(score.wire.forward_bytes, sends))),
+                f"{sum(len(each.tiles) for each in rounds):,}",
+                format_count(max(int(tile_pairs(each.tiles).sum()) for each in rounds)),
+                format_seconds(float(forward.begins_ns[:, at].min()) / 1e9),
+                format_seconds(float(ends.max()) / 1e9),
+            )
         )
-    return table
+    print_columns(console, columns, rows)
 
 
 def _print_time(score: AttentionScore, console: "Console") -> None:
@@ -244,7 +288,8 @@ def _print_time(score: AttentionScore, console: "Console") -> None:
     if not total:
         return
     passes = (price.forward, price.backward)
-    letters = [max(1, round(_WIDE * float(each.ends_ns.max()) / total)) for each in passes]
+    wide = _wide(console)
+    letters = [max(1, round(wide * float(each.ends_ns.max()) / total)) for each in passes]
     ahead = f"forward {format_seconds(float(price.forward_ns.max()) / 1e9)}"
     console.print(
         f"time       {ahead:<{letters[0]}} | backward "
@@ -270,120 +315,3 @@ def _lane(replay: Replay, rank: int, letters: int, *, is_mirrored: bool) -> str:
         is_busy = (begin <= middles) & (middles < begin + replay.compute_ns[rank, at])
         lane[is_busy] = _digit(rounds - 1 - at if is_mirrored else at)
     return "".join(lane.tolist())
-
-
-def attention_rows(scores: Sequence[AttentionScore], setting: "AttentionSetting") -> Row:
-    """One document: what was asked and assumed, and each strategy with its whole schedule."""
-    machine = setting.machine
-    in_node = machine.link_in_node
-    return {
-        "documents": list(setting.doc_tokens),
-        "origin": setting.origin,
-        "mask": str(setting.mask),
-        "ranks": setting.ranks,
-        "ranks_per_node": setting.node_ranks,
-        "model": {
-            "name": setting.model_name,
-            "heads": setting.model.heads,
-            "kv_heads": setting.model.kv_heads,
-            "head_width": setting.model.head_width,
-        },
-        "dtype": setting.dtype,
-        "assumed": {
-            "flop_per_s": machine.flop_per_s,
-            "block_tokens": machine.block,
-            "tile_s": machine.tile_s,
-            "link": _link(machine.link),
-            "link_in_node": None if in_node is None else _link(in_node),
-        },
-        "strategies": [_strategy(score) for score in scores],
-    }
-
-
-def _link(link: LinkPrice) -> Row:
-    return {"latency_s": link.latency_s, "bytes_per_s": link.bytes_per_s}
-
-
-def _strategy(score: AttentionScore) -> Row:
-    counts, price, schedule = score.counts, score.price, score.schedule
-    return {
-        "name": score.name,
-        "strategy": schedule.strategy,
-        "sharding": score.sharding,
-        "digest": schedule.digest,
-        "forward_bytes": int(counts.forward_bytes.sum()),
-        "backward_bytes": int(counts.backward_bytes.sum()),
-        "messages": score.messages,
-        "pair_skew": counts.pair_skew,
-        "in_flight_bytes": int(counts.in_flight_bytes.max(initial=0)),
-        "kept_bytes": int(counts.kept_bytes.max(initial=0)),
-        "predicted_s": price.total_ns / 1e9,
-        "predicted_compute_s": score.compute_ns / 1e9,
-        "predicted_peers_s": score.peers_ns / 1e9,
-        "predicted_exposed_s": score.exposed_ns / 1e9,
-        "links": {
-            "forward_bytes": counts.forward_bytes.tolist(),
-            "backward_bytes": counts.backward_bytes.tolist(),
-            "forward_messages": counts.messages.tolist(),
-        },
-        "by_rank": [_rank(score, rank) for rank in range(schedule.ranks)],
-        "forward": _flights(price.forward),
-        "backward": _flights(price.backward),
-    }
-
-
-def _rank(score: AttentionScore, rank: int) -> Row:
-    counts, price, schedule = score.counts, score.price, score.schedule
-    home = schedule.home[rank]
-    return {
-        "home": home.tolist(),
-        "tokens": int((home[:, 2] - home[:, 1]).sum()),
-        "pairs": int(counts.pairs[rank]),
-        "tiles": int(counts.tiles[rank]),
-        "in_flight_bytes": int(counts.in_flight_bytes[rank]),
-        "kept_bytes": int(counts.kept_bytes[rank]),
-        "forward_s": float(price.forward_ns[rank]) / 1e9,
-        "backward_s": float(price.backward_ns[rank]) / 1e9,
-        "compute_s": float(price.compute_ns[rank]) / 1e9,
-        "rounds": [
-            _round(each, score.wire, price.forward, rank, at)
-            for at, each in enumerate(schedule.rounds[rank])
-        ],
-    }
-
-
-def _round(each: Round, wire: Wire, forward: Replay, rank: int, at: int) -> Row:
-    return {
-        "begins_s": float(forward.begins_ns[rank, at]) / 1e9,
-        "compute_s": float(forward.compute_ns[rank, at]) / 1e9,
-        "sends": [_message(message, wire) for message in each.sends],
-        "receives": [_message(message, wire) for message in each.receives],
-        "pairs": int(tile_pairs(each.tiles).sum()),
-        "tiles": each.tiles.tolist(),
-    }
-
-
-def _message(message: Message, wire: Wire) -> Row:
-    return {
-        "peer": message.peer,
-        "carries": message.carries,
-        "runs": message.runs.tolist(),
-        "heads": list(message.heads),
-        "rounds": message.rounds,
-        "forward_bytes": wire.forward_bytes(message),
-        "backward_bytes": wire.backward_bytes(message),
-    }
-
-
-def _flights(replay: Replay) -> list[Row]:
-    return [
-        {
-            "source": flight.source,
-            "target": flight.target,
-            "carries": flight.carries,
-            "bytes": flight.size_bytes,
-            "start_s": flight.start_ns / 1e9,
-            "end_s": flight.end_ns / 1e9,
-        }
-        for flight in replay.flights
-    ]

@@ -8,7 +8,7 @@ from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console
 from equipoise.cli.explain import asked
-from equipoise.cli.explain.asked import make_table
+from equipoise.cli.table import Column, print_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -238,39 +238,57 @@ def _show_steps(console: "Console", best: "BoxingSchedule") -> None:
     from equipoise.schedule.boxing.exchange import count_copies
     from equipoise.schedule.boxing.placement import write_placements
 
-    words = ("step", "axes", "then")
-    numbers = ("a rank", "all ranks", "messages", "packed", "predicted")
-    table = make_table((*words, *numbers), wraps=words, **_style())
+    columns = (
+        Column("step", is_left=True, wraps=12),
+        Column("axes", is_left=True, wraps=4),
+        Column("then", is_left=True, wraps=8),
+        Column("a rank", goes=3),
+        Column("all ranks"),
+        Column("messages", goes=2),
+        Column("packed", goes=1),
+        Column("predicted"),
+    )
+    rows = []
     for each in best.steps:
         pieces, copies = count_copies(best.on, each.step, rank=0)
-        table.add_row(
-            each.step.words,
-            ", ".join(map(str, each.step.axes)),
-            write_placements(each.step.after),
-            format_bytes(each.most_bytes),
-            format_bytes(each.sent_bytes),
-            f"{each.messages:,}",
-            f"{pieces} in {copies}" if pieces else "",
-            _micros(each.seconds),
+        rows.append(
+            (
+                each.step.words,
+                ", ".join(map(str, each.step.axes)),
+                write_placements(each.step.after),
+                format_bytes(each.most_bytes),
+                format_bytes(each.sent_bytes),
+                f"{each.messages:,}",
+                f"{pieces} in {copies}" if pieces else "",
+                _micros(each.seconds),
+            )
         )
-    console.print(table)
+    print_columns(console, columns, rows, **_style())
 
 
 def _show_others(
     console: "Console", best: "BoxingSchedule", others: "list[BoxingSchedule]"
 ) -> None:
-    words, numbers = ("way", "steps"), ("all ranks", "predicted", "over cheapest")
-    table = make_table((*words, *numbers), wraps=words, **_style())
+    columns = (
+        Column("way", is_left=True, wraps=8),
+        Column("steps", is_left=True, wraps=14),
+        Column("all ranks", goes=1),
+        Column("predicted"),
+        Column("over cheapest"),
+    )
+    rows = []
     for way in others:
         over = f"{way.seconds / best.seconds:.2f}x" if best.seconds else ""
-        table.add_row(
-            way.name,
-            ", ".join(each.step.words for each in way.steps),
-            format_bytes(way.sent_bytes),
-            _micros(way.seconds),
-            "the same" if way.steps == best.steps else over,
+        rows.append(
+            (
+                way.name,
+                ", ".join(each.step.words for each in way.steps),
+                format_bytes(way.sent_bytes),
+                _micros(way.seconds),
+                "the same" if way.steps == best.steps else over,
+            )
         )
-    console.print(table)
+    print_columns(console, columns, rows, **_style())
 
 
 def _style() -> dict[str, Any]:

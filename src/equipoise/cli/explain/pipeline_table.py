@@ -13,14 +13,14 @@ import numpy as np
 from equipoise.balance.pipeline import PipelineAnswer, PipelineScore, PipelineStep
 from equipoise.base.units import format_bytes, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.explain.asked import DIGITS, make_table
+from equipoise.cli.explain.asked import DIGITS
 from equipoise.cli.explain.pipeline import StepOrigin
+from equipoise.cli.table import Column, print_columns
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.replay import PipelineTimeline
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 Row = dict[str, Any]
 
@@ -60,21 +60,30 @@ def _print_all(answer: PipelineAnswer, origin: StepOrigin) -> None:
     """A row for each strategy, and why others have none."""
     console, step = make_console(), answer.step
     console.print(_asked(step, origin))
-    numbers = ("stages", "step", "bubble", "bound", "in flight", "most", "lossy")
-    table = make_table(("strategy", *numbers), left=("strategy",), **_style(console))
-    for score in answer.scores:
-        timeline, over = score.timeline, score.over_bound
-        table.add_row(
+    columns = (
+        Column("strategy", is_left=True),
+        Column("stages"),
+        Column("step"),
+        Column("bubble"),
+        Column("bound", goes=3),
+        Column("in flight", goes=1),
+        Column("most"),
+        Column("lossy", goes=2),
+    )
+    rows = [
+        (
             score.name,
             f"{score.split.stages}",
-            format_seconds(timeline.makespan_ns / 1e9),
-            f"{timeline.bubble_rate:.1%}",
-            "" if over is None else f"{over:.3f}",
+            format_seconds(score.timeline.makespan_ns / 1e9),
+            f"{score.timeline.bubble_rate:.1%}",
+            "" if score.over_bound is None else f"{score.over_bound:.3f}",
             _in_flight(score, step),
             format_bytes(score.most_bytes),
             "yes" if score.schedule.is_lossy else "no",
         )
-    console.print(table)
+        for score in answer.scores
+    ]
+    print_columns(console, columns, rows, **_style(console))
     _print_left_out(answer.left_out, console)
     console.print(
         "step: makespan. bubble: share of all ranks' time that is waiting. bound: step over a "
@@ -108,7 +117,7 @@ def _print_one(score: PipelineScore, step: PipelineStep, origin: StepOrigin) -> 
     console.print(f"{score.name}, {stages} stages. {_asked(step, origin)}")
     console.print()
     _print_lanes(score.timeline, console)
-    console.print(_ranks(score, step, console))
+    _print_ranks(score, step, console)
     console.print(_summary(score, step))
     console.print(f"{_held_words(step)} {_assumed(step, origin)}", style="dim")
 
@@ -179,24 +188,33 @@ def _style(console: "Console") -> Row:
     return {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": padding}
 
 
-def _ranks(score: PipelineScore, step: PipelineStep, console: "Console") -> "Table":
-    numbers = ("layers", "computes", "waits", "in flight", "bytes")
-    names = ("rank", "stages", *numbers)
-    table = make_table(names, left=("rank",), wraps=("stages",), **_style(console))
+def _print_ranks(score: PipelineScore, step: PipelineStep, console: "Console") -> None:
+    columns = (
+        Column("rank", is_left=True),
+        Column("stages", is_left=True, goes=2, wraps=8),
+        Column("layers", goes=3),
+        Column("computes"),
+        Column("waits"),
+        Column("in flight", goes=1),
+        Column("bytes"),
+    )
     timeline, layers = score.timeline, score.split.layers
+    rows = []
     for rank in range(timeline.ranks):
         mine = np.flatnonzero(score.schedule.rank_of == rank)
         held = int(score.held_bytes[rank])
-        table.add_row(
-            str(rank),
-            " ".join(map(str, mine.tolist())),
-            " + ".join(str(layers[stage]) for stage in mine.tolist()),
-            format_seconds(int(timeline.busy_ns[rank]) / 1e9),
-            format_seconds(int(timeline.idle_ns[rank]) / 1e9),
-            f"{held / step.share_bytes:.1f}",
-            format_bytes(held),
+        rows.append(
+            (
+                str(rank),
+                " ".join(map(str, mine.tolist())),
+                " + ".join(str(layers[stage]) for stage in mine.tolist()),
+                format_seconds(int(timeline.busy_ns[rank]) / 1e9),
+                format_seconds(int(timeline.idle_ns[rank]) / 1e9),
+                f"{held / step.share_bytes:.1f}",
+                format_bytes(held),
+            )
         )
-    return table
+    print_columns(console, columns, rows, **_style(console))
 
 
 def draw_lanes(timeline: PipelineTimeline, width: int) -> list[tuple[str, str]]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from equipoise.base.units import GIB
 from equipoise.cli.console import make_console
-from equipoise.cli.explain.asked import make_table
+from equipoise.cli.step_arguments import add_sources_argument
+from equipoise.cli.table import Column, print_columns
 
 if TYPE_CHECKING:
     from equipoise.dash.planned import Planned
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", type=Path, metavar="plan.lock", help="a plan.lock of equipoise plan"
     )
+    add_sources_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if planned is not None and not is_quiet:
         _print_measured(planned)
     if not is_quiet:
-        print_sources(plan)
+        print_sources(plan.best.price["extrapolated"], plan.sources, is_listed=args.sources)
     return 0
 
 
@@ -94,18 +96,25 @@ def _measured(file: Path) -> "Planned | None":
 def _print_measured(planned: "Planned") -> None:
     """Seconds of a step and its parts, and GiB, planned beside measured."""
     median = f"median of {planned.steps:,} steps"
-    names = (median, "planned", "measured", "plan")
-    table = make_table(names, left=(median,), box=None, pad_edge=False)
-    rows = [(each, 1.0, " s") for each in (planned.step_s, *planned.parts)]
-    for each, unit, suffix in (*rows, (planned.memory_bytes, float(GIB), " GiB")):
+    columns = (
+        Column(median, is_left=True, wraps=12),
+        Column("planned"),
+        Column("measured"),
+        Column("plan"),
+    )
+    quantities = [(each, 1.0, " s") for each in (planned.step_s, *planned.parts)]
+    rows = []
+    for each, unit, suffix in (*quantities, (planned.memory_bytes, float(GIB), " GiB")):
         is_known = not math.isnan(each.measured)
-        table.add_row(
-            each.name,
-            f"{each.planned / unit:.3f}{suffix}",
-            f"{each.measured / unit:.3f}{suffix}" if is_known else "",
-            f"{each.error:+.1%}" if is_known and each.measured else "",
+        rows.append(
+            (
+                each.name,
+                f"{each.planned / unit:.3f}{suffix}",
+                f"{each.measured / unit:.3f}{suffix}" if is_known else "",
+                f"{each.error:+.1%}" if is_known and each.measured else "",
+            )
         )
-    make_console().print(table)
+    print_columns(make_console(), columns, rows, box=None, pad_edge=False)
 
 
 def _print_terms(plan: "Plan") -> None:
@@ -116,17 +125,18 @@ def _print_terms(plan: "Plan") -> None:
         ("terms", "seconds of the busiest rank", 3),
         ("memory", "GiB of the fullest rank", 2),
     ):
-        places = [str(place) for place in range(1, len(every) + 1)]
-        table = make_table((title, *places), left=(title,), box=None, pad_edge=False)
+        places = (Column(str(place)) for place in range(1, len(every) + 1))
+        columns = (Column(title, is_left=True, wraps=16), *places)
+        rows = []
         names = dict.fromkeys(name for each in every for name in each.price[key])
         largest = {name: max(each.price[key].get(name, 0.0) for each in every) for name in names}
         for name in sorted(names, key=lambda name: -largest[name]):
             if largest[name]:
                 values = [each.price[key].get(name, 0.0) for each in every]
-                table.add_row(name, *(_digits(value, digits) for value in values))
+                rows.append((name, *(_digits(value, digits) for value in values)))
         totals = [sum(each.price[key].values()) for each in every]
-        table.add_row("all", *(_digits(total, digits) for total in totals))
-        console.print(table)
+        rows.append(("all", *(_digits(total, digits) for total in totals)))
+        print_columns(console, columns, rows, box=None, pad_edge=False)
     walls = [
         f"{wall.grows} {wall.before:,} to {wall.after:,} ({wall.memory_gib:.1f} GiB)"
         for wall in plan.wall

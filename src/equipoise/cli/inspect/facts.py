@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckpointError, DataError, SpecError
 from equipoise.base.read import read_json
@@ -13,6 +13,9 @@ from equipoise.cli.console import make_progress
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import RESOLVED
 from equipoise.spec.plan import Stages
+
+if TYPE_CHECKING:
+    from equipoise.observe.run_record import Evaluations
 
 Facts = dict[str, Any]
 OK = "ok"
@@ -114,11 +117,11 @@ def _checkpoint_facts(folder: Path, manifest: Manifest | None, state: str) -> Fa
 
 
 def _run(folder: Path, silent: bool) -> Facts:
-    from equipoise.observe.reader import read_run
+    from equipoise.observe.reader import read_sides
 
     facts: Facts = {"kind": "run", "path": str(folder)}
     try:
-        record = read_run(folder)
+        record, *others = read_sides(folder)
     except DataError as error:
         facts |= {"steps": 0, "journal": str(error)}
     else:
@@ -127,10 +130,11 @@ def _run(folder: Path, silent: bool) -> Facts:
             "steps": int(record.step[-1]) if steps else 0,
             "steps_wanted": record.start.spec.get("train", {}).get("steps"),
             "loss": float(record.loss[-1]) if steps else None,
+            **_held_out(record.evaluations),
             "tokens_seen": int(record.tokens_seen[-1]) if steps else 0,
             "sessions": len(record.resumed_steps),
             "ranks": record.ranks,
-            "policy": record.start.policy,
+            "policy": ", ".join(each.start.policy for each in (record, *others)),
             **_stages(record.start.stages),
             "stopped": record.stop.reason if record.stop else None,
             "faults": [fault.message for fault in record.faults],
@@ -148,6 +152,14 @@ def _run(folder: Path, silent: bool) -> Facts:
     finally:
         progress.finish()
     return facts | {"checkpoints": checkpoints, "size_bytes": _bytes_of(folder)}
+
+
+def _held_out(evaluations: "Evaluations") -> Facts:
+    """The last held-out loss; empty if nothing was evaluated."""
+    if not evaluations.step.size:
+        return {}
+    step, loss = int(evaluations.step[-1]), float(evaluations.loss[-1])
+    return {"held_out_loss": loss, "evaluated_step": step}
 
 
 def _stages(stages: Mapping[str, Any]) -> Facts:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from equipoise.base.units import format_bytes, format_count
 from equipoise.cli.console import make_console
+from equipoise.cli.table import Column, print_columns
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
@@ -15,24 +16,30 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     console = make_console(False)
     table = Table(show_header=False, box=None)
     table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     for key, value in facts.items():
         if key != "checkpoints":
             table.add_row(_label(key), _shown(key, value))
     console.print(table)
     if checkpoints := facts.get("checkpoints"):
-        rows = Table()
-        for name in ("checkpoint", "step", "ranks", "size", "state"):
-            rows.add_column(name, justify="left" if name in ("checkpoint", "state") else "right")
-        for each in checkpoints:
-            rows.add_row(
+        columns = (
+            Column("checkpoint", is_left=True),
+            Column("step"),
+            Column("ranks", goes=1),
+            Column("size"),
+            Column("state", is_left=True, wraps=14),
+        )
+        rows = [
+            (
                 Path(each["path"]).name,
                 _shown("step", each.get("step")),
                 _shown("ranks", each.get("ranks")),
                 format_bytes(each["size_bytes"]),
                 each["state"],
             )
-        console.print(rows)
+            for each in checkpoints
+        ]
+        print_columns(console, columns, rows)
 
 
 def _label(key: str) -> str:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,23 +12,15 @@ from equipoise.balance.packing.evaluate import PackedRecord, PackScore, Setting
 from equipoise.base.errors import SpecError
 from equipoise.base.units import format_bytes
 from equipoise.cli.console import make_console
+from equipoise.cli.table import Column, print_columns
 from equipoise.spec.pack import MicroBatch
 from equipoise.spec.workload import Lengths
 
-if TYPE_CHECKING:
-    from rich.table import Table
+_BAR_CHARACTERS = 16
+"""Characters for the loads of all bins; of more bins than that, neighbours share one."""
 
-_NARROWER: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (20, ()),
-    (12, ()),
-    (12, ("plan",)),
-    (0, ("plan",)),
-    (0, ("plan", "p95", "tok/cap")),
-    (0, ("plan", "p95", "tok/cap", "delay")),
-    (0, ("plan", "p95", "tok/cap", "delay", "gap")),
-)
-"""Characters for the loads of all bins, and columns left out, tried until the table fits; of more
-bins than characters, neighbours share one."""
+_GOES = {"load of bins": 2, "plan": 1, "p95": 3, "tok/cap": 4, "delay": 5, "travels": 6, "gap": 7}
+"""Columns in the turn in which they leave a narrow console; the others are keys."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -102,17 +93,19 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
     has_delay = any(score.delay_max for score in scores)
     has_travel = any(score.travel_bytes for score in scores)
     has_turns = not setting.is_pipeline and any(score.turn_skew != score.skew for score in scores)
-    names = ["skew", "p95", "gap", "tok/cap", "cuts", "plan"]
-    names[4:4] = ["delay"] * has_delay
-    names[1:1] = ["by turn"] * has_turns
+    names = ["policy", "load of bins", "skew", "p95", "gap", "tok/cap", "cuts", "plan"]
+    names[6:6] = ["delay"] * has_delay
+    names[3:3] = ["by turn"] * has_turns
     names[-1:-1] = ["travels"] * has_travel
-    endless = console.options.update(max_width=1_000)
-    for bars, dropped in _NARROWER:
-        kept = [name for name in names if name not in dropped]
-        table = _table(scores, bars, kept)
-        if console.measure(table, options=endless).maximum <= console.width:
-            break
-    console.print(table)
+    heaviest = max(score.bin_seconds[0] for score in scores)
+    print_columns(
+        console,
+        [
+            Column(name, is_left=name in ("policy", "load of bins"), goes=_GOES.get(name, 0))
+            for name in names
+        ],
+        [[_cell(score, name, heaviest) for name in names] for score in scores],
+    )
     notes = [
         "skew: heaviest over mean; every other one waits for it. gap: over the least that the "
         "same pieces allow."
@@ -135,24 +128,12 @@ def print_table(scores: list[PackScore], setting: Setting, lengths: Lengths, ori
         )
 
 
-def _table(scores: list[PackScore], bars: int, names: list[str]) -> "Table":
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("policy", no_wrap=True)
-    if bars:
-        table.add_column("load of each bin" if bars > 16 else "load of bins", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    heaviest = max(score.bin_seconds[0] for score in scores)
-    for score in scores:
-        loads = [_bars(score.bin_seconds, heaviest, bars)] if bars else []
-        table.add_row(score.policy, *loads, *(_cell(score, name) for name in names))
-    return table
-
-
-def _cell(score: PackScore, name: str) -> str:
+def _cell(score: PackScore, name: str, heaviest: float) -> str:
     match name:
+        case "policy":
+            return score.policy
+        case "load of bins":
+            return _bars(score.bin_seconds, heaviest, _BAR_CHARACTERS)
         case "skew":
             return f"{score.skew:.3f}"
         case "by turn":

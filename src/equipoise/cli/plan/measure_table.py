@@ -8,6 +8,7 @@ import numpy as np
 
 from equipoise.base.units import format_seconds
 from equipoise.cli.console import make_console
+from equipoise.cli.table import Column, print_columns
 from equipoise.plan.measured.request import MeasureAnswer, say_keys
 
 
@@ -18,8 +19,6 @@ def command_of(words: Sequence[str]) -> str:
 
 def print_search(answer: MeasureAnswer, *, is_quiet: bool) -> None:
     """The best; unless quiet, every trial, predicted beside measured."""
-    from rich.table import Table
-
     console, best = make_console(), answer.best
     if best.step_s is None:
         return
@@ -37,19 +36,25 @@ def print_search(answer: MeasureAnswer, *, is_quiet: bool) -> None:
         f"would take" + (f"; failed: {causes}." if causes else "; none failed."),
         soft_wrap=True,
     )
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "predicted", "measured", "slower by"):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=bool(name))
-    table.add_column("what failed", justify="left")
+    columns = (
+        Column("", is_left=True, wraps=20),
+        Column("predicted"),
+        Column("measured"),
+        Column("slower by"),
+        Column("what failed", is_left=True, goes=1, wraps=24),
+    )
+    rows = []
     for trial in sorted(trials, key=lambda trial: trial.step_s or np.inf):
         price, slower = answer.predicted_s(trial), ""
         if trial.step_s is not None and trial is not best:
             slower = f"{trial.step_s / best.step_s - 1:.1%}"
-        table.add_row(
-            say_keys(answer.keys(trial)),
-            "" if price is None else format_seconds(price),
-            "" if trial.step_s is None else format_seconds(trial.step_s),
-            slower,
-            "" if trial.step_s is not None else f"{trial.cause}: {trial.message}",
+        rows.append(
+            (
+                say_keys(answer.keys(trial)),
+                "" if price is None else format_seconds(price),
+                "" if trial.step_s is None else format_seconds(trial.step_s),
+                slower,
+                "" if trial.step_s is not None else f"{trial.cause}: {trial.message}",
+            )
         )
-    console.print(table)
+    print_columns(console, columns, rows, box=None, pad_edge=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from equipoise.base.disk import writing
 from equipoise.base.errors import SpecError
 from equipoise.cli.run_arguments import add_run_arguments, run_from
-from equipoise.cli.step_arguments import add_step_arguments
+from equipoise.cli.step_arguments import add_sources_argument, add_step_arguments
 
 if TYPE_CHECKING:
     from equipoise.plan.request import PlanAnswer, PlanRequest, RunPlanRequest
@@ -93,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep plan.lock and the search's state there (default: of a run.toml, plan.lock "
         "beside it)",
     )
+    add_sources_argument(parser)
     parser.add_argument(
         "--export",
         choices=["torchtitan", "megatron"],
@@ -201,7 +202,8 @@ def _print(args: argparse.Namespace, answer: "PlanAnswer", lock: Path | None) ->
     print_plan(answer.lock, is_quiet=args.quiet)
     if args.quiet:
         return
-    print_sources(answer.lock)
+    lock_ = answer.lock
+    print_sources(lock_.best.price["extrapolated"], lock_.sources, is_listed=args.sources)
     if args.run_toml is not None:
         sys.stdout.write(
             f"Wrote {lock}. Train by it: equipoise train {args.run_toml} --plan {lock}\n"

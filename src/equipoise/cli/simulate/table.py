@@ -8,7 +8,8 @@ from typing import Any
 
 from equipoise.base.units import GIB, format_seconds
 from equipoise.cli.console import make_console
-from equipoise.cli.show import host_sentence, source_lines
+from equipoise.cli.show import host_sentence, print_sources
+from equipoise.cli.table import Column, print_columns
 from equipoise.sim.answer import StepAnswer
 from equipoise.sim.moments import bytes_over_time
 from equipoise.sim.step import StepRun
@@ -31,10 +32,8 @@ def add_counters(file: Path, run: StepRun) -> None:
     file.write_text(json.dumps(trace, separators=(",", ":")))
 
 
-def print_step(answer: StepAnswer, title: str, *, is_quiet: bool) -> None:
+def print_step(answer: StepAnswer, title: str, *, is_quiet: bool, sources_are_listed: bool) -> None:
     """The headline, and unless quiet where the seconds and the bytes go."""
-    from rich.table import Table
-
     console = make_console()
     row, run = answer.as_row(), answer.run
     fits = "fits" if row["fits"] else "DOES NOT FIT"
@@ -48,25 +47,22 @@ def print_step(answer: StepAnswer, title: str, *, is_quiet: bool) -> None:
     )
     if is_quiet:
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("seconds of the busiest rank", "", "share", "GiB of the fullest rank", ""):
-        table.add_column(
-            name, justify="left" if name[:1] in ("s", "G") and name != "share" else "right"
-        )
+    columns = (
+        Column("seconds of the busiest rank", is_left=True, wraps=16),
+        Column(""),
+        Column("share"),
+        Column("GiB of the fullest rank", is_left=True, wraps=14),
+        Column(""),
+    )
     times = sorted(row["terms"].items(), key=lambda each: -each[1])
     held = [(name, gib) for name, gib in row["memory"].items() if gib]
     sizes = sorted(held, key=lambda each: -each[1])
-    for at in range(max(len(times), len(sizes))):
-        seconds = times[at] if at < len(times) else None
-        gib = sizes[at] if at < len(sizes) else None
-        table.add_row(
-            seconds[0] if seconds else "",
-            format_seconds(seconds[1]) if seconds else "",
-            f"{seconds[1] / row['step_s']:.1%}" if seconds else "",
-            gib[0] if gib else "",
-            f"{gib[1]:.2f}" if gib else "",
-        )
-    console.print(table)
+    spent = [(name, format_seconds(s), f"{s / row['step_s']:.1%}") for name, s in times]
+    kept = [(name, f"{gib:.2f}") for name, gib in sizes]
+    spent += [("", "", "")] * (len(kept) - len(spent))
+    kept += [("", "")] * (len(spent) - len(kept))
+    rows = [(*one, *other) for one, other in zip(spent, kept, strict=True)]
+    print_columns(console, columns, rows, box=None, pad_edge=False)
     usd = row["usd_per_million_tokens"]
     money = "no public price" if usd is None else f"${usd:,.2f} a million tokens"
     console.print(
@@ -80,11 +76,7 @@ def print_step(answer: StepAnswer, title: str, *, is_quiet: bool) -> None:
         console.print(line, soft_wrap=True)
     if "experts" in row["terms"] and answer.options.expert_skew == 1:
         console.print("Experts count as balanced; --expert-skew says by how much they are not.")
-    if row["extrapolated"]:
-        names = ", ".join(row["extrapolated"])
-        console.print(f"Not measured on this device at these sizes: {names}.", style="dim")
-    for line in source_lines(row["sources"]):
-        console.print(line, style="dim", soft_wrap=True)
+    print_sources(row["extrapolated"], row["sources"], is_listed=sources_are_listed)
 
 
 def _in_runs(layers: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.base.disk import writing
-from equipoise.cli.step_arguments import add_step_arguments
+from equipoise.cli.step_arguments import add_sources_argument, add_step_arguments
 from equipoise.cli.written import require_folder_of, require_kind
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     add_step_arguments(parser)
+    add_sources_argument(parser)
     parser.add_argument(
         "--layout",
         required=True,
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(answer.as_row(), indent=1) + "\n")
         return 0
-    print_step(answer, title, is_quiet=args.quiet)
+    print_step(answer, title, is_quiet=args.quiet, sources_are_listed=args.sources)
     if not args.quiet:
         for file in (args.plot, args.trace):
             if file is not None:

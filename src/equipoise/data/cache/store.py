@@ -199,6 +199,8 @@ class TokenStore:
         names: list[str] = self.names
         if self.source_kind == "jsonl":
             return f"{names[file]} at byte {row:,}"
+        if self.source_kind == "python-functions":
+            return f"{names[file]} line {row:,}"
         if self.source_kind in ("parquet", "datasets"):
             return f"{names[file]} row {row:,}"
         return names[file]

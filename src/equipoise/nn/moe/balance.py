@@ -137,6 +137,13 @@ def collect_loads(module: nn.Module) -> tuple[Tensor, Tensor]:
     return loads, torch.stack([each.penalty for each in layers]).sum()
 
 
+def forget_loads(module: nn.Module) -> None:
+    """Reset what this rank has counted, without balancing anything by it."""
+    for each in balances(module):
+        each.loads_X.zero_()
+        each.penalty.zero_()
+
+
 def settle_loads(module: nn.Module, loads: Tensor) -> None:
     """Balance the next step by the counts of all ranks, int64 [layers, X]."""
     for each, loads_X in zip(balances(module), loads, strict=True):

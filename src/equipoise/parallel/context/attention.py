@@ -23,7 +23,7 @@ from torch import Tensor
 
 from equipoise.balance.context.plan import ContextPlan, plan_context, share_tokens
 from equipoise.base.errors import CheckError, LayoutError
-from equipoise.comm.mail import Ledger, Mail, Parcel
+from equipoise.comm.mail import Ledger, LinkGroups, Mail, Parcel
 from equipoise.comm.steps import allocate, pack, unpack
 from equipoise.nn.attention import cast_as_autocast, require_alike
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
@@ -97,6 +97,7 @@ def attend_by_plan(
     group: dist.ProcessGroup | None = None,
     *,
     ledger: Ledger | None = None,
+    links: LinkGroups | None = None,
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
@@ -109,6 +110,7 @@ def attend_by_plan(
         plan: Of ``plan_context`` or ``plan_pieces``; the same on every rank.
         group: As many ranks as the plan is for; all ranks unless given.
         ledger: Counts what this rank sends and receives, in both passes.
+        links: ``Peers.links`` of the group, where messages have no tags.
         softcap: As for ``context_attention``.
         sinks_H: Likewise.
 
@@ -120,13 +122,13 @@ def attend_by_plan(
     """
     q_tHE, k_tGE, v_tGE = cast_as_autocast(q_tHE, k_tGE, v_tGE)
     require_alike(q_tHE, k_tGE, v_tGE)
-    mail, schedule = Mail(group, ledger), plan.schedule
+    mail, schedule = Mail(group, ledger, links), plan.schedule
     if mail.ranks != schedule.ranks:
         raise LayoutError(
             f"The plan is for {schedule.ranks} ranks, but the group has {mail.ranks}. Plan for the "
             f"ranks of the group."
         )
-    program = compile_rank(schedule, mail.rank)
+    program = compile_rank(schedule, mail.rank, q_tHE.device)
     tokens, heads, kv_heads = len(q_tHE), q_tHE.shape[1], k_tGE.shape[1]
     if (tokens, heads, kv_heads) != (program.home_tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(

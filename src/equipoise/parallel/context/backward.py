@@ -28,7 +28,13 @@ from equipoise.comm.steps import (
     pack,
     unpack,
 )
-from equipoise.nn.tile import attend_tile_backward, sink_gradient, sum_dtype
+from equipoise.nn.tile import (
+    attend_tile_backward,
+    attend_tiles_backward,
+    sink_gradient,
+    sum_dtype,
+)
+from equipoise.parallel.context.calls import TileCall
 from equipoise.parallel.context.forward import Kept
 from equipoise.parallel.context.held import add_rows, hold
 from equipoise.parallel.context.program import RankProgram, Transfer
@@ -114,7 +120,10 @@ class Backward:
 
     def _compute(self, at: int) -> None:
         (sum_q,), (sum_k, sum_v) = self.sums_of["q"], self.sums_of["kv"]
-        for tile in self.program.rounds[at].tiles:
+        each = self.program.rounds[at]
+        for call in each.calls:
+            self._call(call)
+        for tile in () if each.calls else each.tiles:
             queries, keys = tile.queries, tile.keys
             grad_q, grad_k, grad_v = attend_tile_backward(
                 self.grad_o[queries, tile.heads],
@@ -129,6 +138,23 @@ class Backward:
             add_rows(sum_q, queries, tile.heads, grad_q)
             add_rows(sum_k, keys, tile.kv_heads, grad_k)
             add_rows(sum_v, keys, tile.kv_heads, grad_v)
+
+    def _call(self, call: TileCall) -> None:
+        queries, keys = (call.query_rows, call.heads), (call.key_rows, call.kv_heads)
+        grads = attend_tiles_backward(
+            self.grad_o[queries],
+            self.kept.q[queries],
+            self.kept.k[keys],
+            self.kept.v[keys],
+            self.o[queries],
+            self.lse[queries],
+            call.runs,
+            is_causal=call.is_causal,
+            softcap=self.softcap,
+        )
+        sums = *self.sums_of["q"], *self.sums_of["kv"]
+        for x, at, grad in zip(sums, (queries, keys, keys), grads, strict=True):
+            x[at] += grad  # rows are distinct, so nothing is lost
 
     def _arrive(self, transfer: Transfer, data: Tensor) -> None:
         parts = unpack(data, self._sections(transfer))

@@ -27,7 +27,8 @@ from equipoise.comm.steps import (
     pack,
     unpack,
 )
-from equipoise.nn.tile import attend_tile, merge_tile_, sink_tile_, sum_dtype
+from equipoise.nn.tile import attend_tile, attend_tiles, merge_tile_, sink_tile_, sum_dtype
+from equipoise.parallel.context.calls import TileCall
 from equipoise.parallel.context.held import hold
 from equipoise.parallel.context.program import RankProgram, Rows, Transfer
 
@@ -108,7 +109,10 @@ class Forward:
         return [part[rows, heads] for part in parts]
 
     def _compute(self, at: int) -> None:
-        for tile in self.program.rounds[at].tiles:
+        each = self.program.rounds[at]
+        for call in each.calls:
+            self._call(call)
+        for tile in () if each.calls else each.tiles:
             part, lse = attend_tile(
                 self.q[tile.queries, tile.heads],
                 self.k[tile.keys, tile.kv_heads],
@@ -123,6 +127,22 @@ class Forward:
                 lse_into.copy_(lse)
             else:
                 merge_tile_(o_into, lse_into, part, lse)
+
+    def _call(self, call: TileCall) -> None:
+        part, lse = attend_tiles(
+            self.q[call.query_rows, call.heads],
+            self.k[call.key_rows, call.kv_heads],
+            self.v[call.key_rows, call.kv_heads],
+            call.runs,
+            is_causal=call.is_causal,
+            softcap=self.softcap,
+        )
+        at = call.query_rows, call.heads
+        if not call.is_first:
+            o_so_far, lse_so_far = self.o[at], self.lse[at]
+            merge_tile_(o_so_far, lse_so_far, part, lse)
+            part, lse = o_so_far, lse_so_far
+        self.o[at], self.lse[at] = part.to(self.sums), lse
 
     def _sink(self, rows: Rows, heads: slice) -> None:
         """Add the sinks to outputs over all keys."""

@@ -62,6 +62,11 @@ class TransformersModel(PackedModel):
         self._stack = find_layers(theirs)
 
     @property
+    def params(self) -> int:
+        """Weights of the whole model, counted."""
+        return _count_weights([self.theirs])
+
+    @property
     def _output(self) -> nn.Linear:
         output: nn.Linear = self.theirs.get_output_embeddings()  # type: ignore[no-untyped-call]
         return output

@@ -16,6 +16,7 @@ Kept true (tests/oracle/test_engine_models.py)
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from equipoise.base.errors import ModelError
-from equipoise.parallel.theirs.build import build_random
+from equipoise.parallel.theirs.build import build_random, read_theirs_config
+from equipoise.spec.model.other_config import model_from_other_config
+from equipoise.spec.model.presets import ModelSpec
 
 _WORDS = 512
 _WINDOW = 48
@@ -64,6 +67,21 @@ def read_config(text: str) -> PreTrainedConfig:
     data = json.loads(text)
     config: PreTrainedConfig = CONFIG_MAPPING[data["model_type"]].from_dict(data)
     return config
+
+
+def read_small(folder: Path, *, is_whole: bool = False) -> tuple[ModelSpec, str]:
+    """What is proven of a folder's model: its sizes, scaled down, and its configuration as text.
+
+    Args:
+        folder: Has a config.json.
+        is_whole: Keep the sizes.
+
+    Raises:
+        ModelError: transformers cannot build it.
+    """
+    config = read_theirs_config(folder)
+    config = config if is_whole else shrink_config(config)
+    return model_from_other_config(config.to_dict()), write_config(config)
 
 
 def shrink_config(config: PreTrainedConfig) -> PreTrainedConfig:

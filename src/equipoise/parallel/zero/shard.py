@@ -129,6 +129,11 @@ class ShardedDecoder:
             frees = self.zero == 3 and part not in self._small
             part.set_reshard_after_backward(last or frees, recurse=False)
 
+    def free_gathered(self) -> None:
+        """Keep only this rank's shards, after forwards that no backward followed."""
+        for part in self._parts:
+            part.reshard()
+
     def sum_gradients(self) -> None:
         """Run one micro-batch of no tokens, whose backward sums what the others left."""
         empty = torch.zeros(0, dtype=torch.int64, device=self._device)

@@ -104,12 +104,16 @@ class MeasuredRun:
     def trial_words(self, choice: int, *, limit_s: float) -> list[str]:
         """Likewise for a few steps; ranks that wait for half of the limit are named."""
         spec = self.request.run.spec
+        falling = {} if spec.train.decay_steps is None else {"train.decay_steps": 1}
         few = {
             "train.steps": STEPS,
-            "train.warmup_steps": min(STEPS, spec.train.warmup_steps),
+            "train.warmup_steps": min(STEPS - len(falling), spec.train.warmup_steps),
+            **falling,
             "checkpoint.every_steps": STEPS,
             "checkpoint.keep": 1,
             "journal.tensorboard": "false",
+            "journal.wandb": "false",
+            "journal.mlflow": "false",
             "layout.deadline_s": min(limit_s / 2, spec.layout.deadline_s),
         }
         return [

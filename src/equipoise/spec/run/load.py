@@ -13,6 +13,7 @@ Kept true (tests/unit/spec/run/test_load.py)
     Each fault is reported once, at its line.
 """
 
+import codecs
 import dataclasses
 import datetime
 import functools
@@ -43,6 +44,7 @@ from equipoise.spec.run.keys import (
     to_dict,
     toml,
 )
+from equipoise.spec.run.other_words import key_meant
 from equipoise.spec.run.render import render, schema, template
 from equipoise.spec.run.resolve import ResolvedRun, resolve
 from equipoise.spec.run.toml_lines import BARE_KEY, TomlPath, locate
@@ -112,9 +114,11 @@ def read_run(path: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Re
 def nearest_key(name: str) -> str:
     """The key or table that a wrong dotted name most likely meant.
 
-    >>> nearest_key("train.max_tokens"), nearest_key("layout.ddp")
-    ('pack.max_tokens', 'layout.dp')
+    >>> nearest_key("train.max_tokens"), nearest_key("layout.ddp"), nearest_key("batch_size")
+    ('pack.max_tokens', 'layout.dp', 'pack.step_tokens')
     """
+    if (meant := key_meant(name)) is not None:
+        return meant
     names = [*keys(), *section_names(), EXTENDS]
     last = name.rpartition(".")[2]
     alike = [other for other in names if other.rpartition(".")[2] == last]
@@ -189,7 +193,7 @@ def parse_toml(data: bytes, label: str) -> tuple[dict[str, Any], dict[TomlPath, 
             file ``label`` if one is at fault.
     """
     try:
-        text = data.decode("utf-8")
+        text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
         return read.parse_toml(text), locate(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1

@@ -14,13 +14,14 @@ Kept true (tests/unit/spec/run/test_resolve.py, tests/unit/spec/run/test_load.py
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from equipoise.base.digest import digest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.keys import DEFAULT, Fault, Given, build, keys, toml
+from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
 from equipoise.spec.run.resolve_model import resolve_model
-from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
 
 
@@ -72,22 +73,27 @@ def resolve(
     return run, wish.faults
 
 
+_LEAST_EVAL_TOKENS = 2
+"""A document of one token has nothing to predict."""
+
+
 def _judge_together(wish: Wish) -> None:
     if wish.is_sound("data.source", "data.path"):
         source, path = wish["data.source"], wish["data.path"]
-        if source == "python-stdlib" and path:
+        if source in PYTHON_SOURCES and path:
             wish.tell(
                 "data.path",
                 f"{toml(path)} is given, but data.source = {toml(source)} "
                 f"({wish.given['data.source'].origin.label}) reads no path. "
                 "Remove it, or set data.source.",
             )
-        if source != "python-stdlib" and not path:
+        if source not in PYTHON_SOURCES and not path:
             wish.tell(
                 "data.source",
                 f"{toml(source)} reads data.path, which is empty. "
                 "Set data.path to a file or a folder.",
             )
+    _judge_evaluation(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
         if step % window:
@@ -112,19 +118,7 @@ def _judge_together(wish: Wish) -> None:
                 f"{most} is fewer than {wish.cite('pack.context_tokens')}: "
                 f"a whole window must fit. Give at least {window}.",
             )
-    if wish.is_sound("train.steps", "train.warmup_steps"):
-        steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
-        if warmup > steps and wish.is_given("train.warmup_steps"):
-            wish.tell(
-                "train.warmup_steps",
-                f"{warmup} is more than {wish.cite('train.steps')}. Give at most {steps}.",
-            )
-        elif warmup > steps:
-            wish.tell(
-                "train.steps",
-                f"{steps} is fewer than {wish.cite('train.warmup_steps')}. "
-                f"Set train.warmup_steps to {steps} or less.",
-            )
+    _judge_rate(wish)
     if wish.is_sound("layout.dp") and wish["layout.dp"] != "cores" and wish["layout.dp"] < 1:
         wish.tell("layout.dp", f"{wish['layout.dp']} is too small; it must be at least 1.")
     if wish.is_sound("layout.cp", "layout.ranks_per_node"):
@@ -137,6 +131,61 @@ def _judge_together(wish: Wish) -> None:
                 f"{per_node} does not divide {wish.cite('layout.cp')}. Nearest: {closest}.",
             )
     _judge_pipeline(wish)
+
+
+def _judge_rate(wish: Wish) -> None:
+    """Fit the default warm-up to the steps, and refuse phases that do not fit into them."""
+    if not wish.is_sound("train.steps", "train.warmup_steps"):
+        return
+    steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
+    if warmup > steps and not wish.is_given("train.warmup_steps"):
+        warmup = steps // 2
+        half = Origin("half of train.steps", DEFAULT.order)
+        wish.given["train.warmup_steps"] = Given(warmup, half)
+    elif warmup > steps:
+        wish.tell(
+            "train.warmup_steps",
+            f"{warmup} is more than {wish.cite('train.steps')}. Give at most {steps}.",
+        )
+        return
+    decay, schedule = wish["train.decay_steps"], wish["train.schedule"]
+    if decay is None or schedule != "wsd":
+        return
+    if wish.is_sound("train.decay_steps", "train.schedule") and warmup + decay > steps:
+        wish.tell(
+            "train.decay_steps",
+            f"{decay} and {wish.cite('train.warmup_steps')} are more than "
+            f"{wish.cite('train.steps')}. Give at most {steps - warmup}.",
+        )
+
+
+def _judge_evaluation(wish: Wish) -> None:
+    """Refuse keys of an evaluation that does not take place, and a source without a path."""
+    tokens = wish["eval.tokens"]
+    if tokens != "all" and tokens < _LEAST_EVAL_TOKENS:
+        wish.tell("eval.tokens", f"{tokens} is too small; it must be at least 2.")
+        return
+    if not wish.is_sound("eval.path"):
+        return
+    usual: dict[str, tuple[Any, ...]] = {
+        "source": ("by-path",),
+        "field": ("",),
+        "every_steps": (None, wish["checkpoint.every_steps"]),
+        "tokens": ("all",),
+    }
+    for key, values in usual.items() if not wish["eval.path"] else ():
+        if wish.is_sound(name := f"eval.{key}") and wish[name] not in values:
+            wish.tell(
+                name,
+                f"{toml(wish[name])} is given, but eval.path names no documents. Set eval.path to "
+                f"a file or a folder that is not trained on, or remove {name}.",
+            )
+    if wish["eval.path"] and wish["eval.source"] in ("python-stdlib", "python-functions"):
+        wish.tell(
+            "eval.source",
+            f'"{wish["eval.source"]}" reads no path, but {wish.cite("eval.path")} is given. Set '
+            f'eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.',
+        )
 
 
 def _judge_pipeline(wish: Wish) -> None:

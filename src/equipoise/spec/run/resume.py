@@ -33,11 +33,12 @@ class OnResume(Enum):
 
 
 _FREE = """
-    name data.cache train.recompute
+    name data.cache eval.every_steps train.recompute
     layout.dp layout.cp layout.tp layout.pp layout.virtual layout.ep
     layout.etp layout.strategy layout.sharding layout.ranks_per_node layout.zero
     layout.replicas layout.pin layout.deadline_s
-    checkpoint.every_steps checkpoint.keep journal.tensorboard
+    checkpoint.every_steps checkpoint.keep
+    journal.tensorboard journal.wandb journal.mlflow
 """
 """Without ``layout.schedule``: some schedules leave out stages and so train another model."""
 

@@ -200,6 +200,18 @@ def of_theirs(cases: Sequence[Case], config: str) -> list[Case]:
     return [dataclasses.replace(case, theirs=config, precision="fp64") for case in cases]
 
 
+def scaled_down(model: ModelSpec) -> ModelSpec:
+    """The same model with 2 layers, a narrow width and at most 512 words."""
+    narrow = 2 * model.heads * max(4, -(-64 // (2 * model.heads)))
+    model = model.scaled(layers=min(2, model.layers), hidden=min(narrow, model.hidden))
+    return dataclasses.replace(
+        model,
+        vocab=min(512, model.vocab),
+        dense_layers=min(1, model.dense_layers),  # so that one of two layers has experts
+        expert_every=min(2, model.expert_every),
+    )
+
+
 def deepen(model: ModelSpec, stages: int) -> ModelSpec:
     """The model with a layer for each stage at least."""
     return dataclasses.replace(model, layers=max(model.layers, stages))

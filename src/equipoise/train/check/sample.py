@@ -265,7 +265,7 @@ def relative_error(computed: Tensor | None, expected: Tensor, scale: float | Non
     if not computed.numel():
         return 0.0
     scale = float(expected.abs().max()) if scale is None else scale
-    error = float((computed - expected).abs().max()) / (scale or 1.0)
+    error = float((computed.to(expected.device) - expected).abs().max()) / (scale or 1.0)
     return error if math.isfinite(error) else float("inf")
 
 

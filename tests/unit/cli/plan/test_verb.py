@@ -33,13 +33,14 @@ def test_the_best_has_the_price_that_simulate_prints(capsys: pytest.CaptureFixtu
 def test_a_lock_is_written_resumed_and_explained(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked = [*SMALL, "--layout", "cp=1,zero=1", "--out", str(tmp_path)]
+    asked = [*SMALL, "--layout", "cp=1,zero=1", "--out", str(tmp_path), "--sources"]
     code, out, err = plan(capsys, *asked)
     assert code == 0 and "search: done in" in err and "a gap of " in out
     assert " J a token, $" in out and "without them the MFU is " in out
     assert "  peaks, memory bytes per s, host bytes per s, power w: NVIDIA H100" in out
-    best = [line for line in out.splitlines() if line.startswith("1  ")][-1]
-    assert out.startswith(f"{best.removeprefix('1  ')}: ")
+    [best] = [line for line in out.splitlines() if line.startswith("1  ")]
+    layout = out.partition(":")[0]
+    assert best.removeprefix("1  ").startswith(f"{layout}  ")  # its row of the table
     lock = (tmp_path / "plan.lock").read_text()
     state = (tmp_path / "search.jsonl").read_text()
     assert len(state.splitlines()) == json.loads(lock)["priced"] + 1
@@ -49,11 +50,15 @@ def test_a_lock_is_written_resumed_and_explained(
     assert (tmp_path / "plan.lock").read_text() == lock
     assert (tmp_path / "search.jsonl").read_text() == state
     file = str(tmp_path / "plan.lock")
-    assert main(["explain", "plan", file]) == 0
+    assert main(["explain", "plan", file, "--sources"]) == 0
     told = capsys.readouterr().out
     assert "seconds of the busiest rank" in told and "GiB of the fullest rank" in told
     assert told.splitlines()[-1].startswith("  under load: products x 1.13")
     assert not [line for line in told.splitlines() if line.startswith("logits") and line[6:] == ""]
+    assert main(["explain", "plan", file]) == 0
+    brief = capsys.readouterr().out.splitlines()
+    assert brief[-1] == "--sources says where each number comes from."
+    assert [*brief[:-1], *told.splitlines()[len(brief) - 1 :]] == told.splitlines()
     assert main(["explain", "plan", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(lock)
 

@@ -125,7 +125,7 @@ def test_a_table_a_line_a_picture_and_a_trace(
 ) -> None:
     layout = "--layout=tp=2,pp=4,dp=2"
     trace, plot = tmp_path / "step.json", tmp_path / "step.svg"
-    assert main([*SMALL, layout, f"--trace={trace}", f"--plot={plot}"]) == 0
+    assert main([*SMALL, layout, f"--trace={trace}", f"--plot={plot}", "--sources"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("llama3-8b on h100-sxm:16, tp=2,pp=4,dp=2: a step of 262,144 tokens")
     assert "products" in out and "optimizer" in out and "J a token" in out

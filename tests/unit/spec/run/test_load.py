@@ -194,9 +194,9 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
         "Give at most 50.",
     ),
     (
-        "train.steps = 5",
-        "run.toml:1  train.steps: 5 is fewer than train.warmup_steps = 10 (default). "
-        "Set train.warmup_steps to 5 or less.",
+        'train.steps = 50\ntrain.decay_steps = 45\ntrain.schedule = "wsd"',
+        "run.toml:2  train.decay_steps: 45 and train.warmup_steps = 10 (default) are more than "
+        "train.steps = 50 (run.toml:1). Give at most 40.",
     ),
     (
         "pack.step_tokens = 10000\npack.context_tokens = 4096",
@@ -371,14 +371,28 @@ def test_a_flag_mends_a_rule_but_not_a_wrong_line(tmp_path: Path) -> None:
 
 
 def test_flags_at_fault_are_named_as_flags() -> None:
-    assert faults(None, ("train.steps", "5")) == (
-        "--train.steps: 5 is fewer than train.warmup_steps = 10 (default). "
-        "Set train.warmup_steps to 5 or less."
+    assert faults(None, ("train.steps", "5"), ("train.warmup_steps", "6")) == (
+        "--train.warmup_steps: 6 is more than train.steps = 5 (--train.steps). Give at most 5."
     )
     assert faults(None, ("train", "5")) == "--train: no such key. Nearest: --train.lr"
     assert faults(None, ("data.path", "\udcff")) == (
         "--data.path: the value has bytes that are not UTF-8."
     )
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (5, 2), (9, 4), (10, 10), (100, 10)])
+def test_the_default_warm_up_fits_any_number_of_steps(steps: int, warmup: int) -> None:
+    run = read_run(None, [("train.steps", str(steps))])
+    assert run.spec.train.warmup_steps == warmup
+    origin = "half of train.steps" if steps < 10 else "default"
+    assert run.origins["train.warmup_steps"] == origin
+
+
+def test_a_mark_of_byte_order_is_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 7\n")
+    run = read_run(path)
+    assert (run.spec.train.steps, run.origins["train.steps"]) == (7, "run.toml:2")
 
 
 def test_a_base_does_not_extend(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Tiles whose scores are capped, ``c * tanh(score / c)``, in plain products of matrices.
+"""Tiles in plain products of matrices: capped scores, and dtypes that no flash operator takes.
 
 Why
     The flash operators have no place between scores and softmax, and Gemma 2 caps its scores
-    there.
+    there, ``c * tanh(score / c)``. Those of CUDA take no fp32, in which a layout is proven.
 
 What it decides
     A tile is computed some queries at a time, so that their scores against all keys of the tile
@@ -10,7 +10,7 @@ What it decides
     (fp64 if the tensors are).
 
 Kept true (tests/unit/nn/test_tile.py)
-    Parts merged equal one masked, capped softmax in float64, forward and backward.
+    Parts merged equal one masked softmax in float64, capped or not, forward and backward.
 
 Sources
     Capped scores: Gemma 2, arXiv:2408.00118, section 2.
@@ -45,11 +45,13 @@ def _ungrouped(x_GrE: Tensor, queries: int) -> Tensor:
     return x_tHE
 
 
-def _capped(
+def _scores(
     q_GrE: Tensor, k_GEs: Tensor, queries: slice, softcap: float, *, is_causal: bool
 ) -> Tensor:
     """Scores [G, rows, keys], minus infinity where a query does not read a key."""
-    scores = (q_GrE @ k_GEs).mul_(q_GrE.shape[2] ** -0.5 / softcap).tanh_().mul_(softcap)
+    scores = (q_GrE @ k_GEs).mul_(q_GrE.shape[2] ** -0.5)
+    if softcap:
+        scores.div_(softcap).tanh_().mul_(softcap)
     if is_causal:
         device = scores.device
         rows = torch.arange(queries.start, queries.stop, device=device)
@@ -59,7 +61,7 @@ def _capped(
     return scores
 
 
-def forward_capped(
+def forward_plain(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """Output [queries, heads, width] and log-sum-exp [queries, heads] of one tile.
@@ -69,7 +71,7 @@ def forward_capped(
         k: Keys [keys, key/value heads, width].
         v: Values, shaped like the keys.
         is_causal: Query r reads keys 0 to r; as many keys as queries.
-        softcap: The scores' limit.
+        softcap: The scores' limit; 0 for none.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     o = torch.empty(q.shape, dtype=wide, device=q.device)
@@ -79,14 +81,14 @@ def forward_capped(
     for rows, keys in _chunks(len(q), len(k), heads, wide.itemsize, is_causal=is_causal):
         queries = rows.stop - rows.start
         q_GrE = _grouped(q[rows], kv_heads, wide)
-        scores = _capped(q_GrE, k_GEs[:, :, keys], rows, softcap, is_causal=is_causal)
+        scores = _scores(q_GrE, k_GEs[:, :, keys], rows, softcap, is_causal=is_causal)
         lse_Gr1 = scores.logsumexp(2, keepdim=True)
         o[rows] = _ungrouped(scores.sub_(lse_Gr1).exp_() @ v_GsE[:, keys], queries)
         lse[rows] = _ungrouped(lse_Gr1, queries).squeeze(2)
     return o, lse
 
 
-def backward_capped(
+def backward_plain(
     grad_o: Tensor,
     q: Tensor,
     k: Tensor,
@@ -106,14 +108,16 @@ def backward_capped(
         queries = rows.stop - rows.start
         q_GrE, o_GrE, grad_GrE = (_grouped(x[rows], kv_heads, wide) for x in (q, o, grad_o))
         lse_Gr1 = _grouped(lse[rows].unsqueeze(2), kv_heads, wide)
-        scores = _capped(q_GrE, k_GsE[:, keys].mT, rows, softcap, is_causal=is_causal)
+        scores = _scores(q_GrE, k_GsE[:, keys].mT, rows, softcap, is_causal=is_causal)
         shares = (scores - lse_Gr1).exp_()
         grad_v[:, keys] += shares.mT @ grad_GrE
         grad_scores = grad_GrE @ v_GsE[:, keys].mT
         grad_scores.sub_((grad_GrE * o_GrE).sum(2, keepdim=True)).mul_(shares)
-        # Where a query does not read a key its share is 0, and its score would make 0 * inf.
-        slope = scores.div_(softcap).square_().neg_().add_(1).masked_fill_(shares == 0, 0)
-        grad_scores.mul_(slope).mul_(scale)
+        if softcap:
+            # Where a query does not read a key its share is 0, and its score would make 0 * inf.
+            slope = scores.div_(softcap).square_().neg_().add_(1).masked_fill_(shares == 0, 0)
+            grad_scores.mul_(slope)
+        grad_scores.mul_(scale)
         grad_q[rows] = _ungrouped(grad_scores @ k_GsE[:, keys], queries)
         grad_k[:, keys] += grad_scores.mT @ q_GrE
     return grad_q, grad_k.transpose(0, 1), grad_v.transpose(0, 1)
