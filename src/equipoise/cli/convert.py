@@ -12,11 +12,14 @@ from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecEr
 from equipoise.base.units import format_bytes, format_count
 from equipoise.checkpoint.manifest import MANIFEST, newest_good, read_manifest
 from equipoise.cli.console import make_progress
+from equipoise.serve.their_checkpoint import find_theirs
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.names import RESOLVED
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from equipoise.serve.their_checkpoint import TheirCheckpoint
 
 HELP = "turn a checkpoint or a GGUF file into a Hugging Face folder"
 
@@ -47,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=["fp32", "bf16"],
-        default="fp32",
-        help="dtype of the written weights (default: fp32, as trained)",
+        help="dtype of the written weights (default: fp32, as trained; for model.engine = "
+        '"transformers" that of its config.json)',
     )
     parser.add_argument(
         "--tokenizer",
@@ -77,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
     target: Path = args.target
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
+    if (theirs := find_theirs(args.source)) is not None:
+        _write_theirs(theirs, args)
+        return 0
     read = _reader(args.source)  # before torch is loaded: a wrong path is refused at once
     import torch
 
@@ -112,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         "step": loaded.step,
         "model_type": json.loads((target / "config.json").read_text())["model_type"],
         "params": loaded.model.params,
-        "dtype": args.dtype,
+        "dtype": args.dtype or "fp32",
         "bytes": sum(path.stat().st_size for path in target.iterdir()),
         "tokenizer": tokenizer_file is not None,
     }
@@ -122,12 +128,40 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(f"{target}\n")
     else:
         with_tokenizer = "with" if tokenizer_file is not None else "without"
+        dtype = shown["dtype"]
         sys.stdout.write(
             f"Wrote {target}: {shown['model_type']}, {format_count(loaded.model.params)} "
-            f"parameters in {args.dtype}, {format_bytes(shown['bytes'])}, {with_tokenizer} a "
+            f"parameters in {dtype}, {format_bytes(shown['bytes'])}, {with_tokenizer} a "
             f"tokenizer, from {loaded.origin}.\n"
         )
     return 0
+
+
+def _write_theirs(checkpoint: "TheirCheckpoint", args: argparse.Namespace) -> None:
+    """Write the model of a run whose engine is transformers."""
+    from equipoise.serve.theirs import write_theirs
+
+    silent = args.quiet or args.json
+    progress = make_progress(silent)
+    progress.start(f"convert {args.source.name}", 1)
+    try:
+        shown = write_theirs(checkpoint, args.target, dtype=args.dtype, tokenizer=args.tokenizer)
+        progress.advance(1)
+    finally:
+        progress.finish()
+    if not silent:
+        sys.stderr.writelines(f"{remark}\n" for remark in checkpoint.remarks)
+    if args.json:
+        sys.stdout.write(json.dumps(shown, indent=1) + "\n")
+    elif args.quiet:
+        sys.stdout.write(f"{args.target}\n")
+    else:
+        with_tokenizer = "with" if shown["tokenizer"] else "without"
+        sys.stdout.write(
+            f"Wrote {args.target}: {shown['model_type']}, {format_count(shown['params'])} "
+            f"parameters in {shown['dtype']}, {format_bytes(shown['bytes'])}, {with_tokenizer} a "
+            f"tokenizer, from {shown['from']}.\n"
+        )
 
 
 def _reader(source: Path) -> Any:

@@ -29,6 +29,11 @@ class PackedModel(nn.Module, ABC):
         return self.model.params
 
     @property
+    def texts(self) -> dict[str, str]:
+        """Small files, by name, that belong with its weights in a checkpoint."""
+        return {}
+
+    @property
     @abstractmethod
     def stack(self) -> Sequence[nn.Module]:
         """Its layers, in order."""

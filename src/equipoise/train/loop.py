@@ -76,8 +76,7 @@ class Trainer:
         self, folder: Path, resolved: ResolvedFile, ranks: Ranks, journals: Sequence[Journal]
     ) -> None:
         self.folder, self.resolved, self.ranks, self.journals = folder, resolved, ranks, journals
-        self.journal = journals[0]
-        self.spec, self.model = resolved.spec, resolved.model
+        self.spec, self.model, self.journal = resolved.spec, resolved.model, journals[0]
         self.store: TokenStore = open_store(Path(resolved.corpus))
         check_vocabulary(self.store, self.model.vocab)
         self.stream = DocumentStream(
@@ -370,14 +369,15 @@ class Trainer:
         self.ground.make_room()
         try:
             with self.journal.span("save", step=self.position.step):
+                decoder, optimizer = self.runner.model.decoder, self.runner.optimizer
                 path = save(
                     self.checkpoints,
-                    self.runner.model.decoder,
-                    self.runner.optimizer,
+                    decoder,
+                    optimizer,
                     self.ranks,
                     manifest,
                     keep=self.spec.checkpoint.keep,
-                    texts={_PACKER: json.dumps(waiting)} if waiting else {},
+                    texts=decoder.texts | ({_PACKER: json.dumps(waiting)} if waiting else {}),
                 )
         except CheckpointError as error:
             self.journal.write("fault", "save", step=self.position.step, message=str(error))

@@ -23,8 +23,6 @@ def cases_of(kind: str, ranks: int, *, every: bool = False) -> list[Case]:
     config = shrink_config(engine_config(kind))
     model = model_from_other_config(config.to_dict())
     cases = [
-        make_case(model, ranks, zero=0, policy="in-order", context_tokens=512),
-        make_case(model, ranks, zero=1),
         make_case(model, ranks, zero=3, recompute="full"),
         make_case(model, ranks, zero=2, policy="divided", context_tokens=128),
         make_case(model, ranks, zero=3, cp=ranks, sharding="mixed"),
@@ -40,7 +38,7 @@ def cases_of(kind: str, ranks: int, *, every: bool = False) -> list[Case]:
 
 
 def test_every_family_equals_one_rank_over_two() -> None:
-    """Six layouts of twenty architectures: a minute, since each is another model."""
+    """Four layouts of twenty architectures take a minute, since each is another model."""
     cases = [case for kind in FAMILIES for case in cases_of(kind, 2)]
     verdicts = run_cases(cases)
     wrong = [
@@ -49,7 +47,7 @@ def test_every_family_equals_one_rank_over_two() -> None:
         if not each.is_exact
     ]
     assert wrong == []
-    assert len(verdicts) == 6 * len(FAMILIES)
+    assert len(verdicts) == 4 * len(FAMILIES)
     assert max(each.micro_batches for each in verdicts) >= 3
     assert all(each.bytes > 0 for each in verdicts if each.case.layout.cp > 1)
 

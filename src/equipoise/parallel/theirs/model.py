@@ -41,23 +41,35 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
 from equipoise.spec.run.spec import Recompute
 
+CONFIG = "config.json"
+PREFIX = "theirs."
+"""What stands before transformers' names of weights."""
+
 
 class TransformersModel(PackedModel):
     """A model of transformers whose attention comes from the registry."""
 
-    def __init__(self, theirs: PreTrainedModel, model: ModelSpec, head: Head | None) -> None:
+    def __init__(
+        self,
+        theirs: PreTrainedModel,
+        model: ModelSpec,
+        head: Head | None,
+        config_text: str = "",
+    ) -> None:
         """Wrap a model; its weights keep their names, behind ``theirs``.
 
         Args:
-            theirs: As ``build.build_theirs`` returns it.
+            theirs: As ``build.load_theirs`` returns it, with the registered attention.
             model: Its sizes, for prices.
             head: What its logits are; None for its own forward pass.
+            config_text: The config.json that it was built from, for its checkpoints.
 
         Raises:
             ModelError: its decoder layers cannot be told apart from the rest.
         """
         super().__init__()
         self.theirs, self.model, self.head = theirs, model, head
+        self.config_text = config_text
         self.norm = nn.Identity()
         self._stack = find_layers(theirs)
 
@@ -65,6 +77,11 @@ class TransformersModel(PackedModel):
     def params(self) -> int:
         """Weights of the whole model, counted."""
         return _count_weights([self.theirs])
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The config.json that it was built from."""
+        return {CONFIG: self.config_text} if self.config_text else {}
 
     @property
     def _output(self) -> nn.Linear:

@@ -54,6 +54,8 @@ _MOST = {
     "hidden_size_per_layer_input": 8,
 }
 """The largest values of keys whose numbers do not hang together with others'."""
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+_LONGEST = 256
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -181,6 +183,8 @@ def _narrow(data: dict[str, Any]) -> dict[str, Any]:
         small["head_dim"] = _WIDTH
     if isinstance(data.get("rotary_dim"), int):
         small["rotary_dim"] = min(data["rotary_dim"], _WIDTH)
+    if not data.get("rope_parameters"):  # learned positions, one for each token of a check
+        small |= {name: max(data[name], _LONGEST) for name in _POSITIONS if data.get(name)}
     groups = small.get("n_group") or 1
     small |= {name: min(data[name], 4 * groups) for name in _EXPERTS if data.get(name)}
     return small
