@@ -72,6 +72,9 @@ class TransformersModel(PackedModel):
         self.config_text = config_text
         self.norm = nn.Identity()
         self._stack = find_layers(theirs)
+        for layer in self._stack:
+            if _sometimes_used(layer):
+                layer.register_forward_hook(_touch)
 
     @property
     def params(self) -> int:
@@ -159,6 +162,22 @@ class TransformersModel(PackedModel):
             vars(layer).update(gradient_checkpointing=True, _gradient_checkpointing_func=run_again)
 
 
+def _sometimes_used(layer: nn.Module) -> list[nn.Parameter]:
+    """Weights of modules in lists, such as experts of their own, which some tokens may not use."""
+    lists = [each for each in layer.modules() if isinstance(each, nn.ModuleList)]
+    return [weight for each in lists for weight in each.parameters() if weight.requires_grad]
+
+
+def _touch(layer: nn.Module, _args: Any, out: Any) -> Any:
+    """Give every weight a gradient, if of zero: ranks must reduce the same ones."""
+    if not torch.is_grad_enabled():
+        return out
+    nothing = 0 * torch.stack([weight.sum() for weight in _sometimes_used(layer)]).sum()
+    if isinstance(out, tuple):
+        return (out[0] + nothing.to(out[0].dtype), *out[1:])
+    return out + nothing.to(out.dtype)
+
+
 class _Pack:
     """A pack as ``attend_pack`` takes it. Not a dataclass: fully_shard would copy its fields."""
 
@@ -186,7 +205,10 @@ class _Pack:
         if not self._is_spare:
             return attend(q_tHE, k_tGE, v_tGE, scoring)
         none_tHE = attend(q_tHE[:0], k_tGE[:0], v_tGE[:0], scoring)
-        return torch.cat([none_tHE, torch.zeros_like(q_tHE)])
+        spare_tHE = torch.zeros_like(q_tHE)
+        if scoring.sinks_H is not None:  # a gradient of zero, which other ranks' are added to
+            spare_tHE = spare_tHE + 0 * scoring.sinks_H.sum()
+        return torch.cat([none_tHE, spare_tHE])
 
 
 def _alone(doc_tokens: Sequence[int], device: torch.device) -> PackAttention:
