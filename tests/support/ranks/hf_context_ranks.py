@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import peft
 import torch
 import torch.distributed as dist
 import transformers
@@ -572,3 +573,33 @@ def evaluate_with_trainer(ranks: Ranks, folder: str) -> dict[int, tuple[float, f
         trainer = ContextTrainer(model, arguments, data_collator=collator, eval_dataset=documents)
         told[size] = (trainer.evaluate()["eval_loss"], float(wanted))
     return told
+
+
+def compare_adapters(ranks: Ranks, kind: str) -> tuple[float, int]:
+    """Error of the loss and of every adapter's gradient over ranks, and how many have one."""
+    lengths = (30, 1, 9, 24)
+    ids, labels = draw(lengths)
+    options = {"target_modules": "all-linear", "init_lora_weights": False}
+    torch.manual_seed(2)
+    lora = peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options)
+    model = peft.get_peft_model(build(kind), lora).double()
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for tokens, given in zip(ids.split(lengths), labels.split(lengths), strict=True):
+        scores = model(input_ids=tokens[None], use_cache=False).logits[0][:-1]
+        total = total + cross_entropy(scores, given[1:], reduction="sum")
+        count += int((given[1:] != -100).sum())
+    wanted = total / count
+    wanted.backward()
+    adapters = [weight for weight in model.parameters() if weight.requires_grad]
+    right = [weight.grad.clone() for weight in adapters]
+    model.zero_grad()
+    use_context_parallelism(model)
+    loss = model(**shard_batch(ids, lengths, labels_T=labels, sharding="head-tail")).loss
+    loss.backward()
+    mine = [weight.grad.clone() for weight in adapters]
+    whole = loss.detach().double()
+    for each in (whole, *mine):
+        ranks.sum_(each)
+    scale = max(float(each.abs().max()) for each in right)
+    errors = [float((x - y).abs().max()) / scale for x, y in zip(mine, right, strict=True)]
+    return max(abs(float(whole) / float(wanted.detach()) - 1), *errors), len(adapters)
