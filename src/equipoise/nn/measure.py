@@ -98,7 +98,7 @@ class MeasuredModel(Protocol):
         """Attention of each kind of layer, with the share of layers that are of it."""
 
     def build(self, layers: int) -> PackedModel:
-        """So many of its layers, of the kind with experts if it has any, embedding and head."""
+        """Its first ``layers`` layers, with experts if it has any, embedding and head."""
 
 
 def _attention_s(

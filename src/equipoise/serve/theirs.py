@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 _LARGEST_BYTES = 64 << 20
-"""Of a file that is taken over from the folder that a run began from."""
+"""Largest file that is taken over from the folder that a run began from."""
 
 
 def load_checkpoint(checkpoint: TheirCheckpoint) -> "PreTrainedModel":

@@ -163,9 +163,9 @@ class Compared:
 
     pack: TriedPack
     loss: float
-    """Of the loss that the model returns, beside the cross-entropy of its logits."""
+    """Error of the loss that the model returns, beside the cross-entropy of its logits."""
     parts: tuple[tuple[float, str], ...]
-    """Of the logits, and of the worst gradient: the error, and what it is an error of."""
+    """Errors of the logits and of the worst gradient, each with the name of what differs."""
 
     @property
     def worst(self) -> float:

@@ -188,7 +188,7 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
 _Model = tuple[ModelSpec, Precision, tuple[int, ...], str]
 
 _LEAST_SCALE = 1e-9
-"""Of a gradient, over the largest of all."""
+"""Smallest scale of a gradient, over the largest of all."""
 
 
 class References:
