@@ -83,6 +83,14 @@ def test_capped_scores_and_sinks_are_those_of_transformers(ranks: int) -> None:
             assert max(errors[f"{kind} {each}"] for each in STRATEGIES) <= bound, errors
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_adapters_of_peft_over_ranks_equal_their_documents_one_by_one(kind: str) -> None:
+    for error, adapters in run_ranks(2, hf_context_ranks.compare_adapters, kind):
+        # ForCausalLMLoss computes in fp32, and so do norms of Gemma 2.
+        assert error <= (1e-5 if kind == "gemma2" else 1e-6)
+        assert adapters == 2 * 7 * 2  # two matrices for each of seven products in two layers
+
+
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_gradients_that_are_averaged_of_losses_times_the_ranks(how: str) -> None:
     assert max(run_ranks(2, hf_context_ranks.averaged, how)) <= 1e-10

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from equipoise.base.errors import CheckpointError
-from equipoise.checkpoint.manifest import Manifest, read_manifest
+from equipoise.checkpoint.manifest import OWN_ENGINE, Manifest, read_manifest
 from equipoise.checkpoint.shards import ShardReader, read_any_index
 from equipoise.nn.hf.adapter import is_adapter, merge_adapters
 from equipoise.nn.hf.read import weight_shapes
@@ -52,6 +52,8 @@ def require_weights(folder: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointError: names the weight.
     """
+    if manifest.engine != OWN_ENGINE:
+        return  # the sizes do not say what weights it has
     index = read_any_index(folder)
     for name, shape in weight_shapes(model_of(manifest)).items():
         stored = index.get(f"model.{name}")
@@ -79,6 +81,12 @@ def read_checkpoint_weights(
         CheckpointError: the checkpoint is torn, has a newer format, or lacks a weight.
     """
     manifest = manifest or read_manifest(folder)
+    if manifest.engine != OWN_ENGINE:
+        raise CheckpointError(
+            f'{folder} was trained with model.engine = "{manifest.engine}": its weights are not '
+            f"those of equipoise's own decoder. Turn it into a Hugging Face folder with equipoise "
+            f"convert."
+        )
     require_weights(folder, manifest)
     model = model_of(manifest)
     shapes = weight_shapes(model)
@@ -129,6 +137,35 @@ def read_checkpoint_adapters(folder: Path) -> dict[str, Tensor]:
 
 def _read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+    _load(folder, weights)
+    return weights
+
+
+def read_other_weights(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """Read the weights of a checkpoint of another engine, whole, on the CPU.
+
+    Args:
+        folder: A checkpoint whose manifest has been verified.
+        prefix: What stands before the engine's own names.
+
+    Returns:
+        Weights and buffers by the engine's names, in the dtypes in which they are stored.
+
+    Raises:
+        CheckpointError: they could not be read.
+    """
+    start = f"model.{prefix}"
+    weights = {
+        name.removeprefix("model."): torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+        for name, stored in read_any_index(folder).items()
+        if name.startswith(start)
+    }
+    _load(folder, weights)
+    return {name.removeprefix(prefix): weight for name, weight in weights.items()}
+
+
+def _load(folder: Path, weights: dict[str, Tensor]) -> None:
+    """Fill tensors from a checkpoint, by the names of a model's weights."""
     reader = ShardReader(folder)
     log = logging.getLogger("torch.distributed.checkpoint")
     level = log.level
@@ -145,7 +182,6 @@ def _read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tens
         ) from error
     finally:
         log.setLevel(level)
-    return weights
 
 
 def _cause(error: BaseException) -> str:

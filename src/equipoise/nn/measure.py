@@ -14,17 +14,25 @@ What it decides
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.clock import busy_clock
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
+from equipoise.nn.packed import PackedModel
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, layer_recompute
 from equipoise.spec.run.spec import Recompute
+
+AttendDocuments = Callable[[Tensor, Tensor, Tensor, Sequence[int]], Tensor]
+"""Attention inside each document of a pack; as ``nn.attention.attend_documents``."""
 
 _SHORT_TOKENS = 64
 _LONG_S = 0.25
@@ -65,24 +73,61 @@ def gemm_flop_per_s(device: torch.device, dtype: torch.dtype, *, size: int = 102
     return 2.0 * size**3 / _fastest_s(multiply, device=device, budget_s=0.15)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """How a decoder of our own is measured."""
+
+    model: ModelSpec
+
+    @property
+    def attends(self) -> list[tuple[float, AttendDocuments]]:
+        """Attention of each kind of layer, with the share of layers that are of it."""
+        return [(1.0, attend_documents)]
+
+    def build(self, layers: int) -> PackedModel:
+        """The first of its layers, with embedding and head."""
+        decoder = Decoder(dataclasses.replace(self.model, layers=layers))
+        initialize(decoder, 0)
+        return decoder
+
+
+class MeasuredModel(Protocol):
+    """A model whose parts can be run alone."""
+
+    @property
+    def attends(self) -> list[tuple[float, AttendDocuments]]:
+        """Attention of each kind of layer, with the share of layers that are of it."""
+
+    def build(self, layers: int) -> PackedModel:
+        """Its first ``layers`` layers, with experts if it has any, embedding and head."""
+
+
 def _attention_s(
-    model: ModelSpec, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+    model: ModelSpec,
+    measured: MeasuredModel,
+    lengths: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> float:
+    """Seconds of the mean layer's attention, forward and backward."""
     tokens = sum(lengths)
     q, k, v = (
-        torch.randn(tokens, heads, model.head_width, device=device, dtype=dtype).requires_grad_()
+        torch.randn(tokens, heads, model.score_width, device=device, dtype=dtype).requires_grad_()
         for heads in (model.heads, model.kv_heads, model.kv_heads)
     )
 
-    def run() -> None:
-        out = attend_documents(q, k, v, lengths)
+    def run(attend: AttendDocuments) -> None:
+        out = attend(q, k, v, lengths)
         out.backward(out.detach())
 
-    return _fastest_s(run, device=device, budget_s=0.05)
+    return sum(
+        share * _fastest_s(partial(run, attend), device=device, budget_s=0.05)
+        for share, attend in measured.attends
+    )
 
 
 def _decoder_s(
-    model: ModelSpec,
+    measured: MeasuredModel,
     layers: int,
     lengths: Sequence[int],
     device: torch.device,
@@ -91,11 +136,10 @@ def _decoder_s(
     *,
     has_labels: bool = True,
 ) -> float:
-    decoder = Decoder(dataclasses.replace(model, layers=layers))
-    initialize(decoder, 0)
+    decoder = measured.build(layers)
     decoder.set_recompute(recompute)
     decoder = decoder.to(device=device, dtype=dtype)
-    tokens_T = torch.arange(sum(lengths), device=device) % model.vocab
+    tokens_T = torch.arange(sum(lengths), device=device) % decoder.model.vocab
     labels_T = tokens_T if has_labels else torch.full_like(tokens_T, IGNORED)
 
     def run() -> None:
@@ -126,38 +170,41 @@ def measure_curve(
     dtype: torch.dtype,
     recompute: Recompute,
     masks: bool = False,
+    measured: MeasuredModel | None = None,
 ) -> LoadCurve:
     """Measure the seconds of a rank's forward and backward on this machine.
 
     Args:
-        model: The model that will run.
+        model: The sizes of the model that will run.
         context_tokens: Longest document that the curve must cover.
         device: Where it will run.
         dtype: Dtype of activations.
         recompute: The run's activation recomputation.
         masks: Whether some tokens have no label, so that what they save is measured too.
+        measured: What is run; a decoder of these sizes unless given.
 
     Returns:
         A curve with the fastest of several runs at each point.
 
     Cost: two to four seconds on one core for models of up to 30M weights.
     """
+    alike = dataclasses.replace(model, dense_layers=0, expert_every=1)  # of layers with experts
+    measured = measured or OwnModel(alike)
     ladder = sorted({min(context_tokens, 16 * 2**power) for power in range(24)})
     # A backward is 2.5 forwards of attention; some layers run one more.
     passes = 1 + attention_repeats(recompute, model.layers) / model.layers / 3.5
     doc_ns = []
     for tokens in ladder:
         copies = max(1, 256 // tokens)
-        took_s = _attention_s(model, [tokens] * copies, device, dtype) / copies
+        took_s = _attention_s(model, measured, [tokens] * copies, device, dtype) / copies
         doc_ns.append(took_s * passes * model.layers * 1e9)
     documents = max(2, min(context_tokens, 2048) // _SHORT_TOKENS)
     shorts = [min(_SHORT_TOKENS, context_tokens)] * documents
-    attention_s = _attention_s(model, shorts, device, dtype)
-    alike = dataclasses.replace(model, dense_layers=0, expert_every=1)  # of layers with experts
+    attention_s = _attention_s(model, measured, shorts, device, dtype)
     kinds = Counter(layer_recompute(recompute, layer) for layer in range(model.layers))
     layer_s = outside_s = 0.0
     for kind, layers in kinds.items():
-        one_s, two_s = (_decoder_s(alike, n, shorts, device, dtype, kind) for n in (1, 2))
+        one_s, two_s = (_decoder_s(measured, n, shorts, device, dtype, kind) for n in (1, 2))
         own_s = attention_s * (1 + attention_repeats(kind, 1) / 3.5)
         each_s = max(two_s - one_s - own_s, 1e-9)
         layer_s += layers / model.layers * each_s
@@ -167,11 +214,11 @@ def measure_curve(
     if masks:
         kind = max(kinds, key=lambda each: kinds[each])
         with_s, without_s = (
-            _decoder_s(alike, 1, shorts, device, dtype, kind, has_labels=each)
+            _decoder_s(measured, 1, shorts, device, dtype, kind, has_labels=each)
             for each in (True, False)
         )
         head_s = min(max(with_s - without_s, 0.0), outside_s)
-    few_s = max(_decoder_s(alike, 1, [1], device, dtype, kind) for kind in kinds)
+    few_s = max(_decoder_s(measured, 1, [1], device, dtype, kind) for kind in kinds)
     return LoadCurve(
         fixed_ns=few_s * model.layers * 1e9,
         ns_per_token=(layer_s * mean * model.layers + outside_s) / sum(shorts) * 1e9,

@@ -24,6 +24,16 @@ class PackedModel(nn.Module, ABC):
     """What computes the states that ``logits`` takes."""
 
     @property
+    def params(self) -> int:
+        """Weights of the whole model."""
+        return self.model.params
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Small files, by name, that belong with its weights in a checkpoint."""
+        return {}
+
+    @property
     @abstractmethod
     def stack(self) -> Sequence[nn.Module]:
         """Its layers, in order."""
@@ -44,6 +54,12 @@ class PackedModel(nn.Module, ABC):
                 ``PackAttention``, for tokens of a pack that is spread over ranks.
             labels_T: Next token of each token, ``loss.IGNORED`` where there is none.
         """
+
+    def reference(
+        self, tokens_T: Tensor, doc_tokens: Sequence[int], labels_T: Tensor | None = None
+    ) -> Tensor:
+        """What every layout must equal: ``forward`` on one rank, in the plainest way there is."""
+        return self.forward(tokens_T, doc_tokens, labels_T=labels_T)
 
     @abstractmethod
     def logits(self, x_tD: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from equipoise.spec.catalog import POLICIES
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import RunSpec
 from equipoise.train.context import ContextGroup
+from equipoise.train.curves import Measured
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
@@ -119,6 +120,15 @@ def _stages(sharing: ContextGroup | Partners) -> tuple[ContextGroup, StagePlanne
     if isinstance(sharing, ContextGroup) and sharing.stages is not None:
         return sharing, sharing.stages
     return None
+
+
+def measured_model(resolved: ResolvedFile) -> Measured:
+    """What a run's price curve is measured on, by its engine."""
+    if resolved.spec.model.engine != "transformers":
+        return None
+    from equipoise.parallel.theirs.measure import TheirMeasured
+
+    return TheirMeasured.read(Path(resolved.init_folder), resolved.model)
 
 
 def first_model(resolved: ResolvedFile) -> PackedModel:

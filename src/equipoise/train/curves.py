@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -32,7 +33,7 @@ from equipoise.base.digest import digest
 from equipoise.base.read import read_json
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
-from equipoise.nn.measure import measure_curve
+from equipoise.nn.measure import MeasuredModel, measure_curve
 from equipoise.observe.machine import cpu_name, usable_cores
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.spec import RunSpec
@@ -45,6 +46,18 @@ DOUBT_STEPS = 5
 
 _UNDISTURBED = 0.7
 """The share of its processor time that a rank has where nothing else computes."""
+
+
+class NamedModel(MeasuredModel, Protocol):
+    """A model that is measured for more than one run."""
+
+    @property
+    def name(self) -> str:
+        """Equal for models that take equally long."""
+
+
+Measured = NamedModel | None
+"""None for a decoder of our own, which its sizes name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,7 @@ def activation_dtype(spec: RunSpec) -> torch.dtype:
     return torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
 
 
-def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> str:
+def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks, measured: Measured) -> str:
     machine = (
         torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else cpu_name()
     )
@@ -108,6 +121,7 @@ def _curve_name(spec: RunSpec, model: ModelSpec, ranks: Ranks) -> str:
             "form": 2,
         }
         | ({"masks": True} if spec.data.masks else {})
+        | ({} if measured is None else {"measured": measured.name})
     )
 
 
@@ -120,9 +134,11 @@ def _read(file: Path) -> LoadCurve | None:
         return None
 
 
-def curve_file(spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path) -> Path:
+def curve_file(
+    spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path, measured: Measured = None
+) -> Path:
     """Where the curve of this run on this machine is kept."""
-    return cache / "curves" / f"{_curve_name(spec, model, ranks)}.json"
+    return cache / "curves" / f"{_curve_name(spec, model, ranks, measured)}.json"
 
 
 def doubt_curve(file: Path, measured_over_predicted: Sequence[float]) -> str:
@@ -150,7 +166,12 @@ def doubt_curve(file: Path, measured_over_predicted: Sequence[float]) -> str:
 
 
 def obtain_curve(
-    spec: RunSpec, model: ModelSpec, ranks: Ranks, cache: Path, own: Path | None = None
+    spec: RunSpec,
+    model: ModelSpec,
+    ranks: Ranks,
+    cache: Path,
+    own: Path | None = None,
+    measured: Measured = None,
 ) -> LoadCurve:
     """Read a run's curve, or the one in ``cache``; or measure it on all ranks at once.
 
@@ -160,21 +181,24 @@ def obtain_curve(
         ranks: All of them call.
         cache: Folder that runs share.
         own: The run's folder, which has its curve from the first start on.
+        measured: What is run to measure; a decoder of these sizes unless given.
     """
-    file = curve_file(spec, model, ranks, cache)
-    mine = None if own is None else curve_file(spec, model, ranks, own)
+    file = curve_file(spec, model, ranks, cache, measured)
+    mine = None if own is None else curve_file(spec, model, ranks, own, measured)
     kept: LoadCurve | None = None
     if ranks.rank == 0:
         kept = (None if mine is None else _read(mine)) or _read(file)
     kept = ranks.gather_objects(kept)[0]
     if kept is None:
-        kept = _measure(spec, model, ranks, file)
+        kept = _measure(spec, model, ranks, file, measured)
     if ranks.rank == 0 and mine is not None and not mine.exists():
         _keep(mine, kept)
     return kept
 
 
-def _measure(spec: RunSpec, model: ModelSpec, ranks: Ranks, file: Path) -> LoadCurve:
+def _measure(
+    spec: RunSpec, model: ModelSpec, ranks: Ranks, file: Path, measured: Measured
+) -> LoadCurve:
     """Measure on all ranks at once, and keep the curve for other runs if nothing disturbed it."""
     ranks.barrier()
     began, clock = time.perf_counter(), time.thread_time()
@@ -185,6 +209,7 @@ def _measure(spec: RunSpec, model: ModelSpec, ranks: Ranks, file: Path) -> LoadC
         dtype=activation_dtype(spec),
         recompute=spec.train.recompute,
         masks=spec.data.masks,
+        measured=measured,
     )
     share = (time.thread_time() - clock) / (time.perf_counter() - began)
     if ranks.device.type == "cuda":  # where the host waits

@@ -42,6 +42,7 @@ from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.resume import describe_changes, resume_facts
+from equipoise.train.build import measured_model
 from equipoise.train.curves import (
     DOUBT_STEPS,
     activation_dtype,
@@ -77,8 +78,7 @@ class Trainer:
         self, folder: Path, resolved: ResolvedFile, ranks: Ranks, journals: Sequence[Journal]
     ) -> None:
         self.folder, self.resolved, self.ranks, self.journals = folder, resolved, ranks, journals
-        self.journal = journals[0]
-        self.spec, self.model = resolved.spec, resolved.model
+        self.spec, self.model, self.journal = resolved.spec, resolved.model, journals[0]
         self.store: TokenStore = open_store(Path(resolved.corpus))
         check_vocabulary(self.store, self.model.vocab)
         self.stream = open_stream(
@@ -88,9 +88,11 @@ class Trainer:
             mixture=self.store.mixture,
             whole=self.spec.data.holds_conversations,
         )
+        cache, measured = self.store.folder.parent, measured_model(resolved)
+        self._curve_file = curve_file(self.spec, self.model, ranks, cache, measured)
         with span_all(journals, "measure"):
-            measured = obtain_curve(self.spec, self.model, ranks, self.store.folder.parent, folder)
-            self.curve: LoadCurve = price_labels(measured, label_counter(self.store))
+            curve = obtain_curve(self.spec, self.model, ranks, cache, folder, measured)
+            self.curve: LoadCurve = price_labels(curve, label_counter(self.store))
         touch_libraries(ranks.device, activation_dtype(self.spec))
         spare_small_chunks()
         return_freed_memory()
@@ -105,7 +107,8 @@ class Trainer:
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
         self.evaluator = Evaluator(resolved, ranks, self.journal, self.runner, self.curve)
-        needed_bytes = 4 * self.model.params + 8 * count_trained(self.spec, self.model)  # moments
+        params = self.runner.model.decoder.params
+        needed_bytes = 4 * params + 8 * count_trained(self.spec, self.model)  # moments
         self.ground = RunFolder(folder, ranks, journals, needed_bytes)
 
     @property
@@ -332,8 +335,7 @@ class Trainer:
         """Say so where steps contradict the curve; packs go on by it, as a resume will."""
         if self.ranks.rank != 0 or self._has_doubted:
             return
-        file = curve_file(self.spec, self.model, self.ranks, self.store.folder.parent)
-        if doubt := doubt_curve(file, self.record.busy_over_predicted):
+        if doubt := doubt_curve(self._curve_file, self.record.busy_over_predicted):
             self._has_doubted = True
             view.say(doubt)
             self.journal.write("decision", "doubt", step=self.position.step, message=doubt)
@@ -375,14 +377,15 @@ class Trainer:
         self.ground.make_room()
         try:
             with self.journal.span("save", step=self.position.step):
+                decoder, optimizer = self.runner.model.decoder, self.runner.optimizer
                 path = save(
                     self.checkpoints,
-                    self.runner.model.decoder,
-                    self.runner.optimizer,
+                    decoder,
+                    optimizer,
                     self.ranks,
                     manifest,
                     keep=self.spec.checkpoint.keep,
-                    texts={_PACKER: json.dumps(waiting)} if waiting else {},
+                    texts=decoder.texts | ({_PACKER: json.dumps(waiting)} if waiting else {}),
                 )
         except CheckpointError as error:
             self.journal.write("fault", "save", step=self.position.step, message=str(error))

@@ -100,7 +100,11 @@ def proof_case(resolved: ResolvedFile) -> Case:
     if POLICIES[policy].lets_wait:
         policy = PackSpec().policy
     whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
-    model = deepen(scaled_down(whole), layout.stages)
+    model, theirs = deepen(scaled_down(whole), layout.stages), ""
+    if spec.model.engine == "transformers":
+        from equipoise.parallel.theirs.shrink import read_small
+
+        model, theirs = read_small(Path(resolved.init_folder))
     refusal: LayoutError | None = None
     copies = 1
     while copies <= _MOST_COPIES:
@@ -111,7 +115,8 @@ def proof_case(resolved: ResolvedFile) -> Case:
             dataclasses.replace(layout, dp=resolved.ranks // layout.sharing),
             PackSpec(policy=policy, context_tokens=256, step_tokens=sum(doc_tokens)),
             TrainSpec(recompute=spec.train.recompute),
-            precision="fp64" if model.experts else "fp32",
+            precision="fp64" if model.experts or theirs else "fp32",
+            theirs=theirs,
             doc_tokens=doc_tokens,
         )
         try:
@@ -133,6 +138,7 @@ def _device(device: torch.device) -> str:
 def _name(case: Case, devices: list[str]) -> str:
     libraries = [equipoise.__version__, torch.__version__, str(torch.version.cuda)]
     parts = [case.model, case.layout, case.pack, case.train.recompute, case.ranks]
+    parts += [case.theirs] if case.theirs else []
     return digest([*parts, devices, libraries])
 
 

@@ -10,6 +10,7 @@ Kept true (tests/multi/train/test_request.py)
 """
 
 import dataclasses
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from equipoise.base.arrays import Ints
 from equipoise.base.disk import explain_refusal
-from equipoise.base.errors import FitError, SpecError
+from equipoise.base.errors import FitError, ModelError, SpecError
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.comm.group import choose_device
@@ -228,6 +229,11 @@ def _prepare(
         _require_fit(spec, model, ranks, folder)
     wanted_sinks(spec.journal)
     require_trained(spec, model)
+    folder_of_init = init_folder(resolved)
+    if spec.model.engine == "transformers":
+        from equipoise.parallel.theirs.tried import require_exact_folder
+
+        require_exact_folder(Path(folder_of_init), spec.pack.context_tokens)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
@@ -244,7 +250,6 @@ def _prepare(
         sources = read_sources(spec, store.source_name, store.doc_tokens, store.mixture)
         for line in (*describe_reading(spec, sources), describe_step(spec, ranks)):
             sys.stdout.write(f"{line}\n")
-    init = spec.model.init
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
         spec=spec,
@@ -252,9 +257,7 @@ def _prepare(
         origins=resolved.origins,
         ranks=ranks,
         corpus=str(store.folder.resolve()),
-        init_folder=""
-        if init == "random"
-        else str((resolved.base / Path(init.removeprefix("hf:")).expanduser()).resolve()),
+        init_folder=folder_of_init,
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
@@ -265,6 +268,23 @@ def _prepare(
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
+
+
+def init_folder(resolved: ResolvedRun) -> str:
+    """The folder of a run's first weights; "" where they are random.
+
+    Raises:
+        ModelError: the run's engine is not installed.
+    """
+    model = resolved.spec.model
+    if model.engine == "transformers" and importlib.util.find_spec("transformers") is None:
+        raise ModelError(
+            'model.engine = "transformers" needs the package transformers, which is not installed. '
+            "Run: pip install 'equipoise[transformers]'"
+        )
+    if model.init == "random":
+        return ""
+    return str((resolved.base / Path(model.init.removeprefix("hf:")).expanduser()).resolve())
 
 
 def _cut_sentence(spec: RunSpec, doc_tokens: Ints) -> str:

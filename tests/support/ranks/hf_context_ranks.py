@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import peft
 import torch
 import torch.distributed as dist
 import transformers
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
+from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import counted_curve
 from equipoise.parallel.context.attention import (
@@ -24,8 +26,9 @@ from equipoise.parallel.context.attention import (
     shard_tokens,
     token_positions,
 )
-from equipoise.parallel.context.batch import shard_batch
+from equipoise.parallel.context.batch import ContextCollator, shard_batch
 from equipoise.parallel.context.transformers import use_context_parallelism
+from equipoise.parallel.context.transformers_trainer import ContextEvaluation
 from equipoise.schedule.attention.strategies import STRATEGIES
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.run.spec import PackSpec
@@ -518,3 +521,85 @@ def compare_eager_functions(ranks: Ranks, lengths: tuple[int, ...]) -> dict[str,
                 float((x - y.detach()).abs().max() / y.detach().abs().max()) for x, y in pairs
             )
     return errors
+
+
+class ContextTrainer(ContextEvaluation, transformers.Trainer):
+    """As a user writes it."""
+
+
+class DefaultCollator:
+    """Any other."""
+
+
+def refused_collator() -> str:
+    trainer = ContextTrainer.__new__(ContextTrainer)
+    trainer.data_collator = DefaultCollator()
+    try:
+        trainer.get_eval_dataloader([])
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+def evaluate_with_trainer(ranks: Ranks, folder: str) -> dict[int, tuple[float, float]]:
+    """The loss of ``evaluate()`` and the right one, for several batch sizes."""
+    os.environ |= {
+        "RANK": str(ranks.rank),
+        "LOCAL_RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world),
+        "MASTER_ADDR": "127.0.0.1",  # read, not used: the ranks are already connected
+        "MASTER_PORT": "1",
+    }
+    lengths = (30, 1, 9, 64, 2, 17, 5)
+    ids, labels = draw(lengths)
+    pairs = zip(ids.split(lengths), labels.split(lengths), strict=True)
+    documents = [{"input_ids": x.tolist(), "labels": y.tolist()} for x, y in pairs]
+    model = build("llama", torch.float32)
+    _, wanted, *_ = one_by_one(model, ids, labels, lengths)
+    model.zero_grad()
+    use_context_parallelism(model)
+    told = {}
+    for size in (1, 3, 7):
+        arguments = transformers.TrainingArguments(
+            output_dir=f"{folder}/{ranks.rank}",
+            per_device_eval_batch_size=size,
+            use_cpu=True,
+            ddp_backend="gloo",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        collator = ContextCollator("ring", sharding="head-tail-document")
+        trainer = ContextTrainer(model, arguments, data_collator=collator, eval_dataset=documents)
+        told[size] = (trainer.evaluate()["eval_loss"], float(wanted))
+    return told
+
+
+def compare_adapters(ranks: Ranks, kind: str) -> tuple[float, int]:
+    """Error of the loss and of every adapter's gradient over ranks, and how many have one."""
+    lengths = (30, 1, 9, 24)
+    ids, labels = draw(lengths)
+    options = {"target_modules": "all-linear", "init_lora_weights": False}
+    torch.manual_seed(2)
+    lora = peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options)
+    model = peft.get_peft_model(build(kind), lora).double()
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for tokens, given in zip(ids.split(lengths), labels.split(lengths), strict=True):
+        scores = model(input_ids=tokens[None], use_cache=False).logits[0][:-1]
+        total = total + cross_entropy(scores, given[1:], reduction="sum")
+        count += int((given[1:] != -100).sum())
+    wanted = total / count
+    wanted.backward()
+    adapters = [weight for weight in model.parameters() if weight.requires_grad]
+    right = [weight.grad.clone() for weight in adapters]
+    model.zero_grad()
+    use_context_parallelism(model)
+    loss = model(**shard_batch(ids, lengths, labels_T=labels, sharding="head-tail")).loss
+    loss.backward()
+    mine = [weight.grad.clone() for weight in adapters]
+    whole = loss.detach().double()
+    for each in (whole, *mine):
+        ranks.sum_(each)
+    scale = max(float(each.abs().max()) for each in right)
+    errors = [float((x - y).abs().max()) / scale for x, y in zip(mine, right, strict=True)]
+    return max(abs(float(whole) / float(wanted.detach()) - 1), *errors), len(adapters)

@@ -161,8 +161,9 @@ def train(ranks: Ranks, folder: Path, resolved: ResolvedFile, script: dict[str, 
         ]
         trainer = NotingTrainer(folder, resolved, ranks, journals)
         trainer.pieces = []
-        norm = getattr(trainer.runner.model.decoder, "norm", None)  # the last stage's
-        view.norm = None if norm is None else norm.weight.data.to_local()
+        last = getattr(trainer.runner.model.decoder, "norm", None)  # the last stage's
+        norm = getattr(last, "weight", None)
+        view.norm = None if norm is None else norm.data.to_local()
         trainer.resume(view)
         reason = trainer.run(view, view)
     runner = trainer.runner

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckError
@@ -78,13 +79,20 @@ def run(args: argparse.Namespace) -> int:
     worlds = read_worlds(args.ranks or [1, 2, 3, 4])
     resolved = run_from(args)
     layout = resolved.spec.layout
-    # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
-    whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
-    model = whole if args.full_size else cases.scaled_down(whole)
+    if resolved.spec.model.engine == "transformers":
+        from equipoise.parallel.theirs.shrink import read_small
+        from equipoise.train.request import init_folder
+
+        model, theirs = read_small(Path(init_folder(resolved)), is_whole=args.full_size)
+    else:
+        # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
+        whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
+        model, theirs = whole if args.full_size else cases.scaled_down(whole), ""
     progress = make_progress(args.quiet or args.json)
     verdicts: list[Verdict] = []
     if not args.processes:
         played = [case for world in worlds for case in cases.played_cases(world, model)]
+        played = cases.of_theirs(played, theirs) if theirs else played
         verdicts += run_cases(played, progress, over_gloo=False)
     if not args.in_process:
         real = [
@@ -94,6 +102,14 @@ def run(args: argparse.Namespace) -> int:
                 *cases.all_cases(world, model),
                 *cases.divided_cases(world, model),
                 *cases.context_cases(world, model, layout.strategy, layout.sharding),
+            ]
+        ]
+        real = cases.of_theirs(real, theirs) if theirs else real
+        real += [
+            case
+            for world in worlds
+            if not theirs  # modules of transformers are not divided
+            for case in [
                 *cases.tensor_cases(world, model),
                 *cases.expert_cases(world, model),
                 *cases.pipeline_cases(world, model),
@@ -115,10 +131,11 @@ def _scope(verdicts: "Sequence[Verdict]", model: "ModelSpec") -> str:
     parts = [f"{len(verdicts) - played} on {', '.join(map(str, worlds))} gloo ranks"] * bool(worlds)
     parts += [f"{played} played in one process"] * (played > 0)
     deepest = max((verdict.case.model.layers for verdict in verdicts), default=model.layers)
+    precisions = " and ".join(sorted({verdict.case.precision for verdict in verdicts}))
     layers = f"{model.layers} to {deepest}" if deepest > model.layers else model.layers
     return (
         f"Cases: {' and '.join(parts)}. Model: {layers} layers of width {model.hidden}, "
-        f"{'fp64' if model.experts else 'fp32'} on a CPU. Sample: {len(DOCUMENT_TOKENS)} documents "
+        f"{precisions} on a CPU. Sample: {len(DOCUMENT_TOKENS)} documents "
         f"of {min(DOCUMENT_TOKENS)} to {max(DOCUMENT_TOKENS)} tokens. Not covered: bf16, CUDA "
         f"devices, longer documents.\n"
     )

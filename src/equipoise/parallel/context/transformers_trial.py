@@ -157,6 +157,35 @@ def packs_to_try(config: Any, doc_tokens: tuple[int, ...]) -> list[TriedPack]:
     return [given, *crossing, given] if crossing else [given]
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Errors of a pack over ranks, relative to one rank."""
+
+    pack: TriedPack
+    loss: float
+    """Error of the loss that the model returns, beside the cross-entropy of its logits."""
+    parts: tuple[tuple[float, str], ...]
+    """Errors of the logits and of the worst gradient, each with the name of what differs."""
+
+    @property
+    def worst(self) -> float:
+        """The largest of all; infinite where one is not a number."""
+        errors = (self.loss, *(error for error, _ in self.parts))
+        return max(error if error == error else float("inf") for error in errors)
+
+
+def show_compared(rows: Sequence[Compared], tolerance: float) -> str:
+    """A table of what was compared."""
+    lines = [f"{'documents':<16}{'compared':<52}{'error':>9}  allowed {tolerance:.0e}"]
+    for row in rows:
+        documents = " ".join(map(str, row.pack.doc_tokens))
+        for error, what in ((row.loss, "loss"), *row.parts):
+            verdict = "exact" if error <= tolerance else "WRONG"
+            lines.append(f"{documents:<16}{what:<52}{error:>9.1e}  {verdict}")
+            documents = ""
+    return "\n".join(lines)
+
+
 def try_over_ranks(
     model: PreTrainedModel, packs: Sequence[TriedPack], tolerance: float, *, short_windows: bool
 ) -> float:
@@ -174,6 +203,34 @@ def try_over_ranks(
     Raises:
         CheckError: the difference is larger; names the tensor and the position.
     """
+    is_packed = bool(length_dependent_types(model.config.get_text_config()))
+    whole = "the same pack on one rank" if is_packed else "its documents one by one"
+    worst = 0.0
+    for row in compare_over_ranks(model, packs, short_windows=short_windows):
+        if not row.loss <= tolerance:
+            raise CheckError(
+                f"The loss of {type(model).__name__} differs by {row.loss:.1e} from the cross "
+                f"entropy of its logits and shift_labels, and {tolerance:.1e} is allowed. It has "
+                f"labels or losses of its own: train it without context parallelism."
+            )
+        pack = row.pack
+        at = f" at positions up to {pack.reach_tokens - 1:,}" if pack.positions else ""
+        for error, what in row.parts:
+            worst = max(worst, error)
+            if not error <= tolerance:
+                raise CheckError(
+                    f"{type(model).__name__} over {RANKS} ranks differs from {whole}{at} by "
+                    f"{error:.1e} of the {what}, and {tolerance:.1e} is allowed. Some layer reads "
+                    f"other tokens, or goes by where a token lies: train it without context "
+                    f"parallelism."
+                )
+    return worst
+
+
+def compare_over_ranks(
+    model: PreTrainedModel, packs: Sequence[TriedPack], *, short_windows: bool
+) -> list[Compared]:
+    """Errors of each pack; arguments as ``try_over_ranks`` has them."""
     shared = {id(weight): weight for weight in model.parameters()}
     *replicas, reference = (copy.deepcopy(model, dict(shared)) for _ in range(RANKS + 1))
     for each in (*replicas, reference):
@@ -185,31 +242,16 @@ def try_over_ranks(
     reference.set_attn_implementation("eager")
     config = model.config.get_text_config()
     is_packed = bool(length_dependent_types(config))
-    whole = "the same pack on one rank" if is_packed else "its documents one by one"
     source = torch.Generator().manual_seed(0)
-    worst = 0.0
+    rows = []
     for pack in packs:
         ids = torch.randint(config.vocab_size, (sum(pack.doc_tokens),), generator=source)
         ids = ids.to(model.device)
         mine, loss_error = _over_ranks(replicas, ids, pack)
-        if not loss_error <= tolerance:
-            raise CheckError(
-                f"The loss of {type(model).__name__} differs by {loss_error:.1e} from the cross "
-                f"entropy of its logits and shift_labels, and {tolerance:.1e} is allowed. It has "
-                f"labels or losses of its own: train it without context parallelism."
-            )
         right = _on_one_rank(reference, ids, pack, is_packed)
-        at = f" at positions up to {pack.reach_tokens - 1:,}" if pack.positions else ""
-        for error, what in _differences(model, mine, right, source):
-            worst = max(worst, error)
-            if not error <= tolerance:
-                raise CheckError(
-                    f"{type(model).__name__} over {RANKS} ranks differs from {whole}{at} by "
-                    f"{error:.1e} of the {what}, and {tolerance:.1e} is allowed. Some layer reads "
-                    f"other tokens, or goes by where a token lies: train it without context "
-                    f"parallelism."
-                )
-    return worst
+        parts = tuple(_differences(model, mine, right, source))
+        rows.append(Compared(pack, loss_error, parts))
+    return rows
 
 
 def _shorten_windows(model: PreTrainedModel, longest: int) -> None:

@@ -27,7 +27,7 @@ from equipoise.base.errors import ModelError
 from equipoise.parallel.context.transformers import register_attention
 from equipoise.parallel.context.transformers_rope import length_dependent_types, switch_lengths
 from equipoise.parallel.theirs.head import read_head
-from equipoise.parallel.theirs.model import TransformersModel
+from equipoise.parallel.theirs.model import CONFIG, TransformersModel
 from equipoise.spec.model.presets import ModelSpec
 
 Prepare = Callable[[PreTrainedModel], PreTrainedModel]
@@ -60,7 +60,10 @@ def build_theirs(
         ModelError: transformers cannot build it, or it would not be exact.
     """
     theirs = load_theirs(folder, seed=seed)
-    return wrap_theirs(theirs, model, context_tokens=context_tokens, prepare=prepare)
+    text = (folder / CONFIG).read_text()
+    return wrap_theirs(
+        theirs, model, context_tokens=context_tokens, prepare=prepare, config_text=text
+    )
 
 
 def wrap_theirs(
@@ -69,6 +72,7 @@ def wrap_theirs(
     *,
     context_tokens: int,
     prepare: Prepare | None = None,
+    config_text: str = "",
 ) -> TransformersModel:
     """A model of transformers as the package trains it; arguments as ``build_theirs`` has them.
 
@@ -81,7 +85,7 @@ def wrap_theirs(
     if prepare is not None:
         theirs = prepare(theirs)
     theirs.train()
-    return TransformersModel(theirs, model, head)
+    return TransformersModel(theirs, model, head, config_text)
 
 
 def read_theirs_config(folder: Path) -> PreTrainedConfig:
@@ -90,7 +94,7 @@ def read_theirs_config(folder: Path) -> PreTrainedConfig:
     Raises:
         ModelError: transformers does not know this kind of model, or the file is damaged.
     """
-    with _said(folder):
+    with said(folder):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
@@ -103,7 +107,7 @@ def build_random(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     Raises:
         ModelError: transformers cannot build it.
     """
-    with _said(config.model_type), torch.random.fork_rng(devices=[]):
+    with said(config.model_type), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         theirs: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
@@ -131,7 +135,7 @@ def load_theirs(folder: Path, *, seed: int) -> PreTrainedModel:
                 f"random. Save the model as safetensors."
             )
         return build_random(config, seed)
-    with _said(folder):
+    with said(folder):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -163,8 +167,8 @@ def _require_whole(folder: Path, told: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _said(what: object) -> Iterator[None]:
-    """Errors of transformers in one sentence; its bars and warnings stay unsaid."""
+def said(what: object) -> Iterator[None]:
+    """Errors of transformers in one sentence, as a ``ModelError``; its bars stay unsaid."""
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -210,6 +214,16 @@ def require_trainable(theirs: PreTrainedModel, context_tokens: int) -> None:
             raise ModelError(
                 f"{name} has weights that are not floats ({part}, {weight.dtype}). Use the "
                 f"model's unquantised folder."
+            )
+    words = theirs.get_input_embeddings()
+    limit = getattr(config, "max_position_embeddings", None) or 0
+    for part, module in theirs.base_model.named_modules():
+        if not isinstance(module, nn.Embedding) or module is words:
+            continue
+        if limit <= module.num_embeddings <= limit + 2 and context_tokens > limit:
+            raise ModelError(
+                f"{name} has learned positions ({part}) for {limit:,} tokens, and documents have "
+                f"up to {context_tokens:,}. Set pack.context_tokens to {limit:,} or less."
             )
     types, switches = length_dependent_types(config), switch_lengths(config)
     if types and context_tokens > min(switches, default=0):

@@ -26,7 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from equipoise.balance.context.plan import plan_context
 from equipoise.base.errors import ModelError
@@ -39,25 +41,50 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import layer_recompute
 from equipoise.spec.run.spec import Recompute
 
+CONFIG = "config.json"
+PREFIX = "theirs."
+"""What stands before transformers' names of weights."""
+
 
 class TransformersModel(PackedModel):
     """A model of transformers whose attention comes from the registry."""
 
-    def __init__(self, theirs: PreTrainedModel, model: ModelSpec, head: Head | None) -> None:
+    def __init__(
+        self,
+        theirs: PreTrainedModel,
+        model: ModelSpec,
+        head: Head | None,
+        config_text: str = "",
+    ) -> None:
         """Wrap a model; its weights keep their names, behind ``theirs``.
 
         Args:
-            theirs: As ``build.build_theirs`` returns it.
+            theirs: As ``build.load_theirs`` returns it, with the registered attention.
             model: Its sizes, for prices.
             head: What its logits are; None for its own forward pass.
+            config_text: The config.json that it was built from, for its checkpoints.
 
         Raises:
             ModelError: its decoder layers cannot be told apart from the rest.
         """
         super().__init__()
         self.theirs, self.model, self.head = theirs, model, head
+        self.config_text = config_text
         self.norm = nn.Identity()
         self._stack = find_layers(theirs)
+        for layer in self._stack:
+            if _sometimes_used(layer):
+                layer.register_forward_hook(_touch)
+
+    @property
+    def params(self) -> int:
+        """Weights of the whole model, counted."""
+        return _count_weights([self.theirs])
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The config.json that it was built from."""
+        return {CONFIG: self.config_text} if self.config_text else {}
 
     @property
     def _output(self) -> nn.Linear:
@@ -104,6 +131,13 @@ class TransformersModel(PackedModel):
         head, weight = self.head, self._output.weight
         return head_loss(states_tD, weight, labels_T, scale=head.scale, softcap=head.softcap)
 
+    def reference(
+        self, tokens_T: Tensor, doc_tokens: Sequence[int], labels_T: Tensor | None = None
+    ) -> Tensor:
+        """Transformers' own model with eager attention, each document by itself."""
+        self.theirs.set_attn_implementation("eager")
+        return reference_loss(self.theirs, tokens_T, doc_tokens, labels_T)
+
     def logits(self, x_tD: Tensor) -> Tensor:
         """Logits [t, V] of the last hidden states, or the model's own, which ``norm`` has seen."""
         if self.head is None:
@@ -116,24 +150,32 @@ class TransformersModel(PackedModel):
         Raises:
             ModelError: the model's layers have no gradient checkpointing.
         """
-        again = [layer_recompute(setting, at) == "full" for at in range(len(self._stack))]
-        if not any(again):
-            return
-        name = type(self.theirs).__name__
-        if not self.theirs.supports_gradient_checkpointing:
-            raise ModelError(
-                f"The layers of {name} have no gradient checkpointing, so train.recompute = "
-                f'"{setting}" has no effect. Set train.recompute = "none".'
-            )
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        self.theirs.gradient_checkpointing_enable(options)  # type: ignore[no-untyped-call]
-        for layer, is_again in zip(self._stack, again, strict=True):
-            if not hasattr(layer, "gradient_checkpointing"):
+        run_again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        for at, layer in enumerate(self._stack):
+            if layer_recompute(setting, at) != "full":
+                continue
+            if not isinstance(layer, GradientCheckpointingLayer):
                 raise ModelError(
-                    f"{type(layer).__name__} of {name} has no gradient checkpointing. Set "
-                    f'train.recompute = "none".'
+                    f"{type(layer).__name__} of {type(self.theirs).__name__} has no gradient "
+                    f'checkpointing. Set train.recompute = "none".'
                 )
-            vars(layer)["gradient_checkpointing"] = is_again
+            vars(layer).update(gradient_checkpointing=True, _gradient_checkpointing_func=run_again)
+
+
+def _sometimes_used(layer: nn.Module) -> list[nn.Parameter]:
+    """Weights of modules in lists, such as experts of their own, which some tokens may not use."""
+    lists = [each for each in layer.modules() if isinstance(each, nn.ModuleList)]
+    return [weight for each in lists for weight in each.parameters() if weight.requires_grad]
+
+
+def _touch(layer: nn.Module, _args: Any, out: Any) -> Any:
+    """Give every weight a gradient, if of zero: ranks must reduce the same ones."""
+    if not torch.is_grad_enabled():
+        return out
+    nothing = 0 * torch.stack([weight.sum() for weight in _sometimes_used(layer)]).sum()
+    if isinstance(out, tuple):
+        return (out[0] + nothing.to(out[0].dtype), *out[1:])
+    return out + nothing.to(out.dtype)
 
 
 class _Pack:
@@ -163,19 +205,23 @@ class _Pack:
         if not self._is_spare:
             return attend(q_tHE, k_tGE, v_tGE, scoring)
         none_tHE = attend(q_tHE[:0], k_tGE[:0], v_tGE[:0], scoring)
-        return torch.cat([none_tHE, torch.zeros_like(q_tHE)])
+        spare_tHE = torch.zeros_like(q_tHE)
+        if scoring.sinks_H is not None:  # a gradient of zero, which other ranks' are added to
+            spare_tHE = spare_tHE + 0 * scoring.sinks_H.sum()
+        return torch.cat([none_tHE, spare_tHE])
 
 
 def _alone(doc_tokens: Sequence[int], device: torch.device) -> PackAttention:
     """A pack that is whole on this rank."""
     plain = pack_attention(doc_tokens, device)
-    attend = partial(_attend_alone, doc_tokens=tuple(int(tokens) for tokens in doc_tokens))
+    attend = partial(attend_alone, doc_tokens=tuple(int(tokens) for tokens in doc_tokens))
     return PackAttention(plain.positions_T, plain.attend, attend, max(doc_tokens, default=0))
 
 
-def _attend_alone(
+def attend_alone(
     q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, scoring: Scoring, doc_tokens: tuple[int, ...]
 ) -> Tensor:
+    """Attention inside each document of a pack that is whole on this rank."""
     if scoring.is_plain or not doc_tokens:
         return attend_documents(q_THE, k_TGE, v_TGE, doc_tokens)
     plan = plan_context(

@@ -18,15 +18,18 @@ What it decides
     *Played* in one process, where ranks take turns and a case takes a fraction of the time: every
     strategy with every kind of sharding, and every sharding there is.
 
-    Models with experts are computed in fp64. In fp32 two experts whose scores differ by rounding
-    may be ranked one way on one layout and the other way on another, and then all that follows
-    differs, rightly.
+    Models that transformers builds have the cases without tensor, expert and pipeline parallelism.
+
+    Models with experts, and those that transformers builds, are computed in fp64. In fp32 two
+    experts whose scores differ by rounding may be ranked one way on one layout and the other way on
+    another, and then all that follows differs, rightly.
 
 Kept true (tests/unit/train/check/test_case.py)
     Every stage, policy, strategy, sharding and factor of the ranks is in some case.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
@@ -93,6 +96,9 @@ class Case:
     """Meant for ranks that take turns in one process."""
     lora: LoraSpec = field(default_factory=LoraSpec)
     """Adapters that are trained instead of the weights."""
+    theirs: str = ""
+    """Configuration of the model that transformers builds, as ``parallel.theirs.shrink`` writes it;
+    empty for a decoder of our own."""
 
     @property
     def resolved(self) -> ResolvedFile:
@@ -133,9 +139,9 @@ class Verdict:
     bytes: int
     """Sent between ranks by attention and between stages, counted as they were sent [bytes]."""
     messages: int
-    scheduled_bytes: int
-    """Bytes that the schedules plan to send."""
-    scheduled_messages: int
+    scheduled_bytes: int | None
+    """Bytes that the schedules plan to send; None where layers have schedules of their own."""
+    scheduled_messages: int | None
     skew: float
     """Predicted load of the fullest rank over the mean."""
     is_repeated: bool = True
@@ -154,8 +160,9 @@ class Verdict:
     @property
     def is_exact(self) -> bool:
         """Within the tolerance, the same again, and nothing sent that no schedule says."""
-        sent = (self.bytes, self.messages) == (self.scheduled_bytes, self.scheduled_messages)
-        return self.strain <= 1.0 and self.is_repeated and sent
+        scheduled = (self.scheduled_bytes, self.scheduled_messages)
+        is_scheduled = scheduled in ((self.bytes, self.messages), (None, None))
+        return self.strain <= 1.0 and self.is_repeated and is_scheduled
 
 
 def make_case(
@@ -190,6 +197,16 @@ def make_case(
         precision="fp64" if model.experts else "fp32",
         played=played,
     )
+
+
+def of_theirs(cases: Sequence[Case], config: str) -> list[Case]:
+    """The same cases of a model that transformers builds, in fp64.
+
+    Args:
+        cases: Of a model of its sizes.
+        config: As ``Case.theirs``.
+    """
+    return [dataclasses.replace(case, theirs=config, precision="fp64") for case in cases]
 
 
 def scaled_down(model: ModelSpec) -> ModelSpec:

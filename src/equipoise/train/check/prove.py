@@ -85,7 +85,9 @@ def prove_case(
     made = runner.gradients(packed, step=1)
     ledgers = [sharing.ledger, *([runner.pipeline.pipeline.ledger] if runner.pipeline else [])]
     stages = sharing.stages if isinstance(sharing, ContextGroup) else None
-    scheduled = scheduled_traffic(case, packed, sharing.planner, stages)
+    scheduled = (
+        (None, None) if case.theirs else scheduled_traffic(case, packed, sharing.planner, stages)
+    )
     gradient_error, worst = reference.gradient_error(decoder)
     mine = Verdict(
         case=case,

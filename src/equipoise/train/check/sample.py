@@ -36,7 +36,7 @@ from equipoise.nn.packed import PackedModel
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
 from equipoise.spec.run.lora import LoraSpec
-from equipoise.train.check.case import Case, Precision
+from equipoise.train.check.case import DOCUMENT_TOKENS, Case, Precision
 from equipoise.train.trained import choose_trained
 
 Row = tuple[int, int, int]
@@ -134,8 +134,30 @@ class Reference:
             if name in self.gradients
             else (0.0 if parameter.grad is None else float("inf"), name)
             for name, parameter in decoder.named_parameters()
+            if parameter.grad is not None or self.gradients[name].any()
         ]
         return max(errors)
+
+
+def make_theirs(model: ModelSpec, config: str) -> PackedModel:
+    """The model of transformers that the reference and every case begin with, in fp64.
+
+    Args:
+        model: Its sizes.
+        config: As ``Case.theirs``.
+    """
+    # They take seconds to import, and are an extra.
+    from equipoise.parallel.theirs.build import build_random, wrap_theirs
+    from equipoise.parallel.theirs.shrink import read_config
+
+    theirs = build_random(read_config(config), seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in theirs.parameters():  # biases begin as zeros, norms as ones
+            weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.02)
+    if getattr(theirs.config, "_experts_implementation", None) is not None:
+        theirs.set_experts_implementation("eager")  # the others have no fp64
+    return wrap_theirs(theirs.double(), model, context_tokens=max(DOCUMENT_TOKENS))
 
 
 def make_decoder(case: Case, labels: int) -> Decoder:
@@ -158,7 +180,7 @@ def make_decoder(case: Case, labels: int) -> Decoder:
     return decoder.double() if case.precision == "fp64" else decoder
 
 
-def compute_reference(decoder: Decoder, sample: Sample, rows: Sequence[Row]) -> Reference:
+def compute_reference(decoder: PackedModel, sample: Sample, rows: Sequence[Row]) -> Reference:
     """Run the pieces of a step one after another.
 
     Args:
@@ -170,13 +192,17 @@ def compute_reference(decoder: Decoder, sample: Sample, rows: Sequence[Row]) -> 
     total, logits = 0.0, {}
     for row in rows:
         piece = sample.piece(row)
-        loss = decoder(piece.tokens_T, piece.doc_tokens, labels_T=piece.labels_T) / sample.labels
+        loss = decoder.reference(piece.tokens_T, piece.doc_tokens, piece.labels_T) / sample.labels
         loss.backward()
         total += float(loss.detach())
         with torch.no_grad():
-            logits[row[:2]] = decoder(piece.tokens_T, piece.doc_tokens)
-    grads = {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
+            logits[row[:2]] = decoder.reference(piece.tokens_T, piece.doc_tokens)
+    named = decoder.named_parameters()
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
     scales = {name: float(grad.abs().max()) for name, grad in grads.items()}
+    # A bias of keys may have a gradient of zero, but for rounding.
+    least = _LEAST_SCALE * max(scales.values())
+    scales = {name: max(scale, least) for name, scale in scales.items()}
     largest = max(float(each.abs().max()) for each in logits.values())
     return Reference(total, grads, scales, logits, largest)
 
@@ -191,7 +217,10 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
     return tuple(sorted((*begin, stop) for begin, stop in stops.items()))
 
 
-_Model = tuple[ModelSpec, Precision, tuple[int, ...], bool, LoraSpec, tuple[str, ...]]
+_Model = tuple[ModelSpec, Precision, tuple[int, ...], bool, LoraSpec, tuple[str, ...], str]
+
+_LEAST_SCALE = 1e-9
+"""Smallest scale of a gradient, over the largest of all."""
 
 
 class References:
@@ -199,7 +228,7 @@ class References:
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, tuple[int, ...], bool], Sample] = {}
-        self._decoders: dict[_Model, Decoder] = {}
+        self._decoders: dict[_Model, PackedModel] = {}
         self._references: dict[tuple[_Model, tuple[Row, ...]], Reference] = {}
 
     def sample(self, case: Case) -> Sample:
@@ -209,7 +238,7 @@ class References:
             self._samples[key] = Sample.draw(*key[:2], masks=case.masks)
         return self._samples[key]
 
-    def decoder(self, case: Case) -> Decoder:
+    def decoder(self, case: Case) -> PackedModel:
         """Its decoder before the step, not shared with anybody."""
         return copy.deepcopy(self._first_decoder(case))
 
@@ -221,16 +250,18 @@ class References:
             self._references[key] = compute_reference(first, self.sample(case), key[1])
         return self._references[key]
 
-    def _first_decoder(self, case: Case) -> Decoder:
+    def _first_decoder(self, case: Case) -> PackedModel:
         key = self._model(case)
         if key not in self._decoders:
             labels = self.sample(case).labels
-            self._decoders[key] = make_decoder(case, labels)
+            self._decoders[key] = (
+                make_theirs(case.model, case.theirs) if case.theirs else make_decoder(case, labels)
+            )
         return self._decoders[key]
 
     def _model(self, case: Case) -> _Model:
-        kind = case.lora, case.train.freeze
-        return case.model, case.precision, case.doc_tokens, case.masks, *kind
+        kind = case.masks, case.lora, case.train.freeze, case.theirs
+        return case.model, case.precision, case.doc_tokens, *kind
 
 
 def loss_error(computed: float, expected: float) -> float:
