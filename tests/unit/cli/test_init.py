@@ -135,7 +135,7 @@ def test_what_is_not_clear_is_refused(here: Path, capsys: pytest.CaptureFixture[
         "--model and --preset both name a model. Give one of them."
     )
     assert refusal(capsys, "--from", "books", "--path", "books") == (
-        "--from books is not a kind of data. With --path give one of python-stdlib, text, jsonl, "
-        "parquet, datasets; without it --from looks at a path."
+        "--from books is not a kind of data. With --path give one of python-stdlib, "
+        "python-functions, text, jsonl, parquet, datasets; without it --from looks at a path."
     )
     assert not (here / "run.toml").exists()
