@@ -39,7 +39,7 @@ def test_shares_hold_on_any_ranks_and_through_a_resume(
         assert "jsonl:lines.jsonl: 30 documents, " in out and "75.0% of every step" in out
         assert f"A step is 256 tokens: {ranks_of}" in out
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[1] == losses[2]
+    assert losses[1] == pytest.approx(losses[2], rel=1e-5)  # a curve measured anew packs otherwise
     other = run_toml.read_text().replace("weight = 3", "weight = 2")
     run_toml.write_text(other)
     assert main(["train", str(run_toml), "--out", str(tmp_path / "2-2"), "--train.steps", "5"]) == 4
