@@ -32,6 +32,7 @@ BENCHES = (
     "published.memory",
     "published.offload",
     "published.ranking",
+    "peers.balance",
     "peers.foresight",
     "planner.search",
     "planner.layered",
