@@ -28,7 +28,7 @@ examples:
     median), parts (seconds) and memory_bytes; terms of the planned seconds
   of each comparison: baseline label; measured predicted: how many times faster label is;
     steps: over how many; is_same_documents; differs_in: keys of run.toml; of sides of one run
-    also low high: the 90% interval of measured, by Student on the logarithms of the steps' ratios;
+    also low high: the 90% interval of measured, by Student, over steps;
     busy: the ratio by processor time of the fullest rank
 """
 
