@@ -304,9 +304,10 @@ def _step_s(seconds: Floats, meets: Meets, makespans: list[float]) -> float:
 def _bound_s(unit_s: Floats, fixed_s: Floats, ranks: int) -> float:
     """Least time of a step: phase by phase the heaviest rank's bound, and one fixed part."""
     whole = float(unit_s.sum()) or 1.0
-    scale = 2.0**52 / whole
     bounds = [
-        largest_bin_bound(np.floor(column * scale).astype(np.int64), ranks) / scale
+        largest_bin_bound(np.floor(column / whole * 2.0**52).astype(np.int64), ranks)
+        / 2.0**52
+        * whole
         for column in unit_s.T
     ]
     return float(sum(bounds) + fixed_s.sum())
