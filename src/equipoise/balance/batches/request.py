@@ -15,6 +15,7 @@ Kept true (tests/unit/balance/batches/test_batch.py, by Hypothesis)
     exact one on small cases.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -266,7 +267,8 @@ def _answer(
     counts = np.bincount(cell_of[units.unit_of], minlength=cells)
     order = np.argsort(cell_of[units.unit_of], kind="stable")
     rows = np.stack((order, np.zeros_like(order), table[order].sum(1)), axis=1)
-    batches = np.split(rows, np.cumsum(counts)[:-1])
+    ends = np.cumsum(counts).tolist()
+    batches = [rows[first:stop] for first, stop in itertools.pairwise([0, *ends])]
     seconds = np.zeros((cells, unit_s.shape[1]))
     np.add.at(seconds, cell_of, unit_s)
     seconds += fixed_s * (counts > 0)[:, None]
