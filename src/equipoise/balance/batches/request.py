@@ -112,8 +112,8 @@ def batch(
         LayoutError: the samples do not fit, or do not reach every rank; says what does.
         SpecError: a name is unknown, or options contradict each other.
 
-    Cost: 1 to 3 ms for 2,000 samples over 64 ranks, once compiled; replaying pipelines adds a
-    millisecond for each data-parallel rank.
+    Cost: 1 to 4 ms for 2,000 samples over 64 ranks, once compiled, and twice that if ranks meet
+    only at the step's end; replaying pipelines adds a millisecond for each data-parallel rank.
 
     >>> answer = batch([8000, 300, 300, 4000, 120, 2500, 900], ranks=2, price="2m")
     >>> answer.micro_batches, round(answer.skew, 2), round(answer.gap, 2)
