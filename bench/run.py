@@ -33,6 +33,7 @@ BENCHES = (
     "published.memory",
     "published.offload",
     "published.ranking",
+    "peers.balance",
     "peers.foresight",
     "planner.search",
     "planner.layered",

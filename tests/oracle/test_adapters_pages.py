@@ -12,7 +12,7 @@ import transformers
 
 from equipoise.spec.model.hf_config import hf_config
 from equipoise.spec.model.presets import preset
-from support.tiny_trainer import GIVEN, VOCAB, samples, tiny_llama, words
+from support.trainers.tiny import GIVEN, VOCAB, samples, tiny_llama, words
 
 PAGES = Path(__file__).parents[2] / "docs" / "your-code"
 

@@ -13,7 +13,7 @@ from transformers import DataCollatorWithFlattening
 
 from equipoise.base.errors import DataError, LayoutError
 from equipoise.data.adapters.trainer import balance_trainer
-from support.tiny_trainer import GIVEN, LENGTHS, samples, tiny_llama, words
+from support.trainers.tiny import GIVEN, LENGTHS, samples, tiny_llama, words
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 trl = pytest.importorskip("trl", reason="trl is not installed")

@@ -1,11 +1,13 @@
 """The pages against the product: they build without a warning and leave no event unnamed."""
 
 import ast
+import importlib
 import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -90,3 +92,30 @@ def test_a_fragment_is_named_by_its_issue_and_kind(fragment: Path) -> None:
     pattern = r"README\.md|\d+(-[a-z]+)?\.(added|changed|fixed|removed)\.md"
     assert re.fullmatch(pattern, fragment.name)
     assert fragment.read_text().strip()
+
+
+def _imports() -> dict[str, set[str]]:
+    """Names that pages import from each module of the package."""
+    imported: dict[str, set[str]] = {}
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        text = re.sub(r"^\s*[>.]{3} |^\+", "", page.read_text(), flags=re.MULTILINE)
+        for module, names in re.findall(r"from (equipoise[\w.]*) import (\([^)]*\)|[^\n#]+)", text):
+            each = (name.split(" as ")[0].strip() for name in names.strip("()").split(","))
+            imported.setdefault(module, set()).update(name for name in each if name)
+    return imported
+
+
+def test_every_import_of_a_page_has_an_entry_in_the_reference() -> None:
+    text = "\n".join(page.read_text() for page in DOCS.rglob("*.md"))
+    entries = set(re.findall(r"auto(?:module|function|class|data):: ([\w.]+)", text))
+    missing = []
+    for module, names in _imports().items():
+        for name in names:
+            value = getattr(importlib.import_module(module), name)
+            # A package passes on names, whose entry is their own module's.
+            homes = {module, getattr(value, "__module__", module)}
+            if not isinstance(value, ModuleType) and not any(
+                {home, f"{home}.{name}"} & entries for home in homes
+            ):
+                missing.append(f"{module}.{name}")
+    assert sorted(missing) == []

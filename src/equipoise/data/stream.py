@@ -94,7 +94,7 @@ class DocumentStream:
             step_tokens: Tokens of this step, >= 1; may span several epochs.
 
         Returns:
-            int64[pieces, 3]: document, start, stop; tokens [start, stop) of the document.
+            int64 [n, 3]: document, start, stop; tokens [start, stop) of the document.
 
         Raises:
             DataError: the position is negative or the step below 1.

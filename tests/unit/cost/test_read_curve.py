@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise import balance
 from equipoise.base.errors import DataError, SpecError
 from equipoise.cost.kernel import attention_s
 from equipoise.cost.read_curve import device_curve, fit_curve
 from equipoise.spec.device.by_name import find_device
 from equipoise.spec.model.presets import preset
+from support.device_files import A_FILE, written
 
 TERM = st.floats(0, 1) | st.just(0.0)
 
@@ -94,3 +96,17 @@ def test_tables_that_no_measurement_makes_are_refused(lengths, seconds, message)
 def test_unknown_devices_are_refused() -> None:
     with pytest.raises(SpecError, match="h100-sxm"):
         device_curve("llama3-8b", "h100-smx")
+
+
+def test_a_file_of_calibrate_prices_a_model_on_its_machine(tmp_path) -> None:
+    path = written(tmp_path, A_FILE)
+    curve = device_curve("7m", path)
+    model = preset("7m")
+    assert curve.measured
+    assert curve.peak_flop_per_s == 1e11
+    # Products of the file's machine, at no more than its peak.
+    assert 1e9 * 6 * model.matmul_params / curve.ns_per_token <= 1e11 * 1.01
+    longer = curve.document_ns(np.array([500, 1000, 2000]))
+    assert (np.diff(longer) > 0).all()
+    answer = balance.batch([900, 100, 400, 500], 2, price=curve)
+    assert answer.bound_s <= answer.step_s

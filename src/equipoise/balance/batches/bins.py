@@ -30,7 +30,7 @@ _SCALE = 1 << 20
 _PARTNERS = 4
 """Lightest bins with which the heaviest one tries an exchange."""
 
-_TRIES = 400_000
+_TRIES = 40_000
 """Exchanges that one call weighs at most; counted, so that all ranks stop alike."""
 
 

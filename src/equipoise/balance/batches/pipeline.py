@@ -50,15 +50,16 @@ def order_in_pipeline(
     """
     stages = stages_of(schedule, ranks)
     # Given prices may be of any scale; a schedule counts whole nanoseconds.
-    scale = _WHOLE_NS / (float(seconds.sum()) or 1.0)
-    prices = _prices(scale * seconds, stages)
+    whole = float(seconds.sum()) or 1.0
+    times_ns = seconds / whole * _WHOLE_NS
+    prices = _prices(times_ns, stages)
     heaviest = np.argsort(-seconds, kind="stable")
     orders = [light_outside(prices, single_units(len(seconds))), heaviest, heaviest[::-1]]
     if units is not None:
         orders = [np.arange(len(seconds))]
-    times = [_makespan_ns(scale * seconds[order], schedule, ranks, units) for order in orders]
+    times = [_makespan_ns(times_ns[order], schedule, ranks, units) for order in orders]
     best = int(np.argmin(times))
-    return orders[best], times[best] / scale
+    return orders[best], times[best] / _WHOLE_NS * whole
 
 
 def stages_of(schedule: str, ranks: int) -> int:

@@ -123,9 +123,12 @@ def read_seconds(seconds: npt.ArrayLike, samples: int) -> Floats:
             f"Sample {int(wrong[0][0]):,} has a price of {rows[tuple(wrong[0])]:g} s. Prices are 0 "
             f"or more, and finite."
         )
-    if not rows.sum() > 0:
+    with np.errstate(over="ignore"):
+        whole = rows.sum()
+    if not 0 < whole < np.inf:
         raise DataError(
-            "All prices are 0 s, so there is nothing to even out. Give each sample its seconds."
+            f"Prices add up to {whole:g} s, so there is nothing to even out. Give each sample its "
+            f"seconds."
         )
     return rows
 
@@ -154,9 +157,10 @@ def single_units(lengths: Ints, curves: Sequence[LoadCurve]) -> Units:
 
 def priced_units(lengths: Ints, seconds: Floats) -> Units:
     """One unit per sample, with given prices."""
-    largest = float(seconds.sum())
-    scale = 1e9 if 1.0 <= largest < 2**30 else 2.0**50 / largest
-    loads = np.maximum(np.rint(seconds * scale), 0).astype(np.int64)
+    whole = float(seconds.sum())
+    is_usual = 1.0 <= whole < 2.0**30
+    scaled = 1e9 * seconds if is_usual else seconds / whole * 2.0**50
+    loads = np.rint(scaled).astype(np.int64)
     return Units(np.arange(len(lengths)), loads, lengths)
 
 

@@ -1,8 +1,8 @@
 """verl's balancing functions, by work: the same names, arguments and contracts.
 
 Why
-    verl evens out ``24576 n + n^2``, the work of one model of 7B, by Karmarkar-Karp: half a second
-    for 2,000 samples over 64 ranks. slime has the first function with the same signature.
+    verl evens out ``24576 n + n^2``, the work of one model of 7B, whatever is trained, and does
+    so by Karmarkar-Karp in Python. slime has the first function with the same signature.
 
 What it decides
     ``Balancer`` has the price of the model at hand. ``install`` puts its functions in place of

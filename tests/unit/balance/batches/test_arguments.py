@@ -119,7 +119,7 @@ REFUSED = [
     ),
     (
         {"lengths": [5], "price": None, "seconds": [0]},
-        "All prices are 0 s, so there is nothing to even out. Give each sample its seconds.",
+        "Prices add up to 0 s, so there is nothing to even out. Give each sample its seconds.",
     ),
     (
         {"lengths": [5, 5], "price": None, "seconds": [1, 1], "groups": [[0, 1]]},

@@ -158,3 +158,13 @@ def test_a_single_rank_gets_everything() -> None:
     assert answer.micro_batches == [[[0, 1]]]
     assert answer.pieces[0][0].tolist() == [[0, 0, 3], [1, 0, 4]]
     assert (answer.skew, answer.turn_skew, answer.micro_batch_skews) == (1.0, 1.0, [1.0])
+
+
+def test_given_prices_may_have_any_unit() -> None:
+    wanted = balance.batch([1] * 6, 2, seconds=[5, 4, 3, 3, 2, 1]).micro_batches
+    for unit in (1e-300, 1e-12, 1e12, 1e300):
+        answer = balance.batch([1] * 6, 2, seconds=unit * np.array([5, 4, 3, 3, 2, 1]), pipeline=1)
+        assert answer.micro_batches == wanted
+        assert answer.step_s == pytest.approx(9 * unit)
+        piped = balance.batch([1] * 6, 2, seconds=unit * np.array([5, 4, 3, 3, 2, 1]), pipeline=2)
+        assert piped.bound_s <= piped.step_s

@@ -1,0 +1,1 @@
+"""Small trainers of other libraries."""
