@@ -46,7 +46,7 @@ def held_out_data(spec: RunSpec, tokenizer: Path) -> DataSpec:
     """The held-out documents as a corpus, in the tokens of the one that is trained on.
 
     >>> from equipoise.spec.run.spec import EvalSpec
-    >>> spec = RunSpec(eval=EvalSpec(path="held.jsonl"))
+    >>> spec = RunSpec(eval=EvalSpec(path="held.jsonl.gz"))
     >>> held_out_data(spec, Path("tokenizer.json")).source
     'jsonl'
     """
@@ -54,13 +54,17 @@ def held_out_data(spec: RunSpec, tokenizer: Path) -> DataSpec:
     usual: Source = "text" if spec.data.source in PYTHON_SOURCES else spec.data.source
     source = asked.source
     if source == "by-path":
-        source = _SUFFIXES.get(Path(asked.path).suffix, usual)
+        suffixes = reversed(Path(asked.path).suffixes)  # held.jsonl.gz
+        source = next((_SUFFIXES[each] for each in suffixes if each in _SUFFIXES), usual)
     return dataclasses.replace(
         spec.data,
         source=source,
         path=asked.path,
         field=asked.field or spec.data.field,
-        tokenizer=str(tokenizer.resolve()),
+        # One that is named may have more beside it than its own file: a chat template.
+        tokenizer=str(tokenizer.resolve())
+        if spec.data.tokenizer == "train"
+        else spec.data.tokenizer,
     )
 
 
