@@ -52,10 +52,11 @@ def held_out_data(spec: RunSpec, tokenizer: Path) -> DataSpec:
     """
     asked = spec.eval
     usual: Source = "text" if spec.data.source in PYTHON_SOURCES else spec.data.source
-    source = asked.source
-    if source == "by-path":
+    if asked.source == "by-path":
         suffixes = reversed(Path(asked.path).suffixes)  # held.jsonl.gz
         source = next((_SUFFIXES[each] for each in suffixes if each in _SUFFIXES), usual)
+    else:
+        source = asked.source
     return dataclasses.replace(
         spec.data,
         source=source,
