@@ -47,7 +47,7 @@ def held_out_data(spec: RunSpec, tokenizer: Path) -> DataSpec:
     """The held-out documents as a corpus, in the tokens of the one that is trained on.
 
     >>> from equipoise.spec.run.spec import EvalSpec
-    >>> spec = RunSpec(eval=EvalSpec(path="held.jsonl"))
+    >>> spec = RunSpec(eval=EvalSpec(path="held.jsonl.gz"))
     >>> held_out_data(spec, Path("tokenizer.json")).source
     'jsonl'
     """
@@ -60,7 +60,9 @@ def held_out_data(spec: RunSpec, tokenizer: Path) -> DataSpec:
         spec.data,
         source=source,
         path=asked.path,
+        mix=(),
         field=asked.field or spec.data.field,
+        # One that is named may have more beside it than its own file: a chat template.
         tokenizer=str(tokenizer.resolve())
         if spec.data.tokenizer == "train"
         else spec.data.tokenizer,

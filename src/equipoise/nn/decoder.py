@@ -251,10 +251,7 @@ class Decoder(PackedModel):
 
     def begin(self, tokens_T: Tensor) -> Tensor:
         """Embed the tokens: hidden states [t, D] for the first layer."""
-        x_tD = look_up(tokens_T, local(self.embed.weight), self.model.vocab, self.tensor)
-        if torch.is_grad_enabled() and not x_tD.requires_grad:
-            x_tD.requires_grad_()  # a stage whose weights are all frozen has a backward, too
-        return x_tD
+        return look_up(tokens_T, local(self.embed.weight), self.model.vocab, self.tensor)
 
     def run_layers(
         self, x_tD: Tensor, pack: Sequence[int] | PackAttention, layers: Iterable[nn.Module]

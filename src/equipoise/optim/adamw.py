@@ -90,4 +90,5 @@ def clip(module: nn.Module, norm: Tensor, largest: float) -> None:
         for parameter in module.parameters()
         if (gradient := parameter.grad) is not None
     ]
-    torch._foreach_mul_(local, scale)
+    if local:  # a stage may train nothing
+        torch._foreach_mul_(local, scale)

@@ -29,6 +29,9 @@ from equipoise.spec.run.keys import toml
 from equipoise.spec.run.spec import RunSpec
 
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
+_THEIRS = "theirs."
+"""Where a model of transformers stands in what trains it."""
+
 _MOST_LAYERS = 4096
 """As run.toml has them."""
 
@@ -108,10 +111,10 @@ def choose_trained(decoder: nn.Module, spec: RunSpec, model: ModelSpec) -> None:
     if spec.lora.rank:
         add_adapters(decoder, spec.lora, spec.train.seed)
     elif spec.train.freeze:
-        names = [name for name, _ in decoder.named_parameters()]
+        held = {name.removeprefix(_THEIRS): each for name, each in decoder.named_parameters()}
         is_ours = spec.model.engine == "equipoise"
-        frozen = frozen_names(spec.train.freeze, list(weight_shapes(model)) if is_ours else names)
-        for name, weight in decoder.named_parameters():
+        frozen = frozen_names(spec.train.freeze, list(weight_shapes(model) if is_ours else held))
+        for name, weight in held.items():
             weight.requires_grad_(name not in frozen)
 
 

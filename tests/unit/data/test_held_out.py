@@ -81,6 +81,8 @@ def test_what_the_held_out_documents_share_with_the_corpus() -> None:
     assert made(path="held") == ("jsonl", "body")
     assert made(path="held.parquet", field="text") == ("parquet", "text")
     assert made(path="held.parquet", source="text") == ("text", "body")
+    named = RunSpec(data=DataSpec(tokenizer="folder"), eval=EvalSpec(path="held"))
+    assert held_out_data(named, tokenizer).tokenizer == "folder"
     shipped = RunSpec(eval=EvalSpec(path="held"))
     assert held_out_data(shipped, tokenizer).source == "text"
 

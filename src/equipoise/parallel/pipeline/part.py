@@ -113,6 +113,8 @@ class DecoderPart(Decoder):
         if stage is None:
             return self._touch(tokens_T)
         x_TD = self.begin(tokens_T) if stage == 0 else tokens_T
+        if torch.is_grad_enabled() and not x_TD.requires_grad:
+            x_TD.requires_grad_()  # a stage whose weights are all frozen has a backward, too
         if isinstance(pack, LayerAttention):
             for at in self.layers_of(stage):
                 x_TD = self.run_layers(x_TD, pack.in_layer(at), [self.layers[at]])
