@@ -12,13 +12,12 @@ Kept true (tests/unit/cli/test_main.py)
 import argparse
 import errno
 import importlib
-import io
 import os
 import re
 import resource
-import select
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -26,6 +25,7 @@ from equipoise import __version__
 from equipoise.base.errors import EquipoiseError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shorten, shown
+from equipoise.cli.console import OutputError, guard_stdout
 from equipoise.cli.run_arguments import nearest_run_flag, split_overrides
 
 VERBS = {
@@ -65,12 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130
     interrupted, 141 nobody reads the output any more.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name that an ASCII terminal cannot show must not end the program.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is None:  # closed: whoever did so wants no word
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
-        code = _run(sys.argv[1:] if argv is None else list(argv))
-        sys.stdout.flush()
+        with guard_stdout():
+            code = _run(sys.argv[1:] if argv is None else list(argv))
+    except OutputError as error:
+        sys.stderr.write(f"{error}\n" if str(error) else "")
+        return error.exit_code
     except EquipoiseError as error:
         sys.stderr.write(f"{_brief(str(error))}\n")
         return error.exit_code
@@ -83,10 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
         return 130
-    except BrokenPipeError:
-        if not _is_stdout_broken():
-            raise
-        return 141
+    except BrokenPipeError:  # of a rank
+        raise
     except OSError as error:
         sys.stderr.write(_refusal(error))
         return 1
@@ -260,21 +260,6 @@ def _unknown(parser: Parser, extras: Sequence[str]) -> str:
     is_run = parser.get_default("overrides") is not None
     meant = nearest_run_flag(flag, flags) if is_run else nearest(flag, flags)
     return f"{parser.prog}: {flag}: no such flag. Nearest: {meant}"
-
-
-def _is_stdout_broken() -> bool:
-    """Whether it was our reader who left (``equipoise systems | head``), and not a rank's pipe."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # stdout is not a file
-        return False
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
-        return False
-    # Python flushes once more on its way out, and would complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-    return True
 
 
 if __name__ == "__main__":
