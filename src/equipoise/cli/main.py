@@ -41,6 +41,7 @@ VERBS = {
     "check": "prove that every layout and packing gives one rank's loss and gradients",
     "calibrate": "measure this machine, so that this-cpu is priced by what it does",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
+    "completion": "print a script with which bash, zsh or fish completes verbs, flags and keys",
     "inspect": "say what a file or a folder of a run holds",
     "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
     "doctor": "say what of this machine would break a run, and what to do about it",
@@ -230,16 +231,22 @@ def _overview(program: str, verbs: Mapping[str, str], about: str) -> Parser:
     return parser
 
 
+def make_parser(verb: str, module: ModuleType) -> Parser:
+    """The parser of one verb, with the flags that all verbs have."""
+    parser = Parser(f"equipoise {verb}", _sentence(module), module.EXAMPLES)
+    module.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--quiet", action="store_true", help="print no more than the result")
+    return parser
+
+
 def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of one verb.
 
     Raises:
         SpecError: wrong usage; names the nearest flag.
     """
-    parser = Parser(f"equipoise {verb}", _sentence(module), module.EXAMPLES)
-    module.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--quiet", action="store_true", help="print no more than the result")
+    parser = make_parser(verb, module)
     rest, overrides = list(argv), None
     if parser.get_default("overrides") is not None:
         rest, overrides = split_overrides(argv, parser.error)
