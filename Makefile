@@ -1,4 +1,4 @@
-# make demo    install and see it work, about six minutes on two cores
+# make demo    install and see it work: four minutes on two idle cores, six on busy ones
 # make test    install what is missing and run every test that needs no accelerator
 # make quick   the inner loop: unit tests, lint and floors, in three minutes on two cores
 # make check   lint, types, floors, words
@@ -35,13 +35,15 @@ demo: $(VENV)/.train
 	@echo "1. What this corpus's lengths do to a plain pack"
 	@$(BIN)/equipoise pack recipes/demo/run.toml
 	@echo
-	@echo "2. Train with the plain pack (in-order), then by work: same pieces, same gradient"
+	@echo "2. Train; every step is packed in order and divided, computed under both, updated once"
 	@rm -rf $(RUNS)
-	@$(BIN)/equipoise train recipes/demo/run.toml --pack.policy in-order --out $(RUNS)/in-order
-	@$(BIN)/equipoise train recipes/demo/run.toml --pack.policy by-work --out $(RUNS)/by-work
+	@$(BIN)/equipoise train recipes/demo/run.toml --compare in-order,divided --out $(RUNS)
 	@echo
 	@echo "3. Predicted beside measured"
-	@$(BIN)/equipoise report $(RUNS)/in-order $(RUNS)/by-work --out $(RUNS)/report.html
+	@$(BIN)/equipoise report $(RUNS)
+	@echo
+	@echo "4. Twenty tokens of Python, from $$(sed -n 's/^steps = //p' recipes/demo/run.toml) steps of training"
+	@$(BIN)/equipoise generate $(RUNS) "def " --tokens 20
 
 test: $(VENV)/.dev
 	@mkdir -p .pytest_cache

@@ -27,8 +27,8 @@ from support.ranks.hf_context_ranks import CONFIGS, SIZES, VOCAB, Case, build, d
 
 LENGTHS = (1, 40, 7, 97, 2)
 SHARDINGS = ["contiguous", "head-tail", "head-tail-document", "mixed"]
-# The norms of one and the router of the other compute in fp32, gradients of weights included.
-FP32 = {"gemma3", "deepseek3"}
+# Norms or a router that compute in fp32, gradients of weights included.
+FP32 = {"gemma2", "gemma3", "deepseek3", "gpt_oss"}
 
 
 @pytest.fixture
@@ -73,6 +73,14 @@ def test_models_over_ranks_equal_their_documents_one_by_one(ranks: int) -> None:
             assert answer.loss_of_transformers <= 1e-6, case
             calls = 2 if case.recompute == "none" else 4
             assert (answer.attention_calls, answer.masks_built) == (calls, 0), case
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_capped_scores_and_sinks_are_those_of_transformers(ranks: int) -> None:
+    """The softmax of Gemma 2's eager function computes in fp32, that of GPT-OSS in fp64."""
+    for errors in run_ranks(ranks, hf_context_ranks.compare_eager_functions, LENGTHS):
+        for kind, bound in (("gemma2", 1e-6), ("gpt_oss", 1e-10)):
+            assert max(errors[f"{kind} {each}"] for each in STRATEGIES) <= bound, errors
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
@@ -343,25 +351,11 @@ def test_what_models_ask_of_attention_and_is_not_computed(alone: None) -> None:
         "LayoutError: LlamaAttention drops attention weights with probability 0.1, which "
         "attention over ranks does not. Build the model with attention_dropout=0."
     )
-    gemma2 = transformers.Gemma2Config(**SIZES, head_dim=8)
-    assert refusal(use_context_parallelism, transformers.Gemma2ForCausalLM(gemma2)) == (
-        "ModelError: Gemma2ForCausalLM would not be exact over ranks: Gemma2Attention caps its "
-        "scores (softcap), which attention over ranks does not support. Train it without context "
-        "parallelism."
-    )
-    gemma2.attn_logit_softcapping = None
-    assert check_context_parallelism(transformers.Gemma2ForCausalLM(gemma2)) <= 1e-5
-    sinks = transformers.GptOssConfig(**SIZES, head_dim=8, num_local_experts=2)
-    assert refusal(use_context_parallelism, transformers.GptOssForCausalLM(sinks)) == (
-        "ModelError: GptOssForCausalLM would not be exact over ranks: GptOssAttention has "
-        "attention sinks (s_aux), which attention over ranks does not support. Train it without "
-        "context parallelism."
-    )
     x, pack = torch.zeros(1, 2, 3, 4), ContextPack((3,))
-    capped = {"context_pack": pack, "softcap": 50.0}
-    assert refusal(attend_pack, nn.Identity(), x, x, x, None, **capped) == (
-        "LayoutError: Identity caps its scores (softcap), which attention over ranks does not "
-        "support. Train this model with another attention."
+    biased = {"context_pack": pack, "position_bias": x}
+    assert refusal(attend_pack, nn.Identity(), x, x, x, None, **biased) == (
+        "LayoutError: Identity adds a bias to its scores (position_bias), which attention over "
+        "ranks does not support. Train this model with another attention."
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
 from equipoise.parallel.pipeline.executor import StageBatch
 from equipoise.parallel.pipeline.part import DecoderPart, make_part
@@ -100,7 +100,7 @@ def parts_of(
     for rank in range(schedule.ranks):
         held = np.flatnonzero(schedule.rank_of == rank).tolist()
         part = make_part(model, edges, held, dtype=torch.float64)
-        set_recompute(part, recompute)
+        part.set_recompute(recompute)
         parts.append(part)
     return parts
 

@@ -42,15 +42,16 @@ def tensors(plan: ContextPlan, dtype: torch.dtype = torch.float64) -> list[torch
     ]
 
 
-def run(plan: ContextPlan, given_tensors, sent=None) -> list[torch.Tensor]:
-    """Output and gradients of all ranks together."""
+def run(plan: ContextPlan, given_tensors, sent=None, *, softcap=0.0) -> list[torch.Tensor]:
+    """Output and gradients of all ranks together; a fourth tensor before the last is sinks."""
     *leaves, grad_o = given_tensors
     leaves = [x.clone().requires_grad_() for x in leaves]
-    out = attend_in_one_process(*leaves, plan, sent)
+    sinks_H = leaves[3] if len(leaves) > 3 else None
+    out = attend_in_one_process(*leaves[:3], plan, sent, softcap=softcap, sinks_H=sinks_H)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad_o)]
 
 
-def attend_densely(plan: ContextPlan, q, k, v) -> torch.Tensor:
+def attend_densely(plan: ContextPlan, q, k, v, sinks_H=None, *, softcap=0.0) -> torch.Tensor:
     """Softmax over scores in fp64, those outside the mask minus infinity, by document."""
     schedule = plan.schedule
     sizes, ratio = schedule.doc_tokens.tolist(), schedule.heads // schedule.kv_heads
@@ -60,16 +61,20 @@ def attend_densely(plan: ContextPlan, q, k, v) -> torch.Tensor:
         k_HtE, v_HtE = (x.repeat_interleave(ratio, 0) for x in (k_HtE, v_HtE))
         allowed = torch.from_numpy(written_out(mask, len(parts[0])))
         scores = q_HtE @ k_HtE.transpose(1, 2) / q.shape[2] ** 0.5
-        weights = scores.masked_fill(~allowed, float("-inf")).softmax(2)
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        scores = scores.masked_fill(~allowed, float("-inf"))
+        if sinks_H is not None:
+            scores = torch.cat([scores, sinks_H[:, None, None].expand(-1, len(parts[0]), 1)], 2)
+        weights = scores.softmax(2)[..., : len(parts[0])]
         outs.append((weights @ v_HtE).transpose(0, 1))
     return torch.cat(outs)
 
 
-def one_rank(plan: ContextPlan, given_tensors) -> list[torch.Tensor]:
+def one_rank(plan: ContextPlan, given_tensors, *, softcap=0.0) -> list[torch.Tensor]:
     """Output and gradients of one process, dense, in fp64."""
     *leaves, grad_o = (x.double() for x in given_tensors)
     leaves = [x.clone().requires_grad_() for x in leaves]
-    out = attend_densely(plan, *leaves)
+    out = attend_densely(plan, *leaves, softcap=softcap)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad_o, materialize_grads=True)]
 
 

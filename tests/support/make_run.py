@@ -8,6 +8,7 @@ from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import (
     CheckpointSpec,
+    EvalSpec,
     LayoutSpec,
     PackSpec,
     RunSpec,
@@ -20,14 +21,21 @@ MODEL = ModelSpec(layers=1, hidden=32, heads=2, kv_heads=1, ffn=48, vocab=320, h
 class MakeRun:
     """Makes resolved runs: ``make_run(steps=5, zero=3)`` takes any key of its tables by name.
 
-    ``schedule`` is the learning rate's; ``stages`` is ``layout.schedule``.
+    ``schedule`` is the learning rate's; ``stages`` is ``layout.schedule``; ``held`` are the
+    documents of ``evaluate``.
     """
 
     def __init__(self, store: TokenStore) -> None:
         self._store = store
 
     def __call__(
-        self, *, model: ModelSpec = MODEL, init_folder: str = "", **keys: object
+        self,
+        *,
+        model: ModelSpec = MODEL,
+        init_folder: str = "",
+        held: TokenStore | None = None,
+        evaluate: EvalSpec | None = None,
+        **keys: object,
     ) -> ResolvedFile:
         small = {
             "context_tokens": 256,
@@ -50,6 +58,7 @@ class MakeRun:
             train=table(TrainSpec),
             layout=dataclasses.replace(table(LayoutSpec), **placed),
             checkpoint=table(CheckpointSpec),
+            eval=evaluate or EvalSpec(),
         )
         assert not left
         return ResolvedFile(
@@ -59,6 +68,7 @@ class MakeRun:
             ranks=spec.layout.count_ranks(cores=1),
             corpus=str(self._store.folder),
             init_folder=init_folder,
+            eval_corpus="" if held is None else str(held.folder),
         )
 
 

@@ -9,6 +9,7 @@ Kept true (tests/unit/base/test_read.py)
     Whatever the bytes, only these two are raised, with a reason of one line.
 """
 
+import codecs
 import errno
 import json
 import re
@@ -53,7 +54,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file.
+    """The text of a UTF-8 file, without a mark of byte order.
 
     Raises:
         OSError: as ``read_bytes``.
@@ -61,7 +62,7 @@ def read_text(path: Path) -> str:
     """
     data = read_bytes(path)
     try:
-        return data.decode("utf-8")
+        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"it is not UTF-8 text: line {line:,}") from None

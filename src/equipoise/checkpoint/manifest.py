@@ -19,7 +19,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,11 @@ from equipoise.base.read import parse_json, read_text
 from equipoise.checkpoint.index import read_index
 from equipoise.checkpoint.index_first import read_first_index
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resume import TRAINED, describe_changes, resume_facts
+from equipoise.spec.run.spec import RunSpec
 
 FORMAT, FIRST_FORMAT = 2, 1
+OWN_ENGINE = "equipoise"
 MANIFEST = "manifest.json"
 
 
@@ -52,6 +55,8 @@ class Manifest:
     files: dict[str, tuple[int, str]]
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keys of run.toml that decide a step's contents and its training (``spec.run.resume``)."""
+    engine: str = OWN_ENGINE
+    """Whose modules named the weights: ``model.engine``."""
 
 
 def describe_files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -75,6 +80,8 @@ def _render(manifest: Manifest) -> str:
     data = dataclasses.asdict(manifest)
     if not manifest.run:  # written by a version that did not have it
         del data["run"]
+    if manifest.engine == OWN_ENGINE:  # likewise
+        del data["engine"]
     return json.dumps(data | {"digest": digest(data)}, indent=1) + "\n"
 
 
@@ -97,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
         fields = {
             f.name: data[f.name]
             for f in dataclasses.fields(Manifest)
-            if f.name != "run" or "run" in data
+            if f.name not in ("run", "engine") or f.name in data
         }
         manifest = Manifest(**{**fields, "files": files})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -208,13 +215,28 @@ def newest_good(root: Path) -> tuple[Path, Manifest, list[str]] | None:
 
 
 def require_same(
-    manifest: Manifest, folder: Path, *, model: ModelSpec, corpus_digest: str, seed: int
+    manifest: Manifest,
+    folder: Path,
+    *,
+    model: ModelSpec,
+    corpus_digest: str,
+    seed: int,
+    run: Mapping[str, Any] | None = None,
+    engine: str = OWN_ENGINE,
 ) -> None:
     """Refuse to continue a checkpoint of another model, corpus or order of documents.
+
+    With the ``resume_facts`` of the run, also one of other trained weights.
 
     Raises:
         CheckpointError: names each size that differs.
     """
+    if manifest.engine != engine:
+        raise CheckpointError(
+            f'{folder} was trained with model.engine = "{manifest.engine}", whose weights have '
+            f'other names than those of "{engine}". Set model.engine = "{manifest.engine}", or '
+            f"train into another folder with --out."
+        )
     # A size that an older version did not know has the value of all its models.
     defaults = {
         field.name: field.default
@@ -229,6 +251,14 @@ def require_same(
         )
         raise CheckpointError(
             f"{folder} holds another model: {differing}. Give run.toml the sizes of the "
+            f"checkpoint, or train into another folder with --out."
+        )
+    changed = {name: value for name, value in (run or {}).items() if name in TRAINED}
+    defaults = resume_facts(RunSpec())
+    before = {name: manifest.run.get(name, defaults[name]) for name in changed}
+    if changes := describe_changes(before, changed):
+        raise CheckpointError(
+            f"{folder} has trained other weights: {changes}. Give run.toml the keys of the "
             f"checkpoint, or train into another folder with --out."
         )
     if manifest.corpus_digest != corpus_digest:

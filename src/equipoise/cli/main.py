@@ -17,6 +17,7 @@ import re
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -42,6 +43,7 @@ VERBS = {
     "calibrate": "measure this machine, so that this-cpu is priced by what it does",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
     "completion": "print a script with which bash, zsh or fish completes verbs, flags and keys",
+    "generate": "continue a text, or chat, with a run, a checkpoint or a Hugging Face folder",
     "inspect": "say what a file or a folder of a run holds",
     "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
     "doctor": "say what of this machine would break a run, and what to do about it",
@@ -64,46 +66,60 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done, 1 a fault of the installation or the machine, 2 usage or run.toml, 3 does not fit, 4 a
     checkpoint or a plan that cannot be used, 5 check failed, 6 fault not recovered, 130
-    interrupted, 141 nobody reads the output any more.
+    interrupted, 141 nobody reads the output any more. Under --json an error is
+    ``{"error", "exit_code"}`` on stdout, beside the sentence on stderr.
     """
     if sys.stderr is None:  # closed: whoever did so wants no word
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         with guard_stdout():
-            code = _run(sys.argv[1:] if argv is None else list(argv))
+            return _answer(sys.argv[1:] if argv is None else list(argv))
     except OutputError as error:
         sys.stderr.write(f"{error}\n" if str(error) else "")
         return error.exit_code
+
+
+def _answer(words: Sequence[str]) -> int:
+    """Run one verb and turn its errors into sentences; the exit code."""
+    try:
+        code = _run(list(words))
     except EquipoiseError as error:
-        sys.stderr.write(f"{_brief(str(error))}\n")
-        return error.exit_code
+        return _fail(_brief(str(error)), error.exit_code, words)
     except RecursionError:
-        sys.stderr.write("A file is nested deeper than can be read. Flatten it.\n")
-        return 2
+        return _fail("A file is nested deeper than can be read. Flatten it.", 2, words)
     except MemoryError as error:
-        sys.stderr.write(_no_memory(str(error)))
-        return 1
+        return _fail(_no_memory(str(error)), 1, words)
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted.\n")
-        return 130
+        return _fail("Interrupted.", 130, words)
     except BrokenPipeError:  # of a rank
         raise
     except OSError as error:
-        sys.stderr.write(_refusal(error))
-        return 1
+        return _fail(_refusal(error), 1, words)
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
-        sys.stderr.write(
+        return _fail(
             f"This needs {error.name}, which is not installed. "
-            f'Install it: pip install "equipoise[{_EXTRAS[error.name]}]"\n'
+            f'Install it: pip install "equipoise[{_EXTRAS[error.name]}]"',
+            1,
+            words,
         )
-        return 1
     except (ImportError, RuntimeError) as error:  # of a loader, of a thread, of torch's allocator
-        if not any(words in str(error) for words in _NO_ROOM):
+        if not any(each in str(error) for each in _NO_ROOM):
             raise
-        sys.stderr.write(_no_memory(str(error)))
-        return 1
+        return _fail(_no_memory(str(error)), 1, words)
+    return code
+
+
+def _fail(message: str, code: int, words: Sequence[str]) -> int:
+    """Say what is wrong on stderr, and under --json also as the one document on stdout."""
+    sys.stderr.write(f"{message}\n")
+    if "--json" in words:
+        import json
+
+        with suppress(OSError, OutputError):  # stdout may be what is wrong
+            sys.stdout.write(json.dumps({"error": message, "exit_code": code}) + "\n")
+            sys.stdout.flush()
     return code
 
 
@@ -144,7 +160,7 @@ def _no_memory(said: str) -> str:
     if limit != resource.RLIM_INFINITY:
         least = f'"ulimit -v" leaves {limit / 2**30:.1f} GiB of address space, which is too little'
     reason = f" ({shorten(said)})" if said else ""
-    return f'{least}{reason}. Free some, choose a smaller size, or raise "ulimit -v".\n'
+    return f'{least}{reason}. Free some, choose a smaller size, or raise "ulimit -v".'
 
 
 def _refusal(error: OSError) -> str:
@@ -152,11 +168,11 @@ def _refusal(error: OSError) -> str:
     words = error.strerror or str(error)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return f'{words}: this process may hold {limit:,}. Raise the limit: "ulimit -n 65536".\n'
+        return f'{words}: this process may hold {limit:,}. Raise the limit: "ulimit -n 65536".'
     if error.errno == errno.ENOMEM or any(each in words for each in _NO_ROOM):
         return _no_memory(words)
     where = "" if error.filename is None else f"{shorten(str(error.filename), 200)}: "
-    return f"{where}{words}. Check the file, its folder and who may read and write them.\n"
+    return f"{where}{words}. Check the file, its folder and who may read and write them."
 
 
 def load(verb: str) -> ModuleType:
@@ -235,7 +251,11 @@ def make_parser(verb: str, module: ModuleType) -> Parser:
     """The parser of one verb, with the flags that all verbs have."""
     parser = Parser(f"equipoise {verb}", _sentence(module), module.EXAMPLES)
     module.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document; of an error, {error, exit_code}",
+    )
     parser.add_argument("--quiet", action="store_true", help="print no more than the result")
     return parser
 

@@ -17,7 +17,7 @@ examples:
 
 --json prints {"report", "headline", "runs": [...], "comparisons": [...]}. Unknown is null.
   of each run: label folder policy ranks steps tokens stop faults; missing_ranks: whose journals
-    are lost; loss (of the last step), loss_spikes: steps;
+    are lost; loss (of the last step), held_out_loss (the last), loss_spikes: steps;
     means over steps, without the first of each session: step_s predicted_step_s tokens_per_s
     mfu wait_share uneven_share (of it, what even work gives back) plan_s, skew (max/mean of the
     ranks' busy seconds) predicted_skew predicted_turn_skew (the slowest rank of each turn,
@@ -28,7 +28,7 @@ examples:
     median), parts (seconds) and memory_bytes; terms of the planned seconds
   of each comparison: baseline label; measured predicted: how many times faster label is;
     steps: over how many; is_same_documents; differs_in: keys of run.toml; of sides of one run
-    also low high: the 90% interval of measured, by Student on the logarithms of the steps' ratios;
+    also low high: the 90% interval of measured, by Student, over steps;
     busy: the ratio by processor time of the fullest rank
 """
 

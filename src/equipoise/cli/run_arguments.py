@@ -83,7 +83,10 @@ def nearest_run_flag(flag: str, flags: Sequence[str]) -> str:
     """The flag that a wrong one most likely meant: ``--steps`` means ``--train.steps``."""
     from equipoise.base.nearest import nearest
     from equipoise.spec.run.keys import keys
+    from equipoise.spec.run.other_words import key_meant
 
+    if (meant := key_meant(flag.lstrip("-"))) is not None:
+        return f"--{meant}"
     dotted = [f"--{name}" for name in keys()]
     alike = [name for name in dotted if name.rpartition(".")[2] == flag.lstrip("-")]
     return nearest(flag, alike or [*flags, *dotted])

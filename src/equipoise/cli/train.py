@@ -64,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make the token cache and the run's folder, start no rank",
     )
+    parser.add_argument(
+        "--no-proof",
+        action="store_true",
+        help="on accelerators, train without first proving that this layout equals one rank on "
+        "them (seconds, once for each kind of device, version and layout)",
+    )
 
 
 def _policies(text: str) -> list[str]:
@@ -86,9 +92,10 @@ def run(args: argparse.Namespace) -> int:
         _show_prepared(prepared, is_json=args.json)
     elif args.compare is not None:
         request.require_no_plan(args.plan)
-        _show_sides(request.compare(resolved, args.compare, **common), args)
+        proves = not args.no_proof
+        _show_sides(request.compare(resolved, args.compare, **common, proves=proves), args)
     else:
-        record = request.run(resolved, plan=args.plan, **common)
+        record = request.run(resolved, plan=args.plan, **common, proves=not args.no_proof)
         if args.json:
             sys.stdout.write(json.dumps(_last_step(record)) + "\n")
     return 0

@@ -37,6 +37,8 @@ class Ranks:
     device: torch.device
     made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     """Groups and meshes by their ranks, so that joining several layouts makes each once."""
+    has_tags: bool = True
+    """Whether messages between two ranks are told apart by tags: gloo's are, NCCL's are not."""
 
     def gather_floats(self, values: list[float]) -> torch.Tensor:
         """Every rank's row of numbers, float64 [world, len(values)]; also a barrier."""
@@ -96,7 +98,7 @@ def join(store: dist.Store, rank: int, world: int, device: torch.device) -> Iter
         timeout=TIMEOUT,
     )
     try:
-        yield Ranks(rank, world, device)
+        yield Ranks(rank, world, device, has_tags=device.type != "cuda")
     finally:
         dist.destroy_process_group()
 

@@ -22,6 +22,7 @@ Kept true (tests/multi/comm/test_mesh.py)
     Every rank's peers are those of ``Layout.group_of``, and a sum over them reaches only them.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,10 +35,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from equipoise.base.axes import REPLICATE_AXIS, SHARD_AXIS, TENSOR_AXIS
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import TIMEOUT, Ranks
+from equipoise.comm.mail import LinkGroups
 from equipoise.spec.layout import ATTENTION_AXES, EXPERT_AXES, Layout
 
 _AXES = tuple((axis,) for axis in (*ATTENTION_AXES, *EXPERT_AXES))
 _COMPOSED = (("dp", "cp"),)
+_MESSAGING = (("dp",), ("cp",), ("pp",))
+"""Axes along which rank sends to rank: divided documents, shared micro-batches, pipelines."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +54,8 @@ class Peers:
     """This rank's number among them."""
     group: dist.ProcessGroup | None
     """None for a rank alone."""
+    links: LinkGroups | None = None
+    """Where messages between two of them go on devices whose messages have no tags."""
 
     @property
     def count(self) -> int:
@@ -84,6 +90,10 @@ class Mesh:
             axes: _join_groups(ranks, layout.groups(*axes).tolist())
             for axes in (*_AXES, *_COMPOSED)
         }
+        if not ranks.has_tags:
+            for axes in _MESSAGING:
+                links = _link(ranks, layout.groups(*axes).tolist())
+                peers[axes] = dataclasses.replace(peers[axes], links=links)
         weights = _weights_mesh(ranks, layout)
         coordinates = MappingProxyType(layout.coordinates(ranks.rank))
         return cls(ranks, layout, coordinates, weights, MappingProxyType(peers))
@@ -112,6 +122,25 @@ def _join_groups(ranks: Ranks, rows: list[list[int]]) -> Peers:
         ranks.made[key] = Peers(mine, mine.index(ranks.rank), groups[mine])
     peers: Peers = ranks.made[key]
     return peers
+
+
+def _link(ranks: Ranks, rows: list[list[int]]) -> LinkGroups | None:
+    """Both directions of messages in each of some disjoint groups; None for a rank alone."""
+    key = ("links", tuple(map(tuple, rows)))
+    if key not in ranks.made:
+        mine = None
+        for row in key[1]:
+            pair = [
+                dist.new_group(row, timeout=TIMEOUT, sort_ranks=False)
+                for _ in range(2 * (len(row) > 1))
+            ]
+            if pair and ranks.rank in row:
+                mine = LinkGroups(*pair)
+        if mine is not None:
+            mine.open(ranks.device)
+        ranks.made[key] = mine
+    links: LinkGroups | None = ranks.made[key]
+    return links
 
 
 def _make_group(ranks: Ranks, row: tuple[int, ...]) -> dist.ProcessGroup | None:

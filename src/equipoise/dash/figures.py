@@ -78,6 +78,8 @@ def page_data(records: Sequence[RunRecord]) -> Table:
 
 def _run(record: RunRecord, summary: Table) -> Table:
     ranks = choose_evenly(record.ranks, RANKS)
+    held_out = record.evaluations
+    last_held_out = held_out.bucket_loss[-1] if held_out.step.size else np.zeros(0)
     return {
         "label": summary["label"],
         "policy": record.start.policy,
@@ -87,6 +89,8 @@ def _run(record: RunRecord, summary: Table) -> Table:
         "summary": summary,
         "lines": {
             "loss": _line(record.tokens_seen, record.loss) | {"spikes": _spikes(record)},
+            "held_out": _line(held_out.step, held_out.loss),
+            "held_out_lengths": _line(np.log2(held_out.least_tokens), last_held_out),
             "tokens_per_s": _line(record.step, record.tokens_per_s),
             "mfu": _line(record.step, record.mfu),
             "wait": _line(record.step, wait_share_of(record)),

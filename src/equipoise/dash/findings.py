@@ -95,7 +95,9 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
 
     def loss(one: Summary) -> str:
         after = "" if one_total else f" (after {format_count(one.tokens)} tokens)"
-        return f"{one.loss:.3f}{after}"
+        held_out = one.held_out_loss
+        known = "" if math.isnan(held_out) else f", {held_out:.3f} on held-out documents"
+        return f"{one.loss:.3f}{after}{known}"
 
     def clauses(
         value: Callable[[Summary], float], shown: Callable[[Summary], str], unit: str = ""

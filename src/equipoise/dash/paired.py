@@ -1,26 +1,28 @@
-"""Two sides of one run, step by step: the mean ratio of their seconds, and how sure it is.
+"""Two sides of one run, step by step: the ratio of their seconds, and how sure it is.
 
 Why
     A machine drifts by more within a minute than many packs differ, but two sides of a step are
-    seconds apart. So their ratio is taken in each step, and its spread over steps is the error.
+    seconds apart, so that drift slows both alike. What is left from step to step is the error.
 
 What it decides
-    The mean is geometric, since 2 times and half as fast cancel. Its 90% interval is Student's, on
-    the logarithms of the ratios; the first step of each session pays for warming up and is left
-    out (``dash.summary``). Where the interval holds 1, no difference was measured.
+    The ratio is that of the mean step's seconds: the mean of the steps' ratios, in which each
+    counts by its time, so that it says how much time a run of such steps would save. Its 90%
+    interval is Student's: the variance is that of the steps' residuals ``a - ratio * b``, on a
+    logarithmic scale, where twice and half as fast are as far from 1. The first step of each
+    session pays for warming up and is left out (``dash.summary``). Where the interval holds 1, no
+    difference was measured.
 
 Kept true (tests/unit/dash/test_paired.py)
     Student's quantiles are those of scipy; the interval covers the true ratio of drawn steps as
     often as it says.
 
 Sources
+    Variance of a ratio of means: Cochran, Sampling Techniques, 3rd edition, section 2.11.
     Student's distribution function in closed form: Abramowitz and Stegun, 26.7.3 and 26.7.4.
 """
 
 import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from equipoise.base.arrays import Floats
 
@@ -33,7 +35,7 @@ class PairedRatio:
     """How many times as long one side's steps take as the other's."""
 
     mean: float
-    """Geometric, over steps; NaN without a step."""
+    """Of the mean step's seconds; NaN without a step."""
     low: float
     high: float
     """The interval's ends; NaN with fewer than two steps."""
@@ -47,20 +49,23 @@ def pair_steps(numerator_s: Floats, denominator_s: Floats) -> PairedRatio:
         numerator_s: Seconds of each step, float64 [steps].
         denominator_s: Of the same steps under the other side, float64 [steps].
 
+    >>> import numpy as np
     >>> both = pair_steps(np.array([2.0, 4.0, 2.0]), np.array([1.0, 2.0, 1.0]))
     >>> both.mean, both.low, both.high, both.steps
     (2.0, 2.0, 2.0, 3)
     """
     known = (numerator_s > 0) & (denominator_s > 0)  # false for NaN
-    logs = np.log(numerator_s[known] / denominator_s[known])
-    count = int(logs.size)
+    numerator_s, denominator_s = numerator_s[known], denominator_s[known]
+    count = int(numerator_s.size)
     if not count:
         return PairedRatio(math.nan, math.nan, math.nan, 0)
-    mean, half = float(logs.mean()), math.nan
+    ratio, spread = float(numerator_s.sum() / denominator_s.sum()), math.nan
     if count > 1:
-        half = student_quantile((1 + COVERAGE) / 2, count - 1)
-        half *= float(logs.std(ddof=1)) / math.sqrt(count)
-    return PairedRatio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), count)
+        residuals_s = numerator_s - ratio * denominator_s
+        error = math.sqrt(float(residuals_s @ residuals_s) / (count * (count - 1)))
+        relative = error / float(numerator_s.mean())
+        spread = math.exp(student_quantile((1 + COVERAGE) / 2, count - 1) * relative)
+    return PairedRatio(ratio, ratio / spread, ratio * spread, count)
 
 
 def student_quantile(share: float, freedom: int) -> float:

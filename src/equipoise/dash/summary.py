@@ -36,6 +36,7 @@ class Summary:
     steps: int
     tokens: float
     loss: float
+    held_out_loss: float
     step_s: float
     predicted_step_s: float
     tokens_per_s: float
@@ -188,6 +189,7 @@ def summarize(record: RunRecord, label: str) -> Summary:
         steps=int(record.step.size),
         tokens=_last(record.tokens_seen),
         loss=_last(record.loss),
+        held_out_loss=_last(record.evaluations.loss),
         step_s=_mean(record.step_s[steady]),
         predicted_step_s=_mean(record.predicted_step_s[steady]),
         tokens_per_s=(

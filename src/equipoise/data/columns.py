@@ -4,12 +4,17 @@ Kept true (tests/unit/data/test_source.py)
     A missing column is reported with the nearest one that exists; a missing pyarrow, with the fix.
 """
 
+import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from equipoise.base.errors import DataError
 from equipoise.base.nearest import nearest
+from equipoise.data.compressed import compression_of, open_plain
+from equipoise.data.fields import MissingFieldError, resolve
 
 
 def _pyarrow(path: Path) -> Any:
@@ -25,41 +30,104 @@ def _pyarrow(path: Path) -> Any:
     return pyarrow
 
 
-def open_parquet(path: Path) -> Any:
-    """Open a Parquet file with pyarrow.
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a Parquet file with pyarrow; a compressed one is decompressed to a temporary file.
 
     Raises:
         DataError: it is not a Parquet file, or pyarrow is not installed.
     """
     pyarrow = _pyarrow(path)
-    try:
-        return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(
-            f"{path} is not a parquet file: {error} Write the file again or move it out of "
-            "data.path."
-        ) from None
+    with ExitStack() as stack:
+        file: Any = path
+        if compression_of(path):
+            file = stack.enter_context(TemporaryFile())
+            shutil.copyfileobj(stack.enter_context(open_plain(path)), file)
+        try:
+            parquet = stack.enter_context(pyarrow.parquet.ParquetFile(file))
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(
+                f"{path} is not a parquet file: {error} Write the file again or move it out of "
+                "data.path."
+            ) from None
+        try:
+            yield parquet
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path} is a damaged parquet file: {str(error).rstrip('.')}. Write the file "
+                "again or move it out of data.path."
+            ) from None
 
 
-def check_column(path: Path, schema: Any, name: str) -> None:
-    """Refuse a file whose column ``name`` is missing or holds no text.
+def field_of(path: Path, schema: Any, name: str) -> tuple[str, ...]:
+    """The column, and fields of nested structs in it, that a dotted name means.
 
     Raises:
-        DataError: as above.
+        DataError: there is none, or it holds no text.
     """
     columns = list(schema.names)
-    if name not in columns:
+    try:
+        steps = resolve(schema, name, _names, _enter)
+    except MissingFieldError:
+        nested = [each for each in _dotted(schema) if each not in columns]
+        also = f", and in structs {', '.join(nested)}" if nested else ""
         raise DataError(
-            f'{path} has no column "{name}" among its {len(columns)} ({", ".join(columns)}). '
-            f'Nearest: "{nearest(name, columns)}". Set data.field to the column that holds the '
-            "text."
-        )
-    kind = str(schema.field(name).type)
+            f'{path} has no column "{name}" among its {len(columns)} ({", ".join(columns)}{also}). '
+            f'Nearest: "{nearest(name, [*columns, *nested])}". Set data.field to the column that '
+            "holds the text."
+        ) from None
+    node = schema
+    for step in steps:
+        node = _enter(node, step)
+    kind = str(node)
     if kind not in ("string", "large_string", "string_view"):
         raise DataError(
             f'{path} has {kind} in column "{name}", not text. Set data.field to the column that '
             f"holds the text; the columns are {', '.join(columns)}."
         )
+    return steps
+
+
+def column_of(batch: Any, steps: tuple[str, ...]) -> Any:
+    """The array at a field of a record batch; null where a struct around it is null."""
+    from pyarrow import compute
+
+    column = batch.column(batch.schema.get_field_index(steps[0]))
+    return compute.struct_field(column, list(steps[1:])) if len(steps) > 1 else column
+
+
+def rows_at_once(rows: int, size_bytes: int) -> int:
+    """Rows that are in memory at the same time: 16 MiB of them, at least one, at most 1,024."""
+    return max(1, min(1024, rows * _ROWS_BYTES // max(1, size_bytes)))
+
+
+def _names(node: Any) -> list[str] | None:
+    """The fields of a schema or of a struct type; None of any other type."""
+    if hasattr(node, "names"):
+        return list(node.names)
+    return (
+        [node.field(place).name for place in range(node.num_fields)] if _is_struct(node) else None
+    )
+
+
+def _enter(node: Any, step: str) -> Any:
+    return node.field(step).type
+
+
+def _is_struct(node: Any) -> bool:
+    return str(node).startswith("struct<")
+
+
+def _dotted(node: Any) -> Iterator[str]:
+    """Every field below a schema or a struct type, by its dotted name."""
+    for name in _names(node) or ():
+        below = _enter(node, name)
+        yield name
+        for each in _dotted(below):
+            yield f"{name}.{each}"
+
+
+_ROWS_BYTES = 16 << 20
 
 
 class ArrowFile:

@@ -6,6 +6,7 @@ What it decides
 
 Kept true (tests/unit/data/test_source.py)
     Files that are hidden or of another kind are left out; a folder without others is refused.
+    A file and its compressed copy are one.
 
 Sources
     save_to_disk folders: datasets 2.x/3.x, arrow_dataset.py (state.json, ``_data_files``).
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from equipoise.base.errors import DataError
 from equipoise.base.read import read_json
+from equipoise.data.compressed import SUFFIXES
 from equipoise.data.functions import TESTS
 
 _SUFFIX = {
@@ -48,19 +50,28 @@ def find_files(root: Path, kind: str) -> list[CorpusFile]:
         DataError: there are none.
     """
     suffix = _SUFFIX[kind]
+    suffixes = (suffix,) if kind in _LEFT_OUT else (suffix, *(suffix + s for s in SUFFIXES))
     files = []
     others = 0
     left_out = _LEFT_OUT.get(kind)
     folders = [("", root)]
     while folders:
         prefix, folder = folders.pop()
-        with os.scandir(folder) as entries:
+        try:
+            entries = os.scandir(folder)
+        except OSError as error:
+            raise DataError(
+                f"The folder {folder} of data.path cannot be read "
+                f"({(error.strerror or str(error)).lower()}). Make it readable, or move it out "
+                "of data.path."
+            ) from None
+        with entries:
             for entry in entries:
                 if entry.name[0] == "." if left_out is None else entry.name in left_out:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append((f"{prefix}{entry.name}/", Path(entry.path)))
-                elif entry.is_file() and entry.name.endswith(suffix):
+                elif _is_file(entry) and entry.name.endswith(suffixes):
                     state = entry.stat()
                     files.append(
                         CorpusFile(prefix + entry.name, state.st_size, state.st_mtime_ns),
@@ -73,7 +84,29 @@ def find_files(root: Path, kind: str) -> list[CorpusFile]:
             f"data.path {root} has {missing if suffix else 'no files, or only hidden ones'}. "
             f'Set data.path to the corpus, or data.source to its kind; now it is "{kind}".'
         )
-    return files
+    return files if kind == "python-stdlib" else _without_copies(files)
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a loop of links
+        return False
+
+
+def _without_copies(files: list[CorpusFile]) -> list[CorpusFile]:
+    """The files without compressed copies of others among them."""
+    names = {file.name for file in files}
+    kept: dict[str, CorpusFile] = {}
+    for file in sorted(files):
+        plain = file.name.removesuffix(_suffix_of(file.name))
+        if plain == file.name or plain not in names:
+            kept.setdefault(plain, file)
+    return list(kept.values())
+
+
+def _suffix_of(name: str) -> str:
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
 
 def _items_of(file: Path, key: str) -> list[Any]:

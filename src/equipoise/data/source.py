@@ -16,17 +16,22 @@ Kept true (tests/unit/data/test_source.py)
     change goes unnoticed, because contents are not read for the digest.
 """
 
+import dataclasses
+import os
 import platform
+import stat
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
 from equipoise.data.cache.shard import Part, Shard
-from equipoise.data.columns import ArrowFile, check_column, open_parquet
+from equipoise.data.columns import ArrowFile, field_of, open_parquet
+from equipoise.data.compressed import compression_of
 from equipoise.data.corpus_files import CorpusFile, find_datasets, find_files
 from equipoise.spec.run.spec import PYTHON_SOURCES, DataSpec
 
@@ -35,6 +40,8 @@ from equipoise.spec.run.spec import PYTHON_SOURCES, DataSpec
 _SHARD_BYTES_MIN = 512 << 10
 _SHARD_BYTES_MAX = 64 << 20
 _SHARDS_WANTED = 512
+# Where a compressed file ends is known when it has been read.
+_TO_ITS_END = 1 << 62
 # A tokenizer is trained on texts of this many shards, this much from each.
 _SAMPLE_SHARDS = 64
 _SAMPLE_SHARD_CHARS = 2 << 20
@@ -107,6 +114,27 @@ class Source:
                     break
 
 
+def members(spec: DataSpec) -> list[DataSpec]:
+    """The sources of a corpus, each as the only one."""
+    if not is_mixed(spec):
+        return [spec]
+    return [
+        dataclasses.replace(
+            spec,
+            source=cast(Any, row.source or spec.source),
+            path=row.path,
+            field=row.field or spec.field,
+            mix=(),
+        )
+        for row in spec.mix
+    ]
+
+
+def is_mixed(spec: DataSpec) -> bool:
+    """Whether sources are mixed; a path beside them is another corpus, in their tokens."""
+    return bool(spec.mix) and not spec.path
+
+
 def open_source(spec: DataSpec, base: Path) -> Source:
     """Find the corpus that run.toml names; reads names, sizes and times, no contents.
 
@@ -117,7 +145,8 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     Returns:
         The files in order of their relative paths. In a ``text`` folder that is every file that
         is not hidden (its name, or a folder's, starts with a dot); for the other kinds, the
-        files with the kind's suffix. Links to folders are not followed.
+        files with the kind's suffix, also compressed. Links to folders are not followed. Of a
+        file that stands beside its compressed copy, only the plain one is read.
 
     Raises:
         DataError: the path is missing or not given, or holds no file of the kind.
@@ -139,11 +168,7 @@ def open_source(spec: DataSpec, base: Path) -> Source:
             )
         root = base / Path(spec.path).expanduser()
         name = f"{spec.source}:{root.name}"
-    if not root.exists():
-        raise DataError(
-            f"data.path {root} does not exist. Set data.path to a file or folder; a relative "
-            f"one starts at {base}."
-        )
+    _require_readable(root, base)
     if spec.source == "datasets":
         files = find_datasets(root)
     elif root.is_file():
@@ -165,6 +190,34 @@ def open_source(spec: DataSpec, base: Path) -> Source:
     )
 
 
+def _require_readable(root: Path, base: Path) -> None:
+    """Refuse what is neither a file nor a folder that can be read.
+
+    Raises:
+        DataError: it is missing, a pipe, a device or a loop of links, or closed to this user.
+    """
+    fix = f"Set data.path to a file or folder; a relative one starts at {base}."
+    try:
+        mode = root.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"data.path {root} does not exist. {fix}") from None
+    except (OSError, ValueError) as error:
+        words = (getattr(error, "strerror", None) or str(error)).lower()
+        raise DataError(f"data.path {root} cannot be read ({words}). {fix}") from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        what = next(words for is_kind, words in _NOT_FILES if is_kind(mode))
+        raise DataError(f"data.path {root} is {what}, not a file or folder. {fix}")
+    if not os.access(root, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
+        raise DataError(f"data.path {root} cannot be read (permission denied). {fix}")
+
+
+_NOT_FILES: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (lambda _: True, "a device"),
+)
+
+
 def _split_nowhere(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:  # noqa: ARG001
     size_bytes = source.sizes_bytes[file]
     yield Part(file, source.names[file], 0, size_bytes, 0, size_bytes)
@@ -172,6 +225,9 @@ def _split_nowhere(source: Source, file: int, wanted_bytes: int) -> Iterator[Par
 
 def _split_bytes(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     size_bytes = source.sizes_bytes[file]
+    if compression_of(source.root / source.names[file]):
+        yield Part(file, source.names[file], 0, _TO_ITS_END, 0, size_bytes)
+        return
     for start in range(0, size_bytes, wanted_bytes):
         stop = min(start + wanted_bytes, size_bytes)
         yield Part(file, source.names[file], start, stop, 0, stop - start)
@@ -180,17 +236,19 @@ def _split_bytes(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]
 def _split_row_groups(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
     with open_parquet(path) as parquet:
-        check_column(path, parquet.schema_arrow, source.column)
+        field_of(path, parquet.schema_arrow, source.column)
         groups = [parquet.metadata.row_group(index) for index in range(parquet.num_row_groups)]
         sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+    if compression_of(path):  # each part decompresses the whole file
+        wanted_bytes = _TO_ITS_END
     yield from _runs(file, source.names[file], sizes, wanted_bytes)
 
 
 def _split_batches(source: Source, file: int, wanted_bytes: int) -> Iterator[Part]:
     path = source.root / source.names[file]
     with ArrowFile(path) as arrow:
-        check_column(path, arrow.schema, source.column)
-        index = arrow.schema.get_field_index(source.column)
+        steps = field_of(path, arrow.schema, source.column)
+        index = arrow.schema.get_field_index(steps[0])
         sizes = [(batch.num_rows, batch.column(index).nbytes) for batch in arrow.batches()]
     yield from _runs(file, source.names[file], sizes, wanted_bytes)
 

@@ -14,8 +14,9 @@ Kept true (tests/unit/data/test_tokenizer.py)
     exactly what it encoded; only the store writes the end token.
 """
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from equipoise.base.digest import digest_file
 from equipoise.base.errors import DataError
+from equipoise.data.cut_text import can_be_cut, cut
 
 END = "<|end|>"
 _END_NAMES = (END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
@@ -38,17 +40,31 @@ _SAMPLE_DOCUMENT_CHARS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """A loaded tokenizer.json. ``vocab`` is its highest id + 1; ``end`` ends a document."""
+    """A loaded tokenizer.json. ``vocab`` is its highest id + 1; ``end`` ends a document.
+
+    ``is_cut`` says whether long texts are encoded in parts, which have the same tokens.
+    """
 
     file: Path
     digest: str
     vocab: int
     end: int
     core: tokenizers.Tokenizer = field(repr=False)
+    is_cut: bool = False
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Token ids int64[tokens], without an end token."""
         return self.encode_batch([text])[0]
+
+    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int64]]:
+        """Token ids of a text that comes in blocks, int64[tokens] of one part after another.
+
+        In memory are one block and the encoding of 1 Mi characters, some 20 MB; of the whole
+        text where the tokenizer may join any two of its words.
+        """
+        parts = cut(blocks) if self.is_cut else ["".join(blocks)]
+        for part in parts:
+            yield self.encode(part)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """Token ids of several texts, on as many threads as the library takes."""
@@ -139,7 +155,46 @@ def load_tokenizer(file: Path) -> Tokenizer:
     core.no_padding()
     core.no_truncation()
     core.encode_special_tokens = True  # encode special tokens' names as plain text
-    return Tokenizer(file, digest_file(file), max(ids.values()) + 1, end, core)
+    vocab = max(ids.values()) + 1
+    return Tokenizer(file, digest_file(file), vocab, end, core, is_cut=can_be_cut(core))
+
+
+def read_token_bytes(file: Path) -> NDArray[np.int64] | None:
+    """Bytes of text that each token stands for, int64 [highest id + 1]; None where unknown.
+
+    Known for byte-level tokenizers that change no text before they encode it. A special token
+    stands for none.
+
+    Args:
+        file: A tokenizer.json that ``load_tokenizer`` reads.
+    """
+    data = json.loads(file.read_bytes())
+    steps = data.get("pre_tokenizer") or {}
+    steps = steps.get("pretokenizers", [steps])
+    byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
+    decoder = data.get("decoder") or {}
+    changes_text = data.get("normalizer") is not None or any(
+        step.get("add_prefix_space", True) for step in byte_level
+    )
+    removes = any(
+        step.get("type") not in ("ByteLevel", "Digits", "Split")
+        or step.get("behavior") == "Removed"
+        for step in steps
+    )
+    is_byte_level = decoder.get("type") == "ByteLevel" and byte_level
+    if not is_byte_level or changes_text or removes or data["model"].get("type") != "BPE":
+        return None
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {int(index): token for token, index in data["model"]["vocab"].items()}
+    added = {int(each["id"]): each for each in data.get("added_tokens", [])}
+    lengths = np.zeros(max([*vocab, *added]) + 1, dtype=np.int64)
+    for index, token in vocab.items():
+        if index not in added and not alphabet.issuperset(token):
+            return None
+        lengths[index] = len(token)
+    for index, each in added.items():
+        lengths[index] = 0 if each["special"] else len(each["content"].encode())
+    return lengths
 
 
 def _sample(texts: Iterable[str]) -> list[str]:

@@ -42,6 +42,8 @@ class Launch:
     ranks: int
     quiet: bool
     port: int
+    proves: bool = True
+    """Whether ranks on devices that are not CPUs prove the layout before the first step."""
 
 
 def require_free_port(port: int) -> None:
@@ -117,12 +119,17 @@ def _command(launch: Launch) -> list[str]:
         *WORKER,
         str(launch.folder),
         *(["--quiet"] if launch.quiet else []),
+        *([] if launch.proves else ["--no-proof"]),
     ]
 
 
 def end_with_parent() -> None:
-    """Runs in the agent before it starts: a killed parent ends it, and so its ranks."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Runs in the agent before it starts: a killed parent ends it at once, and so its ranks.
+
+    With a signal that they may handle, ranks would finish and save a step while the same command,
+    started again, finds the folder taken.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager

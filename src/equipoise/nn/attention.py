@@ -7,10 +7,10 @@ Why
 
 What it decides
     Which operator runs: on CPU the flash operator of aten, document by document; on CUDA
-    the variable-length operator over all documents at once. Callers see one name. A decoder
-    takes a ``PackAttention``: code that puts only some of a pack's tokens on this rank passes
-    their positions and how they attend. Under ``torch.autocast`` inputs are cast as torch's own
-    attention casts them.
+    the variable-length operator over all documents at once, in bf16 and fp16. Callers see one name.
+    A decoder takes a ``PackAttention``: code that puts only some of a pack's tokens on this rank
+    passes their positions and how they attend. Under ``torch.autocast`` inputs are cast as torch's
+    own attention casts them.
 
 Kept true (tests/unit/nn/test_attention.py, tests/unit/nn/test_attention_inputs.py)
     Equal to a masked softmax in float64, forward and backward, whatever the strides; no
@@ -27,12 +27,38 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
+from equipoise.nn.tile_plain import backward_plain, forward_plain
+from equipoise.spec.mask import CAUSAL, Mask
+
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+"""What flash operators of CUDA take; everything else is computed by ``nn.tile_plain``."""
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """What a layer's attention computes besides a causal softmax."""
+
+    mask: Mask = CAUSAL
+    """Which keys of its document a query reads."""
+    softcap: float = 0.0
+    """Scores are ``softcap * tanh(score / softcap)``; 0 leaves them as they are."""
+    sinks_H: Tensor | None = None
+    """A score in each head's denominator that belongs to no key, [query heads]."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the causal softmax alone."""
+        return self.mask == CAUSAL and not self.softcap and self.sinks_H is None
+
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From queries, keys and values of some tokens to their outputs; differentiable."""
+
+AttendScored = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
+"""The same, for layers that differ in their heads and in what they compute."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +69,10 @@ class PackAttention:
     """Position of each token in its document, int64 [T]."""
     attend: Attend
     """Called once in each layer's forward pass, and again if the layer is recomputed."""
+    attend_scored: AttendScored | None = None
+    """The same attention for layers of other models."""
+    longest_tokens: int = 0
+    """Length of the longest document of the whole pack, wherever it lies [tokens]."""
 
 
 def require_alike(q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor) -> None:
@@ -102,7 +132,28 @@ def _spans(bounds: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in pairwise(bounds) if start < stop]
 
 
-class _AttendOnCpu(torch.autograd.Function):
+def _forward_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [t, H, E] and log-sum-exp [t, H] of one document."""
+    if not q.is_cpu:
+        return forward_plain(q, k, v, True, 0.0)
+    out, lse = _forward_cpu(lead_heads(q), lead_heads(k), lead_heads(v), 0.0, True)
+    return out.squeeze(0).transpose(0, 1), lse.squeeze(0).transpose(0, 1)
+
+
+def _backward_each(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of one document's queries, keys and values."""
+    if not q.is_cpu:
+        return backward_plain(grad_o, q, k, v, o, lse, True, 0.0)
+    given = [lead_heads(x) for x in (grad_o, q, k, v, o)]
+    parts = _backward_cpu(*given, lse.transpose(0, 1).unsqueeze(0), 0.0, True)
+    return tuple(part.squeeze(0).transpose(0, 1) for part in parts)
+
+
+class _AttendEach(torch.autograd.Function):
+    """One document after another."""
+
     @staticmethod
     def forward(
         ctx: Any, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, bounds: tuple[int, ...]
@@ -112,47 +163,30 @@ class _AttendOnCpu(torch.autograd.Function):
         if q_THE.dtype == torch.float64:
             lse_TH = lse_TH.double()
         for start, stop in _spans(bounds):
-            out, lse = _forward_cpu(
-                lead_heads(q_THE[start:stop]),
-                lead_heads(k_TGE[start:stop]),
-                lead_heads(v_TGE[start:stop]),
-                0.0,
-                True,
+            o_THE[start:stop], lse_TH[start:stop] = _forward_each(
+                *(x[start:stop] for x in (q_THE, k_TGE, v_TGE))
             )
-            o_THE[start:stop] = out.squeeze(0).transpose(0, 1)
-            lse_TH[start:stop] = lse.squeeze(0).transpose(0, 1)
         ctx.save_for_backward(q_THE, k_TGE, v_TGE, o_THE, lse_TH)
         ctx.bounds = bounds
         return o_THE
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q_THE, k_TGE, v_TGE, o_THE, lse_TH = ctx.saved_tensors
+        saved = ctx.saved_tensors
         grad_o_THE = grads[0].contiguous()
-        grad_q, grad_k, grad_v = map(torch.empty_like, (q_THE, k_TGE, v_TGE))
+        grad_q, grad_k, grad_v = map(torch.empty_like, saved[:3])
         for start, stop in _spans(ctx.bounds):
-            parts = _backward_cpu(
-                lead_heads(grad_o_THE[start:stop]),
-                lead_heads(q_THE[start:stop]),
-                lead_heads(k_TGE[start:stop]),
-                lead_heads(v_TGE[start:stop]),
-                lead_heads(o_THE[start:stop]),
-                lse_TH[start:stop].transpose(0, 1).unsqueeze(0),
-                0.0,
-                True,
-            )
+            parts = _backward_each(*(x[start:stop] for x in (grad_o_THE, *saved)))
             for grad, part in zip((grad_q, grad_k, grad_v), parts, strict=True):
-                grad[start:stop] = part.squeeze(0).transpose(0, 1)
+                grad[start:stop] = part
         return grad_q, grad_k, grad_v, None
 
 
 def _attend_on_cuda(
-    q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, doc_tokens: Sequence[int]
+    q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, bounds: Tensor, longest: int
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    bounds = torch.tensor([0, *doc_tokens], device=q_THE.device).cumsum(0).to(torch.int32)
-    longest = max(doc_tokens, default=0)
     out = varlen_attn(
         q_THE.contiguous(),
         k_TGE.contiguous(),
@@ -169,7 +203,12 @@ def _attend_on_cuda(
 
 
 def attend_documents(
-    q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, doc_tokens: Sequence[int]
+    q_THE: Tensor,
+    k_TGE: Tensor,
+    v_TGE: Tensor,
+    doc_tokens: Sequence[int],
+    *,
+    bounds_D: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax attention inside each document of a pack.
 
@@ -178,6 +217,8 @@ def attend_documents(
         k_TGE: Keys; the number of key/value heads divides the number of query heads.
         v_TGE: Values, shaped like the keys.
         doc_tokens: Length of each document, in pack order [tokens]; they sum to T.
+        bounds_D: Where documents begin and end, int32 [documents + 1], on a device that would
+            otherwise be sent them in each call.
 
     Returns:
         ``o_THE``, differentiable in all three inputs.
@@ -198,9 +239,11 @@ def attend_documents(
             f"The {len(doc_tokens)} documents hold {bounds[-1]} tokens, the pack "
             f"{q_THE.shape[0]}: pass the length of every document of the pack."
         )
-    if q_THE.is_cuda and q_THE.shape[0]:
-        return _attend_on_cuda(q_THE, k_TGE, v_TGE, doc_tokens)
-    out: Tensor = _AttendOnCpu.apply(q_THE, k_TGE, v_TGE, tuple(bounds))
+    if q_THE.is_cuda and q_THE.dtype in FLASH_DTYPES and len(q_THE):
+        if bounds_D is None:
+            bounds_D = torch.tensor(bounds, dtype=torch.int32, device=q_THE.device)
+        return _attend_on_cuda(q_THE, k_TGE, v_TGE, bounds_D, max(doc_tokens))
+    out: Tensor = _AttendEach.apply(q_THE, k_TGE, v_TGE, tuple(bounds))
     return out
 
 
@@ -214,7 +257,13 @@ def pack_attention(doc_tokens: Sequence[int], device: torch.device) -> PackAtten
     >>> pack_attention([3, 2], torch.device("cpu")).positions_T.tolist()
     [0, 1, 2, 0, 1]
     """
-    lengths = torch.tensor([0, *doc_tokens], device=device)
-    starts = torch.repeat_interleave(lengths.cumsum(0)[:-1], lengths[1:])
-    positions_T = torch.arange(len(starts), device=device) - starts
-    return PackAttention(positions_T, partial(attend_documents, doc_tokens=tuple(doc_tokens)))
+    lengths_D = torch.tensor([0, *doc_tokens])
+    bounds_D = lengths_D.cumsum(0)
+    starts_T = torch.repeat_interleave(bounds_D[:-1], lengths_D[1:])
+    positions_T = (torch.arange(len(starts_T)) - starts_T).to(device)
+    attend = partial(
+        attend_documents,
+        doc_tokens=tuple(doc_tokens),
+        bounds_D=bounds_D.to(device, torch.int32),
+    )
+    return PackAttention(positions_T, attend)

@@ -20,7 +20,7 @@ import torch
 from equipoise.cost.curve import LoadCurve
 from equipoise.nn.attention import attend_documents
 from equipoise.nn.clock import busy_clock
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.recompute import LayerRecompute, attention_repeats, layer_recompute
 from equipoise.spec.run.spec import Recompute
@@ -90,7 +90,7 @@ def _decoder_s(
 ) -> float:
     decoder = Decoder(dataclasses.replace(model, layers=layers))
     initialize(decoder, 0)
-    set_recompute(decoder, recompute)
+    decoder.set_recompute(recompute)
     decoder = decoder.to(device=device, dtype=dtype)
     tokens_T = torch.arange(sum(lengths), device=device) % model.vocab
 

@@ -7,10 +7,11 @@ Why
 
 What it decides
     Which operator computes a part: on CPU the flash operator of aten, on CUDA that of
-    ``nn.tile_cuda``. A tile is full, or a square in which query r reads keys 0 to r (``causal``)
-    or keys from r on (``anticausal``, which is causal with queries and keys in reverse order). So
-    every row has a key: for a row without one the operator returns a log-sum-exp of 0 instead
-    of minus infinity, and merges would be silently wrong.
+    ``nn.tile_cuda``, in bf16 and fp16; everything else is computed by ``nn.tile_plain``. A tile is
+    full, or a square in which query r reads keys 0 to r (``causal``) or keys from r on
+    (``anticausal``, which is causal with queries and keys in reverse order). So every row has a
+    key: for a row without one the operator returns a log-sum-exp of 0 instead of minus infinity,
+    and merges would be silently wrong.
 
 Kept true (tests/unit/nn/test_tile.py)
     Parts merged equal one masked softmax in float64, forward and backward.
@@ -24,8 +25,9 @@ import torch
 from torch import Tensor
 
 from equipoise.base.errors import LayoutError
-from equipoise.nn.attention import lead_heads
-from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
+from equipoise.nn.attention import FLASH_DTYPES, lead_heads
+from equipoise.nn.tile_cuda import Runs, backward_cuda, forward_cuda
+from equipoise.nn.tile_plain import backward_plain, forward_plain
 from equipoise.schedule.attention.schedule import TileKind
 
 _forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -37,12 +39,17 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def _takes_flash(q: Tensor, softcap: float) -> bool:
+    """Whether the flash operator of CUDA takes such a tile."""
+    return q.is_cuda and q.dtype in FLASH_DTYPES and not softcap
+
+
 def _order(x_t: Tensor, kind: TileKind) -> Tensor:
     return x_t.flip(0) if kind == "anticausal" else x_t
 
 
 def attend_tile(
-    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, kind: TileKind
+    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, kind: TileKind, *, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of some queries to some keys.
 
@@ -51,14 +58,15 @@ def attend_tile(
         k_sGE: Keys; the number of key/value heads divides the number of query heads.
         v_sGE: Values, shaped like the keys.
         kind: ``full``; or, with as many keys as queries, ``causal`` or ``anticausal``.
+        softcap: Scores are ``softcap * tanh(score / softcap)``; 0 leaves them as they are.
 
     Returns:
         ``o_tHE`` over these keys, and ``lse_tH`` [queries, query heads] of their scores, in
         fp32 (fp64 if the queries are).
 
     Raises:
-        LayoutError: the tensors are neither on a CPU nor in bf16 or fp16 on a CUDA device, or a
-            tile that is not full is not square.
+        LayoutError: the tensors are neither on a CPU nor on a CUDA device, or a tile that is not
+            full is not square.
     """
     if q_tHE.device.type not in ("cpu", "cuda"):
         raise LayoutError(
@@ -71,8 +79,11 @@ def attend_tile(
             f"{len(k_sGE)} keys. Give it as many keys as queries."
         )
     q, k, v = (_order(x, kind) for x in (q_tHE, k_sGE, v_sGE))
-    if q.is_cuda:
+    if _takes_flash(q, softcap):
         o_tHE, lse_tH = forward_cuda(q, k, v, kind != "full")
+        return _order(o_tHE, kind), _order(lse_tH, kind)
+    if softcap or not q.is_cpu:
+        o_tHE, lse_tH = forward_plain(q, k, v, kind != "full", softcap)
         return _order(o_tHE, kind), _order(lse_tH, kind)
     out, lse = _forward_cpu(lead_heads(q), lead_heads(k), lead_heads(v), 0.0, kind != "full")
     o_tHE, lse_tH = (x.squeeze(0).transpose(0, 1) for x in (out, lse))
@@ -87,6 +98,8 @@ def attend_tile_backward(
     o_tHE: Tensor,
     lse_tH: Tensor,
     kind: TileKind,
+    *,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This tile's part of the gradients of attention over all keys.
 
@@ -98,6 +111,7 @@ def attend_tile_backward(
         o_tHE: Output over all keys, not over the tile's.
         lse_tH: Log-sum-exp over all keys.
         kind: As in the forward pass.
+        softcap: Likewise.
 
     Returns:
         Gradients of the queries, the keys and the values, to be summed over tiles.
@@ -105,8 +119,13 @@ def attend_tile_backward(
     grad_o, q, k, v, o, lse = (
         _order(x, kind) for x in (grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH)
     )
-    if q.is_cuda:
-        grads = backward_cuda(grad_o, q, k, v, o, lse, kind != "full")
+    if _takes_flash(q, softcap) or softcap or not q.is_cpu:
+        given = grad_o, q, k, v, o, lse
+        grads = (
+            backward_cuda(*given, kind != "full")
+            if _takes_flash(q, softcap)
+            else backward_plain(*given, kind != "full", softcap)
+        )
         grad_q, grad_k, grad_v = (_order(each, kind) for each in grads)
         return grad_q, grad_k, grad_v
     parts = _backward_cpu(
@@ -123,6 +142,57 @@ def attend_tile_backward(
     return grad_q, grad_k, grad_v
 
 
+def attend_tiles(
+    q_tHE: Tensor, k_sGE: Tensor, v_sGE: Tensor, runs: Runs, *, is_causal: bool, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """``attend_tile`` of several tiles, each its own queries and keys; one call on CUDA.
+
+    Args:
+        q_tHE: Queries of all tiles, one after another.
+        k_sGE: Keys likewise.
+        v_sGE: Values likewise.
+        runs: Lengths of the tiles.
+        is_causal: Whether every tile is ``causal``; else every tile is ``full``.
+        softcap: As for ``attend_tile``.
+    """
+    if _takes_flash(q_tHE, softcap):
+        return forward_cuda(q_tHE, k_sGE, v_sGE, is_causal, runs)
+    kind: TileKind = "causal" if is_causal else "full"
+    parts = [
+        attend_tile(q, k, v, kind, softcap=softcap)
+        for q, k, v in zip(
+            q_tHE.split(runs.queries), k_sGE.split(runs.keys), v_sGE.split(runs.keys), strict=True
+        )
+    ]
+    return torch.cat([o for o, _ in parts]), torch.cat([lse for _, lse in parts])
+
+
+def attend_tiles_backward(
+    grad_o_tHE: Tensor,
+    q_tHE: Tensor,
+    k_sGE: Tensor,
+    v_sGE: Tensor,
+    o_tHE: Tensor,
+    lse_tH: Tensor,
+    runs: Runs,
+    *,
+    is_causal: bool,
+    softcap: float,
+) -> tuple[Tensor, ...]:
+    """``attend_tile_backward`` of several tiles; one call on CUDA."""
+    given = grad_o_tHE, q_tHE, k_sGE, v_sGE, o_tHE, lse_tH
+    if _takes_flash(q_tHE, softcap):
+        return backward_cuda(*given, is_causal, runs)
+    kind: TileKind = "causal" if is_causal else "full"
+    counts = runs.queries, runs.queries, runs.keys, runs.keys, runs.queries, runs.queries
+    tiles = zip(*(x.split(each) for x, each in zip(given, counts, strict=True)), strict=True)
+    parts = [
+        attend_tile_backward(grad_o, q, k, v, o, lse, kind, softcap=softcap)
+        for grad_o, q, k, v, o, lse in tiles
+    ]
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+
+
 def merge_tile_(o_tHE: Tensor, lse_tH: Tensor, part_tHE: Tensor, part_lse_tH: Tensor) -> None:
     """Merge an output over further keys into the output so far, in place.
 
@@ -136,3 +206,34 @@ def merge_tile_(o_tHE: Tensor, lse_tH: Tensor, part_tHE: Tensor, part_lse_tH: Te
     share = torch.sigmoid(part_lse_tH - lse_tH).unsqueeze(-1)
     o_tHE.lerp_(part_tHE.to(o_tHE.dtype), share)
     lse_tH.copy_(torch.logaddexp(lse_tH, part_lse_tH))
+
+
+def sink_tile_(o_tHE: Tensor, lse_tH: Tensor, sinks_H: Tensor) -> None:
+    """Add a sink to the denominator of each head's softmax over all keys, in place.
+
+    With the result, the backward passes of tiles are exact as they are: a sink has no value, so
+    that it changes the shares of the keys and nothing else.
+
+    Args:
+        o_tHE: Output over all keys, in ``sum_dtype``.
+        lse_tH: Log-sum-exp over all keys.
+        sinks_H: The sink's score in each head, in the same dtype.
+    """
+    o_tHE.mul_(torch.sigmoid(lse_tH - sinks_H).unsqueeze(-1))
+    lse_tH.copy_(torch.logaddexp(lse_tH, sinks_H))
+
+
+def sink_gradient(grad_o_tHE: Tensor, o_tHE: Tensor, lse_tH: Tensor, sinks_H: Tensor) -> Tensor:
+    """Gradient of the sinks [heads], from the queries whose output over all keys is here.
+
+    The gradient of a score is its share times (the gradient of the share, minus their mean over
+    all scores), and that of the sink's share is 0.
+
+    Args:
+        grad_o_tHE: Gradient of the output.
+        o_tHE: Output over all keys and the sink.
+        lse_tH: Log-sum-exp over all keys and the sink.
+        sinks_H: The sinks' scores, in ``sum_dtype``.
+    """
+    mean_tH = (grad_o_tHE.to(sinks_H.dtype) * o_tHE.to(sinks_H.dtype)).sum(-1)
+    return -((sinks_H - lse_tH).exp_().mul_(mean_tH)).sum(0)

@@ -12,36 +12,63 @@ Sources
     the random state without dropout is two zeros.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-
-from equipoise.base.errors import LayoutError
 
 _forward = torch.ops.aten._flash_attention_forward
 _backward = torch.ops.aten._flash_attention_backward
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """Lengths of several tiles whose queries lie one after another, and their keys too."""
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    query_bounds: Tensor
+    """Where each begins and ends, int32 [tiles + 1], on the tensors' device."""
+    key_bounds: Tensor
+
+    @classmethod
+    def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> "Runs":
+        """Runs of these lengths, each >= 1."""
+        bounds = [
+            torch.tensor([0, *each]).cumsum(0).to(device, torch.int32) for each in (queries, keys)
+        ]
+        return cls(tuple(queries), tuple(keys), *bounds)
+
+
 def _bounds(x_tHE: Tensor) -> Tensor:
-    return torch.tensor([0, len(x_tHE)], dtype=torch.int32, device=x_tHE.device)
+    """The two ends of one sequence, int32 [2], made on the device: nothing is copied to it."""
+    tokens = len(x_tHE)
+    return torch.arange(0, tokens + 1, tokens, dtype=torch.int32, device=x_tHE.device)
 
 
-def forward_cuda(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """Output [queries, heads, width] and log-sum-exp [queries, heads] of one tile.
+def _sizes(q: Tensor, k: Tensor, runs: Runs | None) -> tuple[Tensor, Tensor, int, int]:
+    """Bounds of queries and keys, and the longest run of each."""
+    if runs is None:
+        return _bounds(q), _bounds(k), len(q), len(k)
+    return runs.query_bounds, runs.key_bounds, max(runs.queries), max(runs.keys)
 
-    Raises:
-        LayoutError: the tensors are in a dtype that the operator does not take.
+
+def forward_cuda(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, runs: Runs | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output [queries, heads, width] and log-sum-exp [queries, heads] of one tile, or of several.
+
+    Args:
+        q: Queries [queries, heads, width], in bf16 or fp16.
+        k: Keys.
+        v: Values.
+        is_causal: Whether each query reads the keys up to its own place in its tile.
+        runs: The tiles; one unless given.
     """
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        raise LayoutError(
-            f"Attention in parts on {q.device} takes bf16 and fp16; the queries are "
-            f'{q.dtype}. Set train.precision = "bf16".'
-        )
     out, lse, *_ = _forward(
         *(x.contiguous() for x in (q, k, v)),
-        _bounds(q),
-        _bounds(k),
-        len(q),
-        len(k),
+        *_sizes(q, k, runs),
         0.0,
         is_causal,
         False,
@@ -50,16 +77,20 @@ def forward_cuda(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tens
 
 
 def backward_cuda(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse_tH: Tensor, is_causal: bool
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse_tH: Tensor,
+    is_causal: bool,
+    runs: Runs | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one tile, given output and log-sum-exp over all keys."""
+    """Gradients of one tile, or of several, given output and log-sum-exp over all keys."""
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
     grad_q, grad_k, grad_v = _backward(
         *(x.contiguous() for x in (grad_o, q, k, v, o, lse_tH.t())),
-        _bounds(q),
-        _bounds(k),
-        len(q),
-        len(k),
+        *_sizes(q, k, runs),
         0.0,
         is_causal,
         no_dropout,

@@ -36,6 +36,7 @@ class JournalLines:
     starts: list[Event] = field(default_factory=list)
     steps: dict[int, Event] = field(default_factory=dict)
     packs: dict[int, Event] = field(default_factory=dict)
+    evaluations: dict[int, Event] = field(default_factory=dict)
     spans: list[Event] = field(default_factory=list)
     sessions: list[int] = field(default_factory=list)
     """How often the rank had restarted before each span."""
@@ -58,6 +59,8 @@ class JournalLines:
                 self.sessions.append(self._session)
             case "scalar", "step", int(step):
                 self.steps[step] = event
+            case "scalar", "eval", int(step):
+                self.evaluations[step] = event
             case "decision", "pack", int(step):
                 self.packs[step] = event
             case "decision", "memory", _:

@@ -25,7 +25,15 @@ from equipoise.base.arrays import Floats
 from equipoise.base.errors import DataError
 from equipoise.observe.event import journal_name
 from equipoise.observe.journal_lines import MOST_RANKS, Event, JournalLines, read_journals
-from equipoise.observe.run_record import Memory, RunFault, RunRecord, Spans, Start, Stop
+from equipoise.observe.run_record import (
+    Evaluations,
+    Memory,
+    RunFault,
+    RunRecord,
+    Spans,
+    Start,
+    Stop,
+)
 from equipoise.spec.run.keys import RENAMED, rename_keys
 
 
@@ -136,6 +144,7 @@ def read_run(folder: Path) -> RunRecord:
         faults=tuple(
             _fault(rank, event) for rank, journal in journals.items() for event in journal.faults
         ),
+        evaluations=_evaluations(zero.evaluations),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
         missing_ranks=tuple(rank for rank in range(start.world) if rank not in journals),
     )
@@ -216,6 +225,43 @@ def _spans(journal: JournalLines) -> Spans:
         stage=_column(kept, "stage"),
         predicted_begin_s=_column(kept, "predicted_begin_s"),
         predicted_s=_column(kept, "predicted_s"),
+    )
+
+
+def _evaluations(events: Mapping[int, Event]) -> Evaluations:
+    ordered = [events[step] for step in sorted(events)]
+    tables = [each if isinstance(each := event.get("buckets"), dict) else {} for event in ordered]
+
+    def lists(table: Mapping[str, Any], key: str) -> list[Any]:
+        values = table.get(key)
+        return values if isinstance(values, list) else []
+
+    names = sorted({n for t in tables for n in lists(t, "least_tokens") if isinstance(n, int)})
+
+    def of_buckets(key: str) -> Floats:
+        rows = np.full((len(ordered), len(names)), np.nan)
+        for row, table in enumerate(tables):
+            for name, value in zip(lists(table, "least_tokens"), lists(table, key), strict=False):
+                if name in names:
+                    rows[row, names.index(name)] = _number(value)
+        return rows
+
+    def of_each(key: str) -> Floats:
+        return _column(ordered, key)
+
+    return Evaluations(
+        step=np.array(sorted(events), dtype=np.int64),
+        loss=of_each("loss"),
+        bits_per_byte=of_each("bits_per_byte"),
+        labels=of_each("labels"),
+        tokens=of_each("tokens"),
+        documents=of_each("documents"),
+        eval_s=of_each("eval_s"),
+        predicted_s=of_each("predicted_s"),
+        least_tokens=np.array(names, dtype=np.int64),
+        bucket_loss=of_buckets("loss"),
+        bucket_labels=of_buckets("labels"),
+        bucket_documents=of_buckets("documents"),
     )
 
 

@@ -93,6 +93,31 @@ class RunFault:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluations:
+    """Held-out losses in order of their steps; E evaluations, B buckets of document lengths."""
+
+    step: NDArray[np.int64]
+    """Steps that were done; 0 before the first."""
+    loss: Floats
+    """Mean over all labels [nats]."""
+    bits_per_byte: Floats
+    """NaN where the tokenizer does not say which bytes its tokens stand for."""
+    labels: Floats
+    tokens: Floats
+    documents: Floats
+    eval_s: Floats
+    """Measured, no part of any step [s]."""
+    predicted_s: Floats
+    """Predicted compute of the slowest rank [s]."""
+    least_tokens: NDArray[np.int64]
+    """Shortest length of each bucket, ascending powers of two [tokens]; int64 [B]."""
+    bucket_loss: Floats
+    """[evaluation, bucket]; NaN where a bucket has no label [nats]."""
+    bucket_labels: Floats
+    bucket_documents: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run as arrays. S steps with a rank-0 ``step`` line, R ranks; ``[step, rank]``."""
 
@@ -143,6 +168,7 @@ class RunRecord:
     stop: Stop | None
     """None while the run continues, or if it was killed."""
     faults: tuple[RunFault, ...]
+    evaluations: Evaluations
     torn_lines: int
     missing_ranks: tuple[int, ...] = ()
     """Ranks of the newest session whose journal is not in the folder."""

@@ -9,7 +9,7 @@ What it decides
     0     pp           the stages of this rank (the caller cuts)   ``pipeline.part.DecoderPart``
     1     ep, etp      its own experts stay; rows travel           ``expert.exchange``
     2     tp           its share of every other weight stays       ``tensor.shard``
-    3     (recompute)  what each layer makes again in a backward   ``nn.decoder.set_recompute``
+    3     (recompute)  what each layer makes again in a backward   ``set_recompute``
     4     dp, cp       ZeRO shards what is left                    ``zero.shard``
     ====  ===========  ==========================================  ==============================
 
@@ -24,7 +24,8 @@ Kept true (tests/multi/check/test_layout.py, tests/multi/parallel/test_pipeline_
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.memory.weights import SMALL_BYTES
-from equipoise.nn.decoder import Decoder, set_recompute
+from equipoise.nn.decoder import Decoder
+from equipoise.nn.packed import PackedModel
 from equipoise.parallel.expert.exchange import spread_experts
 from equipoise.parallel.tensor.shard import split_weights
 from equipoise.parallel.zero.shard import ShardedDecoder, mixed_precision
@@ -32,7 +33,7 @@ from equipoise.spec.run.spec import Recompute
 
 
 def apply_axes(
-    decoder: Decoder,
+    decoder: PackedModel,
     ranks: Ranks,
     *,
     zero: int,
@@ -58,9 +59,9 @@ def apply_axes(
     """
     if mesh is not None:
         spread_experts(decoder, mesh, policy=mixed_precision(precision))
-        if mesh.layout.tp > 1:
+        if mesh.layout.tp > 1 and isinstance(decoder, Decoder):  # ZeRO refuses any other
             split_weights(decoder, mesh)
-    set_recompute(decoder, recompute)
+    decoder.set_recompute(recompute)
     return ShardedDecoder(
         decoder, ranks, zero=zero, precision=precision, mesh=mesh, small_bytes=small_bytes
     )

@@ -40,6 +40,7 @@ from equipoise.schedule.attention.count import tile_pairs
 from equipoise.schedule.attention.price import BACKWARD_OVER_FORWARD
 from equipoise.sim.planned import end_of_step_s
 from equipoise.spec.layout import rows_of
+from equipoise.spec.mask import CAUSAL, Mask
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
@@ -149,12 +150,26 @@ class ContextPlanner:
         heads = share_heads(
             self.model.heads, self.model.kv_heads, ranks=self.layout.tp, rank=tensor_rank
         )
+        return self.plan_as(doc_tokens, len(heads.heads), len(heads.kv_heads))
+
+    def plan_as(
+        self, doc_tokens: Sequence[int], heads: int, kv_heads: int, mask: Mask = CAUSAL
+    ) -> ContextPlan:
+        """The plan for other heads or another mask; the same tokens lie on the same ranks.
+
+        Args:
+            doc_tokens: Length of each document [tokens].
+            heads: Query heads.
+            kv_heads: Key/value heads.
+            mask: Which keys of its document a query reads.
+        """
         return plan_context(
             doc_tokens,
             self.context,
             self.layout.strategy,
-            heads=len(heads.heads),
-            kv_heads=len(heads.kv_heads),
+            heads=heads,
+            kv_heads=kv_heads,
+            mask=mask,
             sharding=self.layout.sharding,
             ranks_per_node=self.layout.ranks_per_node or self.context,
             price=self.price,

@@ -7,14 +7,16 @@ Kept true (tests/multi/train/test_train.py and beside it a file for each axis)
 from pathlib import Path
 
 from equipoise.balance.packing.pack import StepPacker, make_packer
+from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.weights import SMALL_BYTES
 from equipoise.data.cache.store import TokenStore
-from equipoise.data.stream import DocumentStream
+from equipoise.data.mixture import Stream
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.read import load_hf
+from equipoise.nn.packed import PackedModel
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import make_adamw
 from equipoise.parallel.apply import apply_axes
@@ -28,10 +30,11 @@ from equipoise.train.context import ContextGroup
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
+from equipoise.train.trained import choose_trained
 
 
 def join_sharing(
-    resolved: ResolvedFile, ranks: Ranks, curve: LoadCurve, stream: DocumentStream
+    resolved: ResolvedFile, ranks: Ranks, curve: LoadCurve, stream: Stream
 ) -> ContextGroup | Partners:
     """The ranks with which this one shares micro-batches, or documents of them.
 
@@ -70,7 +73,7 @@ def build_runner(
     journal: EventSink,
     sharing: ContextGroup | Partners,
     *,
-    whole: Decoder | None = None,
+    whole: PackedModel | None = None,
     small_bytes: int = SMALL_BYTES,
 ) -> StepRunner:
     """This rank's layers with their first weights, an optimizer, and what runs steps of them.
@@ -81,13 +84,20 @@ def build_runner(
         store: Tokens of the corpus.
         journal: This rank's.
         sharing: Those that it shares with.
-        whole: The whole decoder with its weights, in any dtype; the run's own unless given.
+        whole: The whole model with its weights, in any dtype; those that need a gradient are
+            trained. The run's own unless given.
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
     """
     train, layout = resolved.spec.train, resolved.spec.layout
     stages = _stages(sharing)
+    if stages is not None:
+        model: PackedModel = _first_part(resolved, stages, whole)
+    else:
+        model = first_model(resolved) if whole is None else whole
+    if whole is None:
+        choose_trained(model, resolved.spec, resolved.model)
     sharded = apply_axes(
-        _first_decoder(resolved, stages, whole).to(ranks.device),
+        model.to(ranks.device),
         ranks,
         zero=layout.zero,
         precision=train.precision,
@@ -111,22 +121,44 @@ def _stages(sharing: ContextGroup | Partners) -> tuple[ContextGroup, StagePlanne
     return None
 
 
-def _first_decoder(
-    resolved: ResolvedFile,
-    stages: tuple[ContextGroup, StagePlanner] | None,
-    whole: Decoder | None,
+def first_model(resolved: ResolvedFile) -> PackedModel:
+    """The whole model of a run, by its engine, with its first weights on the CPU.
+
+    Raises:
+        ModelError: the folder's model cannot be built, or would not be exact.
+    """
+    spec, folder = resolved.spec, resolved.init_folder
+    if spec.model.engine == "transformers":
+        # It takes seconds to import, and is an extra.
+        from equipoise.parallel.theirs.build import build_theirs
+
+        return build_theirs(
+            Path(folder),
+            resolved.model,
+            seed=spec.train.seed,
+            context_tokens=spec.pack.context_tokens,
+        )
+    whole = Decoder(resolved.model)
+    if folder:
+        load_hf(whole, Path(folder))
+    else:
+        initialize(whole, spec.train.seed)
+    return whole
+
+
+def _first_part(
+    resolved: ResolvedFile, stages: tuple[ContextGroup, StagePlanner], whole: PackedModel | None
 ) -> Decoder:
-    """The layers of this rank, with their weights."""
-    seed, folder = resolved.spec.train.seed, resolved.init_folder
-    if whole is None:
-        if not folder and stages is not None:
-            return initial_part(*stages, seed)
-        whole = Decoder(resolved.model)
-        if folder:
-            load_hf(whole, Path(folder))
-        else:
-            initialize(whole, seed)
-    return whole if stages is None else cut_part(whole, *stages)
+    """The stages of this rank, with their weights."""
+    if whole is None and not resolved.init_folder:
+        return initial_part(*stages, resolved.spec.train.seed)
+    whole = whole or first_model(resolved)
+    if not isinstance(whole, Decoder):
+        raise LayoutError(
+            f"layout.pp = {resolved.spec.layout.pp} cuts a decoder into stages, and modules of "
+            f"transformers cannot be cut. Set layout.pp = 1."
+        )
+    return cut_part(whole, *stages)
 
 
 def _mesh(resolved: ResolvedFile, ranks: Ranks, sharing: ContextGroup | Partners) -> Mesh | None:

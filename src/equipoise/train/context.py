@@ -9,27 +9,30 @@ Kept true (tests/multi/check/test_check.py, tests/multi/train/test_train.py)
     Loss, logits and every gradient equal one rank's, also where a rank has no token or no label.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.balance.context.plan import ContextPlan
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
-from equipoise.comm.mail import Ledger
+from equipoise.comm.mail import Ledger, LinkGroups
 from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import Batch
-from equipoise.nn.attention import Attend, PackAttention
+from equipoise.nn.attention import Attend, PackAttention, Scoring
 from equipoise.parallel.context.attention import attend_by_plan, attend_in_one_process
 from equipoise.schedule.attention.count import Wire, count_attention
 from equipoise.sim.rank_loads import ContextPlanner, RankLoads
 from equipoise.sim.stages import StagePlanner
+from equipoise.spec.mask import Mask
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
 
@@ -50,11 +53,41 @@ def whole(batch: Batch) -> Share:
     return Share(batch.tokens_T, batch.labels_T, batch.doc_tokens, slice(None))
 
 
-def take(batch: Batch, rows: Ints, positions: Ints, attend: Attend) -> Share:
+@dataclass(frozen=True, slots=True, eq=False)
+class AttendPlanned:
+    """Attention over ranks, by a plan for each kind of layer that a model has."""
+
+    plan_for: Callable[[int, int, Mask], ContextPlan]
+    """The plan for a number of query heads, of key/value heads, and a mask."""
+    group: dist.ProcessGroup | None
+    links: LinkGroups | None
+    ledger: Ledger
+    is_alone: bool = False
+    """Whether all ranks of the plan are this one."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        """One layer's attention."""
+        plan = self.plan_for(q.shape[1], k.shape[1], scoring.mask)
+        options: dict[str, Any] = {"softcap": scoring.softcap, "sinks_H": scoring.sinks_H}
+        if self.is_alone:
+            return attend_alone(plan, **options)(q, k, v)
+        options |= {"ledger": self.ledger, "links": self.links}
+        return attend_by_plan(q, k, v, plan, self.group, **options)
+
+
+def take(
+    batch: Batch,
+    rows: Ints,
+    positions: Ints,
+    attend: Attend,
+    attend_scored: AttendPlanned,
+    longest_tokens: int,
+) -> Share:
     """Some rows of a micro-batch, which stand at these positions and attend so."""
     device = batch.tokens_T.device
     taken = torch.from_numpy(rows).to(device)
-    pack = PackAttention(torch.from_numpy(positions).to(device), attend)
+    places = torch.from_numpy(positions).to(device)
+    pack = PackAttention(places, attend, attend_scored, longest_tokens)
     return Share(batch.tokens_T[taken], batch.labels_T[taken], pack, taken)
 
 
@@ -80,7 +113,7 @@ class ContextGroup:
         """Find the ranks that share with this one; every rank calls it.
 
         Raises:
-            LayoutError: cp does not divide the ranks, or they are not on a CPU.
+            LayoutError: cp does not divide the ranks.
         """
         context = planner.context
         require_context(context, ranks)
@@ -103,10 +136,13 @@ class ContextGroup:
         if self.planner.context == 1:
             return whole(batch)
         plan = self._plan(batch.doc_tokens)
-        group = self.mesh.peers("cp").group
-        attend = partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
-        shares = plan.shares
-        return take(batch, shares.rows[self.rank], shares.positions[self.rank], attend)
+        peers, ledger = self.mesh.peers("cp"), self.ledger
+        group, links = peers.group, peers.links
+        attend = partial(attend_by_plan, plan=plan, group=group, ledger=ledger, links=links)
+        plan_for = partial(self.planner.plan_as, batch.doc_tokens)
+        scored = AttendPlanned(plan_for, group, links, ledger)
+        rows, positions = plan.shares.rows[self.rank], plan.shares.positions[self.rank]
+        return take(batch, rows, positions, attend, scored, max(batch.doc_tokens, default=0))
 
     def holds(self, packed: PackedStep, turn: int) -> tuple[int, int]:
         """Tokens of its share, and bytes that a layer keeps of what it receives, in fp32."""
@@ -138,26 +174,26 @@ def require_context(context: int, ranks: Ranks) -> None:
     """Refuse what ranks cannot share.
 
     Raises:
-        LayoutError: cp does not divide the ranks, or they are not on a CPU.
+        LayoutError: cp does not divide the ranks.
     """
     if ranks.world % context:
         raise LayoutError(
             f"layout.cp = {context} does not divide {ranks.world} ranks. Set layout.cp "
             f"to a divisor of {ranks.world}."
         )
-    if context > 1 and ranks.device.type != "cpu":
-        raise LayoutError(
-            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this rank is "
-            f"on {ranks.device}. Set layout.cp = 1."
-        )
 
 
-def attend_alone(plan: ContextPlan) -> Attend:
+def attend_alone(
+    plan: ContextPlan, *, softcap: float = 0.0, sinks_H: Tensor | None = None
+) -> Attend:
     """Attention of all ranks of a plan in this process; rows are in the order of their ranks."""
     order = torch.from_numpy(np.concatenate(plan.shares.rows))
     back = torch.argsort(order)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_in_one_process(q[back], k[back], v[back], plan)[order]
+        out = attend_in_one_process(
+            q[back], k[back], v[back], plan, softcap=softcap, sinks_H=sinks_H
+        )
+        return out[order]
 
     return attend

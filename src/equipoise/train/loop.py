@@ -29,7 +29,7 @@ from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import TokenStore, open_store
-from equipoise.data.stream import DocumentStream
+from equipoise.data.mixture import open_stream
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
@@ -37,6 +37,7 @@ from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.names import CHECKPOINTS
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
@@ -49,11 +50,13 @@ from equipoise.train.curves import (
     doubt_curve,
     obtain_curve,
 )
+from equipoise.train.evaluate import Evaluator
 from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.side import build_sides, run_sides, span_all
-from equipoise.train.sinks import TensorBoardSink
-from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
+from equipoise.train.sinks.catalog import Sinks, open_sinks
+from equipoise.train.trained import count_trained
+from equipoise.train.watch import FolderGoneError, Word
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
@@ -78,10 +81,11 @@ class Trainer:
         self.spec, self.model = resolved.spec, resolved.model
         self.store: TokenStore = open_store(Path(resolved.corpus))
         check_vocabulary(self.store, self.model.vocab)
-        self.stream = DocumentStream(
+        self.stream = open_stream(
             self.store.doc_tokens,
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
+            mixture=self.store.mixture,
         )
         with span_all(journals, "measure"):
             self.curve: LoadCurve = obtain_curve(
@@ -100,7 +104,8 @@ class Trainer:
         )
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
-        needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
+        self.evaluator = Evaluator(resolved, ranks, self.journal, self.runner, self.curve)
+        needed_bytes = 4 * self.model.params + 8 * count_trained(self.spec, self.model)  # moments
         self.ground = RunFolder(folder, ranks, journals, needed_bytes)
 
     @property
@@ -126,6 +131,8 @@ class Trainer:
                         model=self.model,
                         corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
+                        run=resume_facts(self.spec),
+                        engine=self.spec.model.engine,
                     )
             except CheckpointError as error:
                 fault = str(error)
@@ -140,6 +147,8 @@ class Trainer:
             self.journal.write("fault", "torn-checkpoint", message=sentence)
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
+        if not manifest.step:
+            self.runner.optimizer.state.clear()  # torch saves no step as one of zero gradients
         self.position = Position(manifest.step, manifest.position_tokens)
         self.ground.keep(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
@@ -194,14 +203,11 @@ class Trainer:
         """
         with ExitStack() as stack:
             stack.callback(self.ground.close)
-            board = TensorBoardSink.open_if(
-                self.spec.journal.tensorboard and self.ranks.rank == 0,
-                self.folder / "tensorboard",
-            )
-            stack.callback(board.close)
-            return self._run(view, stop, board)
+            sinks = open_sinks(self.folder, self.spec, is_first=self.ranks.rank == 0)
+            stack.callback(sinks.close)
+            return self._run(view, stop, sinks)
 
-    def _run(self, view: StepView, stop: StopRequest, board: TensorBoardSink) -> str:
+    def _run(self, view: StepView, stop: StopRequest, sinks: Sinks) -> str:
         steps = self.spec.train.steps
         self._write_start(self.position.step)
         if said := disturbed_sentence(self.curve):
@@ -210,6 +216,7 @@ class Trainer:
         saved_step = self.position.step
         if saved_step < steps:
             self.ground.require_room(self.position.step)
+        self.evaluator.begin(self.position.step, view, sinks)
         began, first, loss = time.perf_counter(), self.position.step, float("nan")
         while self.position.step < steps:
             step = self.position.step + 1
@@ -233,15 +240,16 @@ class Trainer:
                 side.write_step(packed, each, step=step, tokens=self.position.tokens)
                 for side, packed, each in zip(self.sides, packs, results, strict=True)
             ]
-            board.write(step, figures)
+            sinks.write(step, figures)
             if len(self.record.busy_over_predicted) == DOUBT_STEPS:
                 self._doubt_curve(view)
             balance = skew(loads.predicted_s)
             view.show(step, result.loss, figures["tokens_per_s"], figures["mfu"], balance)
             if result.words[0] & Word.GONE:
                 self._leave_if_gone(view)
-            for sentence in (*self.ground.hear(result.words, step), *board.take_notices()):
+            for sentence in (*self.ground.hear(result.words, step), *sinks.take_notices()):
                 view.say(sentence)
+            self.evaluator.look(step, view, sinks)
             if result.stop:
                 reason = "interrupted"
                 break
@@ -251,7 +259,7 @@ class Trainer:
                 saved_step = self._save(view, must=step == steps) or saved_step
                 if saved_step == step < steps:
                     self.ground.require_room(self.position.step)
-        if saved_step != self.position.step:
+        if saved_step != self.position.step or not steps:
             self._leave_if_gone(view)
             self._save(view, must=True)
         for side in self.sides:
@@ -267,7 +275,7 @@ class Trainer:
             view.say(sentence)
         done = self.position.step - first
         if done:
-            took_s = time.perf_counter() - began
+            took_s = time.perf_counter() - began - self.evaluator.spent_s
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
         self._doubt_curve(view)
         return reason
@@ -361,6 +369,7 @@ class Trainer:
             context_tokens=self.spec.pack.context_tokens,
             files={},
             run=resume_facts(self.spec),
+            engine=self.spec.model.engine,
         )
         self.ground.make_room()
         try:

@@ -84,7 +84,7 @@ class PipelineRunner:
         stage.
         """
         turns = self.sharing.turns(packed)
-        batches = [self._batch(packed, at, turn) for at, turn in enumerate(turns)]
+        batches = self._batches(packed, self.store)
         planned = self.stages.plan_rank(packed, self.sharing.data_rank)
         clock, began = busy_clock(self.ranks.device), time.perf_counter()
         begun = clock()
@@ -95,6 +95,12 @@ class PipelineRunner:
         write_spans(self.journal, run.timeline, step=step, predicted=planned.timeline)
         losses = [float(run.losses.get(at, 0.0)) for at in range(len(turns))]
         return losses, busy_s, passed_s - ran_s
+
+    def evaluate(self, packed: PackedStep, store: TokenStore) -> list[float]:
+        """Summed loss of each micro-batch, forward only; 0 but on the rank with the last stage."""
+        batches = self._batches(packed, store)
+        run = self.pipeline.evaluate(self.stages.rank_of, batches)
+        return [float(run.losses.get(at, 0.0)) for at in range(len(batches))]
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -110,8 +116,14 @@ class PipelineRunner:
         """Sum gradients over replicas and tied tables, once after all micro-batches."""
         self.pipeline.sum_gradients(self.stages.rank_of)
 
-    def _batch(self, packed: PackedStep, at: int, turn: MicroBatch) -> StageBatch:
-        batch = make_batch(self.store, turn, self.ranks.device)
+    def _batches(self, packed: PackedStep, store: TokenStore) -> list[StageBatch]:
+        turns = self.sharing.turns(packed)
+        return [self._batch(store, packed, at, turn) for at, turn in enumerate(turns)]
+
+    def _batch(
+        self, store: TokenStore, packed: PackedStep, at: int, turn: MicroBatch
+    ) -> StageBatch:
+        batch = make_batch(store, turn, self.ranks.device)
         if turn.attends_from is not None:
             return StageBatch(batch.tokens_T, batch.labels_T, Slices.of(turn))
         share = self.sharing.share(packed, at, batch)

@@ -1,10 +1,12 @@
 """What a run writes down: its start, each pack, each step, its memory; predicted and measured.
 
 Kept true (tests/multi/train/test_train.py, tests/unit/dash)
-    The overhead of a step is fitted on the first step of a process and scored on later ones.
+    The overhead of a step is fitted on earlier steps of its process alone.
 """
 
 import dataclasses
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +30,10 @@ from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
+from equipoise.train.trained import count_trained
+
+_OVERHEAD_STEPS = 31
+"""Steps whose median overhead is added to the next prediction: one slow step decides nothing."""
 
 _CURVE_MATTERS_S = 0.1
 """Shorter steps are mostly overhead, which no price curve knows."""
@@ -52,7 +58,7 @@ class RunRecorder:
         self.store, self.curve = store, curve
         self.busy_over_predicted: list[float] = []
         self._base_bytes = resident_bytes()
-        self._overhead_s: float | None = None
+        self._overheads_s: deque[float] = deque(maxlen=_OVERHEAD_STEPS)
         self._largest_tokens = 0
         self._received_bytes = 0
         self._turns = 0
@@ -180,10 +186,9 @@ class RunRecorder:
             predicted_s=predicted_s[self.ranks.rank],
             predicted_step_s=predicted_step_s,
         )
-        if self._overhead_s is None:
-            # Fitted on the first step of this process and scored on all later ones.
-            self._overhead_s = max(0.0, result.step_s - result.computed_s)
-            self.journal.write("decision", "overhead", overhead_s=self._overhead_s)
+        self._overheads_s.append(max(0.0, result.step_s - result.computed_s))
+        if len(self._overheads_s) == 1:
+            self.journal.write("decision", "overhead", overhead_s=self._overheads_s[0])
         if result.experts is not None and self.ranks.rank == 0:
             self._write_experts(result.experts, step)
         self.journal.flush()
@@ -207,8 +212,10 @@ class RunRecorder:
         )
 
     def _predict_step(self, loads: RankLoads) -> float | None:
-        """When the last has computed, plus the overhead that the first step here measured."""
-        return None if self._overhead_s is None else loads.step_s(self._overhead_s)
+        """When the last has computed, plus the median overhead of this process's steps so far."""
+        if not self._overheads_s:
+            return None
+        return loads.step_s(statistics.median(self._overheads_s))
 
     def write_memory(self) -> None:
         """Forecast and measured peak of this rank's fullest micro-batch."""
@@ -229,6 +236,7 @@ class RunRecorder:
             received_values=self._received_bytes // 4,
             micro_batches=self._turns,
             sizes=len(self._sizes),
+            trained=count_trained(self.spec, self.model) / self.model.params,
         )
         self.journal.write(
             "decision",

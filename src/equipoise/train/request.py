@@ -9,19 +9,32 @@ Kept true (tests/multi/train/test_request.py)
     A run from Python has the losses of the same run from the command line, to the bit.
 """
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import LayoutError, SpecError
+from equipoise.base.disk import explain_refusal
+from equipoise.base.errors import FitError, SpecError
+from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
+from equipoise.data.cache.store import TokenStore
 from equipoise.data.cache.store import prepare as open_store
+from equipoise.data.held_out import prepare_held_out
+from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
+from equipoise.data.reading import describe_reading, read_sources
+from equipoise.launch.doctor.folder import room_row
+from equipoise.launch.doctor.gather import read_folder, read_machine
+from equipoise.launch.doctor.machine import memory_row
+from equipoise.launch.doctor.needs import needs_of
+from equipoise.launch.forms import Nodes
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
+from equipoise.nn.hf.files import KEPT, keep_files
 from equipoise.observe import reader
 from equipoise.observe.machine import usable_cores
 from equipoise.observe.run_record import RunRecord
@@ -29,7 +42,8 @@ from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
-from equipoise.spec.catalog import POLICIES
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.names import CHECKPOINTS, HF
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.compared import compared_specs, require_same_sides
 from equipoise.spec.run.keys import keys, toml
@@ -37,6 +51,9 @@ from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.run.step import describe_step
+from equipoise.train.sinks.catalog import wanted_sinks
+from equipoise.train.trained import require_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,7 @@ def run(
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
+    proves: bool = True,
 ) -> RunRecord:
     """Train on this machine's ranks, or go on from the run's last checkpoint.
 
@@ -67,6 +85,8 @@ def run(
         port: Where the ranks meet; any that is free unless given.
         is_quiet: Whether rank 0 shows no line for each step.
         progress: Hears of the corpus while it is read.
+        proves: Whether ranks on devices that are not CPUs first prove that this layout equals one
+            rank on them; proofs are kept.
 
     Returns:
         The run's folder read back: loss, tokens and seconds of every step, of all its sessions.
@@ -79,7 +99,7 @@ def run(
         EquipoiseError: a rank failed; with its words.
     """
     prepared = _prepare(run, out, plan, (), port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
     return reader.read_run(prepared.folder)
 
 
@@ -91,6 +111,7 @@ def compare(
     port: int = 0,
     is_quiet: bool = True,
     progress: Progress | None = None,
+    proves: bool = True,
 ) -> tuple[RunRecord, ...]:
     """Train with every step computed under each packing policy in turn, and updated once.
 
@@ -104,6 +125,7 @@ def compare(
         port: As for ``run``.
         is_quiet: As for ``run``.
         progress: As for ``run``.
+        proves: As for ``run``.
 
     Returns:
         The run under each policy, read back, in the order of ``policies``.
@@ -114,7 +136,7 @@ def compare(
         EquipoiseError: as ``run``.
     """
     prepared = _prepare(run, out, None, policies, port, is_quiet, progress, starts=True)
-    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port))
+    run_local(Launch(prepared.folder, prepared.ranks, is_quiet, port, proves))
     return tuple(reader.read_run(prepared.folder / policy) for policy in policies)
 
 
@@ -199,13 +221,24 @@ def _prepare(
         require_free_port(port)
     for each in specs:
         require_accepted(each, model, ranks)
-        _require_device(each)
+    if starts and choose_device(0).type == "cpu":
+        _require_fit(spec, model, ranks, folder)
+    wanted_sinks(spec.journal)
+    require_trained(spec, model)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
     for each in specs:
-        require_step(each, model, ranks, store.doc_tokens)
+        require_step(each, model, ranks, store.doc_tokens, store.mixture)
+    eval_corpus = ""
+    if spec.eval.path:
+        held = prepare_held_out(spec, resolved.base, store, progress=progress)
+        eval_corpus = str(held.folder.resolve())
+    if not is_quiet:
+        sources = read_sources(spec, store.source_name, store.doc_tokens, store.mixture)
+        for line in (*describe_reading(spec, sources), describe_step(spec, ranks)):
+            sys.stdout.write(f"{line}\n")
     init = spec.model.init
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
@@ -220,29 +253,51 @@ def _prepare(
         context_machine=settle_machine(spec, model, ranks, folder),
         stage_edges=settle_edges(spec, model, folder, stages),
         compare=tuple(policies),
+        eval_corpus=eval_corpus,
     )
+    _keep_files(folder, settled, store)
     write_resolved(folder, settled)
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
 
 
-def _require_device(spec: RunSpec) -> None:
-    """Refuse what only CPU ranks do, where ranks run on CUDA devices.
+def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> None:
+    """Refuse what ``equipoise doctor`` finds impossible here: memory, and room for checkpoints.
 
     Raises:
-        LayoutError: policy, context and device do not go together.
+        FitError: with doctor's words.
     """
-    context, policy = spec.layout.cp, spec.pack.policy
-    if choose_device(0).type == "cpu":
+    needs = needs_of(spec, model, ranks, Nodes(1, ranks, "none"))
+    saves = -(-spec.train.steps // spec.checkpoint.every_steps)
+    needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
+    facts = read_folder(folder)
+    held = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
+    facts = dataclasses.replace(facts, free_bytes=facts.free_bytes + held)
+    rows = [memory_row(read_machine(), needs)]
+    if not facts.fault:
+        rows.append(room_row(facts, needs))
+    for row in rows:
+        if row.verdict == "breaks":
+            raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
+
+
+def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:
+    """Keep what must come back with the weights; once the run has a checkpoint, it stays.
+
+    Raises:
+        ModelError: the folder that the run begins from cannot be read.
+        SpecError: the run's folder cannot be written.
+    """
+    kept = folder / HF
+    if (kept / KEPT).exists() and any(find_checkpoints(folder / CHECKPOINTS)):
         return
-    if context > 1:
-        raise LayoutError(
-            f"layout.cp = {context} shares a micro-batch between CPU ranks, and this "
-            f"machine's ranks run on CUDA devices. Set layout.cp = 1."
-        )
-    if POLICIES[policy].runs_together:
-        raise LayoutError(
-            f'pack.policy = "{policy}" divides documents over CPU ranks, and this machine\'s ranks '
-            f'run on CUDA devices. Set pack.policy = "by-work".'
-        )
+    source = Path(settled.init_folder) if settled.init_folder else None
+    files = files_to_keep(source, store.tokenizer_file)
+    try:
+        keep_files(files, kept)
+    except OSError as error:
+        raise SpecError(
+            f"The run's folder {folder} cannot be written ({explain_refusal(error, folder)}). Make "
+            f"it writable, or choose another with --out."
+        ) from error

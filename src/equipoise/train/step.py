@@ -36,6 +36,7 @@ from equipoise.comm.group import Ranks
 from equipoise.data.batch import Batch, count_labels, make_batch
 from equipoise.data.cache.store import TokenStore
 from equipoise.nn.clock import busy_clock
+from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.balance import forget_loads, set_loss_scale
 from equipoise.observe.journal import EventSink
 from equipoise.optim.adamw import clip, global_norm
@@ -231,6 +232,28 @@ class StepRunner:
         loss = float(rows[:, 1].sum()) / labels
         return Gradients(labels, loss, norm, losses, rows, idle_s + met_s)
 
+    @torch.no_grad()
+    def evaluate(self, packed: PackedStep, store: TokenStore) -> float:
+        """Summed loss of this rank's micro-batches of other documents, forward only.
+
+        Gathered weights stay until ``model.free_gathered``.
+
+        Args:
+            packed: The micro-batches, equal on all ranks; as many on each where ranks meet in them.
+            store: The documents.
+
+        Returns:
+            What this rank adds to the sum over all ranks; 0 where another one counts it.
+        """
+        if self.pipeline is not None:
+            losses = self.pipeline.evaluate(packed, store)
+        else:
+            losses = [
+                float(self._loss(packed, index, make_batch(store, batch, self.ranks.device)))
+                for index, batch in enumerate(self._turns(packed))
+            ]
+        return sum(losses) if self._counts_loss else 0.0
+
     def _compute(
         self, packed: PackedStep, step: int, labels: int
     ) -> tuple[list[float], float, float]:
@@ -270,9 +293,10 @@ class StepRunner:
 
     def _settle_experts(self, labels: int) -> ExpertLoads | None:
         """Sum what all ranks' routers chose, by which they are balanced in the next step."""
-        if not self.model.decoder.model.experts:
+        decoder = self.model.decoder
+        if not isinstance(decoder, Decoder) or not decoder.model.experts:
             return None
-        loads, penalty = settle_experts(self.model.decoder, self.ranks)
+        loads, penalty = settle_experts(decoder, self.ranks)
         return ExpertLoads(loads.tolist(), float(penalty) / labels)
 
     def _turns(self, packed: PackedStep) -> tuple[MicroBatch, ...]:
@@ -285,6 +309,10 @@ class StepRunner:
         share = whole(batch) if self.sharing is None else self.sharing.share(packed, turn, batch)
         loss: torch.Tensor = self.model.decoder(share.tokens_t, share.pack, labels_T=share.labels_t)
         return loss
+
+    @property
+    def _counts_loss(self) -> bool:
+        return self.sharing is None or self.sharing.counts_loss
 
     def _meet(
         self,
@@ -305,9 +333,8 @@ class StepRunner:
             The rows, and the seconds that this took.
         """
         name = float(int(packed.digest[:12], 16))  # 48 bits are exact in float64
-        counts = self.sharing is None or self.sharing.counts_loss
         others = [float(stop_asked), computed_s, float(word)]
-        row = [name, sum(losses) if counts else 0.0, busy_s, *others]
+        row = [name, sum(losses) if self._counts_loss else 0.0, busy_s, *others]
         with self.journal.span("wait", step=step) as span:
             rows = self.ranks.gather_floats(row)
         if bool((rows[:, 0] != name).any()):

@@ -20,7 +20,6 @@ import numpy as np
 
 from equipoise.balance.context.plan import ContextPlan, plan_pieces
 from equipoise.balance.packing.turns import place_turn
-from equipoise.base.errors import LayoutError
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
@@ -29,10 +28,11 @@ from equipoise.data.batch import Batch
 from equipoise.nn.attention import Attend
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.sim.rank_loads import ContextPlanner, RankLoads
+from equipoise.spec.mask import CAUSAL, Mask
 from equipoise.spec.model.heads import share_heads
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep
-from equipoise.train.context import Share, attend_alone, received_bytes, take
+from equipoise.train.context import AttendPlanned, Share, attend_alone, received_bytes, take
 
 
 def plan_turn(
@@ -50,11 +50,13 @@ def plan_turn(
     Raises:
         CheckError: a token of a document is on no rank, or on two.
     """
-    home, doc_tokens = place_turn(packed, turn)
     heads = share_heads(model.heads, model.kv_heads, ranks=tensor, rank=tensor_rank)
-    return plan_pieces(
-        home, doc_tokens.tolist(), heads=len(heads.heads), kv_heads=len(heads.kv_heads)
-    )
+    return _plan_as(packed, turn, len(heads.heads), len(heads.kv_heads), CAUSAL)
+
+
+def _plan_as(packed: PackedStep, turn: int, heads: int, kv_heads: int, mask: Mask) -> ContextPlan:
+    home, doc_tokens = place_turn(packed, turn)
+    return plan_pieces(home, doc_tokens.tolist(), heads=heads, kv_heads=kv_heads, mask=mask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,23 +69,14 @@ class Partners:
     ledger: Ledger
     """Bytes sent to other data-parallel ranks and received."""
     mesh: Mesh | None = None
-    """The groups of the layout, where ranks share weights."""
-    kept: dict[tuple[str, int], ContextPlan] = field(default_factory=dict)
-    """Plans of the turns of one step, by its digest."""
+    """The groups of the layout, where ranks share weights or messages have no tags."""
+    kept: dict[tuple[str, int, int, int, Mask], ContextPlan] = field(default_factory=dict)
+    """Plans of the turns of one step, by its digest, their heads and mask."""
 
     @classmethod
     def join(cls, ranks: Ranks, planner: ContextPlanner) -> "Partners":
-        """Find the others: all data-parallel ranks. Every rank calls it.
-
-        Raises:
-            LayoutError: the ranks are not on a CPU.
-        """
-        if ranks.device.type != "cpu":
-            raise LayoutError(
-                f"Documents are divided over CPU ranks, and this rank is on {ranks.device}. Set "
-                f'pack.policy = "by-work".'
-            )
-        if planner.layout.tp == 1:
+        """Find the others: all data-parallel ranks. Every rank calls it."""
+        if planner.layout.tp == 1 and ranks.has_tags:
             return cls(planner, ranks.rank, Ledger(ranks.world))
         return cls.on_mesh(planner, Mesh.join(ranks, planner.layout.of_ranks(ranks.world)))
 
@@ -111,7 +104,17 @@ class Partners:
         """A micro-batch of this rank, with attention over all ranks of its documents."""
         plan = self._plan(packed, turn)
         positions = plan.shares.positions[self.rank]
-        return take(batch, np.arange(len(positions)), positions, self._attend(plan))
+        peers = None if self.mesh is None else self.mesh.peers("dp")
+        scored = AttendPlanned(
+            partial(self._plan_for, packed, turn),
+            None if peers is None else peers.group,
+            None if peers is None else peers.links,
+            self.ledger,
+            is_alone=plan.schedule.ranks == 1,
+        )
+        longest = int(plan.schedule.doc_tokens.max(initial=0))
+        rows = np.arange(len(positions))
+        return take(batch, rows, positions, self._attend(plan), scored, longest)
 
     def holds(self, packed: PackedStep, turn: int) -> tuple[int, int]:
         """Tokens of a micro-batch, and bytes that a layer keeps of what it receives, in fp32."""
@@ -127,19 +130,24 @@ class Partners:
     def _attend(self, plan: ContextPlan) -> Attend:
         if plan.schedule.ranks == 1:  # a group of one rank does not exist, and None is all ranks
             return attend_alone(plan)
-        group = None if self.mesh is None else self.mesh.peers("dp").group
-        return partial(attend_by_plan, plan=plan, group=group, ledger=self.ledger)
+        attend = partial(attend_by_plan, plan=plan, ledger=self.ledger)
+        if self.mesh is None:
+            return attend
+        peers = self.mesh.peers("dp")
+        return partial(attend, group=peers.group, links=peers.links)
 
     def _plan(self, packed: PackedStep, turn: int) -> ContextPlan:
+        model, layout = self.planner.model, self.planner.layout
+        share = share_heads(model.heads, model.kv_heads, ranks=layout.tp, rank=self.tensor_rank)
+        return self._plan_for(packed, turn, len(share.heads), len(share.kv_heads), CAUSAL)
+
+    def _plan_for(
+        self, packed: PackedStep, turn: int, heads: int, kv_heads: int, mask: Mask
+    ) -> ContextPlan:
         name = packed.digest
         for other in [key for key in self.kept if key[0] != name]:
             del self.kept[other]
-        if (name, turn) not in self.kept:
-            self.kept[name, turn] = plan_turn(
-                packed,
-                turn,
-                self.planner.model,
-                tensor=self.planner.layout.tp,
-                tensor_rank=self.tensor_rank,
-            )
-        return self.kept[name, turn]
+        key = name, turn, heads, kv_heads, mask
+        if key not in self.kept:
+            self.kept[key] = _plan_as(packed, turn, heads, kv_heads, mask)
+        return self.kept[key]

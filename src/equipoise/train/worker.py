@@ -30,6 +30,7 @@ from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile, read_resolved
 from equipoise.train.loop import Trainer
 from equipoise.train.process import StopRequest, end_with_agent, settle
+from equipoise.train.proof import prove_layout
 from equipoise.train.watch import FolderGoneError
 
 
@@ -61,7 +62,7 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-_OF_A_HOST = ("data.path", "data.cache", "data.tokenizer", "model.init")
+_OF_A_HOST = ("data.path", "data.mix", "data.cache", "data.tokenizer", "eval.path", "model.init")
 """Keys that name files: they may lie elsewhere on another host, and what is in them is compared."""
 
 
@@ -76,12 +77,14 @@ def run_facts(resolved: ResolvedFile) -> dict[str, str]:
         if isinstance(table, dict):
             keys |= {f"{section}.{key}": value for key, value in table.items()}
     keys |= {f"model.{key}": value for key, value in dataclasses.asdict(resolved.model).items()}
+    held_out = resolved.eval_corpus and open_store(Path(resolved.eval_corpus)).digest
     return {
         "equipoise": equipoise.__version__,
         "torch": torch.__version__,
         "NumPy": np.__version__,
         "Python": platform.python_version(),
         "the corpus": open_store(Path(resolved.corpus)).digest,
+        "the held-out documents": held_out,
         "what auto prices by": str(resolved.context_machine),
         **{key: str(value) for key, value in keys.items() if key not in _OF_A_HOST},
     }
@@ -110,6 +113,7 @@ def _train(
     ranks: Ranks,
     *,
     quiet: bool,
+    proves: bool = True,
     watchdog: Watchdog | None = None,
 ) -> None:
     if ranks.world != resolved.ranks:
@@ -125,6 +129,10 @@ def _train(
             stack.enter_context(_WatchedJournal(each / "journal", ranks.rank, watchdog))
             for each, _ in resolved_sides(folder, resolved)
         ]
+        if ranks.device.type != "cpu":
+            cache = Path(resolved.corpus).parent if proves else None
+            for journal, (_, side) in zip(journals, resolved_sides(folder, resolved), strict=True):
+                prove_layout(side, ranks, journal, cache)
         trainer = Trainer(folder, resolved, ranks, journals)
         label = " | ".join(resolved.compare or [resolved.spec.pack.policy])
         with make_view(
@@ -186,6 +194,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m equipoise.train.worker")
     parser.add_argument("run", type=Path, help="folder with resolved.json")
     parser.add_argument("--quiet", action="store_true", help="no line and no bar")
+    parser.add_argument(
+        "--no-proof", action="store_true", help="train a layout that no check has proven here"
+    )
     args = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     folder: Path = args.run
@@ -201,7 +212,8 @@ def main() -> int:
             )
             ranks, watchdog = stack.enter_context(joined)
             stack.enter_context(_sole_owner(folder, ranks))
-            _train(folder, resolved, ranks, quiet=args.quiet, watchdog=watchdog)
+            proves = not args.no_proof
+            _train(folder, resolved, ranks, quiet=args.quiet, proves=proves, watchdog=watchdog)
     except EquipoiseError as error:
         _complain(str(error))
         return error.exit_code

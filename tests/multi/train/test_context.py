@@ -207,22 +207,8 @@ def refused(world: int, *arguments: object) -> str:
 
 
 def test_ranks_that_are_no_whole_number_of_contexts() -> None:
-    assert refused(3, on_ranks.join_context, 2, "cpu") == (
+    assert refused(3, on_ranks.join_context, 2) == (
         "layout.cp = 2 does not divide 3 ranks. Set layout.cp to a divisor of 3."
-    )
-
-
-def test_contexts_on_an_accelerator_are_refused_before_the_model_is_built() -> None:
-    assert refused(2, on_ranks.join_context, 2, "cuda:0") == (
-        "layout.cp = 2 shares a micro-batch between CPU ranks, and this rank is on cuda:0. "
-        "Set layout.cp = 1."
-    )
-
-
-def test_documents_divided_over_accelerators_are_refused() -> None:
-    assert refused(2, on_ranks.join_partners, "cuda:0") == (
-        "Documents are divided over CPU ranks, and this rank is on cuda:0. Set pack.policy = "
-        '"by-work".'
     )
 
 

@@ -38,8 +38,7 @@ def test_a_spec_is_judged_as_a_file_is() -> None:
     assert resolve_run(run).spec == run
     assert resolve_run(resolve_run(run)).spec == run
     with pytest.raises(SpecError) as caught:
-        resolve_run(RunSpec(train=TrainSpec(steps=3)))
+        resolve_run(RunSpec(train=TrainSpec(steps=3, warmup_steps=4)))
     assert str(caught.value) == (
-        "--train.steps: 3 is fewer than train.warmup_steps = 10 (default). Set train.warmup_steps "
-        "to 3 or less."
+        "--train.warmup_steps: 4 is more than train.steps = 3 (--train.steps). Give at most 3."
     )

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from equipoise.comm.group import Ranks
 from equipoise.comm.mail import Ledger
 from equipoise.comm.mesh import Mesh
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe.balance import balances, collect_loads, set_loss_scale
 from equipoise.optim.adamw import global_norm
 from equipoise.parallel.expert.exchange import ExpertExchange, spread_experts
@@ -54,7 +54,7 @@ def _decoder(case: Case) -> Decoder:
         for name, weight in decoder.named_parameters():
             if "router" in name or "experts" in name or "shared" in name:
                 weight *= 8.0  # so that experts differ, and so do scores
-    set_recompute(decoder, case.recompute)
+    decoder.set_recompute(case.recompute)
     for each in balances(decoder):
         if case.states:
             each.state_X.copy_(torch.tensor(case.states))

@@ -13,12 +13,20 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
 
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import counted_curve
-from equipoise.parallel.context.attention import gather_tokens, token_positions
+from equipoise.parallel.context.attention import (
+    context_attention,
+    gather_tokens,
+    shard_tokens,
+    token_positions,
+)
 from equipoise.parallel.context.batch import shard_batch
 from equipoise.parallel.context.transformers import use_context_parallelism
+from equipoise.schedule.attention.strategies import STRATEGIES
 from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.run.spec import PackSpec
 
@@ -76,6 +84,28 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
         transformers.MixtralConfig,
         {"num_local_experts": 4, "experts_implementation": "eager"},
     ),
+    # Capped scores and logits; caps so low that they change every score.
+    "gemma2": (
+        transformers.Gemma2Config,
+        {
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": 11,
+            "attn_logit_softcapping": 0.2,
+            "final_logit_softcapping": 0.2,
+        },
+    ),
+    # Attention sinks.
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        {
+            "head_dim": 8,
+            "sliding_window": 11,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "experts_implementation": "eager",
+        },
+    ),
     # Learned positions.
     "gpt2": (transformers.GPT2Config, {"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}),
 }
@@ -85,7 +115,8 @@ def build(kind: str, dtype: torch.dtype = torch.float64, **changed: Any) -> Any:
     """A tiny model, the same on every rank."""
     config, options = CONFIGS[kind]
     torch.manual_seed(1)
-    given = {**SIZES, "attn_implementation": "sdpa", **options, **changed}
+    attention = "eager" if kind in ("gemma2", "gpt_oss") else "sdpa"
+    given = {**SIZES, "attn_implementation": attention, **options, **changed}
     model = transformers.AutoModelForCausalLM.from_config(config(**given)).to(dtype)
     with torch.no_grad():
         for weight in model.parameters():  # biases begin as zeros, norms as ones
@@ -435,3 +466,55 @@ def train_with_trainer(
     trainer.train()
     losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
     return losses, [weight.detach() for weight in trainer.model.parameters()]
+
+
+def compare_eager_functions(ranks: Ranks, lengths: tuple[int, ...]) -> dict[str, float]:
+    """Output and all gradients beside transformers' own attention of documents one by one."""
+    source = torch.Generator().manual_seed(2)
+    wide = {"generator": source, "dtype": torch.float64}
+    heads, kv_heads, width = 4, 2, 8
+    q, grad_o = (4 * torch.randn(sum(lengths), heads, width, **wide) for _ in range(2))
+    k, v = (torch.randn(sum(lengths), kv_heads, width, **wide) for _ in range(2))
+    sinks = 2 * torch.randn(heads, **wide)
+    layer = torch.nn.Module().train(False)
+    layer.num_key_value_groups, layer.sinks = heads // kv_heads, sinks
+    errors = {}
+    for kind, eager, options in (
+        ("gemma2", modeling_gemma2.eager_attention_forward, {"softcap": 1.5}),
+        ("gpt_oss", modeling_gpt_oss.eager_attention_forward, {}),
+    ):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, sinks)]
+        layer.sinks = leaves[3]
+        outs = []
+        for parts in zip(*(x.split(lengths) for x in leaves[:3]), strict=True):
+            hidden = torch.full((len(parts[0]),) * 2, float("-inf"), dtype=q.dtype).triu(1)
+            rows = (x.transpose(0, 1)[None] for x in parts)
+            out, _ = eager(layer, *rows, hidden[None, None], scaling=width**-0.5, **options)
+            outs.append(out[0])
+        wanted = torch.cat(outs)
+        is_capped = kind == "gemma2"
+        known = leaves[:3] if is_capped else leaves
+        wanted_grads = torch.autograd.grad(wanted, known, grad_o)
+        for strategy in STRATEGIES:
+            how = {"sharding": "head-tail", "ranks_per_node": 2 if ranks.world % 2 == 0 else 1}
+            mine = [shard_tokens(x, lengths, **how).detach().requires_grad_() for x in leaves[:3]]
+            own = sinks.clone().requires_grad_()
+            out = context_attention(
+                *mine,
+                lengths,
+                strategy,
+                softcap=1.5 if is_capped else 0.0,
+                sinks_H=None if is_capped else own,
+                **how,
+            )
+            inputs = mine if is_capped else [*mine, own]
+            grads = list(torch.autograd.grad(out, inputs, shard_tokens(grad_o, lengths, **how)))
+            rows = [gather_tokens(x.detach(), lengths, **how) for x in (out, *grads[:3])]
+            if not is_capped:
+                ranks.sum_(grads[3])
+                rows.append(grads[3])
+            pairs = zip(rows, (wanted, *wanted_grads), strict=True)
+            errors[f"{kind} {strategy}"] = max(
+                float((x - y.detach()).abs().max() / y.detach().abs().max()) for x, y in pairs
+            )
+    return errors

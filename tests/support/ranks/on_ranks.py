@@ -48,7 +48,6 @@ from equipoise.train.check.case import Case, Verdict
 from equipoise.train.check.prove import check_cases
 from equipoise.train.context import ContextGroup, Share
 from equipoise.train.step import Gradients, StepRunner
-from equipoise.train.together import Partners
 
 Arrays = dict[str, np.ndarray]
 
@@ -277,14 +276,8 @@ def step_in_contexts(
     return outcomes
 
 
-def join_context(ranks: Ranks, context: int, device: str) -> None:
-    ranks = dataclasses.replace(ranks, device=torch.device(device))
+def join_context(ranks: Ranks, context: int) -> None:
     ContextGroup.join(ranks, ContextPlanner(preset("2m"), LayoutSpec(cp=context)))
-
-
-def join_partners(ranks: Ranks, device: str) -> None:
-    planner = ContextPlanner(preset("2m"), LayoutSpec())
-    Partners.join(dataclasses.replace(ranks, device=torch.device(device)), planner)
 
 
 def sharers_of(ranks: Ranks, context: int) -> list[int]:

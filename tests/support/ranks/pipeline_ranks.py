@@ -12,7 +12,6 @@ from equipoise.balance.context.plan import plan_context
 from equipoise.comm.group import Ranks
 from equipoise.comm.mesh import Mesh
 from equipoise.nn.attention import PackAttention
-from equipoise.nn.decoder import set_recompute
 from equipoise.parallel.apply import apply_axes
 from equipoise.parallel.context.attention import attend_by_plan
 from equipoise.parallel.pipeline.executor import StageBatch
@@ -100,7 +99,7 @@ def join(
     """A part's pipeline, sharded if other ranks hold the same stages."""
     peers, zero = mesh.peers("pp"), mesh.layout.zero
     if mesh.layout.stage_ranks == 1:
-        set_recompute(part, recompute)
+        part.set_recompute(recompute)
         return Pipeline(part, peers)
     sharded = apply_axes(
         part, ranks, zero=zero, precision=precision, mesh=mesh, recompute=recompute

@@ -1,6 +1,7 @@
 """The frame: verbs, help, usage errors, exit codes; and that help loads nothing slow."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -120,7 +121,8 @@ def test_wrong_usage(argv: list[str], message: str, capsys: pytest.CaptureFixtur
     assert main(argv) == 2
     captured = capsys.readouterr()
     assert captured.err == f"{message}\n"
-    assert captured.out == ""
+    as_json = json.dumps({"error": message, "exit_code": 2}) + "\n"
+    assert captured.out == (as_json if "--json" in argv else "")
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int]) -> None:

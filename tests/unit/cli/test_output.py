@@ -33,7 +33,7 @@ VERBS = {
     "report": ("report", "RUN", "--out", "TMP/report.html"),
     "trace": ("trace", "RUN", "--out", "TMP/trace.json"),
     "inspect": ("inspect", "RUN"),
-    "launch": ("launch", "TMP"),
+    "launch": ("launch",),
     "doctor": ("doctor",),
     "completion": ("completion", "bash"),
     "systems": ("systems",),

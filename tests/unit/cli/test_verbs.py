@@ -207,23 +207,6 @@ def test_train_refuses_a_context_that_does_not_divide_the_cores(
     assert not (tmp_path / "run").exists()
 
 
-def test_train_refuses_a_context_of_accelerators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import torch
-
-    monkeypatch.setattr("equipoise.train.request.choose_device", lambda _: torch.device("cuda", 0))
-    argv = ("train", "--out", str(tmp_path / "run"), "--layout.dp=1")
-    assert refused(capsys, *argv, "--layout.cp=2") == (
-        "layout.cp = 2 shares a micro-batch between CPU ranks, and this machine's ranks run "
-        "on CUDA devices. Set layout.cp = 1.\n"
-    )
-    assert refused(capsys, *argv, "--pack.policy=gangs") == (
-        'pack.policy = "gangs" divides documents over CPU ranks, and this machine\'s ranks run on '
-        'CUDA devices. Set pack.policy = "by-work".\n'
-    )
-
-
 def test_train_refuses_to_divide_documents_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

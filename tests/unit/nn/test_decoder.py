@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from equipoise.base.errors import ModelError
 from equipoise.nn.attention import PackAttention, attend_documents, pack_attention
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.loss import IGNORED
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 from equipoise.spec.model.sizes import LatentSpec
@@ -66,7 +66,7 @@ def test_recomputation_is_bitwise_the_same(model: ModelSpec) -> None:
     batch = draw(model, LENGTHS)
     kept = step(decoder, *batch, LENGTHS)
     for setting in get_args(Recompute):
-        set_recompute(decoder, setting)
+        decoder.set_recompute(setting)
         again = step(decoder, *batch, LENGTHS)
         assert all(torch.equal(one, two) for one, two in zip(kept, again, strict=True)), setting
     assert any(grad.any() for grad in kept[1:])
@@ -153,7 +153,7 @@ def test_tokens_that_say_where_they_stand_may_come_in_any_order(
     model: ModelSpec, recompute: Recompute
 ) -> None:
     decoder = build(model).double()
-    set_recompute(decoder, recompute)
+    decoder.set_recompute(recompute)
     tokens_T, labels_T = draw(model, LENGTHS)
     expected = step(decoder, tokens_T, labels_T, LENGTHS)
     logits_TV = decoder(tokens_T, LENGTHS)

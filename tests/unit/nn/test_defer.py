@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import torch
 
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.defer import defer_weights
 from equipoise.nn.project import add_project, project
 from equipoise.spec.model.presets import ModelSpec
@@ -19,7 +19,7 @@ DEFERRED = {"query", "key", "value", "output", "gate", "up", "down"}
 def decoder_of(model: ModelSpec, *, recompute: Recompute = "none") -> Decoder:
     decoder = Decoder(model).double()
     initialize(decoder, 0)
-    set_recompute(decoder, recompute)
+    decoder.set_recompute(recompute)
     return decoder
 
 

@@ -6,8 +6,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from equipoise.base.errors import LayoutError
 from equipoise.nn.attention import attend_documents
-from equipoise.nn.tile import attend_tile, attend_tile_backward, merge_tile_, sum_dtype
+from equipoise.nn.tile import (
+    attend_tile,
+    attend_tile_backward,
+    merge_tile_,
+    sink_gradient,
+    sink_tile_,
+    sum_dtype,
+)
 from equipoise.nn.tile_cuda import backward_cuda, forward_cuda
+from equipoise.nn.tile_plain import backward_plain, forward_plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -150,14 +158,20 @@ def test_tensors_on_another_device() -> None:
     )
 
 
-def test_a_dtype_that_the_operator_of_cuda_does_not_take() -> None:
-    q = torch.zeros(3, 1, 4)
-    with pytest.raises(LayoutError) as caught:
-        forward_cuda(q, q, q, True)
-    assert str(caught.value) == (
-        "Attention in parts on cpu takes bf16 and fp16; the queries are torch.float32. Set "
-        'train.precision = "bf16".'
-    )
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+def test_plain_products_are_the_flash_operator(dtype: torch.dtype, tokens: int) -> None:
+    """What fp32 runs by on devices whose flash operators take bf16 alone."""
+    q, grad_o = (torch.randn(tokens, 6, 8, dtype=dtype) for _ in range(2))
+    k, v = (torch.randn(tokens, 2, 8, dtype=dtype) for _ in range(2))
+    for kind in ("causal", "full"):
+        o, lse = attend_tile(q, k, v, kind)
+        plain = forward_plain(q, k, v, kind == "causal", 0.0)
+        wanted = attend_tile_backward(grad_o, q, k, v, o, lse, kind)
+        grads = backward_plain(grad_o, q, k, v, *plain, kind == "causal", 0.0)
+        bound = 1e-13 if dtype == torch.float64 else 5e-6
+        for one, other in zip((*plain, *grads), (o, lse, *wanted), strict=True):
+            assert (one - other).abs().max() <= bound * other.abs().max().clamp(min=1)
 
 
 def test_the_operator_of_cuda_gives_outputs_of_these_shapes() -> None:
@@ -171,3 +185,45 @@ def test_the_operator_of_cuda_gives_outputs_of_these_shapes() -> None:
         found = backward_cuda(out, q, k, k, out, lse, False)
     assert (out.shape, lse.shape) == (q.shape, q.shape[:2])
     assert [each.shape for each in found] == [q.shape, k.shape, k.shape]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "cut"), [(23, 9), (900, 40)])
+def test_capped_parts_with_a_sink_are_the_whole(dtype: torch.dtype, tokens: int, cut: int) -> None:
+    heads, cap = 6, 1.5  # scores of 860 tokens take more than one chunk
+    q, grad_o = (3 * torch.randn(tokens, heads, 8, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(tokens, 2, 8, dtype=torch.float64) for _ in range(2))
+    q, k, v, grad_o, sinks = (x.to(dtype) for x in (q, k, v, grad_o, torch.randn(heads)))
+    leaves = [x.double().requires_grad_() for x in (q, k, v, sinks)]
+    scores = torch.einsum("qhe,khe->hqk", leaves[0], leaves[1].repeat_interleave(3, 1)) / 8**0.5
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    scores = (cap * torch.tanh(scores / cap)).masked_fill(hidden, float("-inf"))
+    with_sink = torch.cat([scores, leaves[3][:, None, None].expand(-1, tokens, 1)], 2)
+    shares = with_sink.softmax(2)[..., :tokens]
+    wanted = torch.einsum("hqk,khe->qhe", shares, leaves[2].repeat_interleave(3, 1))
+    wanted_grads = torch.autograd.grad(wanted, leaves, grad_o.double())
+
+    wide = sum_dtype(dtype)
+    o = torch.zeros(tokens, heads, 8, dtype=wide)
+    lse = torch.full((tokens, heads), float("-inf"), dtype=wide)
+    first, second = slice(0, cut), slice(cut, tokens)
+    tiles = [(second, first, "full"), (first, first, "causal"), (second, second, "causal")]
+    for queries, keys, kind in tiles:
+        part = attend_tile(q[queries], k[keys], v[keys], kind, softcap=cap)
+        merge_tile_(o[queries], lse[queries], *part)
+    sink_tile_(o, lse, sinks.to(wide))
+    grads = [torch.zeros_like(x, dtype=wide) for x in (q, k, v)]
+    for queries, keys, kind in tiles:
+        parts = attend_tile_backward(
+            *(x[rows] for x, rows in ((grad_o, queries), (q, queries), (k, keys), (v, keys))),
+            o[queries],
+            lse[queries],
+            kind,
+            softcap=cap,
+        )
+        for grad, part, rows in zip(grads, parts, (queries, keys, keys), strict=True):
+            grad[rows] += part
+    grads.append(sink_gradient(grad_o, o, lse, sinks.to(wide)))
+    bound = 1e-12 if dtype == torch.float64 else 1e-5
+    for actual, right in zip((o, *grads), (wanted, *wanted_grads), strict=True):
+        assert (actual.double() - right).abs().max() <= bound * right.abs().max()

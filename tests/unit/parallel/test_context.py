@@ -26,6 +26,17 @@ def test_any_schedule_equals_one_rank_in_fp64(plan) -> None:
     assert max(errors(run(plan, given_tensors), one_rank(plan, given_tensors))) <= 1e-12
 
 
+@given(plans(), st.sampled_from([0.0, 0.7, 30.0]), st.booleans())
+def test_any_schedule_with_capped_scores_and_sinks_equals_one_rank(
+    plan, softcap: float, has_sinks: bool
+) -> None:
+    *operands, grad_o = tensors(plan)
+    sinks = 2 * torch.randn(plan.schedule.heads, dtype=torch.float64)
+    given_tensors = [*operands, *([sinks] if has_sinks else []), grad_o]
+    actual = run(plan, given_tensors, softcap=softcap)
+    assert max(errors(actual, one_rank(plan, given_tensors, softcap=softcap))) <= 1e-12
+
+
 @given(plans())
 @settings(max_examples=50)
 def test_any_schedule_equals_one_rank_in_fp32(plan) -> None:
@@ -52,6 +63,15 @@ def test_a_rerun_is_equal_bit_for_bit(plan) -> None:
     given_tensors = tensors(plan, torch.float32)
     first, second = run(plan, given_tensors), run(plan, given_tensors)
     assert all(map(torch.equal, first, second))
+
+
+def test_sinks_are_one_for_each_head() -> None:
+    plan = plan_context([9, 3], 2, heads=2, kv_heads=1)
+    with pytest.raises(LayoutError) as caught:
+        run(plan, [*tensors(plan)[:3], torch.zeros(3), torch.zeros(12, 2, WIDTH)])
+    assert str(caught.value) == (
+        "The sinks have shape [3], but there are 2 query heads. Give one number for each."
+    )
 
 
 def test_a_mask_for_all_or_one_for_each() -> None:

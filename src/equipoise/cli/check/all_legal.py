@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckError, SpecError
-from equipoise.cli.check.model import read_worlds, scaled_down
+from equipoise.cli.check.worlds import read_worlds
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import run_from
 from equipoise.cli.table import Column, print_columns
@@ -35,6 +35,7 @@ _EXPERTS = 15
 
 def run(args: argparse.Namespace) -> int:
     """Print what was proven; exit code 5 when a layout fails."""
+    from equipoise.train.check.case import scaled_down
     from equipoise.train.check.legal import layout_cases
     from equipoise.train.check.prove import run_cases
 

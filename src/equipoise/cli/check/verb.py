@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.base.errors import CheckError
 from equipoise.cli.check import all_legal as check_layouts
-from equipoise.cli.check.model import read_worlds, scaled_down
+from equipoise.cli.check.worlds import read_worlds
 from equipoise.cli.console import make_console, make_progress
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.table import Column, print_columns
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     layout = resolved.spec.layout
     # What a capacity drops follows from how documents are packed, and one rank packs otherwise.
     whole = dataclasses.replace(resolved.model, capacity_factor=0.0)
-    model = whole if args.full_size else scaled_down(whole)
+    model = whole if args.full_size else cases.scaled_down(whole)
     progress = make_progress(args.quiet or args.json)
     verdicts: list[Verdict] = []
     if not args.processes:
@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 *cases.tensor_cases(world, model),
                 *cases.expert_cases(world, model),
                 *cases.pipeline_cases(world, model),
+                *cases.trained_cases(world, model),
             ]
         ]
         verdicts += run_cases(real, progress)
@@ -162,6 +163,8 @@ def _row(verdict: "Verdict") -> dict[str, Any]:
             "policy": case.pack.policy,
             "context_tokens": case.pack.context_tokens,
             "recompute": case.train.recompute,
+            "lora_rank": case.lora.rank,
+            "frozen": list(case.train.freeze),
         }
         | {key: getattr(layout, key) for key in ("cp", "tp", "ep", "etp", "pp", "schedule")}
         | {
@@ -213,14 +216,16 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
     case, layout = verdict.case, verdict.case.layout
     if case.played:
         return f"{case.ranks} played", layout.strategy
-    experts = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
+    others = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
+    others += ", lora" if case.lora.rank else ""
+    others += ", frozen" if case.train.freeze else ""
     if POLICIES[case.pack.policy].runs_together:
         tensor = f", tp={layout.tp}" if layout.tp > 1 else ""
-        return str(case.ranks), case.pack.policy + tensor + experts
+        return str(case.ranks), case.pack.policy + tensor + others
     axes = _above_one(layout, "dp", "pp", "cp", "tp")
     parts = [f"{axis}={ranks}" for axis, ranks in axes] or ["dp=1"]
     how = f", {layout.schedule}" if layout.pp > 1 else ""
-    return str(case.ranks), " ".join(parts) + how + experts
+    return str(case.ranks), " ".join(parts) + how + others
 
 
 def _above_one(layout: "LayoutSpec", *axes: str) -> list[tuple[str, int]]:

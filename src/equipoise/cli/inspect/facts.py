@@ -11,15 +11,15 @@ from equipoise.base.read import read_json
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_progress
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.names import RESOLVED
+from equipoise.spec.names import CHECKPOINTS, RESOLVED
 from equipoise.spec.plan import Stages
 
 if TYPE_CHECKING:
-    from equipoise.observe.run_record import RunRecord
+    from equipoise.observe.run_record import Evaluations, RunRecord
 
 Facts = dict[str, Any]
 OK = "ok"
-_JOURNAL, _CHECKPOINTS = "journal", "checkpoint"
+_JOURNAL = "journal"
 
 
 def read_facts(path: Path, silent: bool) -> Facts:
@@ -47,7 +47,7 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
             return _tokenizer
     elif (path / MANIFEST).exists() or path.name.startswith("step-"):
         return _checkpoint
-    elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / _CHECKPOINTS).is_dir():
+    elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / CHECKPOINTS).is_dir():
         return _run
     elif (path / "config.json").exists():
         return _hugging_face
@@ -110,10 +110,17 @@ def _checkpoint_facts(folder: Path, manifest: Manifest | None, state: str) -> Fa
             "context_tokens": manifest.context_tokens,
             "seed": manifest.seed,
             "corpus_digest": manifest.corpus_digest,
+            **_trained(manifest),
             "files": len(manifest.files),
             "model": _sizes(model),
         }
     return facts | {"size_bytes": _bytes_of(folder)}
+
+
+def _trained(manifest: Manifest) -> Facts:
+    """Adapters and frozen weights of a checkpoint; empty where all weights were trained."""
+    rank, frozen = manifest.run.get("lora.rank"), manifest.run.get("train.freeze")
+    return ({"lora_rank": rank} if rank else {}) | ({"frozen": frozen} if frozen else {})
 
 
 def _run(folder: Path, silent: bool) -> Facts:
@@ -130,6 +137,7 @@ def _run(folder: Path, silent: bool) -> Facts:
             "steps": int(record.step[-1]) if steps else 0,
             "steps_wanted": record.start.spec.get("train", {}).get("steps"),
             "loss": float(record.loss[-1]) if steps else None,
+            **_held_out(record.evaluations),
             "tokens_seen": int(record.tokens_seen[-1]) if steps else 0,
             "sessions": len(record.resumed_steps),
             "ranks": record.ranks,
@@ -140,7 +148,7 @@ def _run(folder: Path, silent: bool) -> Facts:
             "journal": _journal_state((record, *others)),
             "model": _no_defaults(dict(record.start.model)),
         }
-    folders = list(find_checkpoints(folder / _CHECKPOINTS))
+    folders = list(find_checkpoints(folder / CHECKPOINTS))
     progress = make_progress(silent or not folders)
     progress.start(f"verify {len(folders)} checkpoints", len(folders))
     checkpoints = []
@@ -159,6 +167,14 @@ def _journal_state(sides: Sequence["RunRecord"]) -> str:
     faults = [side.missing_sentence for side in sides if side.missing_ranks]
     faults += [f"{torn:,} torn lines"] * bool(torn)
     return " ".join(faults) or OK
+
+
+def _held_out(evaluations: "Evaluations") -> Facts:
+    """The last held-out loss; empty if nothing was evaluated."""
+    if not evaluations.step.size:
+        return {}
+    step, loss = int(evaluations.step[-1]), float(evaluations.loss[-1])
+    return {"held_out_loss": loss, "evaluated_step": step}
 
 
 def _stages(stages: Mapping[str, Any]) -> Facts:

@@ -336,6 +336,19 @@ function lossFigure() {
   lineTable(figure, lines, ["tokens seen", ...lines.map((line) => line.name)], [formatWhole, formatLoss]);
 }
 
+function heldOutFigures() {
+  const y = { fromZero: false, axis: () => (value) => value.toLocaleString("en", { maximumFractionDigits: 3 }) };
+  seriesFigure("held-out", "Held-out loss", "held_out", formatLoss, "Loss on held-out documents before the first step and after later ones.", y);
+  const lines = runLines("held_out_lengths");
+  if (!lines.length) return;
+  const figure = addFigure({ id: "held-out-lengths", title: "Held-out loss by length of document", marks: ["measured"] });
+  const format = (power) => formatCount(2 ** power);
+  figure.legend.append(...lines.map((line) => key("line", line.color, line.name)));
+  drawLines(figure, lines, { x: { format, axis: () => format }, xTitle: "tokens of a document, at least", y: { format: formatLoss, ...y }, label: "Last held-out loss of each run by length of document." });
+  figure.hint("Of the last evaluation. A document is at least as long as its mark says, and shorter than twice that.");
+  lineTable(figure, lines, ["tokens, at least", ...lines.map((line) => line.name)], [format, formatLoss]);
+}
+
 function memoryFigure() {
   const runs = data.runs.filter((run) => isKnown(run.memory.forecast_bytes) || run.memory.peak_bytes.some(isKnown));
   if (!runs.length) return;

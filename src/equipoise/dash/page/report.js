@@ -16,6 +16,7 @@ waitFigure();
 seriesFigure("throughput", "Tokens per second", "tokens_per_s", formatCount, "Tokens a second, all ranks together, at each step of each run.", { axis: countFormatter });
 seriesFigure("mfu", "Model FLOP utilisation", "mfu", formatPercent, "Share of the machine's peak FLOP/s that the model's own FLOP come to, at each step.", { axis: () => formatPercentTick });
 lossFigure();
+heldOutFigures();
 memoryFigure();
 configurationFigure();
 environmentFigure();

@@ -2,23 +2,32 @@
 
 What it decides
     What a document is: a file, a line, a row. Empty documents are skipped. So are files that are
-    not UTF-8, but only in the standard library, whose test suite ships a few on purpose.
+    not UTF-8, but only in the standard library, whose test suite ships a few on purpose. A mark
+    of byte order at the beginning of a file is not part of its text.
 
 Kept true (tests/unit/data/test_source.py)
-    A shard reads the same after pickling.
+    A shard reads the same after pickling; a text file of any size is read in blocks.
 """
 
+import codecs
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from equipoise.base.errors import DataError
-from equipoise.base.nearest import nearest
 from equipoise.base.read import parse_json
-from equipoise.data.columns import ArrowFile, open_parquet
+from equipoise.data.columns import ArrowFile, column_of, field_of, open_parquet, rows_at_once
+from equipoise.data.compressed import SUFFIXES, open_plain
+from equipoise.data.fields import MissingFieldError, walk
 from equipoise.data.functions import split_module
+
+_BLOCK_BYTES = 16 << 20
+"""Longer text files are read in blocks. One block has more characters than a tokenizer's training
+takes from a shard."""
 
 
 class Document(NamedTuple):
@@ -26,18 +35,27 @@ class Document(NamedTuple):
 
     ``file`` is an index into ``Source.names``. ``row`` is the row of parquet and datasets, the
     byte at which the line starts for jsonl, a function's first line, and 0 if the file is the
-    document. ``text`` is
-    empty for an empty document, and None for a file that is not UTF-8 and may be skipped.
+    document. ``text`` is empty for an empty document, and None for a file that is not UTF-8 and may
+    be skipped. A long text comes in consecutive blocks, which must be read before the next
+    document.
     """
 
     file: int
     row: int
-    text: str | None
+    text: str | Iterator[str] | None
+
+    @property
+    def blocks(self) -> Iterator[str]:
+        """The text in blocks; one unless it is long."""
+        return iter((self.text or "",)) if isinstance(self.text, str | None) else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of one file: bytes [start, stop) of jsonl, row groups of parquet, batches of arrow."""
+    """A run of one file: bytes [start, stop) of jsonl, row groups of parquet, batches of arrow.
+
+    A compressed file is one part, whose ``stop`` is beyond its data.
+    """
 
     file: int
     name: str
@@ -72,10 +90,10 @@ class Shard:
             yield from read(self, part)
 
     def read(self) -> Iterator[str]:
-        """The texts that count: neither empty nor undecodable."""
+        """The texts that count, neither empty nor undecodable; of a long one the first block."""
         for document in self.documents():
             if document.text:
-                yield document.text
+                yield next(document.blocks)
 
 
 def _read_stdlib(shard: Shard, part: Part) -> Iterator[Document]:
@@ -90,33 +108,53 @@ def _read_functions(shard: Shard, part: Part) -> Iterator[Document]:
         if document.text is None:
             yield document
             continue
-        for line, text in split_module(document.text):
+        for line, text in split_module("".join(document.text)):
             yield Document(part.file, line, text)
 
 
 def _read_text(shard: Shard, part: Part) -> Iterator[Document]:
-    path = shard.root / part.name
-    data = path.read_bytes()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error, 0) from None
+    # Pseudo-files of the kernel have no size; some of them never end.
+    is_read = part.size_bytes or part.name.endswith(SUFFIXES)
+    blocks = _text_blocks(shard.root / part.name) if is_read else iter(())
+    first, second = next(blocks, ""), next(blocks, "")
+    text = chain((first, second), blocks) if second else first
     yield Document(part.file, 0, text)
+
+
+def _text_blocks(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    with open_plain(path) as file:
+        while True:
+            data = file.read(_BLOCK_BYTES)
+            begin = offset - len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, error, begin) from None
+            yield text if offset else text.removeprefix("\ufeff")
+            offset += len(data)
+            if not data:
+                return
 
 
 def _read_lines(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
-    with path.open("rb") as file:
+    with open_plain(path) as file:
+        offset = 0
         if part.start:
             # A line belongs to the part that has its first byte.
             file.seek(part.start - 1)
             file.readline()
-        offset = file.tell()
-        while offset < part.stop:
-            line = file.readline()
+            offset = file.tell()
+        while offset < part.stop and (line := file.readline()):
+            begin, offset = offset, offset + len(line)
+            if not begin:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
-                yield Document(part.file, offset, _field_of_line(path, offset, line, shard.column))
-            offset += len(line)
+                text = _field_of_line(path, begin, line, shard.column)
+                del line  # it may be as long as the text
+                yield Document(part.file, begin, text)
 
 
 def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
@@ -139,13 +177,13 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
             f"{path}:{_line_number(path, offset)} is a JSON {_json_kind(row)}, not an object. "
             f'Write each line as {{"{name}": "..."}}.'
         )
-    if name not in row:
-        hint = f'Nearest: "{nearest(name, row)}". ' if row else ""
+    try:
+        text = walk(row, name)
+    except MissingFieldError as error:
         raise DataError(
-            f'{path}:{_line_number(path, offset)} has no field "{name}" among its {len(row)} '
-            f"({', '.join(row)}). {hint}Set data.field to the field that holds the text."
-        )
-    text = row[name]
+            f"{path}:{_line_number(path, offset)} {error} Set data.field to the field that holds "
+            "the text."
+        ) from None
     if text is None:
         return ""
     if not isinstance(text, str):
@@ -153,36 +191,45 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
             f'{path}:{_line_number(path, offset)} has a JSON {_json_kind(text)} in field "{name}", '
             "not text. Set data.field to the field that holds the text."
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if _SURROGATE.search(text):
         # JSON may escape half of a surrogate pair, which UTF-8 cannot encode.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:
     path = shard.root / part.name
     with open_parquet(path) as parquet:
+        steps, groups = field_of(path, parquet.schema_arrow, shard.column), parquet.metadata
+        parts = [groups.row_group(index) for index in range(part.start, part.stop)]
+        rows = rows_at_once(sum(each.num_rows for each in parts), part.size_bytes)
         batches = parquet.iter_batches(
-            batch_size=1024, row_groups=list(range(part.start, part.stop)), columns=[shard.column]
+            batch_size=rows,
+            row_groups=list(range(part.start, part.stop)),
+            columns=[".".join(steps)],
         )
-        yield from _rows(part, (batch.column(0) for batch in batches))
+        yield from _rows(part, (column_of(batch, steps) for batch in batches))
 
 
 def _read_batches(shard: Shard, part: Part) -> Iterator[Document]:
-    with ArrowFile(shard.root / part.name) as arrow:
-        index = arrow.schema.get_field_index(shard.column)
+    path = shard.root / part.name
+    with ArrowFile(path) as arrow:
+        steps = field_of(path, arrow.schema, shard.column)
         batches = arrow.batches(part.start, part.stop)
-        yield from _rows(part, (batch.column(index) for batch in batches))
+        yield from _rows(part, (column_of(batch, steps) for batch in batches))
 
 
 def _rows(part: Part, columns: Iterable[Any]) -> Iterator[Document]:
     row = part.first_row
     for column in columns:
-        for text in column.to_pylist():
-            yield Document(part.file, row, text or "")
-            row += 1
+        rows = rows_at_once(len(column), column.nbytes)
+        for start in range(0, len(column), rows):
+            for text in column.slice(start, rows).to_pylist():
+                yield Document(part.file, row, text or "")
+                row += 1
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int) -> DataError:
@@ -193,7 +240,7 @@ def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int) -> DataError:
 
 
 def _line_number(path: Path, offset: int) -> int:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         line = 1
         while offset > 0 and (data := file.read(min(offset, 1 << 20))):
             line += data.count(b"\n")

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,30 +48,38 @@ def token_dtype(vocab: int) -> "np.dtype[np.unsignedinteger[Any]]":
 
 
 def tokenize_shard(shard: Shard, tokenizer: Tokenizer, file: Path) -> None:
-    """Write one shard's file: header, lengths and origins of documents, tokens, digest."""
+    """Write one shard's file: header, lengths and origins of documents, tokens, digest.
+
+    Tokens wait in a file beside it, because the header comes first: no document is too long.
+    """
     dtype = token_dtype(tokenizer.vocab)
-    runs, origins = [], []
+    end = np.array([tokenizer.end])
+    lengths, origins = [], []
     empty = undecodable = 0
-    for document in shard.documents():
-        if document.text:
-            tokens = tokenizer.encode(document.text)
-            runs.append(np.append(tokens, tokenizer.end).astype(dtype))
-            origins.append((document.file, document.row))
-        elif document.text is None:
-            undecodable += 1
-        else:
-            empty += 1
-    doc_tokens = np.array([len(run) for run in runs], dtype="<i8")
-    header = np.array([FORMAT, len(runs), doc_tokens.sum(), empty, undecodable], dtype="<i8")
     building, state = building_path(file), _digest_of(file)
-    with building.open("wb") as out:
-        for values in (header, doc_tokens, np.array(origins, dtype="<i8"), *runs):
-            data = values.tobytes()
+    tokens_file = building.with_name(f"{building.name}.tokens")
+    with tokens_file.open("wb") as out:
+        for document in shard.documents():
+            if not document.text:
+                undecodable += document.text is None
+                empty += document.text is not None
+                continue
+            tokens = 0
+            for run in chain(tokenizer.encode_blocks(document.blocks), [end]):
+                out.write(run.astype(dtype).tobytes())
+                tokens += len(run)
+            lengths.append(tokens)
+            origins.append((document.file, document.row))
+    header = np.array([FORMAT, len(lengths), sum(lengths), empty, undecodable], dtype="<i8")
+    with building.open("wb") as out, tokens_file.open("rb") as made:
+        front = (np.array(each, dtype="<i8").tobytes() for each in (header, lengths, origins))
+        for data in chain(front, iter(lambda: made.read(1 << 20), b"")):
             state.update(data)
             out.write(data)
         out.write(state.digest())
         out.flush()
         os.fsync(out.fileno())
+    tokens_file.unlink()
     building.replace(file)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from equipoise.balance.context.plan import ContextPlan, plan_context, share_tokens
 from equipoise.base.errors import CheckError, LayoutError
-from equipoise.comm.mail import Ledger, Mail, Parcel
+from equipoise.comm.mail import Ledger, LinkGroups, Mail, Parcel
 from equipoise.comm.steps import allocate, pack, unpack
 from equipoise.nn.attention import cast_as_autocast, require_alike
 from equipoise.parallel.context.function import AttendInOneProcess, AttendOverRanks
@@ -43,6 +43,8 @@ def context_attention(
     sharding: str = "mixed",
     ranks_per_node: int | None = None,
     ledger: Ledger | None = None,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Attention inside each document of a pack whose tokens lie on several ranks.
 
@@ -59,9 +61,12 @@ def context_attention(
         sharding: Who holds which tokens, as in ``shard_tokens``.
         ranks_per_node: Ranks that share a node; for ``double-ring`` and ``usp``.
         ledger: Counts what this rank sends and receives, in both passes.
+        softcap: Scores are ``softcap * tanh(score / softcap)``; 0 leaves them as they are.
+        sinks_H: For each query head, a score in the softmax's denominator that belongs to no key;
+            its gradient is this rank's part, to be summed over ranks.
 
     Returns:
-        ``o_tHE`` of this rank's tokens, differentiable in all three inputs.
+        ``o_tHE`` of this rank's tokens, differentiable in queries, keys, values and sinks.
 
     Raises:
         LayoutError: the tensors do not go together, or not with this rank's share.
@@ -79,7 +84,9 @@ def context_attention(
         sharding=sharding,
         ranks_per_node=ranks_per_node,
     )
-    return attend_by_plan(q_tHE, k_tGE, v_tGE, plan, group, ledger=ledger)
+    return attend_by_plan(
+        q_tHE, k_tGE, v_tGE, plan, group, ledger=ledger, softcap=softcap, sinks_H=sinks_H
+    )
 
 
 def attend_by_plan(
@@ -90,6 +97,9 @@ def attend_by_plan(
     group: dist.ProcessGroup | None = None,
     *,
     ledger: Ledger | None = None,
+    links: LinkGroups | None = None,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """``context_attention`` with an existing plan, so that all layers of a model share one.
 
@@ -100,22 +110,25 @@ def attend_by_plan(
         plan: Of ``plan_context`` or ``plan_pieces``; the same on every rank.
         group: As many ranks as the plan is for; all ranks unless given.
         ledger: Counts what this rank sends and receives, in both passes.
+        links: ``Peers.links`` of the group, where messages have no tags.
+        softcap: As for ``context_attention``.
+        sinks_H: Likewise.
 
     Returns:
-        ``o_tHE`` of this rank's tokens, differentiable in all three inputs.
+        ``o_tHE`` of this rank's tokens, differentiable in queries, keys, values and sinks.
 
     Raises:
         LayoutError: the tensors do not go together, or not with this rank's part of the plan.
     """
     q_tHE, k_tGE, v_tGE = cast_as_autocast(q_tHE, k_tGE, v_tGE)
     require_alike(q_tHE, k_tGE, v_tGE)
-    mail, schedule = Mail(group, ledger), plan.schedule
+    mail, schedule = Mail(group, ledger, links), plan.schedule
     if mail.ranks != schedule.ranks:
         raise LayoutError(
             f"The plan is for {schedule.ranks} ranks, but the group has {mail.ranks}. Plan for the "
             f"ranks of the group."
         )
-    program = compile_rank(schedule, mail.rank)
+    program = compile_rank(schedule, mail.rank, q_tHE.device)
     tokens, heads, kv_heads = len(q_tHE), q_tHE.shape[1], k_tGE.shape[1]
     if (tokens, heads, kv_heads) != (program.home_tokens, schedule.heads, schedule.kv_heads):
         raise LayoutError(
@@ -124,8 +137,9 @@ def attend_by_plan(
             f"tensors have {tokens:,}, {heads} and {kv_heads}. Take its share with shard_tokens, "
             f"with the same lengths and the same sharding."
         )
+    _require_sinks(sinks_H, heads)
     out: Tensor = AttendOverRanks.apply(  # type: ignore[no-untyped-call]
-        q_tHE, k_tGE, v_tGE, program, mail
+        q_tHE, k_tGE, v_tGE, sinks_H, softcap, program, mail
     )
     return out
 
@@ -234,6 +248,9 @@ def attend_in_one_process(
     v_TGE: Tensor,
     plan: ContextPlan,
     sent_bytes: npt.NDArray[np.int64] | None = None,
+    *,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Run all ranks of a plan in this process, for checks and for study.
 
@@ -243,9 +260,11 @@ def attend_in_one_process(
         v_TGE: Values of the whole pack.
         plan: Of ``plan_context``, for as many ranks as are to be played.
         sent_bytes: Bytes from each rank to each, int64 [ranks, ranks]; added to, in both passes.
+        softcap: As for ``context_attention``.
+        sinks_H: Likewise; their gradient is the whole.
 
     Returns:
-        ``o_THE`` of the whole pack, differentiable in all three inputs.
+        ``o_THE`` of the whole pack, differentiable in queries, keys, values and sinks.
 
     Raises:
         LayoutError: the tensors do not go together, or not with the plan.
@@ -265,10 +284,19 @@ def attend_in_one_process(
     order = torch.from_numpy(np.concatenate(plan.shares.rows)).to(q_THE.device)
     programs = tuple(compile_rank(schedule, rank) for rank in range(schedule.ranks))
     parts = (x[order] for x in (q_THE, k_TGE, v_TGE))
+    _require_sinks(sinks_H, heads)
     out: Tensor = AttendInOneProcess.apply(  # type: ignore[no-untyped-call]
-        *parts, programs, sent_bytes
+        *parts, sinks_H, softcap, programs, sent_bytes
     )
     return out[torch.argsort(order)]
+
+
+def _require_sinks(sinks_H: Tensor | None, heads: int) -> None:
+    if sinks_H is not None and sinks_H.shape != (heads,):
+        raise LayoutError(
+            f"The sinks have shape {list(sinks_H.shape)}, but there are {heads} query heads. Give "
+            f"one number for each."
+        )
 
 
 def check_ranks_agree(plan: ContextPlan, group: dist.ProcessGroup | None = None) -> None:

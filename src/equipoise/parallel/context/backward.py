@@ -4,7 +4,8 @@ What it decides
     Gradients are summed in fp32 (fp64 if tensors are) in a fixed order: rounds from last to
     first, and in each the tiles, then the gradients that came back, as listed. Whatever a rank
     forwarded comes back through it, with its own part added. Scores are recomputed from the
-    log-sum-exp over all keys, so each tile's gradients are exact by themselves.
+    log-sum-exp over all keys, so each tile's gradients are exact by themselves. A sink's gradient
+    is summed where its outputs were completed; those of all ranks add up to the whole.
 
 Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Gradients of every schedule equal those of one rank; reruns are equal bit for bit.
@@ -27,7 +28,13 @@ from equipoise.comm.steps import (
     pack,
     unpack,
 )
-from equipoise.nn.tile import attend_tile_backward, sum_dtype
+from equipoise.nn.tile import (
+    attend_tile_backward,
+    attend_tiles_backward,
+    sink_gradient,
+    sum_dtype,
+)
+from equipoise.parallel.context.calls import TileCall
 from equipoise.parallel.context.forward import Kept
 from equipoise.parallel.context.held import add_rows, hold
 from equipoise.parallel.context.program import RankProgram, Transfer
@@ -36,8 +43,17 @@ from equipoise.parallel.context.program import RankProgram, Transfer
 class Backward:
     """One rank's backward pass. ``gradients`` exist once its steps have ended."""
 
-    def __init__(self, program: RankProgram, kept: Kept, grad_o: Tensor) -> None:
+    def __init__(
+        self,
+        program: RankProgram,
+        kept: Kept,
+        grad_o: Tensor,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> None:
         self.program, self.kept, self.home_grad_o = program, kept, grad_o
+        self.softcap, self.sinks = softcap, sinks
+        self.grad_sinks: Tensor | None = None
         self.sums, self.dtype = sum_dtype(grad_o.dtype), grad_o.dtype
         self.o, self.lse = kept.o, kept.lse
         if any(t.carries == "partial" for each in program.rounds for t in each.sends):
@@ -83,6 +99,8 @@ class Backward:
                     self._arrive(transfer, buffer)
             under_way = [(t, buffer) for t, buffer in under_way if t.posted < at]
         self.gradients = self._finish()
+        if self.sinks is not None:
+            self.grad_sinks = self._finish_sinks(self.sinks)
 
     def _sections(self, transfer: Transfer) -> Sections:
         whole = (*transfer.shape, self.grad_o.shape[2])
@@ -102,7 +120,10 @@ class Backward:
 
     def _compute(self, at: int) -> None:
         (sum_q,), (sum_k, sum_v) = self.sums_of["q"], self.sums_of["kv"]
-        for tile in self.program.rounds[at].tiles:
+        each = self.program.rounds[at]
+        for call in each.calls:
+            self._call(call)
+        for tile in () if each.calls else each.tiles:
             queries, keys = tile.queries, tile.keys
             grad_q, grad_k, grad_v = attend_tile_backward(
                 self.grad_o[queries, tile.heads],
@@ -112,10 +133,28 @@ class Backward:
                 self.o[queries, tile.heads],
                 self.lse[queries, tile.heads],
                 tile.kind,
+                softcap=self.softcap,
             )
             add_rows(sum_q, queries, tile.heads, grad_q)
             add_rows(sum_k, keys, tile.kv_heads, grad_k)
             add_rows(sum_v, keys, tile.kv_heads, grad_v)
+
+    def _call(self, call: TileCall) -> None:
+        queries, keys = (call.query_rows, call.heads), (call.key_rows, call.kv_heads)
+        grads = attend_tiles_backward(
+            self.grad_o[queries],
+            self.kept.q[queries],
+            self.kept.k[keys],
+            self.kept.v[keys],
+            self.o[queries],
+            self.lse[queries],
+            call.runs,
+            is_causal=call.is_causal,
+            softcap=self.softcap,
+        )
+        sums = *self.sums_of["q"], *self.sums_of["kv"]
+        for x, at, grad in zip(sums, (queries, keys, keys), grads, strict=True):
+            x[at] += grad  # rows are distinct, so nothing is lost
 
     def _arrive(self, transfer: Transfer, data: Tensor) -> None:
         parts = unpack(data, self._sections(transfer))
@@ -145,3 +184,20 @@ class Backward:
                     gradient = home
                 gradients.append(gradient.to(self.dtype))
         return tuple(gradients)
+
+    def _finish_sinks(self, sinks: Tensor) -> Tensor:
+        """Gradient of the sinks, from the queries and heads whose output was completed here."""
+        program = self.program
+        complete = [(program.query_rows, slice(None))] + [
+            (t.rows, t.heads)
+            for each in program.rounds
+            for t in each.sends
+            if t.carries == "output"
+        ]
+        gradient = torch.zeros_like(sinks, dtype=self.sums)
+        held = gradient[program.held_heads]
+        scores = sinks[program.held_heads].to(self.sums)
+        for rows, heads in complete:
+            grad_o, o, lse = (x[rows, heads] for x in (self.grad_o, self.o, self.lse))
+            held[heads] += sink_gradient(grad_o, o, lse, scores[heads])
+        return gradient.to(sinks.dtype)

@@ -19,7 +19,8 @@ Sources
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,15 +30,33 @@ from torch import Tensor
 from equipoise.balance.context.plan import plan_context, share_tokens
 from equipoise.base.digest import digest_bytes
 from equipoise.base.errors import LayoutError
+from equipoise.nn.attention import Scoring
 from equipoise.parallel.context.agree import require_one_pack
 from equipoise.parallel.context.attention import attend_by_plan
-from equipoise.spec.mask import Mask
 
 REGISTERED = "equipoise"
 """Name of attention over ranks in the registries of ``transformers``."""
 
 IGNORED = -100
 """Label of a token without a next one, as in ``torch.nn.functional.cross_entropy``."""
+
+
+class AttendedPack(Protocol):
+    """What the registered attention asks of a pack."""
+
+    @property
+    def doc_tokens(self) -> tuple[int, ...]:
+        """Lengths of its documents, the longest at least [tokens]."""
+
+    @property
+    def reach_tokens(self) -> int:
+        """One more than the last position of the pack, whichever rank holds it."""
+
+    def agree(self, layer: object, device: torch.device) -> None:
+        """Refuse ranks that were given different packs; called by each layer that attends."""
+
+    def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, scoring: Scoring) -> Tensor:
+        """One layer's attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +97,7 @@ class ContextPack:
             settings = (self.strategy, self.sharding, self.ranks_per_node)
             require_one_pack(self.doc_tokens, self.contents, settings, self.group, device)
 
-    def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, mask: Mask) -> Tensor:
+    def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, scoring: Scoring) -> Tensor:
         """One layer's attention. Plans are kept, so planning in each layer is cheap."""
         plan = plan_context(
             self.doc_tokens,
@@ -86,14 +105,21 @@ class ContextPack:
             self.strategy,
             heads=q_tHE.shape[1],
             kv_heads=k_tGE.shape[1],
-            mask=mask,
+            mask=scoring.mask,
             sharding=self.sharding,
             ranks_per_node=self.ranks_per_node,
         )
+        attend = partial(
+            attend_by_plan,
+            plan=plan,
+            group=self.group,
+            softcap=scoring.softcap,
+            sinks_H=scoring.sinks_H,
+        )
         if len(q_tHE) != 1 or len(plan.shares.rows[dist.get_rank(self.group)]):
-            return attend_by_plan(q_tHE, k_tGE, v_tGE, plan, self.group)
+            return attend(q_tHE, k_tGE, v_tGE)
         # The spare token of a rank without tokens, which may still forward others' keys.
-        none_tHE = attend_by_plan(q_tHE[:0], k_tGE[:0], v_tGE[:0], plan, self.group)
+        none_tHE = attend(q_tHE[:0], k_tGE[:0], v_tGE[:0])
         return torch.cat([none_tHE, torch.zeros_like(q_tHE)])
 
 

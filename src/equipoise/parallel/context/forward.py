@@ -5,6 +5,9 @@ What it decides
     tiles, then messages as listed. A rerun is equal bit for bit. Received queries, keys and
     values are kept for the backward pass.
 
+    A sink is added where an output over all keys is complete: on the rank of the query, or on
+    the one that computes the query's head and sends the output there.
+
 Kept true (tests/unit/parallel/test_context.py, tests/multi/parallel/test_context.py)
     Every schedule equals one rank; reruns are equal bit for bit.
 """
@@ -24,9 +27,10 @@ from equipoise.comm.steps import (
     pack,
     unpack,
 )
-from equipoise.nn.tile import attend_tile, merge_tile_, sum_dtype
+from equipoise.nn.tile import attend_tile, attend_tiles, merge_tile_, sink_tile_, sum_dtype
+from equipoise.parallel.context.calls import TileCall
 from equipoise.parallel.context.held import hold
-from equipoise.parallel.context.program import RankProgram, Transfer
+from equipoise.parallel.context.program import RankProgram, Rows, Transfer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +48,17 @@ class Kept:
 class Forward:
     """One rank's forward pass. ``output`` and ``kept`` exist once its steps have ended."""
 
-    def __init__(self, program: RankProgram, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def __init__(
+        self,
+        program: RankProgram,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> None:
         self.program, self.home = program, (q, k, v)
+        self.softcap, self.sinks = softcap, sinks
         self.sums = sum_dtype(q.dtype)
         self.q = hold(q, program.query_rows, program.held_queries, program.held_heads)
         self.k, self.v = (
@@ -89,18 +102,23 @@ class Forward:
         if transfer.carries == "partial":
             return [self.o[rows, heads], self.lse[rows, heads]]
         if transfer.carries == "output":
+            self._sink(rows, heads)
             return [self.o[rows, heads].to(self.q.dtype)]
         q, k, v = (self.q, self.k, self.v) if transfer.is_held else self.home
         parts = (q,) if transfer.carries == "q" else (k, v)
         return [part[rows, heads] for part in parts]
 
     def _compute(self, at: int) -> None:
-        for tile in self.program.rounds[at].tiles:
+        each = self.program.rounds[at]
+        for call in each.calls:
+            self._call(call)
+        for tile in () if each.calls else each.tiles:
             part, lse = attend_tile(
                 self.q[tile.queries, tile.heads],
                 self.k[tile.keys, tile.kv_heads],
                 self.v[tile.keys, tile.kv_heads],
                 tile.kind,
+                softcap=self.softcap,
             )
             o_into = self.o[tile.queries, tile.heads]
             lse_into = self.lse[tile.queries, tile.heads]
@@ -109,6 +127,30 @@ class Forward:
                 lse_into.copy_(lse)
             else:
                 merge_tile_(o_into, lse_into, part, lse)
+
+    def _call(self, call: TileCall) -> None:
+        part, lse = attend_tiles(
+            self.q[call.query_rows, call.heads],
+            self.k[call.key_rows, call.kv_heads],
+            self.v[call.key_rows, call.kv_heads],
+            call.runs,
+            is_causal=call.is_causal,
+            softcap=self.softcap,
+        )
+        at = call.query_rows, call.heads
+        if not call.is_first:
+            o_so_far, lse_so_far = self.o[at], self.lse[at]
+            merge_tile_(o_so_far, lse_so_far, part, lse)
+            part, lse = o_so_far, lse_so_far
+        self.o[at], self.lse[at] = part.to(self.sums), lse
+
+    def _sink(self, rows: Rows, heads: slice) -> None:
+        """Add the sinks to outputs over all keys."""
+        if self.sinks is None:
+            return
+        o, lse = self.o[rows, heads], self.lse[rows, heads]
+        sink_tile_(o, lse, self.sinks[self.program.held_heads][heads].to(self.sums))
+        self.o[rows, heads], self.lse[rows, heads] = o, lse  # where rows are indices
 
     def _arrive(
         self, transfer: Transfer, data: Tensor, outputs: list[tuple[Transfer, Tensor]]
@@ -128,6 +170,7 @@ class Forward:
 
     def _finish(self, outputs: list[tuple[Transfer, Tensor]]) -> None:
         program, dtype = self.program, self.home[0].dtype
+        self._sink(program.query_rows, slice(None))
         o = self.o.to(dtype)
         if program.holds_home_queries_alone:
             self.output = o

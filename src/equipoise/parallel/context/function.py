@@ -24,23 +24,31 @@ class AttendOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, program: RankProgram, mail: Mail
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        softcap: float,
+        program: RankProgram,
+        mail: Mail,
     ) -> Tensor:
         """Output of this rank's queries."""
-        executor = Forward(program, q, k, v)
+        executor = Forward(program, q, k, v, softcap, sinks)
         drive(executor.steps(), mail)
         kept = executor.kept
-        ctx.save_for_backward(kept.q, kept.k, kept.v, kept.o, kept.lse)
-        ctx.program, ctx.mail = program, mail
+        ctx.save_for_backward(kept.q, kept.k, kept.v, kept.o, kept.lse, sinks)
+        ctx.program, ctx.mail, ctx.softcap = program, mail, softcap
         return executor.output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of this rank's queries, keys and values."""
-        executor = Backward(ctx.program, Kept(*ctx.saved_tensors), grad_o.contiguous())
+        """Gradients of this rank's queries, keys and values, and its part of the sinks'."""
+        *kept, sinks = ctx.saved_tensors
+        executor = Backward(ctx.program, Kept(*kept), grad_o.contiguous(), ctx.softcap, sinks)
         drive(executor.steps(), ctx.mail)
-        return (*executor.gradients, None, None)
+        return (*executor.gradients, executor.grad_sinks, None, None, None)
 
 
 class AttendInOneProcess(torch.autograd.Function):
@@ -52,31 +60,45 @@ class AttendInOneProcess(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
+        softcap: float,
         programs: tuple[RankProgram, ...],
         sent_bytes: npt.NDArray[np.int64],
     ) -> Tensor:
         """Outputs of all ranks' queries."""
         sizes = [program.home_tokens for program in programs]
         parts = zip(programs, *(x.split(sizes) for x in (q, k, v)), strict=True)
-        executors = [Forward(*part) for part in parts]
+        executors = [
+            Forward(program, own_q, own_k, own_v, softcap, sinks)
+            for program, own_q, own_k, own_v in parts
+        ]
         drive_together([executor.steps() for executor in executors], sent_bytes)
         kept = [executor.kept for executor in executors]
-        ctx.save_for_backward(*(x for each in kept for x in (each.q, each.k, each.v)))
+        ctx.save_for_backward(sinks, *(x for each in kept for x in (each.q, each.k, each.v)))
         ctx.outputs = [(each.o.detach(), each.lse) for each in kept]
         ctx.programs, ctx.sent_bytes, ctx.sizes = programs, sent_bytes, sizes
+        ctx.softcap = softcap
         return torch.cat([executor.output for executor in executors])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of all ranks' queries, keys and values."""
-        saved = ctx.saved_tensors
+        """Gradients of all ranks' queries, keys and values, and of the sinks."""
+        sinks, *saved = ctx.saved_tensors
         executors = [
-            Backward(program, Kept(*saved[3 * at : 3 * at + 3], *ctx.outputs[at]), part)
+            Backward(
+                program,
+                Kept(*saved[3 * at : 3 * at + 3], *ctx.outputs[at]),
+                part,
+                ctx.softcap,
+                sinks,
+            )
             for at, (program, part) in enumerate(
                 zip(ctx.programs, grad_o.contiguous().split(ctx.sizes), strict=True)
             )
         ]
         drive_together([executor.steps() for executor in executors], ctx.sent_bytes)
         gradients = zip(*(executor.gradients for executor in executors), strict=True)
-        return (*(torch.cat(parts) for parts in gradients), None, None)
+        of_sinks = [each.grad_sinks for each in executors if each.grad_sinks is not None]
+        grad_sinks = torch.stack(of_sinks).sum(0) if of_sinks else None
+        return (*(torch.cat(parts) for parts in gradients), grad_sinks, None, None, None)

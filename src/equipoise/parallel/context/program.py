@@ -27,15 +27,17 @@ import numpy as np
 import torch
 
 from equipoise.base.arrays import Ints
+from equipoise.parallel.context.calls import TileCall, TileRows, group_tiles
 from equipoise.schedule.attention.runs import join_runs
 from equipoise.schedule.attention.schedule import (
     TILE_KINDS,
     AttentionSchedule,
     Carries,
     Message,
-    TileKind,
 )
 from equipoise.spec.pack import Pieces
+
+_CPU = torch.device("cpu")
 
 Rows = slice | torch.Tensor
 """Rows of a tensor: a slice, or int64 indices without repetition."""
@@ -67,25 +69,14 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TileRows:
-    """A tile, as rows and heads of held tensors."""
-
-    queries: slice
-    keys: slice
-    heads: slice
-    kv_heads: slice
-    kind: TileKind
-    is_first: bool
-    """Whether no earlier tile has written to any of these queries and heads."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RankRound:
     """One round."""
 
     sends: tuple[Transfer, ...]
     receives: tuple[Transfer, ...]
     tiles: tuple[TileRows, ...]
+    calls: tuple[TileCall, ...] = ()
+    """The same tiles, for devices that take several in one call of a kernel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +107,8 @@ class RankProgram:
 class _Places:
     """Places of tokens in a tensor whose rows are consecutive runs."""
 
-    def __init__(self, runs: Pieces) -> None:
+    def __init__(self, runs: Pieces, device: torch.device) -> None:
+        self.device = device
         sizes = runs[:, 2] - runs[:, 1]
         self.span = int(runs[:, 2].max(initial=0)) + 1
         self.keys = runs[:, 0] * self.span + runs[:, 1]
@@ -139,7 +131,7 @@ class _Places:
         if (starts[1:] == starts[:-1] + sizes[:-1]).all():
             return slice(int(starts[0]), int(starts[0] + sizes.sum()))
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return torch.from_numpy(np.repeat(starts, sizes) + within)
+        return torch.from_numpy(np.repeat(starts, sizes) + within).to(self.device)
 
 
 def _range(ranges: list[tuple[int, int]]) -> slice:
@@ -150,16 +142,27 @@ def _range(ranges: list[tuple[int, int]]) -> slice:
 
 
 @functools.lru_cache(maxsize=64)
-def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
+def compile_rank(
+    schedule: AttentionSchedule,
+    rank: int,
+    device: torch.device = _CPU,
+    *,
+    by_calls: bool | None = None,
+) -> RankProgram:
     """Turn one rank's rounds into rows of its tensors.
 
     Args:
         schedule: A schedule that ``check_attention`` accepts.
         rank: The rank to compile for.
+        device: Where its tensors are, and so the indices of their rows.
+        by_calls: Whether tiles run several in one call of a kernel; by default on a device whose
+            kernels take several.
 
     Cost: O(messages x runs + tiles x heads); the last 64 programs are kept.
     """
-    compiler = _Compiler(schedule, rank)
+    if by_calls is None:
+        by_calls = device.type == "cuda"
+    compiler = _Compiler(schedule, rank, device, by_calls=by_calls)
     home = schedule.home[rank]
     return RankProgram(
         rank=rank,
@@ -177,14 +180,17 @@ def compile_rank(schedule: AttentionSchedule, rank: int) -> RankProgram:
 
 
 class _Compiler:
-    def __init__(self, schedule: AttentionSchedule, rank: int) -> None:
+    def __init__(
+        self, schedule: AttentionSchedule, rank: int, device: torch.device, *, by_calls: bool
+    ) -> None:
+        self.device, self.by_calls = device, by_calls
         self.source = schedule.rounds[rank]
         self.ratio = schedule.heads // schedule.kv_heads
         home = schedule.home[rank]
         received = [message for each in self.source for message in each.receives]
-        self.home = _Places(home)
+        self.home = _Places(home, device)
         self.queries, self.keys = (
-            _Places(join_runs(home, *(m.runs for m in received if m.carries == kind)))
+            _Places(join_runs(home, *(m.runs for m in received if m.carries == kind)), device)
             for kind in ("q", "kv")
         )
         tiles = [
@@ -205,10 +211,12 @@ class _Compiler:
         tiles = each.tiles
         queries = self.queries.first(tiles[:, 0], tiles[:, 1])
         keys = self.keys.first(tiles[:, 0], tiles[:, 3])
+        rows = tuple(map(self._tile, tiles.tolist(), queries, keys))
         return RankRound(
             tuple(self._transfer(message, at, is_sent=True) for message in each.sends),
             tuple(self._transfer(message, at, is_sent=False) for message in each.receives),
-            tuple(map(self._tile, tiles.tolist(), queries, keys)),
+            rows,
+            group_tiles(rows, self.device) if self.by_calls else (),
         )
 
     def _transfer(self, message: Message, at: int, *, is_sent: bool) -> Transfer:

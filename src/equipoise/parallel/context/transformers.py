@@ -7,7 +7,7 @@ Why
 
 What it decides
     Whatever is not exact is refused: masks other than causal ones within documents and sliding
-    windows, capped scores, sinks, dropout of attention weights, caches, and layers other than
+    windows, biases on scores, dropout of attention weights, caches, and layers other than
     attention that mix tokens.
 
 Kept true (tests/oracle/test_hf_context.py, tests/oracle/test_hf_models.py)
@@ -31,7 +31,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from equipoise.base.errors import LayoutError, ModelError
-from equipoise.parallel.context.batch import REGISTERED, ContextPack
+from equipoise.nn.attention import Scoring
+from equipoise.parallel.context.batch import REGISTERED, AttendedPack
 from equipoise.parallel.context.transformers_models import require_exact
 from equipoise.parallel.context.transformers_rope import show_pack_length
 from equipoise.spec.mask import CAUSAL, Mask
@@ -42,9 +43,7 @@ _MIXERS = (nn.Conv1d, nn.RNNBase)
 """Modules that read several tokens to compute one."""
 
 _REFUSED = {
-    "softcap": "caps its scores",
-    "s_aux": "has attention sinks",
-    "sinks": "has attention sinks",
+    "sinks": "has attention sinks of another form than s_aux",
     "position_bias": "adds a bias to its scores",
     "head_mask": "masks heads",
     "indices": "chooses its keys",
@@ -78,6 +77,21 @@ def use_context_parallelism(model: PreTrainedModel) -> None:
             than attention that mix tokens, has a loss for its experts' balance, or differs from
             one rank when tried out.
     """
+    before = model.config._attn_implementation
+    register_attention(model)
+    try:
+        require_exact(model)
+    except ModelError:
+        model.set_attn_implementation(before)
+        raise
+
+
+def register_attention(model: PreTrainedModel) -> None:
+    """``use_context_parallelism`` for a model that has been tried out elsewhere.
+
+    Raises:
+        ModelError: likewise, except that nothing is tried out.
+    """
     name, config = type(model).__name__, model.config.get_text_config()
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     others |= {type(each).__name__ for each in model.modules() if isinstance(each, _MIXERS)}
@@ -110,7 +124,6 @@ def use_context_parallelism(model: PreTrainedModel) -> None:
         )
     try:
         show_pack_length(model, config)
-        require_exact(model)
     except ModelError:
         model.set_attn_implementation(before)
         raise
@@ -124,7 +137,9 @@ def attend_pack(
     attention_mask: Tensor | KeyLimit | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    context_pack: ContextPack | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    context_pack: AttendedPack | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention over the ranks of a pack, with the signature of the ``transformers`` registry.
@@ -137,6 +152,8 @@ def attend_pack(
         attention_mask: What ``limit_keys`` made.
         scaling: Factor of the scores; by default 1 / sqrt(head width).
         dropout: Must be 0.
+        softcap: Limit of the scores, if they are capped.
+        s_aux: Attention sinks [query heads], if the layer has them.
         context_pack: The pack that ``shard_batch`` returned.
         options: The layer's other arguments; refused if they change attention.
 
@@ -168,7 +185,7 @@ def attend_pack(
         q_tHE = q_tHE * (scaling * math.sqrt(width))
     if value_width < width:  # latent attention; zeros come out as zeros
         v_tGE = pad(v_tGE, (0, width - value_width))
-    o_tHE = context_pack.attend(q_tHE, k_tGE, v_tGE, mask)
+    o_tHE = context_pack.attend(q_tHE, k_tGE, v_tGE, Scoring(mask, softcap or 0.0, s_aux))
     return o_tHE[..., :value_width].unsqueeze(0), None
 
 
@@ -192,7 +209,7 @@ def _refuse(layer: str, is_causal: bool, dropout: float, options: dict[str, Any]
 
 
 def _mask(
-    layer: str, mask: Tensor | KeyLimit | None, window: int | None, pack: ContextPack
+    layer: str, mask: Tensor | KeyLimit | None, window: int | None, pack: AttendedPack
 ) -> Mask:
     if isinstance(mask, Tensor):
         raise LayoutError(

@@ -22,10 +22,11 @@ from equipoise.parallel.context.transformers_trial import packs_to_try, try_over
 
 _DECODERS = """
     Arcee BitNet Cohere2 Cohere2Moe Cohere Cwm DeepseekV2 DeepseekV3 Ernie4_5_Moe Ernie4_5 Exaone4
-    ExaoneMoe FlexOlmo Gemma3 Gemma Glm4 Glm4Moe Glm4MoeLite Glm GPTBigCode GPTNeoX Granite
-    GraniteMoe GraniteMoeShared Helium HunYuanDenseV1 HunYuanMoEV1 HyperCLOVAX HYV3 Jais2 Llama
-    MiniCPM3 MiniMaxM2 Ministral3 Ministral Mistral Mixtral Olmo2 Olmo3 Olmoe Olmo OPT Phi3 Phi
-    Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 SolarOpen Starcoder2
+    ExaoneMoe FlexOlmo Gemma2 Gemma3 Gemma Glm4 Glm4Moe Glm4MoeLite Glm GPTBigCode GPTNeoX GptOss
+    Granite GraniteMoe GraniteMoeShared GraniteMoeSWA GraniteSWA Helium HunYuanDenseV1 HunYuanMoEV1
+    HyperCLOVAX HYV3 Jais2 Llama MiMoV2Flash MiniCPM3 MiniMaxM2 Ministral3 Ministral Mistral
+    Mixtral Olmo2 Olmo3 Olmoe Olmo OPT Phi3 Phi Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss
+    SmolLM3 SolarOpen Starcoder2 VaultGemma
 """
 
 PROVEN = frozenset(f"{each}ForCausalLM" for each in _DECODERS.split()) | {"GPT2LMHeadModel"}

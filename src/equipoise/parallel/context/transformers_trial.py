@@ -29,10 +29,10 @@ from transformers import PreTrainedModel
 
 from equipoise.balance.context.plan import ContextShares, plan_context, share_tokens
 from equipoise.base.errors import CheckError
+from equipoise.nn.attention import Scoring
 from equipoise.parallel.context.attention import attend_in_one_process
 from equipoise.parallel.context.batch import IGNORED, REGISTERED, ContextPack
 from equipoise.parallel.context.transformers_rope import length_dependent_types, switch_lengths
-from equipoise.spec.mask import Mask
 
 RANKS = 2
 _SHARDING = "head-tail-document"
@@ -65,7 +65,9 @@ class _Meeting:
         self.met = 0
         self.error: BaseException | None = None
 
-    def attend(self, rank: int, parts: tuple[Tensor, ...], pack: "_PlayedPack", mask: Mask) -> Any:
+    def attend(
+        self, rank: int, parts: tuple[Tensor, ...], pack: "_PlayedPack", scoring: Scoring
+    ) -> Any:
         self.parts[rank] = parts
         if len(self.parts) < RANKS:
             met = self.met
@@ -81,12 +83,14 @@ class _Meeting:
             pack.strategy,
             heads=q.shape[1],
             kv_heads=k.shape[1],
-            mask=mask,
+            mask=scoring.mask,
             sharding=_SHARDING,
         )
         order = torch.from_numpy(np.concatenate(plan.shares.rows)).to(q.device)
         back = torch.argsort(order)
-        out = attend_in_one_process(q[back], k[back], v[back], plan)[order]
+        out = attend_in_one_process(
+            q[back], k[back], v[back], plan, softcap=scoring.softcap, sinks_H=scoring.sinks_H
+        )[order]
         self.outs = list(out.split([len(self.parts[r][0]) for r in range(RANKS)]))
         self.parts = {}
         self.met += 1
@@ -131,8 +135,8 @@ class _PlayedPack(ContextPack):
     def agree(self, layer: object, device: torch.device) -> None:
         """All ranks are this process."""
 
-    def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, mask: Mask) -> Tensor:
-        out: Tensor = self.meeting.attend(self.rank, (q_tHE, k_tGE, v_tGE), self, mask)
+    def attend(self, q_tHE: Tensor, k_tGE: Tensor, v_tGE: Tensor, scoring: Scoring) -> Tensor:
+        out: Tensor = self.meeting.attend(self.rank, (q_tHE, k_tGE, v_tGE), self, scoring)
         return out
 
 

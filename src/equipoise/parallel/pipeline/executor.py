@@ -206,7 +206,8 @@ class Executor:
         if is_last:
             self.losses[slot.micro_batch] = out.detach()
             out = out / self._divisor
-        self._kept[slot.stage, slot.micro_batch] = given, out
+        if torch.is_grad_enabled():
+            self._kept[slot.stage, slot.micro_batch] = given, out
         return None if is_last else out.detach()
 
 

@@ -54,6 +54,7 @@ from equipoise.parallel.pipeline.replicas import Replicas
 from equipoise.parallel.pipeline.slices import require_slices
 from equipoise.parallel.zero.shard import ShardedDecoder
 from equipoise.schedule.pipeline.check import check_pipeline
+from equipoise.schedule.pipeline.orders import forwards_alone
 from equipoise.schedule.pipeline.schedule import PipelineSchedule
 
 _TIED = 1 << 24
@@ -90,7 +91,7 @@ class Pipeline:
                 "by the schedule's rank_of."
             )
         self.part, self._peers = part, peers
-        self._mail = Mail(peers.group, ledger)
+        self._mail = Mail(peers.group, ledger, peers.links)
         kept = next((p.dtype for p in part.parameters()), None)
         self._dtype = dtype or _join_dtype(kept, peers)
         self._is_narrow = self._sharded is not None and kept not in (None, self._dtype)
@@ -139,6 +140,28 @@ class Pipeline:
         if self._sharded is not None:
             self._sharded.prepare_micro_batch(last=False)
         drive(executor.steps(), self._mail)
+        return executor.finish(schedule.ranks)
+
+    def evaluate(
+        self, rank_of: npt.NDArray[np.int64], batches: Sequence[StageBatch]
+    ) -> PipelineOutcome:
+        """Run the forwards of some micro-batches; nothing is kept for a backward.
+
+        Replicas of a stage run equally many micro-batches where they meet in it.
+
+        Args:
+            rank_of: The rank of each stage; every micro-batch visits all of them.
+            batches: Every micro-batch, as for ``run``.
+
+        Raises:
+            CheckError: another rank has other micro-batches.
+        """
+        schedule = forwards_alone(rank_of, len(batches))
+        self._require_agreement(schedule, batches)
+        program = compile_rank(schedule, self._peers.rank, _empty(self.part, batches))
+        with torch.no_grad():
+            executor = Executor(self.part, program, batches, divisor=1.0, dtype=self._dtype)
+            drive(executor.steps(), self._mail)
         return executor.finish(schedule.ranks)
 
     @property
@@ -279,6 +302,8 @@ def _tied_steps(part: DecoderPart, rank_of: npt.NDArray[np.int64], rank: int) ->
         return
     peer = last if rank == first else first
     table = part.embed.weight
+    if not table.requires_grad:
+        return
     if table.grad is None:
         table.grad = torch.zeros_like(table)
     mine = table.grad.to_local() if isinstance(table.grad, DTensor) else table.grad

@@ -49,6 +49,7 @@ from equipoise.comm.mesh import Mesh
 from equipoise.cost.memory.weights import SMALL_BYTES, WeightGroup, is_kept_whole
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.moe.layer import MixtureOfExperts
+from equipoise.nn.packed import PackedModel
 from equipoise.parallel.zero.exchange import ExchangeGather, ExchangeReduce
 from equipoise.spec.layout import Layout
 
@@ -58,7 +59,7 @@ class ShardedDecoder:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: PackedModel,
         ranks: Ranks,
         *,
         zero: int,
@@ -95,7 +96,7 @@ class ShardedDecoder:
             data_axes = DataParallelMeshDims(shard=SHARD_AXIS, replicate=copied)
         pp = 1 if mesh is None else mesh.layout.pp
         width = 4 if policy.param_dtype is None else policy.param_dtype.itemsize
-        for module in (*decoder.layers, decoder):
+        for module in (*decoder.stack, decoder):
             own = WeightGroup(_count_own(module), 0)
             if is_kept_whole(own, width=width, zero=zero, pp=pp, small_bytes=small_bytes):
                 self._small.add(module)
@@ -128,6 +129,11 @@ class ShardedDecoder:
             frees = self.zero == 3 and part not in self._small
             part.set_reshard_after_backward(last or frees, recurse=False)
 
+    def free_gathered(self) -> None:
+        """Keep only this rank's shards, after forwards that no backward followed."""
+        for part in self._parts:
+            part.reshard()
+
     def sum_gradients(self) -> None:
         """Run one micro-batch of no tokens, whose backward sums what the others left."""
         empty = torch.zeros(0, dtype=torch.int64, device=self._device)
@@ -142,8 +148,9 @@ def mixed_precision(precision: str) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy()
 
 
-def _require_divided(decoder: Decoder, layout: Layout) -> None:
-    whole = {"tp": layout.tp} if decoder.tensor.ranks == 1 else {}
+def _require_divided(decoder: PackedModel, layout: Layout) -> None:
+    is_split = isinstance(decoder, Decoder) and decoder.tensor.ranks > 1
+    whole = {} if is_split else {"tp": layout.tp}
     layers = [each for each in decoder.modules() if isinstance(each, MixtureOfExperts)]
     if any(layer.exchange is None for layer in layers):
         whole |= {"ep": layout.ep, "etp": layout.etp}
@@ -163,10 +170,10 @@ def _count_own(module: nn.Module) -> int:
     return sum((w.to_local() if isinstance(w, DTensor) else w).numel() for w in own)
 
 
-def _turns_back(decoder: Decoder, module: nn.Module, pp: int) -> bool:
+def _turns_back(decoder: PackedModel, module: nn.Module, pp: int) -> bool:
     """Whether a backward begins with what its forward has just ended with.
 
     The tables, which the forward gathers first and its loss reads last, and the last layer. In a
     pipeline other micro-batches come between.
     """
-    return pp == 1 and (module is decoder or module is decoder.layers[-1])
+    return pp == 1 and (module is decoder or module is decoder.stack[-1])

@@ -104,12 +104,16 @@ class MeasuredRun:
     def trial_words(self, choice: int, *, limit_s: float) -> list[str]:
         """Likewise for a few steps; ranks that wait for half of the limit are named."""
         spec = self.request.run.spec
+        falling = {} if spec.train.decay_steps is None else {"train.decay_steps": 1}
         few = {
             "train.steps": STEPS,
-            "train.warmup_steps": min(STEPS, spec.train.warmup_steps),
+            "train.warmup_steps": min(STEPS - len(falling), spec.train.warmup_steps),
+            **falling,
             "checkpoint.every_steps": STEPS,
             "checkpoint.keep": 1,
             "journal.tensorboard": "false",
+            "journal.wandb": "false",
+            "journal.mlflow": "false",
             "layout.deadline_s": min(limit_s / 2, spec.layout.deadline_s),
         }
         return [
@@ -241,7 +245,8 @@ def read_measured(
     if (guess := guess_sentence(cluster)) and say is not None:
         say(guess)
     store, machine = open_corpus(run, progress), Machine(cluster)
-    steps, policy = RunSteps(run.spec, run.model, store.doc_tokens), run.spec.pack.policy
+    steps = RunSteps(run.spec, run.model, store.doc_tokens, store.mixture)
+    policy = run.spec.pack.policy
     counted = PackSpec().policy if POLICIES[policy].divides else policy
     choices = list_choices(
         run,

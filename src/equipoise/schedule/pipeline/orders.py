@@ -20,9 +20,18 @@ Sources
     (interleaved; its warm-up of twice the ranks behind, and one round for each stage more).
 """
 
+import numpy as np
+
+from equipoise.base.arrays import Ints
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.schedule.pipeline.request import PipelineRequest, remembered
-from equipoise.schedule.pipeline.schedule import Order, PipelineSchedule
+from equipoise.schedule.pipeline.schedule import (
+    Order,
+    PipelineSchedule,
+    finish_orders,
+    single_units,
+    whole_paths,
+)
 
 F, B, I = int(Op.FORWARD), int(Op.BACKWARD), int(Op.BACKWARD_INPUT)  # noqa: E741
 
@@ -36,6 +45,32 @@ def gpipe(request: PipelineRequest) -> PipelineSchedule:
         ahead = [(s, m) for s in mine for m in range(request.micro_batches)]
         orders.append([(F, s, m) for s, m in ahead] + [(B, s, m) for s, m in reversed(ahead)])
     return request.finish(orders)
+
+
+def forwards_alone(rank_of: Ints, micro_batches: int) -> PipelineSchedule:
+    """Forwards without backwards, stage after stage, as an evaluation runs them.
+
+    It is not a step's schedule: ``check_pipeline`` misses its backwards. No order of whole
+    micro-batches deadlocks, since a stage waits only for earlier ones.
+
+    Args:
+        rank_of: The rank of each stage, int64 [stages].
+        micro_batches: How many run.
+
+    >>> forwards_alone(np.array([0, 1, 1, 0]), 2).orders[0][:, 1].tolist()
+    [0, 0, 3, 3]
+    """
+    orders = [
+        [(F, int(s), m) for s in np.flatnonzero(rank_of == rank) for m in range(micro_batches)]
+        for rank in range(int(rank_of.max()) + 1)
+    ]
+    return PipelineSchedule(
+        "forwards alone",
+        rank_of,
+        finish_orders(orders),
+        whole_paths(len(rank_of), micro_batches),
+        single_units(micro_batches),
+    )
 
 
 @remembered

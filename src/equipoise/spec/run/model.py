@@ -1,12 +1,14 @@
 """The ``model`` section of run.toml: a preset or a folder, and sizes that replace its own."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS
 from equipoise.spec.model.presets import Balance
+
+Engine = Literal["equipoise", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,13 @@ class ModelSection:
             description='"random", or "hf:DIR" for the weights and sizes of a Hugging Face folder'
         ),
     ] = "random"
+    engine: Annotated[
+        Engine,
+        Field(
+            description='whose code computes the model: "equipoise", or "transformers" for any '
+            "decoder in model.init that is exact"
+        ),
+    ] = "equipoise"
     layers: Annotated[int | None, Field(ge=1, le=MOST_LAYERS, description="decoder layers")] = None
     hidden: Annotated[int | None, Field(ge=2, description="model width")] = None
     heads: Annotated[int | None, Field(ge=1, description="query heads")] = None

@@ -29,9 +29,13 @@ def _effective(run: ResolvedRun, key: Key) -> Any:
     """The value used for a key that was not given and has no default."""
     if key.section == "model":
         return getattr(run.model, key.field)
+    if key.section == "eval":
+        return run.spec.checkpoint.every_steps
     if key.section == "layout":
         layout = run.spec.layout
         return layout.stages // layout.pp if key.field == "virtual" else layout.cp
+    if key.section == "train":
+        return run.spec.train.falling_steps
     return int(1.25 * run.spec.pack.context_tokens)  # the rule that pack.max_tokens describes
 
 

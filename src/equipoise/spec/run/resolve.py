@@ -14,11 +14,14 @@ Kept true (tests/unit/spec/run/test_resolve.py, tests/unit/spec/run/test_load.py
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from equipoise.base.digest import digest
+from equipoise.base.nearest import nearest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.run.keys import DEFAULT, Fault, Given, build, keys, toml
+from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
+from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.resolve_model import resolve_model
 from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
@@ -61,6 +64,7 @@ def resolve(
     )
     _judge_together(wish)
     model, model_origins = resolve_model(wish, base)
+    _judge_experts_of_lora(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
     run = ResolvedRun(
         spec=spec,
@@ -72,8 +76,14 @@ def resolve(
     return run, wish.faults
 
 
+_LEAST_EVAL_TOKENS = 2
+"""A document of one token has nothing to predict."""
+
+
 def _judge_together(wish: Wish) -> None:
-    if wish.is_sound("data.source", "data.path"):
+    if wish.is_sound("data.source", "data.path", "data.mix") and wish["data.mix"]:
+        _judge_mix(wish)
+    elif wish.is_sound("data.source", "data.path", "data.mix"):
         source, path = wish["data.source"], wish["data.path"]
         if source in PYTHON_SOURCES and path:
             wish.tell(
@@ -88,6 +98,8 @@ def _judge_together(wish: Wish) -> None:
                 f"{toml(source)} reads data.path, which is empty. "
                 "Set data.path to a file or a folder.",
             )
+    _judge_evaluation(wish)
+    _judge_lora(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
         if step % window:
@@ -112,19 +124,7 @@ def _judge_together(wish: Wish) -> None:
                 f"{most} is fewer than {wish.cite('pack.context_tokens')}: "
                 f"a whole window must fit. Give at least {window}.",
             )
-    if wish.is_sound("train.steps", "train.warmup_steps"):
-        steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
-        if warmup > steps and wish.is_given("train.warmup_steps"):
-            wish.tell(
-                "train.warmup_steps",
-                f"{warmup} is more than {wish.cite('train.steps')}. Give at most {steps}.",
-            )
-        elif warmup > steps:
-            wish.tell(
-                "train.steps",
-                f"{steps} is fewer than {wish.cite('train.warmup_steps')}. "
-                f"Set train.warmup_steps to {steps} or less.",
-            )
+    _judge_rate(wish)
     if wish.is_sound("layout.dp") and wish["layout.dp"] != "cores" and wish["layout.dp"] < 1:
         wish.tell("layout.dp", f"{wish['layout.dp']} is too small; it must be at least 1.")
     if wish.is_sound("layout.cp", "layout.ranks_per_node"):
@@ -137,6 +137,135 @@ def _judge_together(wish: Wish) -> None:
                 f"{per_node} does not divide {wish.cite('layout.cp')}. Nearest: {closest}.",
             )
     _judge_pipeline(wish)
+
+
+def _judge_mix(wish: Wish) -> None:
+    """Refuse a mixture beside a path, and sources that lack one or have one too many."""
+    if wish["data.path"]:
+        wish.tell(
+            "data.path",
+            f"{toml(wish['data.path'])} is given, but so are {len(wish['data.mix'])} sources in "
+            "data.mix. Put it into a [[data.mix]] table of its own, or remove data.mix.",
+        )
+        return
+    for number, row in enumerate(wish["data.mix"], start=1):
+        source = row.source or wish["data.source"]
+        if source == "python-stdlib" and row.path:
+            wish.tell(
+                "data.mix",
+                f"source {number}: path = {toml(row.path)} is given, but its source "
+                f"{toml(source)} reads no path. Set its source.",
+            )
+        if source != "python-stdlib" and not row.path:
+            wish.tell(
+                "data.mix",
+                f"source {number}: {toml(source)} reads a path, which is missing. Set its path.",
+            )
+
+
+def _judge_rate(wish: Wish) -> None:
+    """Fit the default warm-up to the steps, and refuse phases that do not fit into them."""
+    if not wish.is_sound("train.steps", "train.warmup_steps"):
+        return
+    steps, warmup = wish["train.steps"], wish["train.warmup_steps"]
+    if warmup > steps and not wish.is_given("train.warmup_steps"):
+        warmup = steps // 2
+        half = Origin("half of train.steps", DEFAULT.order)
+        wish.given["train.warmup_steps"] = Given(warmup, half)
+    elif warmup > steps:
+        wish.tell(
+            "train.warmup_steps",
+            f"{warmup} is more than {wish.cite('train.steps')}. Give at most {steps}.",
+        )
+        return
+    decay, schedule = wish["train.decay_steps"], wish["train.schedule"]
+    if decay is None or schedule != "wsd":
+        return
+    if wish.is_sound("train.decay_steps", "train.schedule") and warmup + decay > steps:
+        wish.tell(
+            "train.decay_steps",
+            f"{decay} and {wish.cite('train.warmup_steps')} are more than "
+            f"{wish.cite('train.steps')}. Give at most {steps - warmup}.",
+        )
+
+
+def _judge_evaluation(wish: Wish) -> None:
+    """Refuse keys of an evaluation that does not take place, and a source without a path."""
+    tokens = wish["eval.tokens"]
+    if tokens != "all" and tokens < _LEAST_EVAL_TOKENS:
+        wish.tell("eval.tokens", f"{tokens} is too small; it must be at least 2.")
+        return
+    if not wish.is_sound("eval.path"):
+        return
+    usual: dict[str, tuple[Any, ...]] = {
+        "source": ("by-path",),
+        "field": ("",),
+        "every_steps": (None, wish["checkpoint.every_steps"]),
+        "tokens": ("all",),
+    }
+    for key, values in usual.items() if not wish["eval.path"] else ():
+        if wish.is_sound(name := f"eval.{key}") and wish[name] not in values:
+            wish.tell(
+                name,
+                f"{toml(wish[name])} is given, but eval.path names no documents. Set eval.path to "
+                f"a file or a folder that is not trained on, or remove {name}.",
+            )
+    if wish["eval.path"] and wish["eval.source"] in ("python-stdlib", "python-functions"):
+        wish.tell(
+            "eval.source",
+            f'"{wish["eval.source"]}" reads no path, but {wish.cite("eval.path")} is given. Set '
+            f'eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.',
+        )
+
+
+def _judge_lora(wish: Wish) -> None:
+    """Refuse adapters beside weights that nobody trained, and layers that cannot have one."""
+    if not wish.is_sound("lora.rank", "lora.targets", "model.init", "train.freeze"):
+        return
+    names = [*TARGETS, *TARGETS.values()]
+    for target in wish["lora.targets"]:
+        if target not in names:
+            wish.tell(
+                "lora.targets",
+                f"{toml(target)} is not one of {', '.join(map(toml, TARGETS))}. Nearest: "
+                f"{toml(nearest(target, names))}.",
+            )
+            return
+    if not wish["lora.rank"]:
+        return
+    if wish["model.init"] == "random":
+        wish.tell(
+            "lora.rank",
+            f"{wish['lora.rank']} trains adapters beside weights that stay as they are, but "
+            f"{wish.cite('model.init')}. Set model.init to a Hugging Face folder, or remove "
+            f"lora.rank.",
+        )
+    if wish["model.engine"] == "transformers":
+        wish.tell(
+            "lora.rank",
+            f"{wish['lora.rank']} trains adapters, which join equipoise's own layers, but "
+            f"{wish.cite('model.engine')}. Remove one of them.",
+        )
+    if wish["train.freeze"]:
+        wish.tell(
+            "train.freeze",
+            f"{toml(wish['train.freeze'])} is given, but {wish.cite('lora.rank')} leaves every "
+            f"weight of the model as it is. Remove one of them.",
+        )
+
+
+def _judge_experts_of_lora(wish: Wish, model: ModelSpec) -> None:
+    """Refuse adapters of feed-forwards where layers have experts instead."""
+    if not wish["lora.rank"] or not model.experts or not wish.is_sound("lora.targets"):
+        return
+    layers = LoraSpec(targets=wish["lora.targets"]).layers
+    if wish["lora.targets"] and any(each in FEED_FORWARD for each in layers):
+        wish.tell(
+            "lora.targets",
+            f"{toml(wish['lora.targets'])} has layers of feed-forwards, but the model's layers "
+            f"have {model.experts} experts, which adapters cannot join. Set lora.targets = "
+            f'["query", "key", "value", "output"].',
+        )
 
 
 def _judge_pipeline(wish: Wish) -> None:

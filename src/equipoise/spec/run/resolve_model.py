@@ -12,6 +12,7 @@ from equipoise.base.errors import ModelError
 from equipoise.base.nearest import nearest
 from equipoise.base.read import read_json
 from equipoise.spec.model.hf_config import model_from_hf_config
+from equipoise.spec.model.other_config import model_from_other_config
 from equipoise.spec.model.presets import PRESETS, ModelSpec
 from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.model import ModelSection
@@ -42,6 +43,8 @@ def resolve_model(wish: Wish, base: Path) -> tuple[ModelSpec, dict[str, str]]:
         base: The folder that relative paths refer to.
     """
     init = wish["model.init"]
+    if wish["model.engine"] == "transformers":
+        _judge_engine(wish)
     if init.removeprefix(_HF) not in ("", init):
         return _resolve_hf(wish, base, init.removeprefix(_HF))
     if init != "random":
@@ -169,8 +172,39 @@ def _fill_experts(wish: Wish, model: ModelSpec, origins: dict[str, str]) -> Mode
     return model
 
 
+def _judge_engine(wish: Wish) -> None:
+    """Refuse what the modules of transformers do not do here."""
+    said = f"{wish.cite('model.engine')} computes the model with transformers' own modules"
+    if wish["model.init"].removeprefix(_HF) in ("", wish["model.init"]):
+        wish.tell(
+            "model.engine",
+            f'"transformers" builds the model of a folder, but {wish.cite("model.init")}. Set '
+            'model.init = "hf:DIR", a folder with config.json and, unless weights are to be '
+            "random, *.safetensors.",
+        )
+    for axis, what in (
+        ("tp", "cannot be split over ranks"),
+        ("pp", "cannot be cut into stages"),
+        ("ep", "keep all experts on each rank"),
+        ("etp", "keep all experts on each rank"),
+    ):
+        if wish.is_sound(f"layout.{axis}") and wish[f"layout.{axis}"] > 1:
+            wish.tell(
+                f"layout.{axis}",
+                f"{wish[f'layout.{axis}']} ranks, but {said}, which {what}. Set layout.{axis} = 1 "
+                "and use layout.dp, layout.zero and layout.cp.",
+            )
+    if wish["train.recompute"] in ("attention", "selective"):
+        wish.tell(
+            "train.recompute",
+            f"{toml(wish['train.recompute'])} recomputes a part of a layer, but {said}, which "
+            'recompute whole layers. Nearest: "every-2", "every-3", "every-4", "full".',
+        )
+
+
 def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[str, str]]:
-    for name in ("preset", *(size for size in SIZES if size not in _TRAINING)):
+    is_theirs = wish["model.engine"] == "transformers"
+    for name in ("preset", *(size for size in SIZES if is_theirs or size not in _TRAINING)):
         if wish.is_given(f"model.{name}"):
             wish.tell(
                 f"model.{name}",
@@ -183,7 +217,7 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
         config = read_json(base / Path(folder).expanduser() / "config.json")
         if not isinstance(config, dict):
             raise ValueError("it holds no table")
-        model = model_from_hf_config(config)
+        model = (model_from_other_config if is_theirs else model_from_hf_config)(config)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         wish.tell(
@@ -196,7 +230,8 @@ def _resolve_hf(wish: Wish, base: Path, folder: str) -> tuple[ModelSpec, dict[st
         wish.tell("model.init", f"{folder}/config.json is not JSON: {error}.")
         return fallback, {}
     except ModelError as error:
-        wish.tell("model.init", f"{folder}/{error}")
+        way = "" if is_theirs else ' To train it as it is, set model.engine = "transformers".'
+        wish.tell("model.init", f"{folder}/{error}{way}")
         return fallback, {}
     if (
         wish["data.tokenizer"] == "train"

@@ -55,6 +55,8 @@ class ResolvedFile:
     that the run obeys; empty where ranks split the layers when they start."""
     compare: tuple[str, ...] = ()
     """Packing policies that compute every step one after the other; empty in an ordinary run."""
+    eval_corpus: str = ""
+    """Token cache of the held-out documents; empty where nothing is evaluated."""
 
 
 def write_resolved(folder: Path, resolved: ResolvedFile) -> None:

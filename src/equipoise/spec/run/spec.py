@@ -10,21 +10,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from equipoise.base.errors import LayoutError
-from equipoise.spec.catalog import LOSSY, POLICIES, SCHEDULES, Policy, Schedule
-from equipoise.spec.layout import Layout
+from equipoise.spec.catalog import POLICIES, Policy
+from equipoise.spec.run.layout import LayoutSpec as LayoutSpec
+from equipoise.spec.run.layout import Sharding as Sharding
+from equipoise.spec.run.layout import StrategyName as StrategyName
+from equipoise.spec.run.lora import LoraSpec
+from equipoise.spec.run.mix import MixRow
 from equipoise.spec.run.model import ModelSection
 
 Source = Literal["python-stdlib", "python-functions", "text", "jsonl", "parquet", "datasets"]
 PYTHON_SOURCES = ("python-stdlib", "python-functions")
 """Sources that are this Python's own files, and read no path."""
 Precision = Literal["fp32", "bf16"]
-StrategyName = Literal[
-    "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
-]
-Sharding = Literal[
-    "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
-]
+RateSchedule = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt"]
 Recompute = Literal["none", "attention", "selective", "every-2", "every-3", "every-4", "full"]
 
 
@@ -40,8 +38,19 @@ class DataSpec:
     ] = "python-stdlib"
     path: Annotated[str, Field(description="file or folder to read; relative to run.toml")] = ""
     field: Annotated[
-        str, Field(description="name of the text column of jsonl, parquet and datasets")
+        str,
+        Field(
+            description="text of jsonl, parquet and datasets: a column or key, or the path of one "
+            "inside it, as payload.text"
+        ),
     ] = "text"
+    mix: Annotated[
+        tuple[MixRow, ...],
+        Field(
+            description="sources instead of data.path, mixed by weight: a [[data.mix]] table for "
+            "each, with path, weight and, unless as above, source and field"
+        ),
+    ] = ()
     tokenizer: Annotated[
         str,
         Field(description='"train" trains a byte-level BPE; else the path of a tokenizer.json'),
@@ -52,6 +61,35 @@ class DataSpec:
     cache: Annotated[str, Field(description="folder of trained tokenizers and token caches")] = (
         "~/.cache/equipoise"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSpec:
+    """Documents that are not trained, and when their loss is measured."""
+
+    path: Annotated[
+        str,
+        Field(
+            description="held-out documents: file or folder; relative to run.toml; none if empty"
+        ),
+    ] = ""
+    source: Annotated[
+        Source | Literal["by-path"],
+        Field(description="what eval.path names; by-path: by its suffix, else as data.source"),
+    ] = "by-path"
+    field: Annotated[str, Field(description="name of its text column; empty: data.field")] = ""
+    every_steps: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="steps between evaluations, beside those before the first step and after "
+            "the last; checkpoint.every_steps unless given",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | Literal["all"],
+        Field(description="most tokens of an evaluation: whole documents, always the same ones"),
+    ] = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +146,46 @@ class PackSpec:
 class TrainSpec:
     """The optimisation."""
 
-    steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 100
+    steps: Annotated[
+        int, Field(ge=0, description="optimizer steps; 0 saves the first weights and ends")
+    ] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of weights and of order")] = 0
     lr: Annotated[float, Field(gt=0, description="peak learning rate")] = 3e-3
-    schedule: Annotated[
-        Literal["cosine", "constant"], Field(description="learning rate after the warm-up")
-    ] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0, description="steps of linear warm-up")] = 10
+    schedule: Annotated[RateSchedule, Field(description="learning rate after the warm-up")] = (
+        "cosine"
+    )
+    warmup_steps: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="steps of linear warm-up; unless given, half of train.steps where these "
+            "are fewer than 10",
+        ),
+    ] = 10
+    decay_steps: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="of wsd: last steps, in which the learning rate falls; a tenth of "
+            "train.steps unless given",
+        ),
+    ] = None
     final_lr_ratio: Annotated[
-        float, Field(ge=0, le=1, description="last learning rate over peak, for cosine")
+        float,
+        Field(ge=0, le=1, description="last learning rate over peak, of cosine, linear and wsd"),
     ] = 0.1
     weight_decay: Annotated[float, Field(ge=0, description="AdamW's, on matrices only")] = 0.1
     beta1: Annotated[float, Field(ge=0, lt=1, description="AdamW's first moment")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="AdamW's second moment")] = 0.95
     eps: Annotated[float, Field(gt=0, description="AdamW's epsilon")] = 1e-8
     clip_norm: Annotated[float, Field(gt=0, description="largest global gradient norm")] = 1.0
+    freeze: Annotated[
+        tuple[str, ...],
+        Field(
+            description="weights that are not trained: names or beginnings of names, with * and "
+            'ranges, as in ["embed", "layers.0-3", "*.attention"]'
+        ),
+    ] = ()
     precision: Annotated[
         Precision, Field(description="of activations and matmuls; master weights are fp32")
     ] = "fp32"
@@ -134,182 +197,11 @@ class TrainSpec:
         ),
     ] = "none"
 
-
-@dataclass(frozen=True, slots=True)
-class LayoutSpec:
-    """How the run is spread over ranks."""
-
-    dp: Annotated[
-        int | Literal["cores"],
-        Field(
-            description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
-            "dp x cp x tp x pp the cores of this machine"
-        ),
-    ] = "cores"
-    cp: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="context-parallel ranks, which share the tokens of each micro-batch; "
-            "there are dp x cp x tp x pp ranks",
-        ),
-    ] = 1
-    tp: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="tensor-parallel ranks, which share the weights of each layer; must "
-            "divide the heads",
-        ),
-    ] = 1
-    pp: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="pipeline-parallel ranks, which share the layers; a step's "
-            "micro-batches go from one to the next",
-        ),
-    ] = 1
-    schedule: Annotated[
-        Schedule, Field(description="of a pipeline: in which order a rank runs its micro-batches")
-    ] = "1f1b"
-    skip: Annotated[
-        float,
-        Field(
-            ge=0,
-            lt=1,
-            description=f"of {' and '.join(LOSSY)}, which train another model: share of "
-            "the stages between the first and the last that each micro-batch leaves out",
-        ),
-    ] = 0.0
-    virtual: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="stages of each pipeline rank; unless given 2 for schedules that need or "
-            "are made for it, else 1",
-        ),
-    ] = None
-    ep: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="expert-parallel ranks, which share the experts of each layer; they fold "
-            "over the same ranks as dp x cp x tp, so ep x etp must divide the ranks "
-            "of a pipeline stage",
-        ),
-    ] = 1
-    etp: Annotated[
-        int, Field(ge=1, description="ranks that share the hidden units of each expert")
-    ] = 1
-    strategy: Annotated[
-        StrategyName,
-        Field(description="of attention over a context's ranks: what moves between them"),
-    ] = "needed-kv"
-    sharding: Annotated[
-        Sharding, Field(description="which of a context's ranks holds which tokens")
-    ] = "mixed"
-    ranks_per_node: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="of double-ring, usp and hierarchical: ranks of a context that share a "
-            "node; all of them unless given",
-        ),
-    ] = None
-    zero: Annotated[
-        Literal[0, 1, 2, 3],
-        Field(description="ZeRO stage: what is sharded over all ranks besides the documents"),
-    ] = 1
-    replicas: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="copies of what ZeRO shards over dp x cp ranks (hybrid sharding); "
-            "must divide them",
-        ),
-    ] = 1
-    pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
-    deadline_s: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=36_000,
-            description="longest wait of one rank for another; the run then ends and says for whom",
-        ),
-    ] = 600.0
-
     @property
-    def sharing(self) -> int:
-        """Ranks that compute each micro-batch together: cp x tp x pp."""
-        return self.cp * self.tp * self.pp
-
-    @property
-    def stages(self) -> int:
-        """Stages of the pipeline, over all its ranks."""
-        usual = SCHEDULES[self.schedule].least_stages if self.pp > 1 else 1
-        return self.pp * (self.virtual or usual)
-
-    def of_ranks(self, ranks: int) -> Layout:
-        """The layout of ``ranks`` ranks: data parallelism outermost, tensor parallelism innermost.
-
-        >>> LayoutSpec(cp=2, tp=2).of_ranks(8).coordinates(5)["cp"]
-        0
-        """
-        stage_ranks = ranks // self.pp
-        if stage_ranks % (self.ep * self.etp):
-            divisors = ", ".join(str(n) for n in range(1, stage_ranks + 1) if stage_ranks % n == 0)
-            raise LayoutError(
-                f"layout.ep x layout.etp = {self.ep} x {self.etp} does "
-                f"not divide the {stage_ranks} ranks of dp x cp x tp. Give degrees whose "
-                f"product is one of {divisors}."
-            )
-        layout = Layout(
-            dp=max(1, ranks // self.sharing),
-            cp=self.cp,
-            tp=self.tp,
-            pp=self.pp,
-            ep=self.ep,
-            etp=self.etp,
-            zero=self.zero,
-            replicas=self.replicas,
-        )
-        layout.require_world(ranks)
-        return layout
-
-    def count_ranks(self, cores: int) -> int:
-        """All ranks: ``dp`` times those that share each micro-batch.
-
-        Args:
-            cores: Of this machine; they are the ranks where ``dp`` is ``"cores"``.
-
-        Raises:
-            LayoutError: the ranks that share a micro-batch do not divide the cores.
-
-        >>> LayoutSpec(dp=2, cp=2).count_ranks(cores=8), LayoutSpec().count_ranks(cores=8)
-        (4, 8)
-        """
-        if self.dp != "cores":
-            return self.dp * self.sharing
-        if cores % self.sharing and self.sharing > self.cp:
-            degrees = {"cp": self.cp, "tp": self.tp}
-            if self.pp > 1:
-                degrees["pp"] = self.pp
-            raise LayoutError(
-                f"{' x '.join(f'layout.{name}' for name in degrees)} = "
-                f"{' x '.join(map(str, degrees.values()))} does not divide "
-                f'the {cores} ranks of layout.dp = "cores", one for each core of this machine. '
-                f"Set layout.dp = 1 for {self.sharing} ranks in all."
-            )
-        if cores % self.cp:
-            divisors = [count for count in range(1, cores + 1) if cores % count == 0]
-            closest = min(divisors, key=lambda count: abs(count - self.cp))
-            raise LayoutError(
-                f"layout.cp = {self.cp} does not divide the {cores} ranks of layout.dp "
-                f'= "cores", one for each core of this machine. Set layout.cp = {closest}, '
-                f"or layout.dp = 1 for {self.cp} ranks in all."
-            )
-        return cores
+    def falling_steps(self) -> int:
+        """Last steps of a ``wsd`` schedule, in which the learning rate falls."""
+        usual = min(max(1, self.steps // 10), self.steps - self.warmup_steps)
+        return usual if self.decay_steps is None else self.decay_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +217,14 @@ class JournalSpec:
     """What is written down beside the journal itself."""
 
     tensorboard: Annotated[bool, Field(description="also write TensorBoard scalars")] = False
+    wandb: Annotated[
+        bool,
+        Field(description="also write a run of Weights & Biases, offline unless WANDB_MODE is set"),
+    ] = False
+    mlflow: Annotated[
+        bool,
+        Field(description="also write a run of MLflow, to files unless MLFLOW_TRACKING_URI is set"),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,9 +235,11 @@ class RunSpec:
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder of the run")
     ] = "run"
     data: DataSpec = field(default_factory=DataSpec)
+    eval: EvalSpec = field(default_factory=EvalSpec)
     model: ModelSection = field(default_factory=ModelSection)
     pack: PackSpec = field(default_factory=PackSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
+    lora: LoraSpec = field(default_factory=LoraSpec)
     layout: LayoutSpec = field(default_factory=LayoutSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     journal: JournalSpec = field(default_factory=JournalSpec)

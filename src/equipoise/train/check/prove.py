@@ -33,7 +33,7 @@ from equipoise.cost.curve import LoadCurve, counted_curve
 from equipoise.data.batch import make_batch
 from equipoise.data.progress import Progress, SilentProgress
 from equipoise.data.stream import DocumentStream
-from equipoise.nn.decoder import Decoder
+from equipoise.nn.packed import PackedModel
 from equipoise.observe.journal import EventSink
 from equipoise.schedule.pipeline.instruction import Op
 from equipoise.spec.catalog import POLICIES
@@ -128,7 +128,7 @@ class _LogitsWatch:
     They are taken while it runs, when the weights of its head are whole on every rank.
     """
 
-    def __init__(self, decoder: Decoder, expected: Iterator[Tensor]) -> None:
+    def __init__(self, decoder: PackedModel, expected: Iterator[Tensor]) -> None:
         self._decoder, self._expected, self._error = decoder, expected, 0.0
         self._norm = getattr(decoder, "norm", None)  # None where others have the last stage
         if self._norm is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from equipoise.nn.decoder import Decoder, initialize, set_recompute
+from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.moe.balance import balances
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.nn.moe.route import capacity
@@ -126,7 +126,7 @@ def test_a_decoder_recomputes_bitwise_and_counts_once(model: ModelSpec) -> None:
     tokens, labels = draw(model)
     found = []
     for recompute in get_args(Recompute):
-        set_recompute(decoder, recompute)
+        decoder.set_recompute(recompute)
         decoder.zero_grad()
         loss = decoder(tokens, LENGTHS, labels_T=labels)
         loss.backward()

@@ -95,7 +95,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
         'extends = "base.toml"\n'
         "[train]\n"
         'precision = "fp8"\n'
-        "steps = 0\n"
+        "steps = -1\n"
         "warmup_steps = 5000\n"
         "[pack]\n"
         "step_tokens = 5000\n"
@@ -105,7 +105,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
     )
     assert faults(path, ("train.lr", "fast"), ("train.step", "3")) == (
         'run.toml:3  train.precision: "fp8" is not one of "fp32", "bf16". Nearest: "fp32".\n'
-        "run.toml:4  train.steps: 0 is too small; it must be at least 1.\n"
+        "run.toml:4  train.steps: -1 is too small; it must be at least 0.\n"
         "run.toml:7  pack.step_tokens: 5000 is not a multiple of pack.context_tokens = "
         "4096 (run.toml:8). Nearest: 4096 or 8192.\n"
         "run.toml:10  layout.cpp: no such key. Nearest: layout.cp\n"
@@ -194,9 +194,9 @@ BETWEEN_KEYS: list[tuple[str, str]] = [
         "Give at most 50.",
     ),
     (
-        "train.steps = 5",
-        "run.toml:1  train.steps: 5 is fewer than train.warmup_steps = 10 (default). "
-        "Set train.warmup_steps to 5 or less.",
+        'train.steps = 50\ntrain.decay_steps = 45\ntrain.schedule = "wsd"',
+        "run.toml:2  train.decay_steps: 45 and train.warmup_steps = 10 (default) are more than "
+        "train.steps = 50 (run.toml:1). Give at most 40.",
     ),
     (
         "pack.step_tokens = 10000\npack.context_tokens = 4096",
@@ -365,20 +365,34 @@ def test_a_faulty_key_is_not_blamed_twice(tmp_path: Path) -> None:
 def test_a_flag_mends_a_rule_but_not_a_wrong_line(tmp_path: Path) -> None:
     path = write(tmp_path, "train.steps = 5\n")
     assert read_run(path, [("train.steps", "20")]).spec.train.steps == 20
-    path = write(tmp_path, "train.steps = 0\n")
-    message = "run.toml:1  train.steps: 0 is too small; it must be at least 1."
+    path = write(tmp_path, "train.steps = -1\n")
+    message = "run.toml:1  train.steps: -1 is too small; it must be at least 0."
     assert faults(path, ("train.steps", "20")) == message
 
 
 def test_flags_at_fault_are_named_as_flags() -> None:
-    assert faults(None, ("train.steps", "5")) == (
-        "--train.steps: 5 is fewer than train.warmup_steps = 10 (default). "
-        "Set train.warmup_steps to 5 or less."
+    assert faults(None, ("train.steps", "5"), ("train.warmup_steps", "6")) == (
+        "--train.warmup_steps: 6 is more than train.steps = 5 (--train.steps). Give at most 5."
     )
     assert faults(None, ("train", "5")) == "--train: no such key. Nearest: --train.lr"
     assert faults(None, ("data.path", "\udcff")) == (
         "--data.path: the value has bytes that are not UTF-8."
     )
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (5, 2), (9, 4), (10, 10), (100, 10)])
+def test_the_default_warm_up_fits_any_number_of_steps(steps: int, warmup: int) -> None:
+    run = read_run(None, [("train.steps", str(steps))])
+    assert run.spec.train.warmup_steps == warmup
+    origin = "half of train.steps" if steps < 10 else "default"
+    assert run.origins["train.warmup_steps"] == origin
+
+
+def test_a_mark_of_byte_order_is_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 7\n")
+    run = read_run(path)
+    assert (run.spec.train.steps, run.origins["train.steps"]) == (7, "run.toml:2")
 
 
 def test_a_base_does_not_extend(tmp_path: Path) -> None:
@@ -458,7 +472,7 @@ def test_hugging_face_folders_that_do_not_do(tmp_path: Path) -> None:
     write_hf(tmp_path, hidden_act="gelu")
     assert faults(path) == (
         'run.toml:1  model.init: hf/config.json: hidden_act "gelu" is not supported; '
-        'only "silu" is.'
+        'only "silu" is. To train it as it is, set model.engine = "transformers".'
     )
     write_hf(tmp_path, vocab_size=300)
     assert faults(path) == (

@@ -1,11 +1,13 @@
 """Ways to show a run: TOML with origins, a template, a schema, plain data."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from equipoise.base.errors import SpecError
 from equipoise.spec.run.keys import keys
 from equipoise.spec.run.load import ResolvedRun, read_run, render, schema, template, to_dict
 from equipoise.spec.run.spec import RunSpec
@@ -59,7 +61,8 @@ def test_the_template_switched_on_is_the_default_run(tmp_path: Path) -> None:
     run = reload(re.sub(r"^#(?=\w)", "", template(read_run(None)), flags=re.M), tmp_path)
     assert run.model == read_run(None).model
     assert all(origin.startswith("run.toml:") for origin in run.origins.values())
-    assert (run.spec.train, run.spec.data) == (RunSpec().train, RunSpec().data)
+    assert run.spec.train == dataclasses.replace(RunSpec().train, decay_steps=10)
+    assert run.spec.data == RunSpec().data
     assert run.spec.pack.max_tokens == 1.25 * RunSpec().pack.context_tokens
 
 
@@ -86,7 +89,7 @@ def test_the_schema_is_closed_and_described() -> None:
     whole = schema()
     assert whole["title"] == "run.toml"
     assert whole["properties"]["extends"]["type"] == "string"
-    assert len(tables(whole)) == 8
+    assert len(tables(whole)) == 10
     for table in tables(whole):
         assert table["additionalProperties"] is False
         for name, each in table["properties"].items():
@@ -95,8 +98,8 @@ def test_the_schema_is_closed_and_described() -> None:
     train = whole["$defs"]["TrainSpec"]["properties"]
     assert train["steps"] == {
         "default": 100,
-        "description": "optimizer steps",
-        "minimum": 1,
+        "description": "optimizer steps; 0 saves the first weights and ends",
+        "minimum": 0,
         "title": "Steps",
         "type": "integer",
     }
@@ -107,3 +110,33 @@ def test_the_schema_is_closed_and_described() -> None:
         "title": "Layers",
         "type": "integer",
     }
+
+
+def test_keys_of_an_evaluation_need_documents() -> None:
+    flags = [("eval.every_steps", "5"), ("eval.field", "body"), ("eval.tokens", "9")]
+    with pytest.raises(SpecError) as caught:
+        read_run(None, flags)
+    needs = (
+        "eval.path names no documents. Set eval.path to a file or a folder that is not trained on"
+    )
+    assert str(caught.value).splitlines() == [
+        f"--eval.every_steps: 5 is given, but {needs}, or remove eval.every_steps.",
+        f'--eval.field: "body" is given, but {needs}, or remove eval.field.',
+        f"--eval.tokens: 9 is given, but {needs}, or remove eval.tokens.",
+    ]
+
+
+@pytest.mark.parametrize("tokens", ["1", "-5"])
+def test_an_evaluation_has_two_tokens(tokens: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("eval.tokens", tokens)])
+    assert str(caught.value) == (f"--eval.tokens: {tokens} is too small; it must be at least 2.")
+
+
+def test_shipped_documents_are_not_held_out() -> None:
+    with pytest.raises(SpecError) as caught:
+        read_run(None, [("eval.path", "held"), ("eval.source", "python-stdlib")])
+    assert str(caught.value) == (
+        '--eval.source: "python-stdlib" reads no path, but eval.path = "held" (--eval.path) is '
+        'given. Set eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.'
+    )

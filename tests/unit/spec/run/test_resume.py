@@ -20,6 +20,10 @@ def test_every_key_has_a_kind_and_only_keys_have() -> None:
 
 def test_keys_that_change_what_a_step_holds_or_how_it_trains_are_told() -> None:
     assert of_kind(OnResume.REPORTED) == [
+        "eval.path",
+        "eval.source",
+        "eval.field",
+        "eval.tokens",
         "model.init",
         "pack.policy",
         "pack.context_tokens",
@@ -32,6 +36,7 @@ def test_keys_that_change_what_a_step_holds_or_how_it_trains_are_told() -> None:
         "train.lr",
         "train.schedule",
         "train.warmup_steps",
+        "train.decay_steps",
         "train.final_lr_ratio",
         "train.weight_decay",
         "train.beta1",
@@ -48,7 +53,8 @@ def test_keys_that_change_what_a_step_holds_or_how_it_trains_are_told() -> None:
 def test_compared_keys_of_the_model_are_sizes_that_a_manifest_holds() -> None:
     sizes = {field.name for field in dataclasses.fields(ModelSpec)}
     compared = {name.removeprefix("model.") for name in of_kind(OnResume.COMPARED)}
-    of_model = {name for name in compared if not name.startswith("data.")} - {"preset"}
+    compared -= set(resume.TRAINED)
+    of_model = {name for name in compared if not name.startswith("data.")} - {"preset", "engine"}
     assert of_model <= sizes
 
 

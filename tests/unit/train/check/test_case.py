@@ -9,7 +9,6 @@ import pytest
 
 from equipoise.base.errors import CheckError
 from equipoise.cli.check import verb
-from equipoise.cli.check.model import scaled_down
 from equipoise.cli.main import main
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.model.presets import preset
@@ -22,6 +21,7 @@ from equipoise.train.check.case import (
     divided_cases,
     make_case,
     played_cases,
+    scaled_down,
     tensor_cases,
 )
 
@@ -160,6 +160,8 @@ def test_json_has_every_key(
         "policy": "by-work",
         "context_tokens": 512,
         "recompute": "none",
+        "lora_rank": 0,
+        "frozen": [],
         "cp": 2,
         "tp": 1,
         "ep": 1,

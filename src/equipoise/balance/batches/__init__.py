@@ -1,0 +1,1 @@
+"""A batch for any trainer: lengths in, even micro-batches out."""

@@ -1,0 +1,1 @@
+"""Models that transformers builds, trained as our own decoder is."""

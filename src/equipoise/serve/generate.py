@@ -1,0 +1,166 @@
+"""Continue a text with a trained model, on one process: ``equipoise generate`` as a call.
+
+What it decides
+    A text is tokenized as transformers does it, with the special tokens that the tokenizer's
+    own rules add. Generation ends at the folder's end tokens, or after a number of tokens.
+    Weights compute in the dtype that they are saved in; fp16 and mixed dtypes in fp32.
+
+Kept true (tests/oracle/test_generate.py)
+    Greedy continuations equal those of ``transformers`` on the exported folder, token for token.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from equipoise.base.errors import ModelError, SpecError
+from equipoise.data.chat.template import Message
+from equipoise.nn.cached import CachedDecoder, continue_with
+from equipoise.nn.decoder import Decoder
+from equipoise.nn.hf.files import CONFIG, GENERATION
+from equipoise.serve.sample import Sampling, choose_token
+from equipoise.serve.source import TrainedModel, open_model
+from equipoise.serve.text import TextStream
+from equipoise.serve.tokenizer import ModelTokenizer
+
+_GREEDY = Sampling()
+
+Prompt = str | Sequence[Message]
+"""A text, or the messages of a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What followed a prompt."""
+
+    text: str
+    ids: tuple[int, ...]
+    """The generated tokens, without the end token."""
+    prompt_ids: tuple[int, ...]
+    stopped: Literal["end", "length"]
+    """Whether an end token came, or the number of tokens was reached."""
+
+
+class Generator:
+    """A model that continues texts. What two prompts begin with alike is computed once."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        """Build the decoder around the weights.
+
+        Raises:
+            ModelError: there is no tokenizer, or it cannot be read.
+        """
+        self.trained = trained
+        self.tokenizer = ModelTokenizer(trained.files)
+        self._cached = CachedDecoder(_decoder(trained))
+        self.end_ids = frozenset(trained.files.end_ids)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text or of a conversation; never empty.
+
+        Raises:
+            ModelError: a token is not in the model's vocabulary, or there is no chat template.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = self.tokenizer.encode_chat(prompt)
+        words = self.trained.model.vocab
+        if wrong := [each for each in ids if each >= words]:
+            raise ModelError(
+                f"The prompt has token {wrong[0]:,} of the tokenizer, and the model has only "
+                f"{words:,}. Give the model's own tokenizer."
+            )
+        return ids or [self._first_id()]
+
+    def stream(
+        self, prompt: Prompt, *, tokens: int, sampling: Sampling = _GREEDY
+    ) -> Iterator[str | Generated]:
+        """The parts of the text as they become certain, and at last all of it.
+
+        Args:
+            prompt: A text, or a conversation: messages with ``role`` and ``content``, which the
+                model's chat template writes out.
+            tokens: Most tokens to generate, >= 1.
+            sampling: How each is chosen.
+
+        Raises:
+            SpecError: no token is asked for.
+            ModelError: as ``encode``.
+        """
+        if tokens < 1:
+            raise SpecError(f"tokens must be at least 1; it is {tokens}.")
+        prompt_ids = self.encode(prompt)
+        shown, ids, text = TextStream(self.tokenizer.core, prompt_ids), list[int](), ""
+        logits_V = continue_with(self._cached, prompt_ids)
+        while True:
+            token = choose_token(logits_V, sampling, len(prompt_ids) + len(ids))
+            if is_end := token in self.end_ids:
+                break
+            ids.append(token)
+            if part := shown.push(token):
+                text += part
+                yield part
+            if len(ids) == tokens:
+                break
+            logits_V = self._cached.extend([token])
+        if part := shown.finish():
+            text += part
+            yield part
+        yield Generated(text, tuple(ids), tuple(prompt_ids), "end" if is_end else "length")
+
+    def generate(self, prompt: Prompt, *, tokens: int, sampling: Sampling = _GREEDY) -> Generated:
+        """All of ``stream`` at once."""
+        *_, last = self.stream(prompt, tokens=tokens, sampling=sampling)
+        assert isinstance(last, Generated)  # noqa: S101 - the stream ends with it
+        return last
+
+    def _first_id(self) -> int:
+        """What a text without tokens begins with: the token that begins texts, or ends them."""
+        for name in (GENERATION, CONFIG):
+            first = self.trained.files.table(name).get("bos_token_id")
+            if isinstance(first, int):
+                return first
+        return min(self.end_ids, default=0)
+
+
+def generate(
+    source: Path | str, prompt: Prompt, *, tokens: int = 256, sampling: Sampling = _GREEDY
+) -> Generated:
+    """Continue a text with the model of a run, a checkpoint or a Hugging Face folder.
+
+    Args:
+        source: Where the model lies.
+        prompt: A text to continue, or a conversation to answer.
+        tokens: Most tokens to generate, >= 1.
+        sampling: How each token is chosen; the likeliest unless given.
+
+    Raises:
+        SpecError: nothing is at ``source``, or a setting is out of range.
+        CheckpointError: no checkpoint of the run is whole.
+        ModelError: the model or its tokenizer cannot be read.
+    """
+    return Generator(open_model(Path(source))).generate(prompt, tokens=tokens, sampling=sampling)
+
+
+def _decoder(trained: TrainedModel) -> Decoder:
+    """The decoder with its weights, none of them copied."""
+    # Rows that a capacity drops depend on the micro-batch; a text on its own drops none.
+    model = dataclasses.replace(trained.model, capacity_factor=0.0)
+    state = trained.state
+    dtypes = {weight.dtype for weight in state.values() if weight.is_floating_point()}
+    if dtypes not in ({torch.float32}, {torch.bfloat16}):
+        state = {
+            name: weight.float() if weight.is_floating_point() else weight
+            for name, weight in state.items()
+        }
+    with torch.device("meta"):
+        decoder = Decoder(model)
+    for name, buffer in decoder.named_buffers():
+        state.setdefault(name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+    decoder.load_state_dict(state, assign=True, strict=False)
+    return decoder.requires_grad_(False)

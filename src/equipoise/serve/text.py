@@ -1,0 +1,48 @@
+"""The text of tokens while they arrive: what is shown is never taken back.
+
+Why
+    A token may end in the middle of a character, and some decoders let a token's text depend on
+    the one before it. So text is held back until it can no longer change.
+
+Kept true (tests/unit/serve/test_text.py)
+    The parts joined are the text of all tokens; no part ends within a character.
+
+Sources
+    Decoding a window of tokens with and without the new one: Text Generation Inference,
+    ``server/text_generation_server/models/model.py``.
+"""
+
+from collections.abc import Sequence
+
+import tokenizers
+
+_UNFINISHED = "�"
+_BEFORE = 6
+"""Tokens of the prompt that the first new one is decoded after."""
+
+
+class TextStream:
+    """Text of the tokens that follow a prompt, part by part."""
+
+    def __init__(self, core: tokenizers.Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._core = core
+        self._tokens = list(prompt[-_BEFORE:])
+        self._begin, self._shown = 0, len(self._tokens)
+
+    def push(self, token: int) -> str:
+        """The text that is certain now that this token has come; often one word, maybe none."""
+        self._tokens.append(token)
+        before, whole = self._decode(self._shown), self._decode(len(self._tokens))
+        if len(whole) <= len(before) or whole.endswith(_UNFINISHED):
+            return ""
+        self._begin, self._shown = self._shown, len(self._tokens)
+        return whole[len(before) :]
+
+    def finish(self) -> str:
+        """The rest: bytes that never became a character, shown as U+FFFD."""
+        before, whole = self._decode(self._shown), self._decode(len(self._tokens))
+        self._begin = self._shown = len(self._tokens)
+        return whole[len(before) :]
+
+    def _decode(self, stop: int) -> str:
+        return str(self._core.decode(self._tokens[self._begin : stop], skip_special_tokens=True))

@@ -1,0 +1,156 @@
+"""The sizes of a decoder that transformers builds, from a config.json of any kind.
+
+Why
+    With ``model.engine = "transformers"`` the model is whatever transformers makes of the folder.
+    Packing, prices and forecasts still need sizes, and architectures spell these differently.
+
+What it decides
+    Sizes are for prices alone: nothing is built from them, and what an architecture computes beside
+    them (windows, scales, biases) changes no decision. A size that no known key gives is refused,
+    because a guess would be a wrong price.
+
+Kept true (tests/unit/spec/model/test_other_config.py, tests/oracle/test_engine_sizes.py)
+    Sizes equal those of the modules that transformers builds, for some 100 architectures.
+
+Sources
+    transformers 5.23, ``models/*/configuration_*.py``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from equipoise.base.errors import ModelError
+from equipoise.base.shown import shown
+from equipoise.spec.limits import MOST_EXPERTS, MOST_LAYERS, MOST_SIZE
+from equipoise.spec.model.sizes import LatentSpec, ModelSpec
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_HEAD_WIDTH = ("head_dim", "attention_head_dim", "kv_channels")
+_FFN = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "dim_ff")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+_EXPERT_FFN = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size")
+_UNGATED_NAMES = """
+    arcee biogpt bloom codegen ctrl falcon gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese
+    gptj jais2 mpt nemotron openai-gpt opt persimmon phi starcoder2 xglm
+"""
+_UNGATED = frozenset(_UNGATED_NAMES.split())
+"""Model types whose feed-forwards have two products."""
+
+
+def model_from_other_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The sizes that a config.json of any decoder gives.
+
+    Args:
+        config: The parsed config.json.
+
+    Raises:
+        ModelError: a size is missing or not a number, or the model is not a text decoder alone.
+    """
+    if not isinstance(config, Mapping):
+        raise ModelError(f"config.json holds {shown(config)}, not a table of sizes.")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise ModelError(f"config.json: model_type {shown(kind)} is not a name.")
+    if config.get("is_encoder_decoder"):
+        raise ModelError(
+            f"config.json: {kind} has an encoder, and only decoders can be trained. Choose a "
+            f"causal language model."
+        )
+    if "text_config" in config or "vision_config" in config:
+        raise ModelError(
+            f"config.json: {kind} is more than a decoder of text. Save its language model alone, "
+            f"and name that folder."
+        )
+    hidden, heads = _size(config, _HIDDEN), _size(config, _HEADS)
+    kv_heads = 1 if config.get("multi_query") else _size(config, _KV_HEADS, default=heads)
+    latent = _latent(config)
+    head_width = _size(config, _HEAD_WIDTH, default=max(1, hidden // heads))
+    if latent is not None:
+        head_width, kv_heads = _size(config, ("qk_nope_head_dim",), default=head_width), heads
+    if heads % kv_heads:
+        raise ModelError(
+            f"config.json: {heads} query heads cannot share {kv_heads} key/value heads evenly."
+        )
+    return ModelSpec(
+        layers=_size(config, _LAYERS, most=MOST_LAYERS),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=_size(config, _FFN, default=4 * hidden),
+        vocab=_size(config, ("vocab_size",)),
+        head_width=head_width,
+        tied=config.get("tie_word_embeddings", True) is not False,
+        gated=kind not in _UNGATED,
+        latent=latent,
+        balance="none",
+        **_read_experts(config),
+    )
+
+
+def _read_experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    experts = _size(config, _EXPERTS, default=0, least=0, most=MOST_EXPERTS)
+    if experts < 2:
+        return {}
+    top_k = min(experts, _size(config, _TOP_K, default=2))
+    expert_ffn = _size(config, _EXPERT_FFN, default=_size(config, _FFN))
+    shared = _size(config, ("n_shared_experts", "num_shared_experts"), default=0, least=0)
+    shared_ffn = _size(
+        config,
+        ("shared_expert_intermediate_size", "shared_intermediate_size"),
+        default=shared * expert_ffn,
+        least=0,
+    )
+    dense = _size(config, ("first_k_dense_replace",), default=0, least=0)
+    layers = _size(config, _LAYERS)
+    return {
+        "experts": experts,
+        "top_k": top_k,
+        "expert_ffn": expert_ffn,
+        "shared_ffn": shared_ffn,
+        "dense_layers": min(dense, layers - 1),
+    }
+
+
+def _latent(config: Mapping[str, Any]) -> LatentSpec | None:
+    """Widths of latent attention, where keys and values come from one vector."""
+    if not config.get("kv_lora_rank") or not config.get("qk_rope_head_dim"):
+        return None
+    hidden = _size(config, _HIDDEN)
+    return LatentSpec(
+        query=_size(config, ("q_lora_rank",), default=hidden),
+        key_value=_size(config, ("kv_lora_rank",)),
+        rope=_size(config, ("qk_rope_head_dim",)),
+    )
+
+
+def _size(
+    config: Mapping[str, Any],
+    names: tuple[str, ...],
+    *,
+    default: int | None = None,
+    least: int = 1,
+    most: int = MOST_SIZE,
+) -> int:
+    """The first of some keys that is there."""
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, list) and value and {type(each) for each in value} == {int}:
+            value = max(value)  # of each layer
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ModelError(
+                f"config.json: {name} {shown(value)} is not a whole number from {least} to "
+                f"{most:,}."
+            )
+        return value
+    if default is None:
+        raise ModelError(
+            f"config.json has no {names[0]}, and packs cannot be priced without it. Save the "
+            f"configuration again with transformers, which writes every size."
+        )
+    return default

@@ -1,0 +1,194 @@
+"""The `layout` section of run.toml: how a run is spread over ranks."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from equipoise.base.errors import LayoutError
+from equipoise.spec.catalog import LOSSY, SCHEDULES, Schedule
+from equipoise.spec.layout import Layout
+
+StrategyName = Literal[
+    "needed-kv", "all-gather", "ring", "double-ring", "pass-q", "token-ring", "ulysses", "usp"
+]
+Sharding = Literal[
+    "mixed", "head-tail-document", "head-tail", "by-work", "contiguous", "hierarchical", "auto"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSpec:
+    """How the run is spread over ranks."""
+
+    dp: Annotated[
+        int | Literal["cores"],
+        Field(
+            description='data-parallel ranks, each with micro-batches of its own; "cores" makes '
+            "dp x cp x tp x pp the cores of this machine"
+        ),
+    ] = "cores"
+    cp: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="context-parallel ranks, which share the tokens of each micro-batch; "
+            "there are dp x cp x tp x pp ranks",
+        ),
+    ] = 1
+    tp: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="tensor-parallel ranks, which share the weights of each layer; must "
+            "divide the heads",
+        ),
+    ] = 1
+    pp: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="pipeline-parallel ranks, which share the layers; a step's "
+            "micro-batches go from one to the next",
+        ),
+    ] = 1
+    schedule: Annotated[
+        Schedule, Field(description="of a pipeline: in which order a rank runs its micro-batches")
+    ] = "1f1b"
+    skip: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description=f"of {' and '.join(LOSSY)}, which train another model: share of "
+            "the stages between the first and the last that each micro-batch leaves out",
+        ),
+    ] = 0.0
+    virtual: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="stages of each pipeline rank; unless given 2 for schedules that need or "
+            "are made for it, else 1",
+        ),
+    ] = None
+    ep: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="expert-parallel ranks, which share the experts of each layer; they fold "
+            "over the same ranks as dp x cp x tp, so ep x etp must divide the ranks "
+            "of a pipeline stage",
+        ),
+    ] = 1
+    etp: Annotated[
+        int, Field(ge=1, description="ranks that share the hidden units of each expert")
+    ] = 1
+    strategy: Annotated[
+        StrategyName,
+        Field(description="of attention over a context's ranks: what moves between them"),
+    ] = "needed-kv"
+    sharding: Annotated[
+        Sharding, Field(description="which of a context's ranks holds which tokens")
+    ] = "mixed"
+    ranks_per_node: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="of double-ring, usp and hierarchical: ranks of a context that share a "
+            "node; all of them unless given",
+        ),
+    ] = None
+    zero: Annotated[
+        Literal[0, 1, 2, 3],
+        Field(description="ZeRO stage: what is sharded over all ranks besides the documents"),
+    ] = 1
+    replicas: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="copies of what ZeRO shards over dp x cp ranks (hybrid sharding); "
+            "must divide them",
+        ),
+    ] = 1
+    pin: Annotated[bool, Field(description="pin each rank to a core of its own")] = False
+    deadline_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=36_000,
+            description="longest wait of one rank for another; the run then ends and says for whom",
+        ),
+    ] = 600.0
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that compute each micro-batch together: cp x tp x pp."""
+        return self.cp * self.tp * self.pp
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline, over all its ranks."""
+        usual = SCHEDULES[self.schedule].least_stages if self.pp > 1 else 1
+        return self.pp * (self.virtual or usual)
+
+    def of_ranks(self, ranks: int) -> Layout:
+        """The layout of ``ranks`` ranks: data parallelism outermost, tensor parallelism innermost.
+
+        >>> LayoutSpec(cp=2, tp=2).of_ranks(8).coordinates(5)["cp"]
+        0
+        """
+        stage_ranks = ranks // self.pp
+        if stage_ranks % (self.ep * self.etp):
+            divisors = ", ".join(str(n) for n in range(1, stage_ranks + 1) if stage_ranks % n == 0)
+            raise LayoutError(
+                f"layout.ep x layout.etp = {self.ep} x {self.etp} does "
+                f"not divide the {stage_ranks} ranks of dp x cp x tp. Give degrees whose "
+                f"product is one of {divisors}."
+            )
+        layout = Layout(
+            dp=max(1, ranks // self.sharing),
+            cp=self.cp,
+            tp=self.tp,
+            pp=self.pp,
+            ep=self.ep,
+            etp=self.etp,
+            zero=self.zero,
+            replicas=self.replicas,
+        )
+        layout.require_world(ranks)
+        return layout
+
+    def count_ranks(self, cores: int) -> int:
+        """All ranks: ``dp`` times those that share each micro-batch.
+
+        Args:
+            cores: Of this machine; they are the ranks where ``dp`` is ``"cores"``.
+
+        Raises:
+            LayoutError: the ranks that share a micro-batch do not divide the cores.
+
+        >>> LayoutSpec(dp=2, cp=2).count_ranks(cores=8), LayoutSpec().count_ranks(cores=8)
+        (4, 8)
+        """
+        if self.dp != "cores":
+            return self.dp * self.sharing
+        if cores % self.sharing and self.sharing > self.cp:
+            degrees = {"cp": self.cp, "tp": self.tp}
+            if self.pp > 1:
+                degrees["pp"] = self.pp
+            raise LayoutError(
+                f"{' x '.join(f'layout.{name}' for name in degrees)} = "
+                f"{' x '.join(map(str, degrees.values()))} does not divide "
+                f'the {cores} ranks of layout.dp = "cores", one for each core of this machine. '
+                f"Set layout.dp = 1 for {self.sharing} ranks in all."
+            )
+        if cores % self.cp:
+            divisors = [count for count in range(1, cores + 1) if cores % count == 0]
+            closest = min(divisors, key=lambda count: abs(count - self.cp))
+            raise LayoutError(
+                f"layout.cp = {self.cp} does not divide the {cores} ranks of layout.dp "
+                f'= "cores", one for each core of this machine. Set layout.cp = {closest}, '
+                f"or layout.dp = 1 for {self.cp} ranks in all."
+            )
+        return cores

@@ -1,0 +1,74 @@
+"""Text while its tokens arrive: parts that join to the whole, none within a character."""
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from equipoise.serve.text import TextStream
+
+TEXTS = [
+    "Hello  world\n",
+    "naïve façade — 你好, мир! 🙂🙃 \u200d é e\u0301",
+    "🙂" * 9,
+    "a",
+    "\x00\x07\ufeff\U0010ffff end",
+]
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=280, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(["Hello world", "a world"], trainer)
+    return core
+
+
+def pieces() -> tokenizers.Tokenizer:
+    """Words with a marked space, as SentencePiece has them, and bytes for what is unknown."""
+    words = ["▁", "▁Hello", "▁world", "▁end", "a", ",", *(chr(c) for c in range(97, 123))]
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab |= {word: 256 + at for at, word in enumerate(dict.fromkeys(words))}
+    core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1),
+        ]
+    )
+    return core
+
+
+@pytest.mark.parametrize("make", [byte_level, pieces])
+@pytest.mark.parametrize("text", TEXTS)
+def test_parts_join_to_the_whole(make: object, text: str) -> None:
+    core = make()  # type: ignore[operator]
+    prompt, ids = core.encode("Hello world").ids, core.encode(text).ids
+    stream = TextStream(core, prompt)
+    parts = [stream.push(token) for token in ids]
+    assert all("\ufffd" not in part for part in parts)
+    parts.append(stream.finish())
+    whole = core.decode([*prompt, *ids])
+    assert "".join(parts) == whole[len(core.decode(prompt)) :]
+
+
+def test_bytes_that_never_become_a_character_come_last() -> None:
+    core = byte_level()
+    ids = core.encode("🙂").ids
+    stream = TextStream(core)
+    assert [stream.push(token) for token in ids[:-1]] == [""] * (len(ids) - 1)
+    assert stream.finish() == "\ufffd"
+
+
+def test_special_tokens_have_no_text() -> None:
+    core = byte_level()
+    stream = TextStream(core)
+    end = core.token_to_id("<|end|>")
+    assert stream.push(end) == ""
+    assert "".join(stream.push(token) for token in core.encode("a").ids) + stream.finish() == "a"
