@@ -12,46 +12,15 @@ import transformers
 
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.export import read_checkpoint_weights
-from equipoise.checkpoint.manifest import FORMAT, Manifest, read_manifest
-from equipoise.checkpoint.store import save
+from equipoise.checkpoint.manifest import read_manifest
 from equipoise.cli.main import main
-from equipoise.comm.group import Ranks
 from equipoise.comm.local import run_ranks
 from equipoise.data.cache.store import prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.nn.decoder import Decoder, initialize
-from equipoise.parallel.zero.shard import ShardedDecoder
-from equipoise.spec.model.presets import ModelSpec, RopeScaling
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import DataSpec, RunSpec
-
-MODEL = ModelSpec(
-    layers=2,
-    hidden=32,
-    heads=4,
-    kv_heads=2,
-    ffn=48,
-    vocab=301,
-    head_width=8,
-    tied=True,
-    rope_scaling=RopeScaling(8.0, 1.0, 4.0, 64),
-)
-
-
-def save_steps(ranks: Ranks, root: str) -> None:
-    """Two checkpoints of ZeRO 3: the weights of seed 2, then those of seed 4."""
-    decoder = Decoder(MODEL)
-    initialize(decoder, 2)
-    sharded = ShardedDecoder(decoder, ranks, zero=3, precision="fp32")
-    optimizer = torch.optim.AdamW(decoder.parameters())
-    for step in (2, 4):
-        manifest = Manifest(
-            FORMAT, "0", step, 10 * step, ranks.world, dataclasses.asdict(MODEL), "c", 0, 96, {}
-        )
-        save(Path(root), sharded.decoder, optimizer, ranks, manifest, keep=2)
-        with torch.no_grad():
-            for weight in decoder.parameters():
-                weight.mul_(2)
+from support.ranks.first_weights import MODEL, save_steps
 
 
 @pytest.fixture(scope="module")

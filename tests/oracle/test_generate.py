@@ -1,5 +1,9 @@
 """`equipoise generate` against transformers: the same folder, the same tokens."""
 
+import io
+import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +11,9 @@ import pytest
 import torch
 import transformers
 
-from equipoise.serve.generate import Generator
+from equipoise.cli.main import main
+from equipoise.serve.generate import Generator, generate
+from equipoise.serve.sample import Sampling
 from equipoise.serve.source import open_model
 from support.hf_families import FAMILIES, save_family
 
@@ -53,3 +59,126 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, family: str) -> Non
         whole = tokenizer.decode([*ids, *answer.ids], skip_special_tokens=True)
         assert whole == tokenizer.decode(ids, skip_special_tokens=True) + answer.text
     print(f"{family}: {ends} of {len(TEXTS)} texts ended")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["generate", *map(str, argv), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    said: dict[str, Any] = json.loads(captured.out)
+    return said
+
+
+def test_a_conversation_is_answered_by_the_chat_template(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llama)
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "some words"}]
+    ids = tokenizer.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+    said = answer(capsys, llama, "--chat", "some words", "--system", "be brief", "--tokens", 12)
+    assert said["prompt_ids"] == ids
+    expected = theirs(oracle, ids, 12)
+    assert said["ids"] == [token for token in expected if token not in (0, 1)]
+    assert said["text"] == tokenizer.decode(said["ids"], skip_special_tokens=True)
+    # In a conversation what was said before is part of the next prompt.
+    talk += [{"role": "assistant", "content": said["text"]}, {"role": "user", "content": "more"}]
+    monkeypatch.setattr("builtins.input", iter_input(["some words", "", "more"]))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    argv = ["--chat", "--system", "be brief", "--tokens", "12", "--quiet"]
+    assert main(["generate", str(llama), *argv]) == 0
+    second = Generator(open_model(llama)).generate(talk, tokens=12)
+    assert capsys.readouterr().out == f"{said['text']}\n{second.text}\n\n"
+
+
+def iter_input(lines: list[str]) -> Any:
+    """A person who types these lines and then ends."""
+    left = iter(lines)
+
+    def ask(_prompt: str) -> str:
+        try:
+            return next(left)
+        except StopIteration:
+            raise EOFError from None
+
+    return ask
+
+
+def test_text_from_stdin_streams_after_its_prompt(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("some words\n"))
+    assert main(["generate", str(llama), "--tokens", "9"]) == 0
+    captured = capsys.readouterr()
+    whole = generate(llama, "some words", tokens=9)
+    assert captured == (f"some words{whole.text}\n", "")
+    assert main(["generate", str(llama), "some words", "--tokens", "9", "--quiet"]) == 0
+    assert capsys.readouterr() == (f"{whole.text}\n", "")
+
+
+def test_draws_depend_on_the_seed_alone(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["some ", "--tokens", 15, "--top-k", 40, "--temperature", 1.5]
+    first = answer(capsys, llama, *flags, "--seed", 1)
+    assert answer(capsys, llama, *flags, "--seed", 1)["ids"] == first["ids"]
+    assert answer(capsys, llama, *flags, "--seed", 2)["ids"] != first["ids"]
+    sampling = Sampling(1.5, top_k=40, seed=1)
+    assert list(generate(llama, "some ", tokens=15, sampling=sampling).ids) == first["ids"]
+
+
+def test_a_text_longer_than_the_trained_window_is_noticed(
+    llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = "some words " * 30
+    tokens = answer(capsys, llama, prompt, "--tokens", 1)["prompt_tokens"]
+    assert main(["generate", str(llama), prompt, "--tokens", "100"]) == 0
+    assert capsys.readouterr().err == (
+        f"Prompt and new tokens may reach {tokens + 100} tokens, and the model was trained with "
+        "windows of 128: what comes after may make less sense.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["x", "--tokens", "0"], "--tokens must be at least 1; it is 0."),
+        (["x", "--system", "y"], "--system needs --chat. Give both or neither."),
+        (["x", "--top-p", "2"], "top_p must be above 0 and at most 1; it is 2.0."),
+        (
+            ["x", "--top-k", "3", "--temperature", "0"],
+            "--top-k and --top-p limit what is drawn, and --temperature 0 draws nothing. Raise the "
+            "temperature, or leave them out.",
+        ),
+    ],
+)
+def test_usage(
+    llama: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(llama), *argv]) == 2
+    assert capsys.readouterr() == ("", f"{words}\n")
+
+
+def test_what_cannot_generate(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = "Give a run, a checkpoint, a Hugging Face folder, or a .gguf file."
+    assert main(["generate", str(tmp_path / "absent"), "x"]) == 2
+    assert capsys.readouterr().err == f"No such file or folder: {tmp_path / 'absent'}. {give}\n"
+    assert main(["generate", str(tmp_path), "x"]) == 2
+    assert capsys.readouterr().err == (
+        f"{tmp_path} holds no model: it is not a run (it has no checkpoint/), a checkpoint (no "
+        f"manifest.json) or a Hugging Face folder (no config.json). {give}\n"
+    )
+    bare = Path(shutil.copytree(llama, tmp_path / "bare"))
+    (bare / "chat_template.jinja").unlink()
+    assert main(["generate", str(bare), "x", "--chat"]) == 2
+    assert capsys.readouterr().err == (
+        f"{bare} has no chat template, so nobody knows how it was taught to talk. Continue plain "
+        "text instead, without --chat.\n"
+    )
+    (bare / "tokenizer.json").unlink()
+    assert main(["generate", str(bare), "x"]) == 2
+    assert capsys.readouterr().err == (
+        f"{bare} has no tokenizer.json, which turns text into tokens. Write the model's there: "
+        "AutoTokenizer.from_pretrained(...).save_pretrained(...) does.\n"
+    )

@@ -12,10 +12,13 @@ import torch
 import transformers
 from torch import Tensor
 
+from equipoise.data.model_files import files_to_keep
 from equipoise.data.tokenizer import train_tokenizer
 from equipoise.nn.decoder import Decoder
 from equipoise.nn.hf.read import load_hf, read_hf, weight_shapes
 from equipoise.nn.hf.write import write_hf
+from equipoise.serve.convert import write_folder
+from equipoise.serve.source import TrainedModel
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
 
 BOUND = 1e-5
@@ -217,14 +220,13 @@ def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     train_tokenizer(texts * 3, 300, file)
     core = tokenizers.Tokenizer.from_file(str(file))
     model = dataclasses.replace(PLAIN, vocab=core.get_vocab_size())
-    write_hf(
-        tmp_path / "hf",
-        model,
-        state_of(model),
-        tokenizer_file=file,
-        tokenizer_config={"eos_token": "<|end|>"},
-        context_tokens=77,
+    kept = files_to_keep(None, file)
+    trained = TrainedModel(
+        Path("run"), model, state_of(model), kept.files, context_tokens=77, remarks=kept.remarks
     )
+    written = write_folder(trained, tmp_path / "hf")
+    assert (written.model_type, written.dtype, written.remarks) == ("llama", "fp32", ())
+    assert (written.has_tokenizer, written.has_template) == (True, False)
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     for text in texts:
         assert loaded(text).input_ids == core.encode(text).ids
@@ -234,3 +236,5 @@ def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     assert config["eos_token_id"] == loaded.eos_token_id
     assert config["bos_token_id"] is None
     assert config["max_position_embeddings"] == 77
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "hf")
+    assert generation.eos_token_id == loaded.eos_token_id

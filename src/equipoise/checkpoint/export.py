@@ -2,6 +2,7 @@
 
 What it decides
     Only the model's tensors are read: AdamW's moments, two thirds of the bytes, stay on disk.
+    Adapters are merged into the weights that they stand beside.
     However many ranks wrote the checkpoint, each tensor comes out whole.
 
 Kept true (tests/oracle/test_convert.py)
@@ -10,6 +11,7 @@ Kept true (tests/oracle/test_convert.py)
 
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,8 +22,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from equipoise.base.errors import CheckpointError
 from equipoise.checkpoint.manifest import Manifest, read_manifest
 from equipoise.checkpoint.shards import ShardReader, read_any_index
+from equipoise.nn.hf.adapter import is_adapter, merge_adapters
 from equipoise.nn.hf.read import weight_shapes
 from equipoise.spec.model.presets import ModelSpec, RopeScaling
+from equipoise.spec.run.lora import LoraSpec
 
 
 def model_of(manifest: Manifest) -> ModelSpec:
@@ -69,7 +73,7 @@ def read_checkpoint_weights(
         manifest: The folder's manifest, if just verified; without it every byte is verified.
 
     Returns:
-        The model, and its weights by name as they were trained: fp32.
+        The model, and its weights by name as they were trained: fp32, adapters merged.
 
     Raises:
         CheckpointError: the checkpoint is torn, has a newer format, or lacks a weight.
@@ -77,7 +81,54 @@ def read_checkpoint_weights(
     manifest = manifest or read_manifest(folder)
     require_weights(folder, manifest)
     model = model_of(manifest)
-    weights = {name: torch.empty(shape) for name, shape in weight_shapes(model).items()}
+    shapes = weight_shapes(model)
+    held = adapter_shapes(folder)
+    weights = _read(folder, {**shapes, **held})
+    adapters = {name: weights.pop(name) for name in held}
+    return model, merge_adapters(weights, adapters, lora_of(folder, manifest)) if held else weights
+
+
+def adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a checkpoint's adapters; empty where it has none."""
+    index = read_any_index(folder)
+    names = {key: key.removeprefix("model.") for key in index if key.startswith("model.")}
+    return {name: index[key].shape for key, name in names.items() if is_adapter(name)}
+
+
+def lora_of(folder: Path, manifest: Manifest) -> LoraSpec:
+    """Rank, scale and layers of a checkpoint's adapters.
+
+    Raises:
+        CheckpointError: the manifest does not have them.
+    """
+    try:
+        return LoraSpec(
+            rank=int(manifest.run["lora.rank"]),
+            alpha=float(manifest.run["lora.alpha"]),
+            targets=tuple(map(str, manifest.run["lora.targets"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} has adapters, and its manifest does not say their rank and scale."
+        ) from error
+
+
+def read_checkpoint_adapters(folder: Path) -> dict[str, Tensor]:
+    """A checkpoint's adapters by name, whole, on the CPU.
+
+    Raises:
+        CheckpointError: it has none, or they cannot be read.
+    """
+    if not (shapes := adapter_shapes(folder)):
+        raise CheckpointError(
+            f"{folder} has no adapters: its run trained the model's own weights. Convert it "
+            f"without --adapter."
+        )
+    return _read(folder, shapes)
+
+
+def _read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    weights = {name: torch.empty(shape) for name, shape in shapes.items()}
     reader = ShardReader(folder)
     log = logging.getLogger("torch.distributed.checkpoint")
     level = log.level
@@ -94,7 +145,7 @@ def read_checkpoint_weights(
         ) from error
     finally:
         log.setLevel(level)
-    return model, weights
+    return weights
 
 
 def _cause(error: BaseException) -> str:

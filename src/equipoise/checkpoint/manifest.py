@@ -19,7 +19,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from equipoise.base.read import parse_json, read_text
 from equipoise.checkpoint.index import read_index
 from equipoise.checkpoint.index_first import read_first_index
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.resume import TRAINED, describe_changes, resume_facts
+from equipoise.spec.run.spec import RunSpec
 
 FORMAT, FIRST_FORMAT = 2, 1
 OWN_ENGINE = "equipoise"
@@ -219,9 +221,12 @@ def require_same(
     model: ModelSpec,
     corpus_digest: str,
     seed: int,
+    run: Mapping[str, Any] | None = None,
     engine: str = OWN_ENGINE,
 ) -> None:
     """Refuse to continue a checkpoint of another model, corpus or order of documents.
+
+    With the ``resume_facts`` of the run, also one of other trained weights.
 
     Raises:
         CheckpointError: names each size that differs.
@@ -246,6 +251,14 @@ def require_same(
         )
         raise CheckpointError(
             f"{folder} holds another model: {differing}. Give run.toml the sizes of the "
+            f"checkpoint, or train into another folder with --out."
+        )
+    changed = {name: value for name, value in (run or {}).items() if name in TRAINED}
+    defaults = resume_facts(RunSpec())
+    before = {name: manifest.run.get(name, defaults[name]) for name in changed}
+    if changes := describe_changes(before, changed):
+        raise CheckpointError(
+            f"{folder} has trained other weights: {changes}. Give run.toml the keys of the "
             f"checkpoint, or train into another folder with --out."
         )
     if manifest.corpus_digest != corpus_digest:

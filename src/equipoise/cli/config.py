@@ -4,8 +4,13 @@ import argparse
 import dataclasses
 import json
 import sys
+from typing import TYPE_CHECKING
 
+from equipoise.base.errors import LayoutError
 from equipoise.cli.run_arguments import add_run_arguments, run_from
+
+if TYPE_CHECKING:
+    from equipoise.spec.run.spec import RunSpec
 
 HELP = "show what every key of a run resolves to, and why"
 
@@ -48,8 +53,20 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     elif not args.quiet:
-        sys.stdout.write(render(resolved))
+        step = _describe_step(resolved.spec)
+        sys.stdout.write(f"# {step}\n{render(resolved)}" if step else render(resolved))
     return 0
+
+
+def _describe_step(spec: "RunSpec") -> str:
+    """How a step becomes micro-batches on this machine; empty of a layout that it cannot have."""
+    from equipoise.observe.machine import usable_cores
+    from equipoise.spec.run.step import describe_step
+
+    try:
+        return describe_step(spec, spec.layout.count_ranks(len(usable_cores())))
+    except LayoutError:
+        return ""
 
 
 def _print_json(value: object) -> None:

@@ -3,20 +3,13 @@
 import argparse
 import json
 import sys
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
+from equipoise.base.errors import ModelError, SpecError
 from equipoise.base.units import format_bytes, format_count
-from equipoise.checkpoint.manifest import MANIFEST, newest_good, read_manifest
+from equipoise.checkpoint.manifest import MANIFEST
 from equipoise.cli.console import make_progress
-from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.names import RESOLVED
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from equipoise.spec.names import CHECKPOINTS, RESOLVED
 
 HELP = "turn a checkpoint or a GGUF file into a Hugging Face folder"
 
@@ -24,15 +17,18 @@ EXAMPLES = """\
 examples:
   equipoise convert runs/run exported                the newest whole checkpoint of a run
   equipoise convert runs/run/checkpoint/step-000250 exported --dtype bf16
+  equipoise convert runs/run adapter --adapter       LoRA alone, as peft loads it
   equipoise convert SmolLM2-135M.Q8_0.gguf smollm2   dequantised
 
 A run starts from such a folder: equipoise train --model.init hf:exported
 
---json prints {"folder", "from", "step", "model_type", "params", "dtype", "bytes", "tokenizer"}.
-Unknown is null.
-"""
+A run that began from a Hugging Face folder gets that folder's files back: config, generation
+config, tokenizer, chat template. stderr says what differs, such as positions raised to the windows
+that it trained with.
 
-_CHECKPOINTS = "checkpoint"
+--json prints {"folder", "from", "step", "model_type", "params", "dtype", "bytes", "tokenizer",
+"chat_template", "remarks"}. Unknown is null.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=["fp32", "bf16"],
-        default="fp32",
-        help="dtype of the written weights (default: fp32, as trained)",
+        choices=["fp32", "bf16", "fp16"],
+        help="dtype of the written weights (default: that of the Hugging Face folder that the run "
+        "began from, else fp32, as trained)",
+    )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the adapters of a run with [lora] for peft, instead of a model in which they "
+        "are merged",
     )
     parser.add_argument(
         "--tokenizer",
@@ -58,188 +60,113 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What will be written, whatever it was read from."""
-
-    origin: Path
-    model: ModelSpec
-    state: "dict[str, Tensor]"
-    step: int | None
-    context_tokens: int | None
-    tokenizer_json: str | None
-    tokenizer_config: dict[str, str]
-    remarks: list[str]
-
-
 def run(args: argparse.Namespace) -> int:
     """Read, convert, write, and say what was written."""
     target: Path = args.target
     if target.exists():
         raise ModelError(f"{target} already exists. Name a new folder, or delete it.")
-    read = _reader(args.source)  # before torch is loaded: a wrong path is refused at once
-    import torch
-
-    from equipoise.nn.hf.write import write_hf
+    _require_source(args.source)  # before torch is loaded: a wrong path is refused at once
+    if args.adapter:
+        return _write_adapter(args)
+    from equipoise.serve.convert import write_folder
+    from equipoise.serve.source import open_model
 
     silent = args.quiet or args.json
     progress = make_progress(silent)
     progress.start(f"convert {args.source.name}", 2)
     try:
-        loaded = read(args.source)
+        trained = open_model(args.source)
         progress.advance(1)
-        state = loaded.state
-        if args.dtype == "bf16":
-            state = {name: weight.to(torch.bfloat16) for name, weight in state.items()}
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer_file, settings = _tokenizer(args.tokenizer, loaded, Path(folder))
-            write_hf(
-                target,
-                loaded.model,
-                state,
-                tokenizer_file=tokenizer_file,
-                tokenizer_config=settings,
-                context_tokens=loaded.context_tokens,
-            )
+        written = write_folder(trained, target, dtype=args.dtype, tokenizer_file=args.tokenizer)
         progress.advance(1)
     finally:
         progress.finish()
     if not silent:
-        sys.stderr.writelines(f"{remark}\n" for remark in loaded.remarks)
-    shown = {
-        "folder": str(target),
-        "from": str(loaded.origin),
-        "step": loaded.step,
-        "model_type": json.loads((target / "config.json").read_text())["model_type"],
-        "params": loaded.model.params,
-        "dtype": args.dtype,
-        "bytes": sum(path.stat().st_size for path in target.iterdir()),
-        "tokenizer": tokenizer_file is not None,
-    }
+        sys.stderr.writelines(f"{remark}\n" for remark in written.remarks)
+    size_bytes = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     if args.json:
-        sys.stdout.write(json.dumps(shown, indent=1) + "\n")
+        answer = {
+            "folder": str(target),
+            "from": str(trained.origin),
+            "step": trained.step,
+            "model_type": written.model_type,
+            "params": trained.model.params,
+            "dtype": written.dtype,
+            "bytes": size_bytes,
+            "tokenizer": written.has_tokenizer,
+            "chat_template": written.has_template,
+            "remarks": written.remarks,
+        }
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
     elif args.quiet:
         sys.stdout.write(f"{target}\n")
     else:
-        with_tokenizer = "with" if tokenizer_file is not None else "without"
+        with_tokenizer = "with" if written.has_tokenizer else "without"
+        template = " and its chat template" if written.has_template else ""
         sys.stdout.write(
-            f"Wrote {target}: {shown['model_type']}, {format_count(loaded.model.params)} "
-            f"parameters in {args.dtype}, {format_bytes(shown['bytes'])}, {with_tokenizer} a "
-            f"tokenizer, from {loaded.origin}.\n"
+            f"Wrote {target}: {written.model_type}, {format_count(trained.model.params)} "
+            f"parameters in {written.dtype}, {format_bytes(size_bytes)}, {with_tokenizer} a "
+            f"tokenizer{template}, from {trained.origin}.\n"
         )
     return 0
 
 
-def _reader(source: Path) -> Any:
+def _write_adapter(args: argparse.Namespace) -> int:
+    """Write a folder for peft, and say what was written."""
+    from equipoise.checkpoint.adapter import export_adapter
+
+    if args.source.is_file():
+        raise SpecError(f"{args.source} has no adapters. Give a run or a checkpoint.")
+    written = export_adapter(args.source, args.target)
+    if args.json:
+        answer = {
+            "folder": str(args.target),
+            "from": str(written.origin),
+            "step": written.step,
+            "params": written.params,
+            "rank": written.lora.rank,
+            "base": written.base or None,
+        }
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+    elif args.quiet:
+        sys.stdout.write(f"{args.target}\n")
+    else:
+        beside = f" beside {written.base}" if written.base else ""
+        sys.stdout.write(
+            f"Wrote {args.target}: adapters of rank {written.lora.rank}, "
+            f"{format_count(written.params)} parameters{beside}, from {written.origin}.\n"
+        )
+    return 0
+
+
+def _require_source(source: Path) -> None:
+    """Refuse what cannot be converted.
+
+    Raises:
+        SpecError: it is neither a run, a checkpoint nor a GGUF file.
+    """
     if not source.exists():
         raise SpecError(
             f"No such file or folder: {source}. Give a run, a checkpoint, or a .gguf file."
         )
     if source.is_file():
-        if source.suffix == ".gguf":
-            return _from_gguf
-        raise SpecError(f"{source} is not a .gguf file. Give a run, a checkpoint, or a .gguf file.")
-    if (source / MANIFEST).exists():
-        return _from_checkpoint
-    if (source / _CHECKPOINTS).is_dir() or (source / RESOLVED).exists():
-        return _from_run
-    if (source / "config.json").exists():
+        if source.suffix != ".gguf":
+            raise SpecError(
+                f"{source} is not a .gguf file. Give a run, a checkpoint, or a .gguf file."
+            )
+    elif (
+        (source / MANIFEST).exists()
+        or (source / CHECKPOINTS).is_dir()
+        or (source / RESOLVED).exists()
+    ):
+        return
+    elif (source / "config.json").exists():
         raise SpecError(
             f"{source} is a Hugging Face folder already. A run starts from it with "
             f'model.init = "hf:{source}".'
         )
-    raise SpecError(
-        f"{source} is neither a run (it has no {_CHECKPOINTS}/) nor a checkpoint (it has no "
-        f"{MANIFEST}). Give one of them, or a .gguf file."
-    )
-
-
-def _from_run(run_folder: Path) -> _Loaded:
-    root = run_folder / _CHECKPOINTS
-    newest = newest_good(root)
-    if newest is None:
-        raise CheckpointError(
-            f"{run_folder} has no checkpoint yet. Train it further; checkpoint.every_steps says "
-            "how often one is written."
+    else:
+        raise SpecError(
+            f"{source} is neither a run (it has no {CHECKPOINTS}/) nor a checkpoint (it has no "
+            f"{MANIFEST}). Give one of them, or a .gguf file."
         )
-    return _load_checkpoint(*newest)
-
-
-def _from_checkpoint(folder: Path) -> _Loaded:
-    return _load_checkpoint(folder, read_manifest(folder), [])
-
-
-def _load_checkpoint(folder: Path, manifest: Any, torn: list[str]) -> _Loaded:
-    from equipoise.checkpoint.export import read_checkpoint_weights
-
-    model, state = read_checkpoint_weights(folder, manifest)
-    remarks = [*torn]
-    file = _corpus_tokenizer(folder.resolve().parent.parent)
-    if file is None:
-        remarks.append(
-            f"No tokenizer for {folder}: its run's {RESOLVED} or its token cache is missing or "
-            "damaged. Give one with --tokenizer."
-        )
-    return _Loaded(
-        origin=folder,
-        model=model,
-        state=state,
-        step=manifest.step,
-        context_tokens=manifest.context_tokens,
-        tokenizer_json=None if file is None else file.read_text(),
-        tokenizer_config={} if file is None else {"eos_token": _end_of(file)},
-        remarks=remarks,
-    )
-
-
-def _from_gguf(file: Path) -> _Loaded:
-    from equipoise.nn.hf.gguf import read_gguf, read_gguf_header
-
-    header = read_gguf_header(file)
-    model, state, tokenizer_json = read_gguf(file)
-    remarks = []
-    if tokenizer_json is None:
-        remarks.append(
-            f"The tokenizer in {file} is not a byte-level BPE that can be read. Give the model's "
-            "tokenizer.json with --tokenizer."
-        )
-    return _Loaded(
-        origin=file,
-        model=model,
-        state=state,
-        step=None,
-        context_tokens=header.context_tokens,
-        tokenizer_json=tokenizer_json,
-        tokenizer_config=header.tokenizer_config,
-        remarks=remarks,
-    )
-
-
-def _corpus_tokenizer(run_folder: Path) -> Path | None:
-    from equipoise.data.cache.store import open_store
-    from equipoise.spec.run.resolved import read_resolved
-
-    try:
-        return open_store(Path(read_resolved(run_folder).corpus)).tokenizer_file
-    except (SpecError, DataError):
-        return None
-
-
-def _end_of(file: Path) -> str:
-    from equipoise.data.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(file)
-    return str(tokenizer.core.id_to_token(tokenizer.end))
-
-
-def _tokenizer(
-    given: Path | None, loaded: _Loaded, folder: Path
-) -> tuple[Path | None, dict[str, str]]:
-    """The tokenizer.json to copy, and its configuration."""
-    if given is not None:
-        return given, {"eos_token": _end_of(given)}
-    if loaded.tokenizer_json is None:
-        return None, {}
-    file = folder / "tokenizer.json"
-    file.write_text(loaded.tokenizer_json)
-    return file, loaded.tokenizer_config

@@ -14,26 +14,28 @@ if TYPE_CHECKING:
     from equipoise.serve.generate import Generated, Generator
     from equipoise.serve.sample import Sampling
 
-HELP = "continue a text with a run, a checkpoint or a Hugging Face folder"
+HELP = "continue a text, or chat, with a run, a checkpoint or a Hugging Face folder"
 
 EXAMPLES = """\
 examples:
   equipoise generate runs/run "def "                       the likeliest continuation
   equipoise generate runs/run "def " --tokens 20
+  equipoise generate smollm2 --chat "What is a prime?"     an answer, by the model's chat template
+  equipoise generate smollm2 --chat                        a conversation; Ctrl-D ends it
   equipoise generate smollm2 "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 7
   equipoise generate runs/run/checkpoint/step-000250 < prompt.txt
-  equipoise generate smollm2                               asks for texts, one after another
 
-Text streams as it comes, after the prompt; --quiet prints the continuation alone. It ends at the
+Text streams as it comes, after the prompt; --quiet prints the new text alone. It ends at the
 model's end tokens or after --tokens. Without --temperature, --top-k and --top-p the likeliest
-token is taken; the same seed draws the same text.
+token is taken; the same seed draws the same text. Without TEXT the prompt is read from stdin,
+without its last line break, or asked for at a terminal.
 
 --json prints {"text", "tokens", "prompt_tokens", "stopped", "ids", "prompt_ids", "seconds",
-"from", "step"}: "text" is the continuation, "tokens" its number of tokens, "stopped" is "end" (an
-end token came) or "length".
+"from", "step"}: "text" is the new text, "tokens" its number of tokens, "stopped" is "end" (an end
+token came) or "length".
 """
 
-_TOKENS = 256
+_TOKENS, _CHAT_TOKENS = 256, 1024
 _ALONE_PARAMS = 1_000_000_000
 
 
@@ -43,14 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         metavar="MODEL",
-        help="a run's folder, a checkpoint, or a Hugging Face folder",
+        help="a run's folder, a checkpoint, a Hugging Face folder, or a .gguf file",
     )
     parser.add_argument(
         "text", nargs="?", metavar="TEXT", help="what to continue (default: stdin, or asked for)"
     )
     parser.add_argument(
-        "--tokens", type=int, default=_TOKENS, metavar="N", help="most new tokens (default: 256)"
+        "--tokens",
+        type=int,
+        metavar="N",
+        help=f"most new tokens (default: {_TOKENS}; with --chat {_CHAT_TOKENS:,})",
     )
+    parser.add_argument(
+        "--chat", action="store_true", help="TEXT is a message, and the model answers it"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
     parser.add_argument(
         "--temperature",
         type=float,
@@ -71,22 +80,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model, then continue one text, or each that is asked for."""
-    texts = _texts(args)
+    """Load the model, then continue or answer one text, or each that is asked for."""
+    if args.system is not None and not args.chat:
+        raise SpecError("--system needs --chat. Give both or neither.")
+    text, sampling = _text(args), _sampling(args)
+    args.tokens = (_CHAT_TOKENS if args.chat else _TOKENS) if args.tokens is None else args.tokens
+    if args.tokens < 1:
+        raise SpecError(f"--tokens must be at least 1; it is {args.tokens}.")
     from equipoise.serve.generate import Generator
     from equipoise.serve.source import open_model
 
-    sampling = _sampling(args)
-    if args.tokens < 1:
-        raise SpecError(f"--tokens must be at least 1; it is {args.tokens}.")
     trained = open_model(args.source)
     _settle(trained.model.params)
     generator = Generator(trained)
-    silent = args.quiet or args.json
-    if not silent:
-        sys.stderr.writelines(f"{remark}\n" for remark in generator.trained.remarks)
-    if texts is not None:
-        _answer(generator, texts, sampling, args)
+    if not (args.quiet or args.json):
+        sys.stderr.writelines(f"{remark}\n" for remark in trained.remarks)
+    talk: list[dict[str, str]] = []
+    if args.system is not None:
+        talk.append({"role": "system", "content": args.system})
+    if args.chat:
+        generator.encode([*talk, {"role": "user", "content": ""}])  # refused before it is asked
+    if text is not None:
+        _answer(generator, text, talk, sampling, args)
         return 0
     while True:
         try:
@@ -95,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.write("\n")
             return 0
         if text:
-            _answer(generator, text, sampling, args)
+            _answer(generator, text, talk, sampling, args)
 
 
 def _settle(params: int) -> None:
@@ -110,8 +125,8 @@ def _settle(params: int) -> None:
         torch.set_num_threads(1)
 
 
-def _texts(args: argparse.Namespace) -> str | None:
-    """The text to continue; None if a person at a terminal is to be asked."""
+def _text(args: argparse.Namespace) -> str | None:
+    """The text to continue or answer; None if a person at a terminal is to be asked."""
     if args.text is not None:
         return str(args.text)
     if sys.stdin is None or sys.stdin.isatty():
@@ -140,38 +155,61 @@ def _sampling(args: argparse.Namespace) -> "Sampling":
 
 
 def _answer(
-    generator: "Generator", text: str, sampling: "Sampling", args: argparse.Namespace
+    generator: "Generator",
+    text: str,
+    talk: list[dict[str, str]],
+    sampling: "Sampling",
+    args: argparse.Namespace,
 ) -> None:
-    """Continue one text, and show it as it comes."""
-    from equipoise.serve.generate import Generated
+    """Continue a text or answer a message, and show what comes as it comes.
+
+    A message and its answer are added to ``talk``.
+    """
+    from equipoise.serve.generate import Generated, Prompt
 
     began = time.perf_counter()
+    prompt: Prompt = text
+    if args.chat:
+        talk.append({"role": "user", "content": text})
+        prompt = talk
     silent = args.quiet or args.json
     if not silent:
-        sys.stdout.write(text)
-    for part in generator.stream(text, tokens=args.tokens, sampling=sampling):
+        _warn_of_length(generator, len(generator.encode(prompt)) + args.tokens)
+        if not args.chat:
+            sys.stdout.write(text)
+    for part in generator.stream(prompt, tokens=args.tokens, sampling=sampling):
         if isinstance(part, Generated):
             _finish(generator, part, time.perf_counter() - began, args)
+            talk.append({"role": "assistant", "content": part.text})
         elif not args.json:
             sys.stdout.write(part)
             sys.stdout.flush()
 
 
+def _warn_of_length(generator: "Generator", tokens: int) -> None:
+    longest = generator.trained.context_tokens
+    if longest is not None and tokens > longest:
+        sys.stderr.write(
+            f"Prompt and new tokens may reach {tokens:,} tokens, and the model was trained with "
+            f"windows of {longest:,}: what comes after may make less sense.\n"
+        )
+
+
 def _finish(
     generator: "Generator", whole: "Generated", seconds: float, args: argparse.Namespace
 ) -> None:
-    if args.json:
-        answer = {
-            "text": whole.text,
-            "tokens": len(whole.ids),
-            "prompt_tokens": len(whole.prompt_ids),
-            "stopped": whole.stopped,
-            "ids": whole.ids,
-            "prompt_ids": whole.prompt_ids,
-            "seconds": seconds,
-            "from": str(generator.trained.origin),
-            "step": generator.trained.step,
-        }
-        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+    if not args.json:
+        sys.stdout.write("\n")
         return
-    sys.stdout.write("\n")
+    answer = {
+        "text": whole.text,
+        "tokens": len(whole.ids),
+        "prompt_tokens": len(whole.prompt_ids),
+        "stopped": whole.stopped,
+        "ids": whole.ids,
+        "prompt_ids": whole.prompt_ids,
+        "seconds": seconds,
+        "from": str(generator.trained.origin),
+        "step": generator.trained.step,
+    }
+    sys.stdout.write(json.dumps(answer, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """Document lengths as ``--lengths`` gives them: a list, a distribution, a file, or the corpus."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from equipoise.cli.console import make_progress
 from equipoise.spec.limits import MOST_SIZE
 
 if TYPE_CHECKING:
+    from equipoise.data.mixture import Mixture
     from equipoise.spec.run.resolve import ResolvedRun
     from equipoise.spec.workload import Lengths
 
@@ -37,10 +39,20 @@ def listed_lengths(text: str) -> tuple[int, ...] | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DocumentLengths:
+    """Lengths of documents, and where they come from."""
+
+    tokens: "Lengths"
+    origin: str
+    mixture: "Mixture | None" = None
+    """How they are mixed, if they are of several sources of a corpus."""
+
+
 def document_lengths(
     name: str | None, run: "ResolvedRun", *, least_tokens: int, is_quiet: bool
-) -> tuple["Lengths", str]:
-    """Lengths by name, or of the run's corpus, and where they come from.
+) -> DocumentLengths:
+    """Lengths by name, or of the run's corpus.
 
     Args:
         name: A distribution, a file, or None for the corpus.
@@ -58,29 +70,38 @@ def document_lengths(
     if name is None:
         return _corpus_lengths(run, is_quiet)
     if name not in distribution_names():
-        return read_lengths(Path(name)), name
+        return DocumentLengths(read_lengths(Path(name)), name)
     documents = 4096
     lengths = draw_lengths(name, documents)
     while int(np.minimum(lengths, run.spec.pack.context_tokens).sum()) < least_tokens:
         documents *= 2
         lengths = draw_lengths(name, documents)
-    return lengths, f"{name} (embedded distribution)"
+    return DocumentLengths(lengths, f"{name} (embedded distribution)")
 
 
-def _corpus_lengths(run: "ResolvedRun", is_quiet: bool) -> tuple["Lengths", str]:
+def _corpus_lengths(run: "ResolvedRun", is_quiet: bool) -> DocumentLengths:
     """Counted if a tokenizer is installed, else estimated from bytes."""
     import numpy as np
 
     try:
         import tokenizers  # noqa: F401
     except ImportError:
-        from equipoise.data.source import open_source
+        from equipoise.data.mixture import Mixture
+        from equipoise.data.source import is_mixed, members, open_source
 
-        sizes = np.array(open_source(run.spec.data, run.base).sizes_bytes)
-        lengths = np.maximum(1, sizes[sizes > 0] / _BYTES_PER_TOKEN).astype(np.int64)
-        return lengths, f"file sizes at {_BYTES_PER_TOKEN} bytes a token (estimated)"
+        data = run.spec.data
+        sources = [open_source(each, run.base) for each in members(data)]
+        parts = [np.array([size for size in each.sizes_bytes if size]) for each in sources]
+        lengths = np.maximum(1, np.concatenate(parts) / _BYTES_PER_TOKEN).astype(np.int64)
+        origin = f"file sizes at {_BYTES_PER_TOKEN} bytes a token (estimated)"
+        if not is_mixed(data):
+            return DocumentLengths(lengths, origin)
+        names, counts = tuple(each.name for each in sources), tuple(map(len, parts))
+        mixture = Mixture(names, tuple(row.weight for row in data.mix), counts)
+        return DocumentLengths(lengths, origin, mixture)
     from equipoise.data.cache.store import prepare
 
     store = prepare(run.spec.data, run.base, progress=make_progress(is_quiet))
     left_out = f"; {store.left_out}" if store.left_out else ""
-    return store.doc_tokens, f"{store.source_name} (counted{left_out})"
+    origin = f"{store.source_name} (counted{left_out})"
+    return DocumentLengths(store.doc_tokens, origin, store.mixture)

@@ -42,7 +42,7 @@ VERBS = {
     "check": "prove that every layout and packing gives one rank's loss and gradients",
     "calibrate": "measure this machine, so that this-cpu is priced by what it does",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
-    "generate": "continue a text with a run, a checkpoint or a Hugging Face folder",
+    "generate": "continue a text, or chat, with a run, a checkpoint or a Hugging Face folder",
     "inspect": "say what a file or a folder of a run holds",
     "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
     "doctor": "say what of this machine would break a run, and what to do about it",

@@ -31,7 +31,7 @@ from equipoise.base.errors import DataError
 from equipoise.data.cache.store import TokenStore, prepare
 from equipoise.data.progress import Progress
 from equipoise.spec.pack import Pieces
-from equipoise.spec.run.spec import DataSpec, RunSpec, Source
+from equipoise.spec.run.spec import PYTHON_SOURCES, DataSpec, RunSpec, Source
 
 _SUFFIXES: dict[str, Source] = {".jsonl": "jsonl", ".parquet": "parquet"}
 
@@ -51,7 +51,7 @@ def held_out_data(spec: RunSpec, tokenizer: Path) -> DataSpec:
     'jsonl'
     """
     asked = spec.eval
-    usual: Source = "text" if spec.data.source == "python-stdlib" else spec.data.source
+    usual: Source = "text" if spec.data.source in PYTHON_SOURCES else spec.data.source
     source = asked.source
     if source == "by-path":
         source = _SUFFIXES.get(Path(asked.path).suffix, usual)

@@ -42,13 +42,16 @@ class DocumentStream:
         doc_tokens: Length of each document [tokens]; each >= 1.
         seed: Seed of the order, 0 <= seed < 2**64.
         context_tokens: Longest piece [tokens], >= 1.
+        source: Which source of a mixture this is, 0 if it is the only one.
 
     Raises:
         DataError: there are no documents, one is empty or not a whole number of tokens, or the
             context is below 1.
     """
 
-    def __init__(self, doc_tokens: ArrayLike, *, seed: int, context_tokens: int) -> None:
+    def __init__(
+        self, doc_tokens: ArrayLike, *, seed: int, context_tokens: int, source: int = 0
+    ) -> None:
         if not np.size(doc_tokens):
             raise DataError(
                 "A stream needs at least 1 document, but there are 0. Set data.path to a corpus "
@@ -67,7 +70,7 @@ class DocumentStream:
                 f"context_tokens = {context_tokens:,} is below 1. Set pack.context_tokens to the "
                 "longest piece that the model reads."
             )
-        self.seed = seed
+        self.seed, self._source = seed, source
         self.context_tokens = context_tokens
         self.epoch_tokens = int(self._doc_tokens.sum())
         self._epoch = (-1, self._doc_tokens, self._doc_tokens)
@@ -141,13 +144,27 @@ class DocumentStream:
         """An epoch's permutation and where its documents end; cached for the last epoch."""
         known, order, ends = self._epoch
         if known != epoch:
-            key = np.array([self.seed, epoch], dtype=np.uint64)
-            draws = np.random.Philox(key=key).random_raw(len(self._doc_tokens))
-            order = np.argsort(draws, kind="stable")
+            order = epoch_order(len(self._doc_tokens), self.seed, epoch, self._source)
             ends = np.cumsum(self._doc_tokens[order])
             # One assignment: a concurrent thread sees either the old epoch or the new one.
             self._epoch = (epoch, order, ends)
         return order, ends
+
+
+def epoch_order(documents: int, seed: int, epoch: int, source: int = 0) -> NDArray[np.int64]:
+    """The order of documents in an epoch, the same on every machine, int64 [documents].
+
+    Args:
+        documents: How many there are.
+        seed: Of the run.
+        epoch: From 0.
+        source: Number of the source in a mixture.
+    """
+    key = np.array([seed, epoch], dtype=np.uint64)
+    # 2**64 blocks of draws for each source: none ever reaches the next one's.
+    counter = np.array([0, source, 0, 0], dtype=np.uint64)
+    draws = np.random.Philox(key=key, counter=counter).random_raw(documents)
+    return np.argsort(draws, kind="stable")
 
 
 def tell_apart(pieces: Pieces, documents: int) -> Pieces:

@@ -124,8 +124,12 @@ def _command(launch: Launch) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Runs in the agent before it starts: a killed parent ends it, and so its ranks."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Runs in the agent before it starts: a killed parent ends it at once, and so its ranks.
+
+    With a signal that they may handle, ranks would finish and save a step while the same command,
+    started again, finds the folder taken.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ rank's share of the tokens between blocks, all of them where no ranks share weig
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,12 @@ from equipoise.base.digest import digest
 from equipoise.base.errors import ModelError
 from equipoise.nn.attention import Attend, PackAttention, pack_attention
 from equipoise.nn.declare import Copied, Placement, Split, local
+from equipoise.nn.lora import adapter_of
 from equipoise.nn.loss import head_loss
 from equipoise.nn.moe.layer import MixtureOfExperts
 from equipoise.nn.norm import RmsNorm
 from equipoise.nn.packed import PackedModel
-from equipoise.nn.project import add_project, add_swiglu, project
+from equipoise.nn.project import add_project, add_swiglu, gate_up, project
 from equipoise.nn.recompute import again
 from equipoise.nn.rope import rotary_frequencies, rotary_table, rotate
 from equipoise.nn.tensor import Alone, TensorRanks, look_up
@@ -66,6 +68,12 @@ class Attention(nn.Module):
         x_TD = self.tensor.enter(x_tD, table.shape[1])
         parts = [self.query, self.key, self.value]
         projected = project(x_TD, *(self._rows(part.weight, part) for part in parts))
+        adapters = [adapter_of(part) for part in parts]
+        if any(adapters):
+            projected = tuple(
+                x if adapter is None else x + adapter(x_TD, partial(self._rows, part=part))
+                for x, adapter, part in zip(projected, adapters, parts, strict=True)
+            )
         if self.query.bias is not None:
             biases = [self._rows(part.bias, part) for part in parts]
             projected = tuple(x + bias for x, bias in zip(projected, biases, strict=True))
@@ -77,9 +85,13 @@ class Attention(nn.Module):
     def join(self, residual_tD: Tensor, o_THE: Tensor) -> Tensor:
         """``residual`` plus the output projection of the core's output."""
         o_TD = o_THE.flatten(1)
+        adapter = adapter_of(self.output)
         if self.tensor.ranks == 1:
-            return add_project(residual_tD, o_TD, self.output.weight)
+            out_TD = add_project(residual_tD, o_TD, self.output.weight)
+            return out_TD if adapter is None else out_TD + adapter(o_TD)
         (partial_TD,) = project(o_TD, local(self.output.weight))
+        if adapter is not None:
+            partial_TD = partial_TD + adapter(o_TD)
         return residual_tD + self.tensor.leave(partial_TD)
 
     def _rows(self, weight: Tensor, part: nn.Linear) -> Tensor:
@@ -110,8 +122,20 @@ class FeedForward(nn.Module):
 
     def forward(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         """``residual + swiglu(x)``; a partial sum if this rank has a share of the hidden units."""
-        weights = [local(part.weight) for part in (self.gate, self.up, self.down)]
-        return add_swiglu(residual_TD, x_TD, *weights)
+        parts = (self.gate, self.up, self.down)
+        gate_FD, up_FD, down_DF = (local(part.weight) for part in parts)
+        adapters = [adapter_of(part) for part in parts]
+        if not any(adapters):
+            return add_swiglu(residual_TD, x_TD, gate_FD, up_FD, down_DF)
+        inner = project(x_TD, gate_FD, up_FD)
+        hidden_TF = gate_up(
+            *(
+                x if adapter is None else x + adapter(x_TD)
+                for x, adapter in zip(inner, adapters, strict=False)
+            )
+        )
+        out_TD = add_project(residual_TD, hidden_TF, down_DF)
+        return out_TD if adapters[2] is None else out_TD + adapters[2](hidden_TF)
 
 
 class DecoderLayer(nn.Module):
@@ -227,7 +251,10 @@ class Decoder(PackedModel):
 
     def begin(self, tokens_T: Tensor) -> Tensor:
         """Embed the tokens: hidden states [t, D] for the first layer."""
-        return look_up(tokens_T, local(self.embed.weight), self.model.vocab, self.tensor)
+        x_tD = look_up(tokens_T, local(self.embed.weight), self.model.vocab, self.tensor)
+        if torch.is_grad_enabled() and not x_tD.requires_grad:
+            x_tD.requires_grad_()  # a stage whose weights are all frozen has a backward, too
+        return x_tD
 
     def run_layers(
         self, x_tD: Tensor, pack: Sequence[int] | PackAttention, layers: Iterable[nn.Module]

@@ -61,10 +61,18 @@ class WeightGradients:
     """The weights, None for each that needs no gradient; None as a whole if not deferred."""
     products: tuple[DeferredProduct, ...] = field(default=())
 
-    def take(self, *products: DeferredProduct) -> tuple[Tensor | None, ...]:
-        """Return what the function's backward must return for its weights."""
+    def take(
+        self, needs: tuple[bool, ...], *products: DeferredProduct
+    ) -> tuple[Tensor | None, ...]:
+        """Return what the function's backward must return for its weights.
+
+        Args:
+            needs: Whether each of the function's inputs needs a gradient: frozen weights do not.
+            products: The gradient of each weight.
+        """
         if self.leaves is None:
-            return tuple(product.multiply() for product in products)
+            wanted = zip(needs[self.first :], products, strict=False)
+            return tuple(product.multiply() if is_needed else None for is_needed, product in wanted)
         self.products = products
         return (None,) * len(products)
 

@@ -46,9 +46,9 @@ class _HeadLoss(torch.autograd.Function):
         # Sized for the longest share, so that all ranks meet in the same chunks.
         chunk = max(16, _CHUNK_BYTES // (wide.itemsize * -(-words // tensor.ranks)))
         total = x_TD.new_zeros((), dtype=wide)
-        needs_grad = any(ctx.needs_input_grad[:2])
-        grad_x = torch.empty_like(x_TD) if needs_grad else None
-        grad_head = torch.zeros_like(head_VD, dtype=wide) if needs_grad else None
+        needs_x, needs_head = ctx.needs_input_grad[:2]
+        grad_x = torch.empty_like(x_TD) if needs_x else None
+        grad_head = torch.zeros_like(head_VD, dtype=wide) if needs_head else None
         for start in range(0, x_TD.shape[0], chunk):
             x_CD, labels_C = x_TD[start : start + chunk], labels_T[start : start + chunk]
             valid_C = labels_C != IGNORED
@@ -65,17 +65,18 @@ class _HeadLoss(torch.autograd.Function):
                 both = torch.cat((sums_C1, target.masked_fill_(~here_C.unsqueeze(1), 0)), 1)
                 sums_C1, target = tensor.sum_(both).split(1, 1)
             total += (sums_C1.log() - target).squeeze(1).masked_fill_(~valid_C, 0).sum()
-            if grad_x is None or grad_head is None:
+            if grad_x is None and grad_head is None:
                 continue
             grad_CV = logits_CV.mul_(valid_C.unsqueeze(1) / sums_C1)
             grad_CV.scatter_add_(1, target_C1, -here_C.unsqueeze(1).to(wide))
             if slope_CV is not None:
                 grad_CV.mul_(slope_CV)
             narrow_CV = grad_CV.to(x_TD.dtype)
-            torch.mm(narrow_CV, head_VD, out=grad_x[start : start + chunk])
-            if wide == x_TD.dtype:
+            if grad_x is not None:
+                torch.mm(narrow_CV, head_VD, out=grad_x[start : start + chunk])
+            if grad_head is not None and wide == x_TD.dtype:
                 grad_head.addmm_(narrow_CV.t(), x_CD)
-            else:
+            elif grad_head is not None:
                 grad_head += narrow_CV.t() @ x_CD
             del logits_CV, grad_CV, narrow_CV, slope_CV  # freed before the next chunk's are made
         ctx.grads = (grad_x, grad_head)
@@ -88,8 +89,8 @@ class _HeadLoss(torch.autograd.Function):
         ctx.grads = None
         (scale,) = grads
         return (
-            grad_x.mul_(scale.to(grad_x.dtype)),
-            grad_head.mul_(scale).to(ctx.dtype),
+            None if grad_x is None else grad_x.mul_(scale.to(grad_x.dtype)),
+            None if grad_head is None else grad_head.mul_(scale).to(ctx.dtype),
             *[None] * 5,
         )
 

@@ -30,7 +30,9 @@ class _Project(torch.autograd.Function):
         grad_x = grads[0] @ weights[0]
         for grad, weight in zip(grads[1:], weights[1:], strict=True):
             grad_x.addmm_(grad, weight)
-        return grad_x, *ctx.weight_gradients.take(*(DeferredProduct(grad, x_TD) for grad in grads))
+        return grad_x, *ctx.weight_gradients.take(
+            ctx.needs_input_grad, *(DeferredProduct(grad, x_TD) for grad in grads)
+        )
 
 
 def project(x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -50,7 +52,11 @@ class _AddProject(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        return grad, grad @ weight, *ctx.weight_gradients.take(DeferredProduct(grad, x))
+        return (
+            grad,
+            grad @ weight,
+            *ctx.weight_gradients.take(ctx.needs_input_grad, DeferredProduct(grad, x)),
+        )
 
 
 def add_project(residual_TD: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -91,7 +97,27 @@ class _SwiGlu(torch.autograd.Function):
             DeferredProduct(grad_up, x_TD, is_wide=True),
             DeferredProduct(grad, hidden_TF),
         )
-        return grad, grad_x, *ctx.weight_gradients.take(*products)
+        return grad, grad_x, *ctx.weight_gradients.take(ctx.needs_input_grad, *products)
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_TF: Tensor, up_TF: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_TF, up_TF)
+        hidden: Tensor = torch.nn.functional.silu(gate_TF).mul_(up_TF)
+        return hidden
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gate_TF, up_TF = ctx.saved_tensors
+        grad_up = grads[0] * torch.nn.functional.silu(gate_TF)
+        return torch.ops.aten.silu_backward(grads[0] * up_TF, gate_TF), grad_up
+
+
+def gate_up(gate_TF: Tensor, up_TF: Tensor) -> Tensor:
+    """``silu(gate) * up``, keeping its two inputs alone."""
+    out: Tensor = _Gate.apply(gate_TF, up_TF)
+    return out
 
 
 def add_swiglu(

@@ -12,15 +12,16 @@ from equipoise.spec.run.spec import TrainSpec
 
 
 def make_adamw(module: nn.Module, train: TrainSpec) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay on matrices, none on norms and biases."""
-    matrices = [p for p in module.parameters() if p.dim() >= 2]
-    vectors = [p for p in module.parameters() if p.dim() < 2]
+    """Fused AdamW of what is trained; weight decay on matrices, none on norms and biases."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() >= 2]
+    vectors = [p for p in trained if p.dim() < 2]
     groups = [
         {"params": matrices, "weight_decay": train.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [group for group in groups if group["params"]] or groups[:1],  # a stage may train nothing
         lr=train.lr,
         betas=(train.beta1, train.beta2),
         eps=train.eps,
@@ -70,6 +71,8 @@ def global_norm(
             if is_split and mesh.size(dim) > 1:
                 dist.all_reduce(squares, group=mesh.get_group(dim))
         total = squares if total is None else total + squares
+    if total is None and stages is not None:  # none of this stage's weights is trained
+        total = torch.zeros((), dtype=torch.float64, device=next(module.parameters()).device)
     if total is None:
         raise ValueError("No parameter has a gradient: run a backward before clipping.")
     if stages is not None:

@@ -1,1 +1,26 @@
 """Which layout: a search over everything that can be chosen, and why the answer is the answer."""
+
+from typing import TYPE_CHECKING
+
+from equipoise.base.load import load
+
+if TYPE_CHECKING:
+    from equipoise.plan.measured.request import measure as measure
+    from equipoise.plan.request import plan as plan
+
+_HOMES = {"measure": "plan.measured.request", "plan": "plan.request"}
+
+__all__ = ["measure", "plan"]
+
+
+def __getattr__(name: str) -> object:
+    """A function, imported when it is first asked for: both load the whole search."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = load(f"{_HOMES[name]}:{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from equipoise.base.digest import digest
 from equipoise.base.errors import FitError, SpecError
@@ -37,7 +37,7 @@ from equipoise.spec.plan import Candidate, Flip, Plan, Wall
 
 __all__ = ["PlanAnswer", "PlanRequest", "RunPlanRequest", "decide", "plan"]
 
-Inputs = ClusterInputs | RunInputs
+Inputs: TypeAlias = ClusterInputs | RunInputs
 
 _SEARCH_SHARE = 0.8
 """The search's share of the time; the rest is for pricing the best and the next whole."""

@@ -179,7 +179,7 @@ def read_run_inputs(request: RunPlanRequest, *, progress: Progress | None = None
     store = open_corpus(run, progress)
     cluster = find_cluster(f"{THIS_CPU}:{ranks}")
     machine = Machine(cluster)
-    steps = RunSteps(run.spec, run.model, store.doc_tokens)
+    steps = RunSteps(run.spec, run.model, store.doc_tokens, store.mixture)
     base = run_options(run, machine, policies[0])
     space = list_trainable(
         run, ranks, base, count_batches=lambda dp: steps.count_batches(policies[0], dp)
@@ -220,9 +220,10 @@ def digest_run(run: ResolvedRun, store: TokenStore, cluster: ClusterSpec) -> dic
     pack = dataclasses.asdict(spec.pack)
     del pack["policy"]
     layout = spec.layout
+    lengths = store.doc_tokens if store.mixture is None else [store.doc_tokens, store.mixture]
     return {
         "model": digest(run.model),
-        "lengths": digest(store.doc_tokens),
+        "lengths": digest(lengths),
         "packing": digest([pack, spec.train.seed, layout.sharding, layout.ranks_per_node]),
         "precision": digest(spec.train.precision),
         "machine": digest([cpu_model(), cluster.devices]),

@@ -15,18 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tokenizers
 import torch
 
 from equipoise.base.errors import ModelError, SpecError
+from equipoise.data.chat.template import Message
 from equipoise.nn.cached import CachedDecoder, continue_with
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.hf.files import CONFIG, GENERATION, TOKENIZER
+from equipoise.nn.hf.files import CONFIG, GENERATION
 from equipoise.serve.sample import Sampling, choose_token
-from equipoise.serve.source import TrainedModel, open_model, require_tokenizer
+from equipoise.serve.source import TrainedModel, open_model
 from equipoise.serve.text import TextStream
+from equipoise.serve.tokenizer import ModelTokenizer
 
 _GREEDY = Sampling()
+
+Prompt = str | Sequence[Message]
+"""A text, or the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +52,50 @@ class Generator:
         """Build the decoder around the weights.
 
         Raises:
-            ModelError: there is no tokenizer, or it has more tokens than the model.
+            ModelError: there is no tokenizer, or it cannot be read.
         """
-        require_tokenizer(trained)
         self.trained = trained
-        self._tokenizer = _tokenizer(trained)
+        self.tokenizer = ModelTokenizer(trained.files)
         self._cached = CachedDecoder(_decoder(trained))
         self.end_ids = frozenset(trained.files.end_ids)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with what the tokenizer's rules add; never empty."""
-        ids = list(self._tokenizer.encode(text).ids)
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text or of a conversation; never empty.
+
+        Raises:
+            ModelError: a token is not in the model's vocabulary, or there is no chat template.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = self.tokenizer.encode_chat(prompt)
+        words = self.trained.model.vocab
+        if wrong := [each for each in ids if each >= words]:
+            raise ModelError(
+                f"The prompt has token {wrong[0]:,} of the tokenizer, and the model has only "
+                f"{words:,}. Give the model's own tokenizer."
+            )
         return ids or [self._first_id()]
 
     def stream(
-        self, prompt: str | Sequence[int], *, tokens: int, sampling: Sampling = _GREEDY
+        self, prompt: Prompt, *, tokens: int, sampling: Sampling = _GREEDY
     ) -> Iterator[str | Generated]:
         """The parts of the text as they become certain, and at last all of it.
 
         Args:
-            prompt: A text, or its token ids.
+            prompt: A text, or a conversation: messages with ``role`` and ``content``, which the
+                model's chat template writes out.
             tokens: Most tokens to generate, >= 1.
             sampling: How each is chosen.
 
         Raises:
             SpecError: no token is asked for.
-            ModelError: a prompt's token is not in the vocabulary.
+            ModelError: as ``encode``.
         """
         if tokens < 1:
             raise SpecError(f"tokens must be at least 1; it is {tokens}.")
-        prompt_ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        words = self.trained.model.vocab
-        if wrong := [each for each in prompt_ids if not 0 <= each < words]:
-            raise ModelError(
-                f"The prompt has token {wrong[0]}, and the model's vocabulary has {words:,} tokens."
-            )
-        shown, ids, text = TextStream(self._tokenizer, prompt_ids), list[int](), ""
+        prompt_ids = self.encode(prompt)
+        shown, ids, text = TextStream(self.tokenizer.core, prompt_ids), list[int](), ""
         logits_V = continue_with(self._cached, prompt_ids)
         while True:
             token = choose_token(logits_V, sampling, len(prompt_ids) + len(ids))
@@ -101,9 +113,7 @@ class Generator:
             yield part
         yield Generated(text, tuple(ids), tuple(prompt_ids), "end" if is_end else "length")
 
-    def generate(
-        self, prompt: str | Sequence[int], *, tokens: int, sampling: Sampling = _GREEDY
-    ) -> Generated:
+    def generate(self, prompt: Prompt, *, tokens: int, sampling: Sampling = _GREEDY) -> Generated:
         """All of ``stream`` at once."""
         *_, last = self.stream(prompt, tokens=tokens, sampling=sampling)
         assert isinstance(last, Generated)  # noqa: S101 - the stream ends with it
@@ -119,13 +129,13 @@ class Generator:
 
 
 def generate(
-    source: Path | str, text: str, *, tokens: int = 256, sampling: Sampling = _GREEDY
+    source: Path | str, prompt: Prompt, *, tokens: int = 256, sampling: Sampling = _GREEDY
 ) -> Generated:
     """Continue a text with the model of a run, a checkpoint or a Hugging Face folder.
 
     Args:
         source: Where the model lies.
-        text: What to continue.
+        prompt: A text to continue, or a conversation to answer.
         tokens: Most tokens to generate, >= 1.
         sampling: How each token is chosen; the likeliest unless given.
 
@@ -134,19 +144,7 @@ def generate(
         CheckpointError: no checkpoint of the run is whole.
         ModelError: the model or its tokenizer cannot be read.
     """
-    return Generator(open_model(Path(source))).generate(text, tokens=tokens, sampling=sampling)
-
-
-def _tokenizer(trained: TrainedModel) -> tokenizers.Tokenizer:
-    try:
-        core = tokenizers.Tokenizer.from_str(trained.files.contents[TOKENIZER].decode())
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(
-            f"{trained.files.where}/{TOKENIZER} is not a tokenizer.json: {error}."
-        ) from None
-    core.no_padding()
-    core.no_truncation()
-    return core
+    return Generator(open_model(Path(source))).generate(prompt, tokens=tokens, sampling=sampling)
 
 
 def _decoder(trained: TrainedModel) -> Decoder:

@@ -9,31 +9,35 @@ Kept true (tests/oracle/test_convert.py, tests/oracle/test_round_trip.py)
     The newest whole checkpoint of a run is taken, and a torn one never read.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
-from equipoise.base.errors import CheckpointError, DataError, ModelError, SpecError
+from equipoise.base.errors import CheckpointError, DataError, SpecError
 from equipoise.checkpoint.export import read_checkpoint_weights
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, newest_good, read_manifest
 from equipoise.data.cache.store import open_store
-from equipoise.data.tokenizer import load_tokenizer
+from equipoise.data.model_files import files_to_keep
 from equipoise.nn.hf.files import (
     CONFIG,
     GENERATION,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    KeptFiles,
     ModelFiles,
     as_json,
     read_files,
+    read_kept,
 )
+from equipoise.nn.hf.gguf import read_gguf, read_gguf_header
 from equipoise.nn.hf.read import read_hf
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.names import RESOLVED
+from equipoise.spec.names import CHECKPOINTS, HF, RESOLVED
 from equipoise.spec.run.resolved import read_resolved
 
-CHECKPOINTS = "checkpoint"
+_GIVE = "Give a run, a checkpoint, a Hugging Face folder, or a .gguf file."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class TrainedModel:
     step: int | None = None
     context_tokens: int | None = None
     """The longest window that it was trained with [tokens], where known."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """For a run from a Hugging Face folder, the dtype of each weight there, by its name there."""
     remarks: tuple[str, ...] = ()
     """What a person should know: a torn checkpoint passed over, a tokenizer that is missing."""
 
@@ -62,9 +68,11 @@ def open_model(source: Path) -> TrainedModel:
         ModelError: the folder holds a model that this decoder does not compute.
     """
     if not source.exists():
-        raise SpecError(
-            f"No such file or folder: {source}. Give a run, a checkpoint, or a Hugging Face folder."
-        )
+        raise SpecError(f"No such file or folder: {source}. {_GIVE}")
+    if source.is_file():
+        if source.suffix == ".gguf":
+            return open_gguf(source)
+        raise SpecError(f"{source} is not a .gguf file. {_GIVE}")
     if (source / MANIFEST).exists():
         return _open_checkpoint(source, read_manifest(source))
     if (source / CHECKPOINTS).is_dir() or (source / RESOLVED).exists():
@@ -77,7 +85,7 @@ def open_model(source: Path) -> TrainedModel:
         return TrainedModel(source, model, state, files, context_tokens=longest)
     raise SpecError(
         f"{source} holds no model: it is not a run (it has no {CHECKPOINTS}/), a checkpoint "
-        f"(no {MANIFEST}) or a Hugging Face folder (no {CONFIG}). Give one of them."
+        f"(no {MANIFEST}) or a Hugging Face folder (no {CONFIG}). {_GIVE}"
     )
 
 
@@ -97,63 +105,62 @@ def open_run(folder: Path) -> TrainedModel:
     return _open_checkpoint(path, manifest, tuple(torn))
 
 
+def open_gguf(file: Path) -> TrainedModel:
+    """Read a GGUF file, dequantised to fp32.
+
+    Raises:
+        ModelError: as ``nn.hf.gguf.read_gguf``.
+    """
+    header = read_gguf_header(file)
+    model, state, tokenizer_json = read_gguf(file)
+    contents = {GENERATION: as_json(header.generation_config)} if header.generation_config else {}
+    remarks: tuple[str, ...] = ()
+    if tokenizer_json is None:
+        remarks = (
+            f"The tokenizer in {file} is not a byte-level BPE that can be read. Give the model's "
+            "tokenizer.json with --tokenizer.",
+        )
+    else:
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **header.tokenizer_config,
+        }
+        contents |= {TOKENIZER: tokenizer_json.encode(), TOKENIZER_CONFIG: as_json(settings)}
+    files = ModelFiles(contents, str(file))
+    return TrainedModel(
+        file, model, state, files, context_tokens=header.context_tokens, remarks=remarks
+    )
+
+
 def _open_checkpoint(
     folder: Path, manifest: Manifest, remarks: tuple[str, ...] = ()
 ) -> TrainedModel:
     model, state = read_checkpoint_weights(folder, manifest)
     run = folder.resolve().parent.parent
-    files = _files_of_run(run)
-    if not files.contents:
+    kept = read_kept(run / HF) or _kept_by_earlier_version(run)
+    if TOKENIZER not in kept.files.contents:
         remarks = (
             *remarks,
             f"No tokenizer for {folder}: its run's {RESOLVED} or its token cache is missing or "
             "damaged. Give one with --tokenizer.",
         )
     return TrainedModel(
-        folder, model, state, files, manifest.step, manifest.context_tokens, remarks
+        folder,
+        model,
+        state,
+        kept.files,
+        manifest.step,
+        manifest.context_tokens,
+        kept.dtypes,
+        (*remarks, *kept.remarks),
     )
 
 
-def _files_of_run(run: Path) -> ModelFiles:
+def _kept_by_earlier_version(run: Path) -> KeptFiles:
+    """The tokenizer of a run that kept no files, if its token cache is still there."""
     try:
-        file = open_store(Path(read_resolved(run).corpus)).tokenizer_file
-        return with_tokenizer(ModelFiles({}, str(run)), file)
+        store = open_store(Path(read_resolved(run).corpus))
+        return files_to_keep(None, store.tokenizer_file)
     except (SpecError, DataError):
-        return ModelFiles({}, str(run))
-
-
-def with_tokenizer(files: ModelFiles, file: Path) -> ModelFiles:
-    """The files with another tokenizer.json, whose end token ends a text.
-
-    Raises:
-        DataError: the file is not a tokenizer.json, or has no end token.
-    """
-    tokenizer = load_tokenizer(file)
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "eos_token": tokenizer.core.id_to_token(tokenizer.end),
-    }
-    return ModelFiles(
-        {
-            **files.contents,
-            TOKENIZER: file.read_bytes(),
-            TOKENIZER_CONFIG: as_json(settings),
-            GENERATION: as_json({"eos_token_id": tokenizer.end}),
-        },
-        files.where,
-    )
-
-
-def require_tokenizer(trained: TrainedModel) -> None:
-    """Refuse a model without a tokenizer that can be read.
-
-    Raises:
-        ModelError: it has none.
-    """
-    if TOKENIZER not in trained.files.contents:
-        raise ModelError(
-            f"{trained.files.where} has no {TOKENIZER}, which turns text into tokens. Put the "
-            "model's there; transformers writes it: "
-            f'AutoTokenizer.from_pretrained("...").save_pretrained("...").'
-        )
+        return KeptFiles(ModelFiles({}, str(run)), "", {}, ())

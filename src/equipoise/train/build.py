@@ -13,7 +13,7 @@ from equipoise.comm.mesh import Mesh
 from equipoise.cost.curve import LoadCurve
 from equipoise.cost.memory.weights import SMALL_BYTES
 from equipoise.data.cache.store import TokenStore
-from equipoise.data.stream import DocumentStream
+from equipoise.data.mixture import Stream
 from equipoise.nn.decoder import Decoder, initialize
 from equipoise.nn.hf.read import load_hf
 from equipoise.nn.packed import PackedModel
@@ -30,10 +30,11 @@ from equipoise.train.context import ContextGroup
 from equipoise.train.pipeline import PipelineRunner, cut_part, initial_part
 from equipoise.train.step import StepRunner
 from equipoise.train.together import Partners
+from equipoise.train.trained import choose_trained
 
 
 def join_sharing(
-    resolved: ResolvedFile, ranks: Ranks, curve: LoadCurve, stream: DocumentStream
+    resolved: ResolvedFile, ranks: Ranks, curve: LoadCurve, stream: Stream
 ) -> ContextGroup | Partners:
     """The ranks with which this one shares micro-batches, or documents of them.
 
@@ -83,7 +84,8 @@ def build_runner(
         store: Tokens of the corpus.
         journal: This rank's.
         sharing: Those that it shares with.
-        whole: The whole model with its weights, in any dtype; the run's own unless given.
+        whole: The whole model with its weights, in any dtype; those that need a gradient are
+            trained. The run's own unless given.
         small_bytes: As for ``parallel.apply.apply_axes`` [bytes].
     """
     train, layout = resolved.spec.train, resolved.spec.layout
@@ -92,6 +94,8 @@ def build_runner(
         model: PackedModel = _first_part(resolved, stages, whole)
     else:
         model = first_model(resolved) if whole is None else whole
+    if whole is None:
+        choose_trained(model, resolved.spec, resolved.model)
     sharded = apply_axes(
         model.to(ranks.device),
         ranks,

@@ -121,13 +121,16 @@ class Evaluator:
         if not self._is_wanted:
             return False
         every = self._spec.eval.every_steps or self._spec.checkpoint.every_steps
-        return step % every == 0 or step == self._spec.train.steps
+        return step % every == 0 or step >= self._spec.train.steps
 
     def begin(self, step: int, view: StepView, sinks: Sinks) -> None:
-        """Say which documents are also trained on; evaluate a run that has not begun."""
+        """Say which documents are also trained on; evaluate a run before its first step.
+
+        A run that has no step left is evaluated again: it may be asked about other documents.
+        """
         if self._is_wanted:
             self._notice_trained(step, view)
-            if step == 0:
+            if step == 0 or step >= self._spec.train.steps:
                 self.look(step, view, sinks)
 
     def look(self, step: int, view: StepView, sinks: Sinks) -> None:
@@ -141,8 +144,8 @@ class Evaluator:
             self._write(made)
         self._journal.flush()
         named = zip(self._held.least_tokens.tolist(), made.bucket_loss, strict=True)
-        of_lengths = {f"held_out_loss_from_{least}": loss for least, loss in named}
-        sinks.write(step, {"held_out_loss": made.loss, **of_lengths})
+        of_lengths = {f"loss_from_{least}": loss for least, loss in named}
+        sinks.write(step, {"loss": made.loss, **of_lengths}, section="eval")
         view.say(str(made))
 
     def evaluate(self, step: int) -> HeldOutLoss:

@@ -29,7 +29,7 @@ from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.batch import check_vocabulary
 from equipoise.data.cache.store import TokenStore, open_store
-from equipoise.data.stream import DocumentStream
+from equipoise.data.mixture import open_stream
 from equipoise.nn.measure import touch_libraries
 from equipoise.observe.console import StepView, summary_line
 from equipoise.observe.journal import Journal
@@ -37,6 +37,7 @@ from equipoise.observe.machine import forget_peak
 from equipoise.optim.rate import learning_rate
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
+from equipoise.spec.names import CHECKPOINTS
 from equipoise.spec.pack import PackedStep
 from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
@@ -54,7 +55,8 @@ from equipoise.train.folder import RunFolder
 from equipoise.train.process import StopRequest, return_freed_memory, spare_small_chunks
 from equipoise.train.side import build_sides, run_sides, span_all
 from equipoise.train.sinks.catalog import Sinks, open_sinks
-from equipoise.train.watch import CHECKPOINTS, FolderGoneError, Word
+from equipoise.train.trained import count_trained
+from equipoise.train.watch import FolderGoneError, Word
 
 _PACKER = "packer.json"
 """File of a checkpoint with the documents that a packer lets wait."""
@@ -79,10 +81,11 @@ class Trainer:
         self.spec, self.model = resolved.spec, resolved.model
         self.store: TokenStore = open_store(Path(resolved.corpus))
         check_vocabulary(self.store, self.model.vocab)
-        self.stream = DocumentStream(
+        self.stream = open_stream(
             self.store.doc_tokens,
             seed=self.spec.train.seed,
             context_tokens=self.spec.pack.context_tokens,
+            mixture=self.store.mixture,
         )
         with span_all(journals, "measure"):
             self.curve: LoadCurve = obtain_curve(
@@ -102,7 +105,7 @@ class Trainer:
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
         self.evaluator = Evaluator(resolved, ranks, self.journal, self.runner, self.curve)
-        needed_bytes = 3 * 4 * self.model.params  # weights and two moments, in fp32
+        needed_bytes = 4 * self.model.params + 8 * count_trained(self.spec, self.model)  # moments
         self.ground = RunFolder(folder, ranks, journals, needed_bytes)
 
     @property
@@ -128,6 +131,7 @@ class Trainer:
                         model=self.model,
                         corpus_digest=self.store.first_digest if is_first else self.store.digest,
                         seed=self.spec.train.seed,
+                        run=resume_facts(self.spec),
                         engine=self.spec.model.engine,
                     )
             except CheckpointError as error:
@@ -143,6 +147,8 @@ class Trainer:
             self.journal.write("fault", "torn-checkpoint", message=sentence)
         with self.journal.span("load", step=manifest.step):
             load(path, self.runner.model.decoder, self.runner.optimizer)
+        if not manifest.step:
+            self.runner.optimizer.state.clear()  # torch saves no step as one of zero gradients
         self.position = Position(manifest.step, manifest.position_tokens)
         self.ground.keep(path)
         view.say(f"Resuming after step {manifest.step} from {path}.")
@@ -253,7 +259,7 @@ class Trainer:
                 saved_step = self._save(view, must=step == steps) or saved_step
                 if saved_step == step < steps:
                     self.ground.require_room(self.position.step)
-        if saved_step != self.position.step:
+        if saved_step != self.position.step or not steps:
             self._leave_if_gone(view)
             self._save(view, must=True)
         for side in self.sides:

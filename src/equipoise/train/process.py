@@ -102,6 +102,8 @@ def end_with_agent() -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:  # it was killed while this rank imported torch
+            os._exit(signal.SIGKILL)
 
 
 class StopRequest:

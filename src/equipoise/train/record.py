@@ -30,6 +30,7 @@ from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.context import ContextGroup
 from equipoise.train.step import ExpertLoads, StepResult
 from equipoise.train.together import Partners
+from equipoise.train.trained import count_trained
 
 _OVERHEAD_STEPS = 31
 """Steps whose median overhead is added to the next prediction: one slow step decides nothing."""
@@ -235,6 +236,7 @@ class RunRecorder:
             received_values=self._received_bytes // 4,
             micro_batches=self._turns,
             sizes=len(self._sizes),
+            trained=count_trained(self.spec, self.model) / self.model.params,
         )
         self.journal.write(
             "decision",

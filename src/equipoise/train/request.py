@@ -9,19 +9,32 @@ Kept true (tests/multi/train/test_request.py)
     A run from Python has the losses of the same run from the command line, to the bit.
 """
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from equipoise.base.errors import SpecError
+from equipoise.base.disk import explain_refusal
+from equipoise.base.errors import FitError, SpecError
+from equipoise.checkpoint.manifest import find_checkpoints
+from equipoise.comm.group import choose_device
 from equipoise.data.batch import check_vocabulary
+from equipoise.data.cache.store import TokenStore
 from equipoise.data.cache.store import prepare as open_store
 from equipoise.data.held_out import prepare_held_out
+from equipoise.data.model_files import files_to_keep
 from equipoise.data.progress import Progress, SilentProgress
+from equipoise.data.reading import describe_reading, read_sources
+from equipoise.launch.doctor.folder import room_row
+from equipoise.launch.doctor.gather import read_folder, read_machine
+from equipoise.launch.doctor.machine import memory_row
+from equipoise.launch.doctor.needs import needs_of
+from equipoise.launch.forms import Nodes
 from equipoise.launch.local import Launch, require_free_folder, require_free_port, run_local
 from equipoise.launch.room import require_room
+from equipoise.nn.hf.files import KEPT, keep_files
 from equipoise.observe import reader
 from equipoise.observe.machine import usable_cores
 from equipoise.observe.run_record import RunRecord
@@ -29,6 +42,8 @@ from equipoise.plan.run import read_obeyed
 from equipoise.plan.space.accepted import require_accepted, require_step
 from equipoise.sim.sharding import settle_machine
 from equipoise.sim.stages import settle_edges
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.names import CHECKPOINTS, HF
 from equipoise.spec.plan import LOCK
 from equipoise.spec.run.compared import compared_specs, require_same_sides
 from equipoise.spec.run.keys import keys, toml
@@ -36,7 +51,9 @@ from equipoise.spec.run.load import read_run
 from equipoise.spec.run.resolve import ResolvedRun
 from equipoise.spec.run.resolved import ResolvedFile, write_resolved
 from equipoise.spec.run.spec import RunSpec
+from equipoise.spec.run.step import describe_step
 from equipoise.train.sinks.catalog import wanted_sinks
+from equipoise.train.trained import require_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +219,26 @@ def _prepare(
         require_room(ranks)
     if port:
         require_free_port(port)
-    wanted_sinks(spec.journal)
     for each in specs:
         require_accepted(each, model, ranks)
+    if starts and choose_device(0).type == "cpu":
+        _require_fit(spec, model, ranks, folder)
+    wanted_sinks(spec.journal)
+    require_trained(spec, model)
     store = open_store(spec.data, resolved.base, progress=progress)
     check_vocabulary(store, model.vocab)
     if store.left_out and not is_quiet:
         sys.stdout.write(f"{store.source_name}: {store.left_out}.\n")
     for each in specs:
-        require_step(each, model, ranks, store.doc_tokens)
+        require_step(each, model, ranks, store.doc_tokens, store.mixture)
     eval_corpus = ""
     if spec.eval.path:
         held = prepare_held_out(spec, resolved.base, store, progress=progress)
         eval_corpus = str(held.folder.resolve())
+    if not is_quiet:
+        sources = read_sources(spec, store.source_name, store.doc_tokens, store.mixture)
+        for line in (*describe_reading(spec, sources), describe_step(spec, ranks)):
+            sys.stdout.write(f"{line}\n")
     init = spec.model.init
     stages = None if lock is None else lock.best.stages
     settled = ResolvedFile(
@@ -231,7 +255,49 @@ def _prepare(
         compare=tuple(policies),
         eval_corpus=eval_corpus,
     )
+    _keep_files(folder, settled, store)
     write_resolved(folder, settled)
     if lock is not None:
         lock.write(folder / LOCK)
     return Prepared(folder, ranks)
+
+
+def _require_fit(spec: RunSpec, model: ModelSpec, ranks: int, folder: Path) -> None:
+    """Refuse what ``equipoise doctor`` finds impossible here: memory, and room for checkpoints.
+
+    Raises:
+        FitError: with doctor's words.
+    """
+    needs = needs_of(spec, model, ranks, Nodes(1, ranks, "none"))
+    saves = -(-spec.train.steps // spec.checkpoint.every_steps)
+    needs = dataclasses.replace(needs, kept_checkpoints=min(needs.kept_checkpoints, saves - 1))
+    facts = read_folder(folder)
+    held = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
+    facts = dataclasses.replace(facts, free_bytes=facts.free_bytes + held)
+    rows = [memory_row(read_machine(), needs)]
+    if not facts.fault:
+        rows.append(room_row(facts, needs))
+    for row in rows:
+        if row.verdict == "breaks":
+            raise FitError(f"{row.what.capitalize()}: {row.found}, because {row.why} {row.fix}")
+
+
+def _keep_files(folder: Path, settled: ResolvedFile, store: TokenStore) -> None:
+    """Keep what must come back with the weights; once the run has a checkpoint, it stays.
+
+    Raises:
+        ModelError: the folder that the run begins from cannot be read.
+        SpecError: the run's folder cannot be written.
+    """
+    kept = folder / HF
+    if (kept / KEPT).exists() and any(find_checkpoints(folder / CHECKPOINTS)):
+        return
+    source = Path(settled.init_folder) if settled.init_folder else None
+    files = files_to_keep(source, store.tokenizer_file)
+    try:
+        keep_files(files, kept)
+    except OSError as error:
+        raise SpecError(
+            f"The run's folder {folder} cannot be written ({explain_refusal(error, folder)}). Make "
+            f"it writable, or choose another with --out."
+        ) from error

@@ -30,7 +30,8 @@ from equipoise.base.errors import FaultError
 from equipoise.comm.group import Ranks
 from equipoise.cost.curve import LoadCurve
 from equipoise.data.cache.store import TokenStore
-from equipoise.data.stream import DocumentStream, tell_apart
+from equipoise.data.mixture import Stream
+from equipoise.data.stream import tell_apart
 from equipoise.observe.journal import Journal
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
@@ -97,7 +98,7 @@ def build_sides(
     journals: Sequence[Journal],
     store: TokenStore,
     curve: LoadCurve,
-    stream: DocumentStream,
+    stream: Stream,
 ) -> list[Side]:
     """A side for each policy, all of them over one decoder and its optimizer.
 

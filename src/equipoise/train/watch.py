@@ -34,9 +34,7 @@ from equipoise.base.errors import FaultError
 from equipoise.base.units import format_bytes
 from equipoise.checkpoint.manifest import find_checkpoints
 from equipoise.checkpoint.store import stored_bytes
-from equipoise.spec.names import RESOLVED
-
-CHECKPOINTS = "checkpoint"
+from equipoise.spec.names import CHECKPOINTS, RESOLVED
 
 
 class Word(IntFlag):

@@ -62,7 +62,7 @@ def _sole_owner(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-_OF_A_HOST = ("data.path", "data.cache", "data.tokenizer", "eval.path", "model.init")
+_OF_A_HOST = ("data.path", "data.mix", "data.cache", "data.tokenizer", "eval.path", "model.init")
 """Keys that name files: they may lie elsewhere on another host, and what is in them is compared."""
 
 

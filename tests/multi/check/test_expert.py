@@ -72,6 +72,6 @@ def test_a_balance_that_does_nothing_is_noticed() -> None:
 
 
 def test_routers_begin_out_of_balance_and_the_loss_is_divided_by_labels() -> None:
-    (balance,) = moe_balance.balances(make_decoder(SPARSE, 50, "fp64"))
+    (balance,) = moe_balance.balances(make_decoder(make_case(SPARSE, 1), 50))
     assert balance.state_X.tolist() == [0, 1, 2, 3, 4]
     assert balance.loss_scale == 1 / 50

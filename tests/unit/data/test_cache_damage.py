@@ -258,10 +258,10 @@ def test_a_trained_tokenizer_is_verified(message, corpus: Path, tmp_path: Path) 
 KILLED = """
 import os, signal
 from pathlib import Path
-from equipoise.data.cache import store
+from equipoise.data.cache import build, store
 from equipoise.data.progress import SilentProgress
 from equipoise.spec.run.spec import DataSpec
-store.assemble = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+build.assemble = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 store.prepare({spec!r}, Path("/"), progress=SilentProgress(), workers=1)
 """
 

@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 *cases.tensor_cases(world, model),
                 *cases.expert_cases(world, model),
                 *cases.pipeline_cases(world, model),
+                *cases.trained_cases(world, model),
             ]
         ]
         verdicts += run_cases(real, progress)
@@ -162,6 +163,8 @@ def _row(verdict: "Verdict") -> dict[str, Any]:
             "policy": case.pack.policy,
             "context_tokens": case.pack.context_tokens,
             "recompute": case.train.recompute,
+            "lora_rank": case.lora.rank,
+            "frozen": list(case.train.freeze),
         }
         | {key: getattr(layout, key) for key in ("cp", "tp", "ep", "etp", "pp", "schedule")}
         | {
@@ -213,14 +216,16 @@ def _kind(verdict: "Verdict") -> tuple[str, str]:
     case, layout = verdict.case, verdict.case.layout
     if case.played:
         return f"{case.ranks} played", layout.strategy
-    experts = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
+    others = "".join(f", {axis}={ranks}" for axis, ranks in _above_one(layout, "ep", "etp"))
+    others += ", lora" if case.lora.rank else ""
+    others += ", frozen" if case.train.freeze else ""
     if POLICIES[case.pack.policy].runs_together:
         tensor = f", tp={layout.tp}" if layout.tp > 1 else ""
-        return str(case.ranks), case.pack.policy + tensor + experts
+        return str(case.ranks), case.pack.policy + tensor + others
     axes = _above_one(layout, "dp", "pp", "cp", "tp")
     parts = [f"{axis}={ranks}" for axis, ranks in axes] or ["dp=1"]
     how = f", {layout.schedule}" if layout.pp > 1 else ""
-    return str(case.ranks), " ".join(parts) + how + experts
+    return str(case.ranks), " ".join(parts) + how + others
 
 
 def _above_one(layout: "LayoutSpec", *axes: str) -> list[tuple[str, int]]:

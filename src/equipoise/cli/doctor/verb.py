@@ -12,12 +12,7 @@ from equipoise.cli.asked_run import add_asked_arguments, asked_from, cluster_fro
 from equipoise.cli.counts import MOST_SHARING
 
 if TYPE_CHECKING:
-    from equipoise.cli.asked_run import AskedRun
-    from equipoise.cost.memory.share import StageShare
-    from equipoise.launch.doctor.facts import LinkFacts, Needs
-    from equipoise.launch.forms import Nodes
-    from equipoise.spec.cluster.spec import ClusterSpec
-    from equipoise.spec.layout import Layout
+    from equipoise.launch.doctor.facts import LinkFacts
 
 HELP = "say what of this machine would break a run, and what to do about it"
 
@@ -33,9 +28,6 @@ Exit code 5 where something would break the run, else 0.
 --json prints {"verdict", "rows": [{"what", "found", "verdict", "why", "fix"}]}; a verdict is ok,
   warn or breaks.
 """
-
-_LIBRARIES_BYTES = 300 << 20
-"""Resident memory of a rank that has imported torch 2.13, before its first tensor."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.launch.doctor.checks import conclusion, examine, would_break
     from equipoise.launch.doctor.facts import Facts
     from equipoise.launch.doctor.gather import read_folder, read_machine, read_network
+    from equipoise.launch.doctor.needs import needs_of
     from equipoise.launch.forms import place_on
 
     _judge(args)
     cluster = cluster_from(args)
     asked = asked_from(args, cluster)
     nodes = place_on(cluster, asked.ranks, sharing=asked.spec.layout.sharing)
-    needs = needs_of(asked, nodes, cluster)
+    needs = needs_of(asked.spec, asked.model, asked.ranks, nodes, cluster)
     facts = Facts(
         machine=read_machine(),
         network=read_network(args.port),
@@ -103,51 +96,3 @@ def _links(ranks: int) -> "LinkFacts":
     from equipoise.comm.local import run_ranks
 
     return run_ranks(ranks, measure_links)[0]
-
-
-def needs_of(asked: "AskedRun", nodes: "Nodes", cluster: "ClusterSpec | None") -> "Needs":
-    """What a run asks of each of its nodes."""
-    from equipoise.cost.memory.forecast import forecast_memory
-    from equipoise.launch.doctor.checks import count_group_files
-    from equipoise.launch.doctor.facts import Needs
-
-    spec, model = asked.spec, asked.model
-    layout = spec.layout.of_ranks(asked.ranks)
-    forecasts = [
-        forecast_memory(
-            model,
-            layout,
-            tokens=-(-spec.pack.most_tokens // layout.cp),
-            precision=spec.train.precision,
-            recompute=spec.train.recompute,
-            stage=stage,
-        )
-        for stage in _stages(model.layers, layout)
-    ]
-    fullest = max(forecasts, key=lambda each: each.total_bytes)
-    on_device = cluster is not None and nodes.accelerator != "none"
-    return Needs(
-        ranks=nodes.ranks,
-        nodes=nodes.count,
-        accelerator=nodes.accelerator,
-        rank_bytes=fullest.total_bytes + (0 if on_device else _LIBRARIES_BYTES),
-        device_bytes=cluster.device.usable_bytes if cluster is not None and on_device else 0,
-        # fp32 weights and the optimizer's two moments of each.
-        checkpoint_bytes=12 * model.params,
-        kept_checkpoints=spec.checkpoint.keep,
-        group_files=count_group_files(layout),
-        is_pinned=spec.layout.pin,
-        terms=fullest.terms,
-    )
-
-
-def _stages(layers: int, layout: "Layout") -> list["StageShare | None"]:
-    """The first rank of a pipeline, with most in flight, and the last, with the head."""
-    from equipoise.cost.memory.share import StageShare
-
-    if layout.pp == 1:
-        return [None]
-    share = -(-layers // layout.pp)
-    first = StageShare(tuple(range(share)), has_head=False, kept_micro_batches=float(layout.pp))
-    last = StageShare(tuple(range(layers - share, layers)), embeds=False)
-    return [first, last]

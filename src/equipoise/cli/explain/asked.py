@@ -130,14 +130,19 @@ def first_pieces(
     args: argparse.Namespace, run: "ResolvedRun", tokens: int, unit: str
 ) -> "tuple[Pieces, str]":
     """The first ``tokens`` tokens of the documents that are asked for, and where they come from."""
-    from equipoise.data.stream import DocumentStream
+    from equipoise.data.mixture import open_stream
 
-    lengths, origin = document_lengths(
+    lengths = document_lengths(
         args.lengths, run, least_tokens=tokens, is_quiet=args.quiet or args.json
     )
     window = run.spec.pack.context_tokens
-    stream = DocumentStream(lengths, seed=run.spec.train.seed, context_tokens=window)
-    return stream.step(0, tokens), f"first {unit} of {origin.partition(' (')[0]}"
+    stream = open_stream(
+        lengths.tokens,
+        seed=run.spec.train.seed,
+        context_tokens=window,
+        mixture=lengths.mixture,
+    )
+    return stream.step(0, tokens), f"first {unit} of {lengths.origin.partition(' (')[0]}"
 
 
 def answer(

@@ -11,7 +11,7 @@ from equipoise.base.read import read_json
 from equipoise.checkpoint.manifest import MANIFEST, Manifest, find_checkpoints, read_manifest
 from equipoise.cli.console import make_progress
 from equipoise.spec.model.presets import ModelSpec
-from equipoise.spec.names import RESOLVED
+from equipoise.spec.names import CHECKPOINTS, RESOLVED
 from equipoise.spec.plan import Stages
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 OK = "ok"
-_JOURNAL, _CHECKPOINTS = "journal", "checkpoint"
+_JOURNAL = "journal"
 
 
 def read_facts(path: Path, silent: bool) -> Facts:
@@ -47,7 +47,7 @@ def _describer(path: Path) -> Callable[[Path, bool], Facts]:
             return _tokenizer
     elif (path / MANIFEST).exists() or path.name.startswith("step-"):
         return _checkpoint
-    elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / _CHECKPOINTS).is_dir():
+    elif (path / RESOLVED).exists() or (path / _JOURNAL).is_dir() or (path / CHECKPOINTS).is_dir():
         return _run
     elif (path / "config.json").exists():
         return _hugging_face
@@ -110,10 +110,17 @@ def _checkpoint_facts(folder: Path, manifest: Manifest | None, state: str) -> Fa
             "context_tokens": manifest.context_tokens,
             "seed": manifest.seed,
             "corpus_digest": manifest.corpus_digest,
+            **_trained(manifest),
             "files": len(manifest.files),
             "model": _sizes(model),
         }
     return facts | {"size_bytes": _bytes_of(folder)}
+
+
+def _trained(manifest: Manifest) -> Facts:
+    """Adapters and frozen weights of a checkpoint; empty where all weights were trained."""
+    rank, frozen = manifest.run.get("lora.rank"), manifest.run.get("train.freeze")
+    return ({"lora_rank": rank} if rank else {}) | ({"frozen": frozen} if frozen else {})
 
 
 def _run(folder: Path, silent: bool) -> Facts:
@@ -141,7 +148,7 @@ def _run(folder: Path, silent: bool) -> Facts:
             "journal": f"{record.torn_lines} torn lines" if record.torn_lines else OK,
             "model": _no_defaults(dict(record.start.model)),
         }
-    folders = list(find_checkpoints(folder / _CHECKPOINTS))
+    folders = list(find_checkpoints(folder / CHECKPOINTS))
     progress = make_progress(silent or not folders)
     progress.start(f"verify {len(folders)} checkpoints", len(folders))
     checkpoints = []

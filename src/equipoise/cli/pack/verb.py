@@ -9,7 +9,7 @@ from equipoise.base.errors import SpecError
 from equipoise.base.nearest import nearest
 from equipoise.cli.console import make_progress
 from equipoise.cli.counts import MOST_MICRO_BATCHES, MOST_SHARING, MOST_STEPS, require_counts
-from equipoise.cli.lengths import document_lengths
+from equipoise.cli.lengths import DocumentLengths, document_lengths
 from equipoise.cli.run_arguments import add_run_arguments, run_from
 from equipoise.cli.written import require_folder_of, require_kind
 from equipoise.spec.catalog import POLICIES
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from equipoise.balance.packing.evaluate import Setting
     from equipoise.cost.curve import LoadCurve
     from equipoise.spec.run.resolve import ResolvedRun
-    from equipoise.spec.workload import Lengths
 
 HELP = "show how evenly each policy would pack a corpus; needs no torch"
 
@@ -108,13 +107,14 @@ def run(args: argparse.Namespace) -> int:
     if args.micro_batches is not None:
         step_tokens = args.micro_batches * pack.context_tokens
     curve = _curve(args.cost, resolved)
-    lengths, origin = document_lengths(
+    documents = document_lengths(
         args.lengths,
         resolved,
         least_tokens=args.steps * step_tokens,
         is_quiet=args.quiet or args.json,
     )
-    setting = _setting(args, resolved, lengths, curve)
+    lengths, origin = documents.tokens, documents.origin
+    setting = _setting(args, resolved, documents, curve)
     progress = make_progress(args.quiet or args.json)
     progress.start("pack", len(policies))
     packed = []
@@ -135,6 +135,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(score_rows(scores), indent=1) + "\n")
     elif not args.quiet:
         print_table(scores, setting, lengths, origin)
+        if args.lengths is None:
+            from equipoise.data.reading import describe_reading, read_sources
+
+            name = origin.partition(" (")[0]
+            sources = read_sources(resolved.spec, name, lengths, documents.mixture)
+            for line in describe_reading(resolved.spec, sources):
+                sys.stdout.write(f"{line}\n")
         for file in (args.out, args.plot):
             if file is not None:
                 sys.stdout.write(f"{file}\n")
@@ -181,13 +188,16 @@ def _curve(cost: str, resolved: "ResolvedRun") -> "LoadCurve":
 
 
 def _setting(
-    args: argparse.Namespace, resolved: "ResolvedRun", lengths: "Lengths", curve: "LoadCurve"
+    args: argparse.Namespace,
+    resolved: "ResolvedRun",
+    documents: "DocumentLengths",
+    curve: "LoadCurve",
 ) -> "Setting":
     import dataclasses
 
     from equipoise.balance.packing.evaluate import Setting
     from equipoise.cost.work import kv_bytes_per_token
-    from equipoise.data.stream import DocumentStream
+    from equipoise.data.mixture import open_stream
     from equipoise.observe.machine import usable_cores
 
     pack, layout = resolved.spec.pack, resolved.spec.layout
@@ -196,7 +206,12 @@ def _setting(
     if args.micro_batches is not None:
         pack = dataclasses.replace(pack, step_tokens=args.micro_batches * pack.context_tokens)
     seed = resolved.spec.train.seed
-    stream = DocumentStream(lengths, seed=seed, context_tokens=pack.context_tokens)
+    stream = open_stream(
+        documents.tokens,
+        seed=seed,
+        context_tokens=pack.context_tokens,
+        mixture=documents.mixture,
+    )
     return Setting(
         steps=[stream.step(i * pack.step_tokens, pack.step_tokens) for i in range(args.steps)],
         pack=pack,

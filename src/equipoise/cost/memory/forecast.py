@@ -83,6 +83,7 @@ def forecast_memory(
     received_values: int = 0,
     micro_batches: int = 2,
     sizes: int = 1,
+    trained: float = 1.0,
     overhead: DeviceOverhead = CPU_OVERHEAD,
 ) -> MemoryForecast:
     """Peak memory of a rank whose largest micro-batch has ``tokens`` tokens.
@@ -102,6 +103,8 @@ def forecast_memory(
             are several.
         sizes: Different sizes of micro-batches that it will see, where the device keeps something
             for each.
+        trained: Share of the weights that have a gradient and moments; those of a layer and of the
+            tables are taken to be alike.
         overhead: Of the device.
 
     Returns:
@@ -136,6 +139,7 @@ def forecast_memory(
         gathered = tables.params + sum(stays) + max(moved, default=0)
     gradients = 4 * (params if sums_at_end else owned)
     gradients += 4 * sum(group.params - group.owned for group in small)
+    gradients = int(trained * gradients)
     new = 0 if sums_at_end else width  # of what has a gradient of its own until it is reduced
     ahead = width * largest.params if layout.zero == 3 else 0
     head = model.hidden * -(-model.vocab // layout.tp) if stage.has_head else 0
@@ -175,7 +179,7 @@ def forecast_memory(
         {
             "parameters": 4 * owned,
             "gathered parameters": width * gathered,
-            "optimizer": 8 * owned,
+            "optimizer": int(trained * 8 * owned),
             **{name: int(value) for name, value in fullest.items()},
             "device": int(taken(fullest)),
         }

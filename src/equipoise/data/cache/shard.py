@@ -11,6 +11,7 @@ Kept true (tests/unit/data/test_source.py)
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -190,10 +191,13 @@ def _field_of_line(path: Path, offset: int, line: bytes, name: str) -> str:
             f'{path}:{_line_number(path, offset)} has a JSON {_json_kind(text)} in field "{name}", '
             "not text. Set data.field to the field that holds the text."
         )
-    if b"\\u" in line:
+    if _SURROGATE.search(text):
         # JSON may escape half of a surrogate pair, which UTF-8 cannot encode.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _read_row_groups(shard: Shard, part: Part) -> Iterator[Document]:

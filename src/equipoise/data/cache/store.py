@@ -14,6 +14,7 @@ What it decides
         tokens-<digest>/                 tokens.bin tokens.digests offsets.bin origins.bin
                                          names.json tokenizer.json meta.json
         tokenizer-<digest>/              tokenizer.json digest; trained on the corpus
+        mix-<digest>/                    mix.json: the caches of a mixture's sources
 
     Whatever lies beside a lock that nobody holds is left over from a kill: whole shards are
     reused, the rest is removed.
@@ -26,6 +27,7 @@ Kept true (tests/unit/data/cache/test_store.py, tests/unit/data/test_cache_damag
     without a suffix is whole; an existing cache is opened without reading the corpus.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -37,11 +39,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.base.digest import digest, digest_file
-from equipoise.base.durable import sync
+from equipoise.base.digest import digest
 from equipoise.base.errors import DataError
+from equipoise.data.cache.build import FIRST_FORMAT, tokenize_once, train_once
 from equipoise.data.cache.meta import (
-    FORMAT,
     META,
     NAMES,
     OFFSETS,
@@ -54,35 +55,16 @@ from equipoise.data.cache.meta import (
     read_whole,
     require_whole,
 )
-from equipoise.data.cache.once import (
-    building_path,
-    clean_if_full,
-    leftovers,
-    make_once,
-    parts_folder,
-    remove,
-)
-from equipoise.data.cache.shard_tokens import (
-    assemble,
-    is_whole,
-    shard_sizes,
-    token_dtype,
-    tokenize_shard,
-)
+from equipoise.data.cache.mixed import MIX, ManyTokens, read_mix, write_mix
+from equipoise.data.cache.shard_tokens import token_dtype
 from equipoise.data.cache.verified import VerifiedTokens, damaged, unreadable
-from equipoise.data.cache.workers import tokenize_parallel
+from equipoise.data.mixture import Mixture
 from equipoise.data.progress import Progress
-from equipoise.data.source import Source, open_source
-from equipoise.data.tokenizer import load_tokenizer, train_tokenizer
+from equipoise.data.source import is_mixed, members, open_source
+from equipoise.data.tokenizer import load_tokenizer
 from equipoise.spec.run.spec import DataSpec
 
-_DIGEST = "digest"
-"""File beside a tokenizer that equipoise trained."""
-
 _NAME = re.compile("tokens-[0-9a-f]{32}")
-
-_FIRST_FORMAT = 1
-"""The format without digests; its checkpoints identify a corpus by its cache's name."""
 
 
 class Tokens(Protocol):
@@ -117,6 +99,10 @@ class TokenStore:
     source_kind: str
     empty_documents: int
     undecodable_documents: int
+    mixture: Mixture | None = None
+    """How documents of several sources are mixed; None of a single one."""
+    sources: tuple["TokenStore", ...] = field(default=(), repr=False)
+    """The stores of a mixture's sources."""
 
     @classmethod
     def in_memory(cls, tokens: NDArray[Any], doc_tokens: NDArray[np.int64], vocab: int) -> Self:
@@ -160,7 +146,9 @@ class TokenStore:
 
     @cached_property
     def names(self) -> list[str]:
-        """The corpus' files, relative to its root."""
+        """The corpus' files, relative to its root; of a mixture, those of every source."""
+        if self.sources:
+            return [name for source in self.sources for name in source.names]
         return [str(name) for name in json.loads((self.folder / NAMES).read_text())]
 
     def read(self, document: int, start: int, stop: int) -> NDArray[np.int64]:
@@ -195,6 +183,10 @@ class TokenStore:
 
     def name(self, document: int) -> str:
         """Where a document came from, for people: ``test/test_os.py``, ``a.parquet row 17``."""
+        for source in self.sources:
+            if document < source.documents:
+                return source.name(document)
+            document -= source.documents
         file, row = int(self.origins[document, 0]), int(self.origins[document, 1])
         names: list[str] = self.names
         if self.source_kind == "jsonl":
@@ -233,22 +225,20 @@ def prepare(
             f"data.cache {cache} cannot be created: {error.strerror}. Set data.cache to a writable "
             "folder."
         ) from None
-    source = open_source(spec, base)
+    sources = [open_source(each, base) for each in members(spec)]
     if spec.tokenizer == "train":
-        tokenizer_file = _trained(source, spec.vocab, cache, progress)
+        tokenizer_file = train_once(sources, spec.vocab, cache, progress)
     else:
         tokenizer_file = base / Path(spec.tokenizer).expanduser()
         if not tokenizer_file.is_file():
             load_tokenizer(tokenizer_file)  # raises, saying what is wrong
-    parts = source.digest, digest_file(tokenizer_file)
-    folder = cache / f"tokens-{cache_name(*parts)}"
-    label = f"tokenize {source.name}"
-    if (cache / f"tokens-{cache_name(*parts, made_by=_FIRST_FORMAT)}").is_dir():
-        label += " again (the cache of an earlier version has no digests)"
-    with make_once(folder, progress) as is_wanted:
-        if is_wanted:
-            _build(source, tokenizer_file, folder, progress, workers or _cores(), label)
-    return open_store(folder)
+    folders = [
+        tokenize_once(source, tokenizer_file, cache, progress, workers or _cores())
+        for source in sources
+    ]
+    if not is_mixed(spec):
+        return open_store(folders[0])
+    return open_store(write_mix(cache, folders, [row.weight for row in spec.mix]))
 
 
 def open_store(folder: Path) -> TokenStore:
@@ -259,6 +249,8 @@ def open_store(folder: Path) -> TokenStore:
 
     Cost: 1 s per GB of all files except the tokens, which have 24 bytes per document.
     """
+    if (folder / MIX).is_file():
+        return _open_mix(folder)
     meta = read_meta(folder)
     try:
         for name in (ORIGINS, NAMES, TOKENIZER):  # 16 bytes per document
@@ -290,7 +282,7 @@ def open_store(folder: Path) -> TokenStore:
         tokenizer_file=folder / TOKENIZER,
         folder=folder,
         digest=content,
-        first_digest=cache_name(meta.source_digest, meta.tokenizer_digest, made_by=_FIRST_FORMAT),
+        first_digest=cache_name(meta.source_digest, meta.tokenizer_digest, made_by=FIRST_FORMAT),
         source_name=meta.source_name,
         source_kind=meta.source_kind,
         empty_documents=meta.empty_documents,
@@ -298,93 +290,38 @@ def open_store(folder: Path) -> TokenStore:
     )
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _no_text(source: Source) -> DataError:
-    return DataError(
-        f"data.path {source.root} holds no text: in its {len(source.names):,} files "
-        f"({source.size_bytes:,} bytes) every document is empty. Set data.path to a corpus with "
-        "text in it."
+def _open_mix(folder: Path) -> TokenStore:
+    """The stores of a mixture as one."""
+    folders, weights = read_mix(folder)
+    stores = tuple(open_store(each) for each in folders)
+    names = tuple(store.source_name for store in stores)
+    mixture = Mixture(names, weights, tuple(store.documents for store in stores))
+    doc_tokens = np.concatenate([store.doc_tokens for store in stores])
+    files_before = np.cumsum([0, *(len(store.names) for store in stores[:-1])])
+    shares = [str(share) for share in mixture.shares]
+    content = digest([[store.digest for store in stores], shares])
+    return dataclasses.replace(
+        stores[0],
+        tokens=ManyTokens([store.tokens for store in stores]),
+        doc_tokens=doc_tokens,
+        offsets=np.concatenate(([0], np.cumsum(doc_tokens))),
+        origins=np.concatenate(
+            [
+                np.stack([store.origins[:, 0] + before, store.origins[:, 1]], axis=1)
+                for store, before in zip(stores, files_before, strict=True)
+            ]
+        ),
+        folder=folder,
+        digest=content,
+        first_digest=content,
+        source_name=" + ".join(names),
+        source_kind="mix",
+        empty_documents=sum(store.empty_documents for store in stores),
+        undecodable_documents=sum(store.undecodable_documents for store in stores),
+        mixture=mixture,
+        sources=stores,
     )
 
 
-def _trained(source: Source, vocab: int, cache: Path, progress: Progress) -> Path:
-    """The tokenizer of a corpus, in a folder with its digest."""
-    folder = cache / f"tokenizer-{digest([FORMAT, source.digest, vocab])}"
-    with make_once(folder, progress) as is_wanted, clean_if_full(source, folder):
-        if is_wanted:
-            for path in leftovers(folder):
-                remove(path)
-            progress.start("train tokenizer", 1)
-            building = building_path(folder)
-            try:
-                if next(source.sample(), None) is None:
-                    raise _no_text(source)
-                building.mkdir()
-                train_tokenizer(source.sample(), vocab, building / TOKENIZER)
-                (building / _DIGEST).write_text(digest_file(building / TOKENIZER))
-                for path in (building / _DIGEST, building):
-                    sync(path)
-                building.rename(folder)
-                progress.advance(1)
-            finally:
-                remove(building)
-                progress.finish()
-    file = folder / TOKENIZER
-    known = folder / _DIGEST
-    if not (file.is_file() and known.is_file()) or digest_file(file).encode() != known.read_bytes():
-        raise damaged(file, "its bytes have changed since it was written")
-    return file
-
-
-def _build(
-    source: Source,
-    tokenizer_file: Path,
-    folder: Path,
-    progress: Progress,
-    workers: int,
-    label: str,
-) -> None:
-    parts = parts_folder(folder)
-    tokenizer = load_tokenizer(tokenizer_file)
-    with clean_if_full(source, folder):
-        for path in leftovers(folder):
-            if path != parts:
-                remove(path)
-        parts.mkdir(exist_ok=True)
-        for path in parts.glob("*.building-*"):
-            remove(path)
-        shards = source.shards()
-        files = [parts / f"shard-{index:06d}" for index in range(len(shards))]
-        progress.start(label, sum(shard.size_bytes for shard in shards))
-        try:
-            todo = []
-            for shard, file in zip(shards, files, strict=True):
-                if is_whole(file, token_dtype(tokenizer.vocab)):
-                    progress.advance(shard.size_bytes)
-                else:
-                    todo.append((shard, file))
-            if min(workers, len(todo)) > 1:
-                tokenize_parallel(todo, tokenizer_file, progress, min(workers, len(todo)))
-            else:
-                for shard, file in todo:
-                    tokenize_shard(shard, tokenizer, file)
-                    progress.advance(shard.size_bytes)
-        finally:
-            progress.finish()
-        made = [shard_sizes(file, token_dtype(tokenizer.vocab)) for file in files]
-        if not any(sizes.documents for sizes in made if sizes is not None):
-            remove(parts)
-            raise _no_text(source)
-        building = building_path(folder)
-        try:
-            assemble(source, tokenizer, files, building)
-            building.rename(folder)
-            sync(folder.parent)
-        except BaseException:
-            remove(building)
-            if not folder.exists():  # a process beyond the lock's reach may have been faster
-                raise
-        remove(parts)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -15,7 +15,7 @@ def folder_rows(facts: FolderFacts, needs: Needs) -> list[Row]:
         why = "journal and checkpoints are written there."
         fix = "Make it writable, or choose another with --folder and --out."
         return [Row("folder", f"{facts.path}: {facts.fault}", "breaks", why, fix)]
-    return [_written(facts), _room(facts, needs), _lock(facts), _seen(facts, needs)]
+    return [_written(facts), room_row(facts, needs), _lock(facts), _seen(facts, needs)]
 
 
 def _written(facts: FolderFacts) -> Row:
@@ -27,7 +27,8 @@ def _written(facts: FolderFacts) -> Row:
     return Row("folder", fact, "warn", why, fix)
 
 
-def _room(facts: FolderFacts, needs: Needs) -> Row:
+def room_row(facts: FolderFacts, needs: Needs) -> Row:
+    """Whether the disk has room for the checkpoints that a run keeps."""
     # While one is written, those that are kept are still there.
     need = (needs.kept_checkpoints + 1) * needs.checkpoint_bytes
     fact = f"{format_bytes(facts.free_bytes)} free, {format_bytes(need)} needed"

@@ -33,7 +33,7 @@ def machine_rows(facts: MachineFacts, needs: Needs) -> list[Row]:
         _cores(facts, needs),
         _load(facts),
         _pinning(facts, needs),
-        _memory(facts, needs),
+        memory_row(facts, needs),
         _shared(facts, needs),
         _files(facts, needs),
         _processes(facts, needs),
@@ -138,7 +138,8 @@ def _pinning(facts: MachineFacts, needs: Needs) -> Row:
     return Row(what, f"{needs.ranks} ranks on {facts.cores} cores", "ok", "each has its own.")
 
 
-def _memory(facts: MachineFacts, needs: Needs) -> Row:
+def memory_row(facts: MachineFacts, needs: Needs) -> Row:
+    """Whether the ranks of a node have the memory that they are forecast to need."""
     what = "memory"
     largest = max(needs.terms, key=lambda name: needs.terms[name], default="")
     most = f", most of it {largest}" if largest else ""

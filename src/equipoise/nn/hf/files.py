@@ -14,25 +14,30 @@ Kept true (tests/unit/nn/hf/test_files.py, tests/oracle/test_round_trip.py)
 """
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.digest import digest_bytes
 from equipoise.base.errors import ModelError
-from equipoise.base.read import parse_json, read_bytes
+from equipoise.base.read import parse_json, read_bytes, read_json
+
+KEPT = "kept.json"
+"""What lies in the folder of kept files, with digests."""
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"
 
 TOKENIZER_NAMES = (
     TOKENIZER,
     TOKENIZER_CONFIG,
-    TEMPLATE,
+    "chat_template.jinja",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.json",
@@ -95,6 +100,22 @@ class ModelFiles:
         return ()
 
 
+def write_files(contents: Mapping[str, bytes], folder: Path) -> None:
+    """Write small files into a folder that exists.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Whether a file of this name belongs to a tokenizer."""
+    return any(fnmatchcase(name, pattern) for pattern in TOKENIZER_NAMES)
+
+
 def read_files(folder: Path) -> ModelFiles:
     """Read the small files of a Hugging Face folder.
 
@@ -112,6 +133,74 @@ def read_files(folder: Path) -> ModelFiles:
         },
         str(folder),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFiles:
+    """What a run keeps of the model that it began from, or of its tokenizer alone."""
+
+    files: ModelFiles
+    source: str
+    """The Hugging Face folder that the run began from; empty for random weights."""
+    dtypes: Mapping[str, str]
+    """The dtype of each weight in that folder, by its name there and torch's name."""
+    remarks: tuple[str, ...]
+    """How the files differ from the folder's, in sentences."""
+
+
+def keep_files(kept: KeptFiles, folder: Path) -> None:
+    """Write what is kept into a run, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write_files(kept.files.contents, partial)
+    described = {
+        "source": kept.source,
+        "files": {name: digest_bytes(content) for name, content in kept.files.contents.items()},
+        "dtypes": {
+            dtype: sorted(name for name, each in kept.dtypes.items() if each == dtype)
+            for dtype in sorted(set(kept.dtypes.values()))
+        },
+        "remarks": list(kept.remarks),
+    }
+    (partial / KEPT).write_bytes(as_json(described))
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def read_kept(folder: Path) -> KeptFiles | None:
+    """Read what a run keeps; None if it keeps nothing, as runs of earlier versions.
+
+    Raises:
+        ModelError: a file has changed, or cannot be read.
+    """
+    if not (folder / KEPT).exists():
+        return None
+    try:
+        described = read_json(folder / KEPT)
+        contents = {name: read_bytes(folder / name) for name in described["files"]}
+        changed = [
+            name
+            for name, digest in described["files"].items()
+            if digest_bytes(contents[name]) != digest
+        ]
+        dtypes = {name: dtype for dtype, names in described["dtypes"].items() for name in names}
+        source, remarks = str(described["source"]), tuple(map(str, described["remarks"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{folder} cannot be read ({getattr(error, 'strerror', None) or error}). Restore it "
+            f"from a copy of the run, or delete it to convert by the sizes alone."
+        ) from None
+    if changed:
+        raise ModelError(
+            f"{folder / changed[0]} has changed since the run began. Restore it from a copy of the "
+            f"run, or delete {folder} to convert by the sizes alone."
+        )
+    return KeptFiles(ModelFiles(contents, str(folder)), source, dtypes, remarks)
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

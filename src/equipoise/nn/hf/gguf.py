@@ -6,10 +6,7 @@ Why
 
 What it decides
     llama.cpp turns neighbouring rotary pairs, so its converter reorders the rows of queries
-    and keys; they are put back here. For one head of width 6::
-
-        half-split, here   a0 a1 a2 b0 b1 b2      pair i is (row i, row i + 3)
-        neighbours, GGUF   a0 b0 a1 b1 a2 b2      pair i is (row 2 i, row 2 i + 1)
+    and keys; they are put back here (``nn.hf.names`` draws both orders).
 
     Settings that this decoder does not compute (experts, scaled or partial rotation) are
     refused by name.
@@ -36,6 +33,7 @@ from torch import Tensor
 
 from equipoise.base.errors import ModelError
 from equipoise.base.shown import shown
+from equipoise.nn.hf.names import half_split
 from equipoise.nn.hf.read import check_weights, weight_shapes
 from equipoise.spec.model.presets import ModelSpec
 
@@ -98,6 +96,8 @@ class GgufHeader:
     """Number of tensors of each kind."""
     tokenizer_config: dict[str, str]
     """``eos_token`` and the like, and the chat template, for tokenizer_config.json."""
+    generation_config: dict[str, Any]
+    """Tokens that begin and end texts, for generation_config.json; empty if it names none."""
 
 
 def read_gguf_header(file: Path) -> GgufHeader:
@@ -138,11 +138,9 @@ def read_gguf(file: Path) -> tuple[ModelSpec, dict[str, Tensor], str | None]:
                 f"{file}: {tensor.name} is quantised as {tensor.tensor_type.name}, which the gguf "
                 "package cannot dequantise. Use a file with another quantisation."
             ) from None
-        if _PERMUTED.fullmatch(name):
-            # [heads * E, D] -> [heads, E/2, 2, D] -> [heads, 2, E/2, D] -> [heads * E, D]
-            pairs = values.reshape(-1, model.head_width // 2, 2, values.shape[-1])
-            values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
-        state[name] = torch.from_numpy(values)
+        weight = torch.from_numpy(values)
+        is_turned = _PERMUTED.fullmatch(name)
+        state[name] = half_split(weight, model.head_width) if is_turned else weight
     if tensors:
         raise ModelError(
             f"{file} has weights that this decoder lacks: {', '.join(sorted(tensors)[:3])}."
@@ -264,6 +262,7 @@ def _header(file: Path, reader: Any) -> GgufHeader:
         tensor_bytes=sum(int(tensor.n_bytes) for tensor in reader.tensors),
         quantisations=dict(Counter(tensor.tensor_type.name for tensor in reader.tensors)),
         tokenizer_config=_tokenizer_config(reader),
+        generation_config=_generation_config(reader),
     )
 
 
@@ -278,6 +277,16 @@ def _tokenizer_config(reader: Any) -> dict[str, str]:
     if template is not None:
         settings["chat_template"] = template
     return settings
+
+
+def _generation_config(reader: Any) -> dict[str, Any]:
+    ends = [_field(reader, f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    ids = list(dict.fromkeys(int(each) for each in ends if each is not None))
+    if not ids:
+        return {}
+    begin = _field(reader, "tokenizer.ggml.bos_token_id")
+    settings: dict[str, Any] = {} if begin is None else {"bos_token_id": int(begin)}
+    return settings | {"eos_token_id": ids[0] if len(ids) == 1 else ids}
 
 
 def _tokenizer(file: Path, reader: Any) -> "tokenizers.Tokenizer":

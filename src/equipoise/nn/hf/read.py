@@ -8,8 +8,6 @@ What it decides
     silently: a weight that is missing, left over or has another shape is an error, because a
     model that runs with a random layer looks like a bad model.
 
-    Our rotary pairs are half-split, as theirs are, so no row is permuted.
-
 Kept true (tests/oracle/test_transformers.py, tests/unit/nn/hf/test_read.py)
     What ``transformers`` and ``nn.hf.write`` write is read with equal logits.
 """
@@ -25,19 +23,23 @@ from torch import Tensor
 from equipoise.base.errors import ModelError
 from equipoise.base.read import read_json
 from equipoise.nn.decoder import Decoder
-from equipoise.nn.hf.names import hf_names
-from equipoise.spec.model.hf_config import hf_config, model_from_hf_config
+from equipoise.nn.hf.files import CONFIG
+from equipoise.nn.hf.names import TheirWeight, hf_names, split_theirs, their_weights
+from equipoise.spec.model.hf_config import model_from_hf_config
 from equipoise.spec.model.presets import ModelSpec
 
-CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 # transformers before 4.32 wrote this table, which is computed from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
 _TIED_HEAD = "lm_head.weight"
-_OF_TRAINING = ("balance", "balance_rate", "capacity_factor")
+TRAINING_SIZES = ("balance", "balance_rate", "capacity_factor")
+"""Fields of a ModelSpec that no config.json has: choices of the run."""
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DTYPE_CODES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+"""torch's names of safetensors' dtypes."""
 _NAMES_SHOWN = 3
 
 
@@ -48,13 +50,14 @@ def weight_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in decoder.named_parameters()}
 
 
-def their_names(model: ModelSpec) -> dict[str, list[str]]:
-    """The Hugging Face names of every weight, by ours."""
-    model_type = str(hf_config(model)["model_type"])
-    return {
-        name: hf_names(name, model_type=model_type, experts=model.experts)
-        for name in weight_shapes(model)
-    }
+def weights_of(model: ModelSpec, model_type: str) -> dict[str, TheirWeight]:
+    """Every weight of a folder of this model, by its name there."""
+    return their_weights(
+        weight_shapes(model).items(),
+        model_type=model_type,
+        experts=model.experts,
+        head_width=model.head_width,
+    )
 
 
 def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
@@ -71,7 +74,7 @@ def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
         ModelError: a file is missing or damaged, the decoder does not compute this kind of
             model, or a weight is missing, left over, or has another shape.
     """
-    model = _read_config(folder)
+    model, model_type = _read_config(folder)
     files = _weight_files(folder)
     held: dict[str, Tensor] = {}
     for file, names in files.items():
@@ -85,17 +88,10 @@ def read_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
                 f"{folder}: config.json ties the head to the embedding, and {_TIED_HEAD} differs "
                 f"from {table}. Set tie_word_embeddings to false to keep it."
             )
-    theirs, expected = their_names(model), dict[str, tuple[int, ...]]()
-    for name, shape in weight_shapes(model).items():
-        alone = shape if len(theirs[name]) == 1 else shape[1:]
-        expected |= dict.fromkeys(theirs[name], alone)
+    theirs = weights_of(model, model_type)
+    expected = {name: weight.shape for name, weight in theirs.items()}
     check_weights(f"{folder}", held, expected, described_by="config.json")
-    return model, {
-        name: held.pop(names[0])
-        if len(names) == 1
-        else torch.stack([held.pop(each) for each in names])
-        for name, names in theirs.items()
-    }
+    return model, split_theirs(theirs, held)
 
 
 def load_hf(decoder: Decoder, folder: Path) -> None:
@@ -106,7 +102,9 @@ def load_hf(decoder: Decoder, folder: Path) -> None:
     """
     model, state = read_hf(folder)
     # Folders do not record how a router is balanced during training.
-    model = dataclasses.replace(model, **{key: getattr(decoder.model, key) for key in _OF_TRAINING})
+    model = dataclasses.replace(
+        model, **{key: getattr(decoder.model, key) for key in TRAINING_SIZES}
+    )
     if model != decoder.model:
         differing = ", ".join(
             f"{key} {getattr(model, key)} (here: {getattr(decoder.model, key)})"
@@ -120,6 +118,24 @@ def load_hf(decoder: Decoder, folder: Path) -> None:
     with torch.no_grad():
         for name, weight in decoder.named_parameters():
             weight.copy_(state.pop(name))
+
+
+def stored_dtypes(folder: Path) -> dict[str, str]:
+    """The dtype of every weight in a Hugging Face folder, by its name there and torch's name.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+    dtypes: dict[str, str] = {}
+    for file in _weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - not a dict
+                    code = opened.get_slice(name).get_dtype()
+                    dtypes[name] = _DTYPE_CODES.get(code, code)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{file} cannot be read ({error}). Download it again.") from None
+    return dtypes
 
 
 def check_weights(
@@ -165,7 +181,7 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _read_config(folder: Path) -> ModelSpec:
+def _read_config(folder: Path) -> tuple[ModelSpec, str]:
     try:
         config = read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
@@ -173,7 +189,7 @@ def _read_config(folder: Path) -> ModelSpec:
             f"{folder} is not a Hugging Face folder: its {CONFIG} cannot be read "
             f"({getattr(error, 'strerror', None) or error})."
         ) from None
-    return model_from_hf_config(config)
+    return model_from_hf_config(config), config["model_type"]
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str] | None]:

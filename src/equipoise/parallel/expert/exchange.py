@@ -226,7 +226,7 @@ def _place(mine: Tensor, whole: Tensor, weights: DeviceMesh, dim: int) -> nn.Par
         shape=whole.shape,
         stride=whole.stride(),
     )
-    parameter = nn.Parameter(placed)
+    parameter = nn.Parameter(placed, whole.requires_grad)
     # A parameter is a detached tensor, whose spec torch takes from a cache: there it may be of an
     # equal mesh that was made before, and ``fully_shard`` wants this very one.
     parameter._spec = placed._spec  # type: ignore[attr-defined]

@@ -302,6 +302,8 @@ def _tied_steps(part: DecoderPart, rank_of: npt.NDArray[np.int64], rank: int) ->
         return
     peer = last if rank == first else first
     table = part.embed.weight
+    if not table.requires_grad:
+        return
     if table.grad is None:
         table.grad = torch.zeros_like(table)
     mine = table.grad.to_local() if isinstance(table.grad, DTensor) else table.grad

@@ -101,7 +101,7 @@ def split_weights(decoder: Decoder, mesh: Mesh) -> None:
             continue  # an expert's, which has its place on other axes
         stem, _, key = name.rpartition(".")
         share = _share(parameter, placements[name], mesh.weights, peers)
-        owners[stem].register_parameter(key, nn.Parameter(share))
+        owners[stem].register_parameter(key, nn.Parameter(share, parameter.requires_grad))
     group = TensorGroup(peers)
     for module in decoder.modules():
         if isinstance(module, Attention | DecoderLayer | Decoder):

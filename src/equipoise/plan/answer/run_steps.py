@@ -22,7 +22,7 @@ from equipoise.balance.packing.pack import make_packer
 from equipoise.base.errors import SpecError
 from equipoise.cost.curve import counted_curve
 from equipoise.cost.work import causal_pairs, useful_flop
-from equipoise.data.stream import DocumentStream
+from equipoise.data.mixture import Mixture, open_stream
 from equipoise.sim.drawn import STEPS
 from equipoise.sim.step import Documents
 from equipoise.spec.catalog import POLICIES, Policy
@@ -43,17 +43,27 @@ another is better."""
 class RunSteps:
     """A run's first steps."""
 
-    def __init__(self, spec: RunSpec, model: ModelSpec, doc_tokens: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        model: ModelSpec,
+        doc_tokens: npt.NDArray[np.int64],
+        mixture: Mixture | None = None,
+    ) -> None:
         """Cut the stream.
 
         Args:
             spec: Packing and seed.
             model: What a document's work is counted for.
             doc_tokens: Length of each document of the corpus, int64 [documents].
+            mixture: How they are mixed, if they are of several sources.
         """
         self._spec, self._curve = spec, counted_curve(model)
-        stream = DocumentStream(
-            doc_tokens, seed=spec.train.seed, context_tokens=spec.pack.context_tokens
+        stream = open_stream(
+            doc_tokens,
+            seed=spec.train.seed,
+            context_tokens=spec.pack.context_tokens,
+            mixture=mixture,
         )
         size = spec.pack.step_tokens
         self._pieces = [stream.step(step * size, size) for step in range(STEPS)]

@@ -245,7 +245,8 @@ def read_measured(
     if (guess := guess_sentence(cluster)) and say is not None:
         say(guess)
     store, machine = open_corpus(run, progress), Machine(cluster)
-    steps, policy = RunSteps(run.spec, run.model, store.doc_tokens), run.spec.pack.policy
+    steps = RunSteps(run.spec, run.model, store.doc_tokens, store.mixture)
+    policy = run.spec.pack.policy
     counted = PackSpec().policy if POLICIES[policy].divides else policy
     choices = list_choices(
         run,

@@ -21,7 +21,8 @@ from equipoise.balance.packing.turns import require_policy
 from equipoise.base.arrays import Ints
 from equipoise.base.errors import LayoutError
 from equipoise.cost.curve import counted_curve
-from equipoise.data.stream import DocumentStream, tell_apart
+from equipoise.data.mixture import Mixture, open_stream
+from equipoise.data.stream import tell_apart
 from equipoise.schedule.expert import split_experts
 from equipoise.schedule.pipeline.prices import make_prices
 from equipoise.schedule.pipeline.strategies import write_pipeline
@@ -62,7 +63,13 @@ def require_accepted(spec: RunSpec, model: ModelSpec, ranks: int) -> None:
     _require_schedule(layout, batches, units)
 
 
-def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) -> None:
+def require_step(
+    spec: RunSpec,
+    model: ModelSpec,
+    ranks: int,
+    doc_tokens: Ints,
+    mixture: Mixture | None = None,
+) -> None:
     """Refuse what no ranks can do with the first step of a corpus.
 
     Args:
@@ -70,6 +77,7 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
         model: Sizes.
         ranks: Ranks of the run.
         doc_tokens: Length of each document of the corpus, int64 [documents].
+        mixture: How they are mixed, if they are of several sources.
 
     Raises:
         LayoutError: fewer documents than ranks want, or micro-batches than the schedule wants; a
@@ -77,7 +85,9 @@ def require_step(spec: RunSpec, model: ModelSpec, ranks: int, doc_tokens: Ints) 
         DataError: a length is not a positive number.
     """
     pack, layout = spec.pack, spec.layout
-    stream = DocumentStream(doc_tokens, seed=spec.train.seed, context_tokens=pack.context_tokens)
+    stream = open_stream(
+        doc_tokens, seed=spec.train.seed, context_tokens=pack.context_tokens, mixture=mixture
+    )
     data_ranks = ranks // layout.sharing
     meets = layout.of_ranks(ranks).meets_each_turn
     packer = make_packer(pack, data_ranks, counted_curve(model), meets_each_turn=meets)

@@ -157,13 +157,19 @@ def build(values: Mapping[str, Any]) -> RunSpec:
 
 
 def toml(value: Any) -> str:
-    """A scalar as TOML writes it.
+    """A scalar, or a list of texts or tables, as TOML writes it on one line.
 
-    >>> toml(True), toml(3e-3), toml("a")
-    ('true', '0.003', '"a"')
+    >>> toml(True), toml(3e-3), toml("a"), toml(("a", "b"))
+    ('true', '0.003', '"a"', '["a", "b"]')
     """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if dataclasses.is_dataclass(value):
+        items = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+        given = ", ".join(f"{name} = {toml(item)}" for name, item in items if item is not None)
+        return f"{{{given}}}"
     return json.dumps(value)
 
 
@@ -180,6 +186,8 @@ def flatten(annotation: Any) -> list[Any]:
     """The types and literal values that an annotation allows."""
     if get_origin(annotation) is Annotated:
         return flatten(get_args(annotation)[0])
+    if get_origin(annotation) is tuple:
+        return [tuple]
     if arguments := get_args(annotation):
         return [leaf for each in arguments for leaf in flatten(each)]
-    return [] if annotation is type(None) else [annotation]
+    return [] if annotation in (type(None), ...) else [annotation]

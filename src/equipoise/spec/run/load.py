@@ -21,7 +21,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -44,9 +44,11 @@ from equipoise.spec.run.keys import (
     to_dict,
     toml,
 )
+from equipoise.spec.run.mix import read_rows
 from equipoise.spec.run.other_words import key_meant
 from equipoise.spec.run.render import render, schema, template
 from equipoise.spec.run.resolve import ResolvedRun, resolve
+from equipoise.spec.run.spec import Source
 from equipoise.spec.run.toml_lines import BARE_KEY, TomlPath, locate
 
 __all__ = [
@@ -283,6 +285,8 @@ _UNLIMITED = ("train.seed",)
 
 def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
     """A value in its key's type, or what is wrong with it."""
+    if key.name == "data.mix":
+        return read_rows(value, get_args(Source))
     allowed = choices(key)
     if isinstance(value, str) and not value.isprintable() and _has_lone_surrogate(value):
         return None, "the value has bytes that are not UTF-8."
@@ -293,6 +297,8 @@ def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
         if any(type(each) is type(value) and each == value for each in allowed):
             return value, None
         return None, _refuse_choice(allowed, value)
+    if tuple in allowed:  # one text stands for a list of it
+        value = (value,) if isinstance(value, str) else tuple(value) if _is_texts(value) else value
     try:
         judged = _adapter(key.name).validate_python(value)
     except ValidationError as error:
@@ -302,6 +308,10 @@ def _judge(key: Key, value: Any) -> tuple[Any, str | None]:
     if is_count and abs(judged) > MOST_SIZE:
         return None, explain_fault(allowed, value, "less_than_equal", {"le": MOST_SIZE})
     return judged, None
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _has_lone_surrogate(text: str) -> bool:
@@ -328,7 +338,13 @@ _BOUNDS = {
     "less_than_equal": ("le", "large; it must be at most"),
     "less_than": ("lt", "large; it must be less than"),
 }
-_WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_WANTED = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    tuple: "a list of texts",
+}
 
 
 def explain_fault(allowed: Sequence[Any], value: Any, kind: str, context: Mapping[str, Any]) -> str:

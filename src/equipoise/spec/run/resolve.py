@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.digest import digest
+from equipoise.base.nearest import nearest
 from equipoise.spec.catalog import LOSSY, SCHEDULES
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.run.keys import DEFAULT, Fault, Given, Origin, build, keys, toml
+from equipoise.spec.run.lora import FEED_FORWARD, TARGETS, LoraSpec
 from equipoise.spec.run.resolve_model import resolve_model
 from equipoise.spec.run.spec import PYTHON_SOURCES, RunSpec
 from equipoise.spec.run.wish import Wish, nearest_multiples
@@ -62,6 +64,7 @@ def resolve(
     )
     _judge_together(wish)
     model, model_origins = resolve_model(wish, base)
+    _judge_experts_of_lora(wish, model)
     spec = build({name: each.value for name, each in wish.given.items()})
     run = ResolvedRun(
         spec=spec,
@@ -78,7 +81,9 @@ _LEAST_EVAL_TOKENS = 2
 
 
 def _judge_together(wish: Wish) -> None:
-    if wish.is_sound("data.source", "data.path"):
+    if wish.is_sound("data.source", "data.path", "data.mix") and wish["data.mix"]:
+        _judge_mix(wish)
+    elif wish.is_sound("data.source", "data.path", "data.mix"):
         source, path = wish["data.source"], wish["data.path"]
         if source in PYTHON_SOURCES and path:
             wish.tell(
@@ -94,6 +99,7 @@ def _judge_together(wish: Wish) -> None:
                 "Set data.path to a file or a folder.",
             )
     _judge_evaluation(wish)
+    _judge_lora(wish)
     if wish.is_sound("pack.step_tokens", "pack.context_tokens"):
         step, window = wish["pack.step_tokens"], wish["pack.context_tokens"]
         if step % window:
@@ -131,6 +137,30 @@ def _judge_together(wish: Wish) -> None:
                 f"{per_node} does not divide {wish.cite('layout.cp')}. Nearest: {closest}.",
             )
     _judge_pipeline(wish)
+
+
+def _judge_mix(wish: Wish) -> None:
+    """Refuse a mixture beside a path, and sources that lack one or have one too many."""
+    if wish["data.path"]:
+        wish.tell(
+            "data.path",
+            f"{toml(wish['data.path'])} is given, but so are {len(wish['data.mix'])} sources in "
+            "data.mix. Put it into a [[data.mix]] table of its own, or remove data.mix.",
+        )
+        return
+    for number, row in enumerate(wish["data.mix"], start=1):
+        source = row.source or wish["data.source"]
+        if source == "python-stdlib" and row.path:
+            wish.tell(
+                "data.mix",
+                f"source {number}: path = {toml(row.path)} is given, but its source "
+                f"{toml(source)} reads no path. Set its source.",
+            )
+        if source != "python-stdlib" and not row.path:
+            wish.tell(
+                "data.mix",
+                f"source {number}: {toml(source)} reads a path, which is missing. Set its path.",
+            )
 
 
 def _judge_rate(wish: Wish) -> None:
@@ -185,6 +215,56 @@ def _judge_evaluation(wish: Wish) -> None:
             "eval.source",
             f'"{wish["eval.source"]}" reads no path, but {wish.cite("eval.path")} is given. Set '
             f'eval.source to "text", "jsonl", "parquet" or "datasets", or remove it.',
+        )
+
+
+def _judge_lora(wish: Wish) -> None:
+    """Refuse adapters beside weights that nobody trained, and layers that cannot have one."""
+    if not wish.is_sound("lora.rank", "lora.targets", "model.init", "train.freeze"):
+        return
+    names = [*TARGETS, *TARGETS.values()]
+    for target in wish["lora.targets"]:
+        if target not in names:
+            wish.tell(
+                "lora.targets",
+                f"{toml(target)} is not one of {', '.join(map(toml, TARGETS))}. Nearest: "
+                f"{toml(nearest(target, names))}.",
+            )
+            return
+    if not wish["lora.rank"]:
+        return
+    if wish["model.init"] == "random":
+        wish.tell(
+            "lora.rank",
+            f"{wish['lora.rank']} trains adapters beside weights that stay as they are, but "
+            f"{wish.cite('model.init')}. Set model.init to a Hugging Face folder, or remove "
+            f"lora.rank.",
+        )
+    if wish["model.engine"] == "transformers":
+        wish.tell(
+            "lora.rank",
+            f"{wish['lora.rank']} trains adapters, which join equipoise's own layers, but "
+            f"{wish.cite('model.engine')}. Remove one of them.",
+        )
+    if wish["train.freeze"]:
+        wish.tell(
+            "train.freeze",
+            f"{toml(wish['train.freeze'])} is given, but {wish.cite('lora.rank')} leaves every "
+            f"weight of the model as it is. Remove one of them.",
+        )
+
+
+def _judge_experts_of_lora(wish: Wish, model: ModelSpec) -> None:
+    """Refuse adapters of feed-forwards where layers have experts instead."""
+    if not wish["lora.rank"] or not model.experts or not wish.is_sound("lora.targets"):
+        return
+    layers = LoraSpec(targets=wish["lora.targets"]).layers
+    if wish["lora.targets"] and any(each in FEED_FORWARD for each in layers):
+        wish.tell(
+            "lora.targets",
+            f"{toml(wish['lora.targets'])} has layers of feed-forwards, but the model's layers "
+            f"have {model.experts} experts, which adapters cannot join. Set lora.targets = "
+            f'["query", "key", "value", "output"].',
         )
 
 

@@ -43,13 +43,17 @@ _FREE = """
 """Without ``layout.schedule``: some schedules leave out stages and so train another model."""
 
 _COMPARED = """
-    data.source data.path data.field data.tokenizer data.vocab
+    data.source data.path data.field data.mix data.tokenizer data.vocab
     model.engine model.preset model.layers model.hidden model.heads model.kv_heads model.ffn
     model.vocab model.head_width model.tied model.rope_theta model.experts model.top_k
     model.expert_ffn model.shared_ffn model.shared_gate model.dense_layers model.expert_every
     model.norm_top_k model.balance model.balance_rate model.capacity_factor
+    train.freeze lora.rank lora.alpha lora.targets
 """
 """Without ``model.init``: the checkpoint's weights are used, whatever it says."""
+
+TRAINED = ("train.freeze", "lora.rank", "lora.alpha", "lora.targets")
+"""Keys that say which weights are trained; a checkpoint has no moments of others."""
 
 _KINDS = {
     **dict.fromkeys(_FREE.split(), OnResume.FREE),
@@ -68,13 +72,14 @@ def on_resume() -> dict[str, OnResume]:
 
 
 def resume_facts(spec: RunSpec) -> dict[str, Any]:
-    """The values of keys whose changes are reported on resume, by dotted name."""
+    """The values of keys that a checkpoint holds to be compared on resume, by dotted name."""
     kinds = on_resume()
-    return {
+    values = {
         name: getattr(getattr(spec, key.section), key.field)
         for name, key in keys().items()
-        if kinds[name] is OnResume.REPORTED
+        if kinds[name] is OnResume.REPORTED or name in TRAINED
     }
+    return {name: [*each] if isinstance(each, tuple) else each for name, each in values.items()}
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from equipoise.spec.catalog import POLICIES, Policy
 from equipoise.spec.run.layout import LayoutSpec as LayoutSpec
 from equipoise.spec.run.layout import Sharding as Sharding
 from equipoise.spec.run.layout import StrategyName as StrategyName
+from equipoise.spec.run.lora import LoraSpec
+from equipoise.spec.run.mix import MixRow
 from equipoise.spec.run.model import ModelSection
 
 Source = Literal["python-stdlib", "python-functions", "text", "jsonl", "parquet", "datasets"]
@@ -36,8 +38,19 @@ class DataSpec:
     ] = "python-stdlib"
     path: Annotated[str, Field(description="file or folder to read; relative to run.toml")] = ""
     field: Annotated[
-        str, Field(description="name of the text column of jsonl, parquet and datasets")
+        str,
+        Field(
+            description="text of jsonl, parquet and datasets: a column or key, or the path of one "
+            "inside it, as payload.text"
+        ),
     ] = "text"
+    mix: Annotated[
+        tuple[MixRow, ...],
+        Field(
+            description="sources instead of data.path, mixed by weight: a [[data.mix]] table for "
+            "each, with path, weight and, unless as above, source and field"
+        ),
+    ] = ()
     tokenizer: Annotated[
         str,
         Field(description='"train" trains a byte-level BPE; else the path of a tokenizer.json'),
@@ -133,7 +146,9 @@ class PackSpec:
 class TrainSpec:
     """The optimisation."""
 
-    steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 100
+    steps: Annotated[
+        int, Field(ge=0, description="optimizer steps; 0 saves the first weights and ends")
+    ] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63, description="seed of weights and of order")] = 0
     lr: Annotated[float, Field(gt=0, description="peak learning rate")] = 3e-3
     schedule: Annotated[RateSchedule, Field(description="learning rate after the warm-up")] = (
@@ -164,6 +179,13 @@ class TrainSpec:
     beta2: Annotated[float, Field(ge=0, lt=1, description="AdamW's second moment")] = 0.95
     eps: Annotated[float, Field(gt=0, description="AdamW's epsilon")] = 1e-8
     clip_norm: Annotated[float, Field(gt=0, description="largest global gradient norm")] = 1.0
+    freeze: Annotated[
+        tuple[str, ...],
+        Field(
+            description="weights that are not trained: names or beginnings of names, with * and "
+            'ranges, as in ["embed", "layers.0-3", "*.attention"]'
+        ),
+    ] = ()
     precision: Annotated[
         Precision, Field(description="of activations and matmuls; master weights are fp32")
     ] = "fp32"
@@ -217,6 +239,7 @@ class RunSpec:
     model: ModelSection = field(default_factory=ModelSection)
     pack: PackSpec = field(default_factory=PackSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
+    lora: LoraSpec = field(default_factory=LoraSpec)
     layout: LayoutSpec = field(default_factory=LayoutSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     journal: JournalSpec = field(default_factory=JournalSpec)

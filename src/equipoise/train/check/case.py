@@ -26,12 +26,13 @@ Kept true (tests/unit/train/check/test_case.py)
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
 from equipoise.spec.catalog import POLICIES, SCHEDULES, Policy
 from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.lora import LoraSpec
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.spec.run.spec import (
     LayoutSpec,
@@ -87,11 +88,13 @@ class Case:
     """Whether the step runs twice and must have the same bits."""
     played: bool = False
     """Meant for ranks that take turns in one process."""
+    lora: LoraSpec = field(default_factory=LoraSpec)
+    """Adapters that are trained instead of the weights."""
 
     @property
     def resolved(self) -> ResolvedFile:
         """The same as a launcher hands it to the ranks of a run."""
-        spec = RunSpec(pack=self.pack, train=self.train, layout=self.layout)
+        spec = RunSpec(pack=self.pack, train=self.train, layout=self.layout, lora=self.lora)
         return ResolvedFile(spec, self.model, {}, self.ranks, "", "")
 
     def __str__(self) -> str:
@@ -106,6 +109,8 @@ class Case:
         degrees = {"tp": layout.tp, "ep": layout.ep, "etp": layout.etp}
         parts += [f"{axis} = {ranks}" for axis, ranks in degrees.items() if ranks > 1]
         parts += [f"pp = {layout.pp}, {layout.schedule}"] if layout.pp > 1 else []
+        parts += [f"lora of rank {self.lora.rank}"] if self.lora.rank else []
+        parts += [f"{', '.join(self.train.freeze)} frozen"] if self.train.freeze else []
         return f"{where} ({', '.join(parts)})"
 
 
@@ -317,6 +322,32 @@ def pipeline_cases(ranks: int, model: ModelSpec) -> list[Case]:
         cases += [make(cp=n, schedule="zb-v") for n in _factors(ranks // stages)]
         cases += [make(tp=n) for n in _factors(ranks // stages, of=model.heads)]
     return cases
+
+
+def trained_cases(ranks: int, model: ModelSpec) -> list[Case]:
+    """Adapters, and frozen weights, on every ZeRO stage and beside every axis once."""
+    last = model.layers - 1
+    lora = LoraSpec(rank=4)
+    kinds: list[dict[str, Any]] = [
+        {"lora": lora},
+        {"freeze": ("embed", f"layers.0-{max(0, last - 1)}.attention", "*.key")},
+    ]
+    shapes: list[dict[str, Any]] = [{"zero": zero} for zero in _STAGES]
+    shapes += [{"zero": 3, "recompute": "full"}, {"recompute": "selective"}]
+    if ranks > 1:
+        shapes += [{"policy": "divided", "context_tokens": 128}, {"cp": ranks, "zero": 3}]
+        shapes += [{"pp": ranks, "schedule": each} for each in ("1f1b", "zb-h1")]
+        shapes += [{"pp": ranks, "zero": 2}]
+        shapes += [{"tp": ranks, "zero": zero} for zero in (1, 3) if model.heads % ranks == 0]
+    return [
+        dataclasses.replace(
+            case := make_case(model, ranks, **shape),
+            lora=kind.get("lora", case.lora),
+            train=dataclasses.replace(case.train, freeze=kind.get("freeze", ())),
+        )
+        for shape in shapes
+        for kind in kinds
+    ]
 
 
 def played_cases(ranks: int, model: ModelSpec) -> list[Case]:

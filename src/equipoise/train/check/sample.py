@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from equipoise.data.batch import Batch
@@ -34,7 +34,9 @@ from equipoise.nn.moe.balance import balances, set_loss_scale
 from equipoise.nn.packed import PackedModel
 from equipoise.spec.model.presets import ModelSpec
 from equipoise.spec.pack import MicroBatch, PackedStep, Pieces
+from equipoise.spec.run.lora import LoraSpec
 from equipoise.train.check.case import Case, Precision
+from equipoise.train.trained import choose_trained
 
 Row = tuple[int, int, int]
 """A piece: document, start, stop."""
@@ -105,25 +107,31 @@ class Reference:
         """Error of the worst gradient that is here, and its parameter."""
         errors = [
             (held_error(parameter.grad, self.gradients[name], self.scales[name]), name)
+            if name in self.gradients
+            else (0.0 if parameter.grad is None else float("inf"), name)
             for name, parameter in decoder.named_parameters()
         ]
         return max(errors)
 
 
-def make_decoder(model: ModelSpec, labels: int, precision: Precision) -> Decoder:
+def make_decoder(case: Case, labels: int) -> Decoder:
     """The decoder that the reference and every case begin with.
 
     Args:
-        model: Its sizes.
+        case: Sizes, what is trained, and in which precision. Adapters have done some steps.
         labels: What every loss is divided by.
-        precision: Of weights and activations.
     """
+    model = case.model
     decoder = Decoder(model)
     initialize(decoder, 0)
     for balance in balances(decoder):
         balance.state_X.copy_(torch.arange(model.experts))
     set_loss_scale(decoder, 1 / labels)
-    return decoder.double() if precision == "fp64" else decoder
+    choose_trained(decoder, case.resolved.spec, model)
+    for at, (name, weight) in enumerate(decoder.named_parameters()):
+        if name.endswith("lora_B"):
+            nn.init.normal_(weight, std=0.02, generator=torch.Generator().manual_seed(at))
+    return decoder.double() if case.precision == "fp64" else decoder
 
 
 def compute_reference(decoder: Decoder, sample: Sample, rows: Sequence[Row]) -> Reference:
@@ -159,7 +167,7 @@ def rows_of(packed: PackedStep) -> tuple[Row, ...]:
     return tuple(sorted((*begin, stop) for begin, stop in stops.items()))
 
 
-_Model = tuple[ModelSpec, Precision, tuple[int, ...]]
+_Model = tuple[ModelSpec, Precision, tuple[int, ...], LoraSpec, tuple[str, ...]]
 
 
 class References:
@@ -193,11 +201,11 @@ class References:
         key = self._model(case)
         if key not in self._decoders:
             labels = self.sample(case).labels
-            self._decoders[key] = make_decoder(case.model, labels, case.precision)
+            self._decoders[key] = make_decoder(case, labels)
         return self._decoders[key]
 
     def _model(self, case: Case) -> _Model:
-        return case.model, case.precision, case.doc_tokens
+        return case.model, case.precision, case.doc_tokens, case.lora, case.train.freeze
 
 
 def loss_error(computed: float, expected: float) -> float:

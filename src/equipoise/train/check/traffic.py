@@ -20,6 +20,7 @@ from equipoise.spec.pack import MicroBatch, PackedStep
 from equipoise.spec.recompute import attention_repeats
 from equipoise.train.check.case import Case
 from equipoise.train.together import plan_turn
+from equipoise.train.trained import trained_names
 
 Traffic = tuple[int, int]
 """Bytes and messages, of all ranks."""
@@ -83,7 +84,8 @@ def _pipeline(case: Case, packed: PackedStep, stages: StagePlanner, width: int) 
             mine = rows[message.micro_batch]
             sent_bytes += sum(mine) * model.hidden * width
             messages += sum(each > 0 for each in mine)
-    if model.tied and stages.rank_of[0] != stages.rank_of[-1]:
+    trains_table = "embed.weight" in trained_names(case.resolved.spec, model)
+    if model.tied and trains_table and stages.rank_of[0] != stages.rank_of[-1]:
         layout = case.layout.of_ranks(case.ranks)
         copies = layout.zero_ranks if layout.zero == 0 else layout.replicas
         sent_bytes += 2 * model.vocab * model.hidden * width * copies

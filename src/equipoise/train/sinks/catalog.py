@@ -20,7 +20,7 @@ from types import MappingProxyType
 from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import SpecError
 from equipoise.base.shown import shorten
-from equipoise.spec.run.keys import keys
+from equipoise.spec.run.keys import keys, toml
 from equipoise.spec.run.spec import JournalSpec, RunSpec
 from equipoise.train.sinks.mlflow import open_mlflow
 from equipoise.train.sinks.sink import Sink, SinkRun
@@ -77,7 +77,8 @@ def open_sinks(folder: Path, spec: RunSpec, *, is_first: bool) -> "Sinks":
     Raises:
         SpecError: as ``wanted_sinks``.
     """
-    config = {name: attrgetter(name)(spec) for name in keys()}
+    values = {name: attrgetter(name)(spec) for name in keys()}
+    config = {name: toml(v) if isinstance(v, tuple) else v for name, v in values.items()}
     names = wanted_sinks(spec.journal) if is_first else ()
     return Sinks(SinkRun(folder, spec.name, config), names)
 

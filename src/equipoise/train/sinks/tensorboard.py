@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from equipoise.train.sinks.sink import Sink, SinkRun
 
 
-class _Board:
+class _EventFiles:
     def __init__(self, run: SinkRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -22,4 +22,4 @@ class _Board:
 
 def open_tensorboard(run: SinkRun) -> Sink:
     """Begin another event file; TensorBoard joins those of a folder."""
-    return _Board(run)
+    return _EventFiles(run)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.cli.asked_run import AskedRun
-from equipoise.cli.doctor.verb import needs_of
 from equipoise.cli.main import main
+from equipoise.launch.doctor.facts import Needs
+from equipoise.launch.doctor.needs import needs_of
 from equipoise.launch.forms import Nodes
-from equipoise.spec.cluster.spec import find_cluster
+from equipoise.spec.cluster.spec import ClusterSpec, find_cluster
 from equipoise.spec.model.presets import preset
 from equipoise.spec.run.spec import CheckpointSpec, LayoutSpec, PackSpec, RunSpec
 
@@ -99,17 +99,19 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused("--port", 70_000) == ("--port must be between 1 and 65535, not 70000.\n")
 
 
-def asked(layout: LayoutSpec, model: str, ranks: int) -> AskedRun:
+def needs(
+    layout: LayoutSpec, model: str, ranks: int, nodes: Nodes, cluster: ClusterSpec | None = None
+) -> Needs:
     spec = RunSpec(
         layout=layout,
         pack=PackSpec(context_tokens=8192, step_tokens=65_536),
         checkpoint=CheckpointSpec(keep=3),
     )
-    return AskedRun(spec, preset(model), Path("/run"), ranks, "", "", ())
+    return needs_of(spec, preset(model), ranks, nodes, cluster)
 
 
 def test_what_a_run_needs_here() -> None:
-    found = needs_of(asked(LayoutSpec(dp=2), "7m", 2), Nodes(1, 2, "none"), None)
+    found = needs(LayoutSpec(dp=2), "7m", 2, Nodes(1, 2, "none"))
     assert (found.ranks, found.nodes, found.device_bytes, found.kept_checkpoints) == (2, 1, 0, 3)
     assert found.checkpoint_bytes == 12 * preset("7m").params
     assert found.rank_bytes - sum(found.terms.values()) == 300 << 20
@@ -118,9 +120,9 @@ def test_what_a_run_needs_here() -> None:
 
 def test_what_a_run_needs_of_a_device() -> None:
     cluster = find_cluster("h100-sxm:16")
-    run = asked(LayoutSpec(dp=4, pp=2, tp=2), "llama3-8b", 16)
-    found = needs_of(run, Nodes(2, 8, "nvidia"), cluster)
+    nodes = Nodes(2, 8, "nvidia")
+    found = needs(LayoutSpec(dp=4, pp=2, tp=2), "llama3-8b", 16, nodes, cluster)
     assert found.device_bytes == cluster.device.usable_bytes
     assert found.rank_bytes == sum(found.terms.values())
-    whole = needs_of(asked(LayoutSpec(dp=16), "llama3-8b", 16), Nodes(2, 8, "nvidia"), cluster)
+    whole = needs(LayoutSpec(dp=16), "llama3-8b", 16, nodes, cluster)
     assert found.rank_bytes < whole.rank_bytes

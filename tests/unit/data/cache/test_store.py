@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from equipoise.base.errors import DataError
-from equipoise.data.cache import once, workers
-from equipoise.data.cache import store as module
+from equipoise.data.cache import build, once, workers
 from equipoise.data.cache.store import TokenStore, open_store, prepare
 from equipoise.data.progress import SilentProgress
 from equipoise.data.source import open_source
@@ -263,14 +262,14 @@ def test_whole_shards_of_a_killed_build_are_used_again(store: TokenStore, corpus
     process.kill()
     process.communicate()
     made: list[Path] = []
-    original = module.tokenize_shard
+    original = build.tokenize_shard
 
     def counted(shard, tokenizer, file):
         made.append(file)
         original(shard, tokenizer, file)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "tokenize_shard", counted)
+        patch.setattr(build, "tokenize_shard", counted)
         after = prepare(spec, tmp_path, progress=SILENT, workers=1)
     assert whole
     assert {path.name for path in made}.isdisjoint(path.name for path in whole)
@@ -304,7 +303,7 @@ def test_where_locks_do_not_reach_the_first_to_rename_wins(
     store: TokenStore, corpus: Path, tmp_path, monkeypatch
 ):
     spec = spec_of(corpus, tmp_path / "cache", tokenizer=str(store.tokenizer_file))
-    original = module.assemble
+    original = build.assemble
 
     def overtaken(*args):
         original(*args)
@@ -314,7 +313,7 @@ def test_where_locks_do_not_reach_the_first_to_rename_wins(
         for name, data in content(store).items():
             (other / name).write_bytes(data)
 
-    monkeypatch.setattr(module, "assemble", overtaken)
+    monkeypatch.setattr(build, "assemble", overtaken)
     after = prepare(spec, tmp_path, progress=SILENT, workers=1)
     assert content(after) == content(store)
     assert [path.name for path in Path(spec.cache).iterdir()] == [store.folder.name]
@@ -375,7 +374,7 @@ def test_a_full_disk(message, store, corpus: Path, tmp_path, monkeypatch, culpri
     monkeypatch.setattr(once.shutil, "disk_usage", lambda path: Usage)
     size_bytes = open_source(spec, tmp_path).size_bytes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, culprit, full)
+        patch.setattr(build, culprit, full)
         assert message(DataError, prepare, spec, tmp_path, progress=SILENT, workers=1) == (
             f"The disk of data.cache {tmp_path}/cache is full: it had 5.0 KiB left, and building "
             f"{store.folder.name} needs about {size_bytes * 4 // 3 / 2**20:.1f} MiB in all. Free "

@@ -269,16 +269,6 @@ def test_a_state_that_is_not_the_models_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_broken_tokenizer_is_not_written(tmp_path: Path) -> None:
-    file = tmp_path / "tokenizer.json"
-    file.write_text("{}")
-    message = refused(
-        lambda: write_hf(tmp_path / "hf", MODEL, state_of(MODEL), tokenizer_file=file)
-    )
-    assert message.startswith(f"{file} is not a tokenizer.json: ")
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
-
-
 def test_weights_of_an_initialized_decoder_are_what_is_written(tmp_path: Path) -> None:
     decoder = Decoder(MODEL)
     initialize(decoder, 3)

@@ -95,7 +95,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
         'extends = "base.toml"\n'
         "[train]\n"
         'precision = "fp8"\n'
-        "steps = 0\n"
+        "steps = -1\n"
         "warmup_steps = 5000\n"
         "[pack]\n"
         "step_tokens = 5000\n"
@@ -105,7 +105,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_files(tmp_path: Path) -
     )
     assert faults(path, ("train.lr", "fast"), ("train.step", "3")) == (
         'run.toml:3  train.precision: "fp8" is not one of "fp32", "bf16". Nearest: "fp32".\n'
-        "run.toml:4  train.steps: 0 is too small; it must be at least 1.\n"
+        "run.toml:4  train.steps: -1 is too small; it must be at least 0.\n"
         "run.toml:7  pack.step_tokens: 5000 is not a multiple of pack.context_tokens = "
         "4096 (run.toml:8). Nearest: 4096 or 8192.\n"
         "run.toml:10  layout.cpp: no such key. Nearest: layout.cp\n"
@@ -365,8 +365,8 @@ def test_a_faulty_key_is_not_blamed_twice(tmp_path: Path) -> None:
 def test_a_flag_mends_a_rule_but_not_a_wrong_line(tmp_path: Path) -> None:
     path = write(tmp_path, "train.steps = 5\n")
     assert read_run(path, [("train.steps", "20")]).spec.train.steps == 20
-    path = write(tmp_path, "train.steps = 0\n")
-    message = "run.toml:1  train.steps: 0 is too small; it must be at least 1."
+    path = write(tmp_path, "train.steps = -1\n")
+    message = "run.toml:1  train.steps: -1 is too small; it must be at least 0."
     assert faults(path, ("train.steps", "20")) == message
 
 

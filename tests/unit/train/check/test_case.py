@@ -160,6 +160,8 @@ def test_json_has_every_key(
         "policy": "by-work",
         "context_tokens": 512,
         "recompute": "none",
+        "lora_rank": 0,
+        "frozen": [],
         "cp": 2,
         "tp": 1,
         "ep": 1,

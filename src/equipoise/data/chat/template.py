@@ -1,0 +1,233 @@
+"""A chat template, rendered exactly as ``transformers`` renders it.
+
+Why
+    A model answers well only to text in the very form that it was trained on: one wrong blank
+    changes its tokens. Published templates rely on how ``apply_chat_template`` sets up jinja2.
+
+What it decides
+    Templates are other people's programs, so they run in jinja2's sandbox. Settings, filters and
+    functions are those of ``transformers``, and so is what a template sees: messages without keys
+    that are null, the named special tokens, reasoning under all of its names. ``{% generation %}``
+    marks what the assistant writes.
+
+    A template that asks for the date (``strftime_now``) writes the day of tokenizing.
+
+Kept true (tests/oracle/test_chat_template.py)
+    Text, tokens and marks equal those of ``apply_chat_template``, over many templates.
+
+Sources
+    transformers 5.23, ``utils/chat_template_utils.py``.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from equipoise.base.errors import DataError
+from equipoise.base.shown import shorten
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+"""Characters [start, stop) of a rendered conversation."""
+
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class RenderError(Exception):
+    """A template cannot write a conversation; with the reason, for a sentence."""
+
+
+class _Marks(jinja2.ext.Extension):
+    """``{% generation %}``: notes which characters lie between it and its end."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.written: list[str] | None = None
+        self.spans: list[Span] = []
+        environment.extend(marks=self)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
+
+    def _note(self, caller: Any) -> str:
+        text: str = caller()
+        if self.written is not None:
+            start = sum(map(len, self.written))
+            self.spans.append((start, start + len(text)))
+        return text
+
+    @contextmanager
+    def noting(self) -> Iterator[list[str]]:
+        """Note spans while blocks are added to the list that this yields."""
+        self.written, self.spans = [], []
+        try:
+            yield self.written
+        finally:
+            self.written = None
+
+
+class _Dict:
+    """``dict`` for templates, without its attributes."""
+
+    def __call__(self, *args: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*args, **named)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """``namespace`` for templates, without names that lead to Python's internals."""
+
+    def __init__(*args: Any, **named: Any) -> None:
+        self, *rest = args  # a template may name a variable "self"
+        values = dict(*rest, **named)
+        for name in values:
+            _Namespace._require_plain(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _Namespace._require_plain(name)
+        jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    @staticmethod
+    def _require_plain(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"it stores {name!r} in a namespace")
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> jinja2.Environment:
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = _now
+    made.globals["dict"] = _Dict()
+    made.globals["namespace"] = _Namespace
+    return made
+
+
+def _as_seen(message: Message) -> dict[str, Any]:
+    """A message as templates see it: without null keys, reasoning under all of its names."""
+    seen = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((seen[name] for name in _REASONING if name in seen), None)
+    if reasoning is not None:
+        seen = {"thinking": reasoning, **seen, "reasoning_content": reasoning}
+    return seen
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: The template.
+        special_tokens: The tokenizer's named tokens, such as ``eos_token``.
+
+    Raises:
+        DataError: it is not a jinja2 template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source, self.special_tokens = source, dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise DataError(
+                f"The chat template is not valid: {error.message} (line {error.lineno}). Correct "
+                "chat_template.jinja in the tokenizer's folder."
+            ) from None
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether it says by ``{% generation %}`` what the assistant writes."""
+        return _MARK.search(self.source) is not None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: Each with its ``role``.
+            tools: JSON schemas of functions that the assistant may call.
+            add_generation_prompt: Whether to end with what comes before an answer.
+
+        Raises:
+            RenderError: the template refuses the conversation, or fails on it.
+        """
+        return self.render_marked(messages, tools, add_generation_prompt=add_generation_prompt)[0]
+
+    def render_marked(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> tuple[str, list[Span]]:
+        """As ``render``, and the characters that the template marks as written by the assistant."""
+        marks: _Marks = self._template.environment.marks  # type: ignore[attr-defined]
+        try:
+            with marks.noting() as written:
+                for block in self._template.generate(
+                    messages=[_as_seen(message) for message in messages],
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.special_tokens,
+                ):
+                    written.append(block)
+                return "".join(written), marks.spans
+        except jinja2.TemplateError as error:
+            raise RenderError(f"the chat template refuses it: {_line(error)}") from None
+        except Exception as error:  # whatever a template's own code raises
+            raise RenderError(
+                f"the chat template fails on it: {type(error).__name__}: {_line(error)}"
+            ) from None
+
+
+def _line(error: Exception) -> str:
+    return shorten(" ".join(str(error).split()), 200).rstrip(".")

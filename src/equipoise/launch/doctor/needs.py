@@ -1,0 +1,69 @@
+"""What a run asks of each of its nodes, forecast before anything starts.
+
+Kept true (tests/unit/cli/doctor/test_verb.py, tests/multi/train/test_fit.py)
+    ``train`` refuses by the same figures as ``doctor``.
+"""
+
+from equipoise.cost.memory.forecast import forecast_memory
+from equipoise.cost.memory.share import StageShare
+from equipoise.launch.doctor.checks import count_group_files
+from equipoise.launch.doctor.facts import Needs
+from equipoise.launch.forms import Nodes
+from equipoise.spec.cluster.spec import ClusterSpec
+from equipoise.spec.layout import Layout
+from equipoise.spec.model.presets import ModelSpec
+from equipoise.spec.run.spec import RunSpec
+
+_LIBRARIES_BYTES = 300 << 20
+"""Resident memory of a rank that has imported torch 2.13, before its first tensor."""
+
+
+def needs_of(
+    spec: RunSpec, model: ModelSpec, ranks: int, nodes: Nodes, cluster: ClusterSpec | None = None
+) -> Needs:
+    """What a run asks of each of its nodes.
+
+    Args:
+        spec: All keys.
+        model: Sizes.
+        ranks: All of them.
+        nodes: What they stand on.
+        cluster: Whose devices they compute on; None for the nodes themselves.
+    """
+    layout = spec.layout.of_ranks(ranks)
+    forecasts = [
+        forecast_memory(
+            model,
+            layout,
+            tokens=-(-spec.pack.most_tokens // layout.cp),
+            precision=spec.train.precision,
+            recompute=spec.train.recompute,
+            stage=stage,
+        )
+        for stage in _stages(model.layers, layout)
+    ]
+    fullest = max(forecasts, key=lambda each: each.total_bytes)
+    on_device = cluster is not None and nodes.accelerator != "none"
+    return Needs(
+        ranks=nodes.ranks,
+        nodes=nodes.count,
+        accelerator=nodes.accelerator,
+        rank_bytes=fullest.total_bytes + (0 if on_device else _LIBRARIES_BYTES),
+        device_bytes=cluster.device.usable_bytes if cluster is not None and on_device else 0,
+        # fp32 weights and the optimizer's two moments of each.
+        checkpoint_bytes=12 * model.params,
+        kept_checkpoints=spec.checkpoint.keep,
+        group_files=count_group_files(layout),
+        is_pinned=spec.layout.pin,
+        terms=fullest.terms,
+    )
+
+
+def _stages(layers: int, layout: Layout) -> list[StageShare | None]:
+    """The first rank of a pipeline, with most in flight, and the last, with the head."""
+    if layout.pp == 1:
+        return [None]
+    share = -(-layers // layout.pp)
+    first = StageShare(tuple(range(share)), has_head=False, kept_micro_batches=float(layout.pp))
+    last = StageShare(tuple(range(layers - share, layers)), embeds=False)
+    return [first, last]

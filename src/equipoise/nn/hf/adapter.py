@@ -1,0 +1,113 @@
+"""Adapters as peft reads them, and merged into the weights that they stand beside.
+
+What it decides
+    A folder with ``adapter_config.json``, which peft's own ``LoraConfig`` writes, and
+    ``adapter_model.safetensors``, under the names that peft gives its layers. Scale, rank and
+    layers are those of training, so ``PeftModel.from_pretrained`` on the base gives equal logits.
+
+Kept true (tests/oracle/test_lora.py)
+    peft on the base, and transformers on the merged folder, have the logits that were trained.
+
+Sources
+    peft 0.21, ``utils/save_and_load.py`` for the names.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equipoise.base.durable import sync
+from equipoise.base.errors import ModelError
+from equipoise.nn.hf.names import hf_names
+from equipoise.nn.lora import ADAPTER
+from equipoise.spec.run.lora import TARGETS, LoraSpec
+
+_A, _B = f".{ADAPTER}.lora_A", f".{ADAPTER}.lora_B"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a weight of ours is part of an adapter."""
+    return name.endswith((_A, _B))
+
+
+def merge_adapters(
+    weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: LoraSpec
+) -> dict[str, Tensor]:
+    """Every weight with ``scale B A`` added where it has an adapter.
+
+    Args:
+        weights: A model's own weights, by our names.
+        adapters: A and B of each adapter, by our names.
+        lora: Their scale.
+    """
+    merged = dict(weights)
+    for name, first in adapters.items():
+        if name.endswith(_A):
+            stem = name.removesuffix(_A)
+            second = adapters[stem + _B]
+            wide = torch.float32 if first.dtype == torch.bfloat16 else first.dtype
+            change = lora.scale * (second.to(wide) @ first.to(wide))
+            weight = merged[f"{stem}.weight"]
+            merged[f"{stem}.weight"] = (weight.to(wide) + change).to(weight.dtype)
+    return merged
+
+
+def write_adapter(
+    folder: Path, adapters: Mapping[str, Tensor], lora: LoraSpec, *, base: str
+) -> None:
+    """Write a folder that ``peft.PeftModel.from_pretrained`` loads, whole or not at all.
+
+    Args:
+        folder: The folder to make; must not exist.
+        adapters: A and B of each adapter, by our names.
+        lora: Rank, scale and layers.
+        base: The Hugging Face folder that the run began from.
+
+    Raises:
+        ModelError: the folder exists or cannot be written, or peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, TaskType
+    except ImportError as error:
+        raise ModelError(
+            "An adapter's folder is written by peft, which is not installed. Run `pip install "
+            "'equipoise[lora]'`, or convert without --adapter: the adapters are then merged."
+        ) from error
+    if folder.exists():
+        raise ModelError(f"{folder} already exists. Name a new folder, or delete it.")
+    state = {}
+    for name, weight in adapters.items():
+        stem, _, kind = name.rpartition(f".{ADAPTER}.")
+        theirs = hf_names(f"{stem}.weight")[0].removesuffix(".weight")
+        state[f"base_model.model.{theirs}.{kind}.weight"] = weight.detach().cpu().contiguous()
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        target_modules=[TARGETS[each] for each in lora.layers],
+        lora_dropout=0.0,
+        bias="none",
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
+    partial = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        config.save_pretrained(str(partial))
+        save_file(state, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        for path in (*partial.iterdir(), partial):
+            sync(path)
+        partial.rename(folder)
+        sync(folder.parent)
+    except OSError as error:
+        raise ModelError(
+            f"{folder} could not be written ({error.strerror or error}). Free some space or choose "
+            f"another folder."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,94 @@
+"""Text to tokens and back by a model's own files, and conversations by its chat template.
+
+What it decides
+    Special tokens and templates are read as ``AutoTokenizer`` reads them. Special tokens that
+    stand in a text or in a rendered conversation become those tokens; a template begins the
+    text itself, so nothing is added before it.
+
+Kept true (tests/oracle/test_generate.py)
+    Token ids of texts and of conversations are those of ``AutoTokenizer``.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from equipoise.base.errors import DataError, ModelError
+from equipoise.data.chat.template import ChatTemplate, Message, RenderError
+from equipoise.data.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
+from equipoise.nn.hf.files import TOKENIZER, ModelFiles, write_files
+
+
+def read_settings(files: ModelFiles) -> TokenizerFolder:
+    """What the files beside a tokenizer.json say.
+
+    Raises:
+        DataError: one of them cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        contents = {name: each for name, each in files.contents.items() if name != TOKENIZER}
+        write_files(contents, Path(folder))
+        return read_tokenizer_folder(Path(folder))
+
+
+class ModelTokenizer:
+    """The tokenizer among a model's files."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        """Read it.
+
+        Raises:
+            ModelError: there is none, or it cannot be read.
+            DataError: a file beside it cannot be read.
+        """
+        if TOKENIZER not in files.contents:
+            raise ModelError(
+                f"{files.where} has no {TOKENIZER}, which turns text into tokens. Write the "
+                "model's there: AutoTokenizer.from_pretrained(...).save_pretrained(...) does."
+            )
+        try:
+            self.core = tokenizers.Tokenizer.from_str(files.contents[TOKENIZER].decode())
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(
+                f"{files.where}/{TOKENIZER} is not a tokenizer.json: {error}."
+            ) from None
+        self.core.no_padding()
+        self.core.no_truncation()
+        self._where, self._settings = files.where, read_settings(files)
+        self._settings.complete(self.core)
+        self._template: ChatTemplate | None = None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with what the tokenizer's own rules add."""
+        return list(self.core.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant answers.
+
+        Raises:
+            ModelError: there is no chat template, or it refuses the conversation.
+            DataError: the template is not valid.
+        """
+        if self._template is None:
+            if not self._settings.templates:
+                raise ModelError(
+                    f"{self._where} has no chat template, so nobody knows how it was taught to "
+                    "talk. Continue plain text instead, without --chat."
+                )
+            source = self._settings.template(with_tools=False)
+            self._template = ChatTemplate(source, self._settings.special_tokens)
+        try:
+            text = self._template.render(messages, add_generation_prompt=True)
+        except RenderError as error:
+            raise ModelError(f"The conversation cannot be written: {error}.") from None
+        return list(self.core.encode(text, add_special_tokens=False).ids)
+
+
+def has_template(files: ModelFiles) -> bool:
+    """Whether the files hold a chat template."""
+    try:
+        return bool(read_settings(files).templates)
+    except DataError:
+        return False
