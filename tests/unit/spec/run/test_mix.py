@@ -60,8 +60,8 @@ def test_tables_are_read_and_written_back(tmp_path: Path) -> None:
         ("data.mix = [{path = 1}]", "source 1: path needs text, got 1."),
         (
             'data.mix = [{path = "a", source = "json"}]',
-            'source 1: source = "json" is not one of "python-stdlib", "text", "jsonl", "parquet", '
-            '"datasets". Nearest: "jsonl".',
+            'source 1: source = "json" is not one of "python-stdlib", "python-functions", "text", '
+            '"jsonl", "parquet", "datasets". Nearest: "jsonl".',
         ),
         (
             'data.mix = [{path = "a"}]',
