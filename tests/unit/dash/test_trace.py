@@ -157,3 +157,36 @@ def test_what_is_not_there(
     assert str(refused.value) == (
         f"{tmp_path}/empty has no finished step to trace. Let it train one."
     )
+
+
+def test_sides_of_one_run_stand_beside_each_other(tmp_path: Path, journals: ModuleType) -> None:
+    for policy in ("in-order", "divided"):
+        file = journals.write_run(tmp_path / policy, policy=policy, steps=5) / "journal"
+        first, *rest = (file / "rank-00000.jsonl").read_text().splitlines(keepends=True)
+        begun = json.loads(first) | {
+            "compared": {"policies": ["in-order", "divided"], "session": "1"}
+        }
+        (file / "rank-00000.jsonl").write_text("".join([json.dumps(begun) + "\n", *rest]))
+    assert main(["trace", str(tmp_path), "--steps", "3"]) == 0
+    events = json.loads((tmp_path / "trace/step-000003.json").read_text())["traceEvents"]
+    named = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert named == {
+        0: "in-order, measured",
+        1: "in-order, predicted",
+        2: "divided, measured",
+        3: "divided, predicted",
+    }
+    assert min(each["ts"] for each in events if each["ph"] == "X") == 0
+
+
+def test_a_lost_journal_is_named_beside_the_trace(
+    tmp_path: Path, journals: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = journals.write_run(tmp_path / "run", steps=3)
+    (run / "journal" / "rank-00001.jsonl").unlink()
+    sentence = read_run(run).missing_sentence
+    for verb in ("trace", "report"):
+        assert main([verb, str(run)]) == 0
+        assert capsys.readouterr().err == f"{sentence}\n"
+    assert main(["inspect", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["journal"] == sentence
