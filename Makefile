@@ -46,8 +46,8 @@ demo: $(VENV)/.train
 	@echo "3. Predicted beside measured"
 	@$(BIN)/equipoise report $(RUNS)
 	@echo
-	@echo "4. Twenty tokens of Python, from $$(sed -n 's/^steps = //p' recipes/demo/run.toml) steps of training"
-	@$(BIN)/equipoise generate $(RUNS) "def " --tokens 20
+	@echo "4. Twenty tokens of Python from what it has learned so far"
+	@$(BIN)/equipoise generate $(RUNS) "def " --tokens 20 --temperature 0.7 --top-k 40 --seed 1
 
 test: $(VENV)/.dev
 	@mkdir -p .pytest_cache

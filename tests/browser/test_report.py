@@ -1,5 +1,6 @@
 """The report in a real Chromium, from a file, with the network watched."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -118,11 +119,99 @@ def test_it_says_the_headline_and_follows_the_scheme(
     browser: Any, reports: dict[str, str], page: Any
 ) -> None:
     told = page.evaluate("document.querySelector('h1').textContent")
-    assert "less time per step than in-order (predicted: " in told
+    assert "less time per step than in-order (predicted " in told
     dark = browser.open(reports["two"], width=1440, scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate(paper) != dark.evaluate(paper)
     dark.close()
+
+
+@pytest.mark.parametrize(("width", "shown"), [(390, "narrow"), (1280, "wide")])
+@pytest.mark.parametrize("which", ["two", "alone", "many", "four"])
+def test_the_picture_comes_first_with_letters_of_full_size(
+    browser: Any, reports: dict[str, str], which: str, width: int, shown: str
+) -> None:
+    page = browser.open(reports[which], width=width)
+    tops = page.evaluate(
+        "['h1', '#picture', 'table.runs', 'figure'].map(each =>"
+        " document.querySelector(each).getBoundingClientRect().top)"
+    )
+    assert tops == sorted(tops)
+    box = (
+        "(each => { const box = each.getBoundingClientRect();"
+        " return {left: box.left, right: box.right, top: box.top, bottom: box.bottom} })"
+    )
+    drawn = f"#picture .{shown} svg"
+    assert page.evaluate(f"getComputedStyle(document.querySelector('{drawn}')).display") != "none"
+    texts = page.evaluate(f"[...document.querySelectorAll('{drawn} text')].map({box})")
+    svg = page.evaluate(f"{box}(document.querySelector('{drawn}'))")
+    assert texts
+    for at, text in enumerate(texts):
+        assert svg["left"] - 1 <= text["left"] and text["right"] <= svg["right"] + 1
+        assert text["bottom"] - text["top"] >= 11  # of letters of 12 px and more
+        for other in texts[:at]:
+            beside = text["left"] >= other["right"] or other["left"] >= text["right"]
+            assert (
+                beside or text["top"] >= other["bottom"] - 3 or other["top"] >= text["bottom"] - 3
+            )
+    page.close()
+
+
+def test_no_figure_leaves_a_hole_beside_it(browser: Any, reports: dict[str, str]) -> None:
+    for which in ("two", "alone", "planned", "many"):
+        page = browser.open(reports[which], width=1280)
+        rows = page.evaluate(
+            "[...document.querySelectorAll('figure')].map(each => ({id: each.id,"
+            " top: each.getBoundingClientRect().top, width: each.clientWidth,"
+            " plot: each.querySelector('.plot').clientHeight}))"
+        )
+        whole = max(row["width"] for row in rows)
+        for row in rows:
+            level = [each for each in rows if each["top"] == row["top"]]
+            assert sum(each["width"] for each in level) > 0.9 * whole, row["id"]
+        heights = {row["id"]: row["plot"] for row in rows}
+        assert heights["errors"] >= 0.9 * heights["steps"] or which in ("alone", "many")
+        page.close()
+
+
+def test_a_spike_is_ringed_and_the_rule_stated(
+    browser: Any, journals: ModuleType, tmp_path: Path
+) -> None:
+    run = journals.write_run(tmp_path / "run", steps=60)
+    file = run / "journal" / "rank-00000.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if line["name"] == "step" and line["step"] == 50:
+            line["loss"] += 4
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = browser.open(write_report([run], tmp_path / "report.html").as_uri(), width=1280)
+    assert page.evaluate("document.querySelectorAll('#loss circle.spike').length") == 1
+    assert "It spikes at step 50." in page.evaluate(
+        "document.querySelector('#loss .finding').textContent"
+    )
+    assert "6 times the usual scatter" in page.evaluate(
+        "document.querySelector('#loss .hint').textContent"
+    )
+    page.close()
+
+
+def test_colours_of_memory_are_nowhere_else(page: Any) -> None:
+    colours = (
+        "(root => [...new Set([...document.querySelectorAll(root)]"
+        ".map(each => getComputedStyle(each).fill))])"
+    )
+    memory = set(page.evaluate(f"{colours}('#memory .legend rect')"))
+    others = set(
+        page.evaluate(f"{colours}('figure:not(#memory) rect, figure:not(#memory) circle')")
+    )
+    assert len(memory) == 7  # six terms and the measured peak
+    assert memory & others <= {"rgb(27, 30, 35)"}  # ink
+
+
+def test_the_foot_says_when_by_which_command_and_where(page: Any) -> None:
+    told = page.evaluate("document.getElementById('footer').innerText")
+    assert "equipoise train run.toml --pack.policy in-order --train.steps 40" in told
+    assert "2026-09-21 " in told and " UTC · equipoise 0.1.0 · x86_64, 2 cores, 16.0 GiB" in told
 
 
 def test_every_figure_has_a_name_and_a_label(page: Any) -> None:
@@ -232,9 +321,14 @@ def test_the_timeline_shows_the_same_step_of_another_run(page: Any) -> None:
 
 def test_spans_and_points_tell_what_they_are(page: Any) -> None:
     timeline = Timeline(page)
+    timeline.y -= 20  # the upper part of rank 0's lane, as measured
     timeline.mouse("mouseMoved", -200)
     told = page.evaluate("document.getElementById('tooltip').innerText")
     assert "rank 0" in told and "duration" in told and "micro-batch" in told
+    timeline.y += 20  # the lower part, as predicted
+    timeline.mouse("mouseMoved", -200)
+    told = page.evaluate("document.getElementById('tooltip').innerText")
+    assert told.startswith("predicted compute · rank 0") and "micro-batch" not in told
     page.evaluate("document.querySelector('#wait svg').scrollIntoView({block: 'center'})")
     box = page.evaluate(
         "(({x, y}) => ({x, y}))(document.querySelector('#wait svg').getBoundingClientRect())"

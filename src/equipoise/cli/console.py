@@ -1,9 +1,12 @@
 """What people see: a console without colour off a terminal, and bars only on one."""
 
+import io
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 from equipoise.base.units import format_seconds
 
@@ -13,6 +16,71 @@ if TYPE_CHECKING:
 
 _WIDTH_OFF_TERMINAL = 120
 _MOST_COLUMNS = 10_000
+
+
+class OutputError(Exception):
+    """Standard output takes no more; the message is empty if nobody reads it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class _Output(io.FileIO):
+    """Standard output, whose refusals are told apart from those of other files."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            # What is buffered is written once more when Python ends, and then must not fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise OutputError("", 141) from None
+            why = error.strerror or str(error)
+            raise OutputError(
+                f"Standard output cannot be written ({why[0].lower()}{why[1:]}), so not all of "
+                f"the answer was. Make room, or write it elsewhere: > FILE.",
+                1,
+            ) from None
+
+
+@contextmanager
+def guard_stdout() -> Iterator[None]:
+    """Standard output while a verb runs: what it refuses is an ``OutputError``.
+
+    Raises:
+        OutputError: it is closed or full, or nobody reads it any more.
+    """
+    before = sys.stdout
+    if before is None:
+        raise OutputError(
+            "Standard output is closed, so nothing could be printed. Open it, as in > /dev/null.", 1
+        )
+    try:
+        descriptor = before.fileno()
+    except (OSError, ValueError):  # a stream of a program that called us
+        yield
+        return
+    with suppress(OSError):
+        before.flush()
+    # A name that an ASCII terminal cannot show must not end the program.
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_Output(descriptor, "w", closefd=False)),
+        encoding=before.encoding,
+        errors="backslashreplace",
+        line_buffering=before.isatty(),
+    )
+    try:
+        yield
+        sys.stdout.flush()
+    except SystemExit:  # --help and --version leave so
+        sys.stdout.flush()
+        raise
+    finally:
+        with suppress(OutputError):
+            sys.stdout.flush()
+        sys.stdout = before
 
 
 def make_console(quiet: bool = False, file: TextIO | None = None) -> "Console":

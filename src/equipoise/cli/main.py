@@ -12,14 +12,13 @@ Kept true (tests/unit/cli/test_main.py)
 import argparse
 import errno
 import importlib
-import io
 import os
 import re
 import resource
-import select
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -27,6 +26,7 @@ from equipoise import __version__
 from equipoise.base.errors import EquipoiseError, SpecError
 from equipoise.base.nearest import nearest
 from equipoise.base.shown import shorten, shown
+from equipoise.cli.console import OutputError, guard_stdout
 from equipoise.cli.run_arguments import nearest_run_flag, split_overrides
 
 VERBS = {
@@ -42,6 +42,7 @@ VERBS = {
     "check": "prove that every layout and packing gives one rank's loss and gradients",
     "calibrate": "measure this machine, so that this-cpu is priced by what it does",
     "convert": "turn a checkpoint or a GGUF file into a Hugging Face folder",
+    "completion": "print a script with which bash, zsh or fish completes verbs, flags and keys",
     "generate": "continue a text, or chat, with a run, a checkpoint or a Hugging Face folder",
     "inspect": "say what a file or a folder of a run holds",
     "launch": "print a run as torchrun, Slurm or Kubernetes starts it; --submit hands it over",
@@ -68,13 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted, 141 nobody reads the output any more. Under --json an error is
     ``{"error", "exit_code"}`` on stdout, beside the sentence on stderr.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name that an ASCII terminal cannot show must not end the program.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    words = sys.argv[1:] if argv is None else list(argv)
+    if sys.stderr is None:  # closed: whoever did so wants no word
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
-        code = _run(words)
-        sys.stdout.flush()
+        with guard_stdout():
+            return _answer(sys.argv[1:] if argv is None else list(argv))
+    except OutputError as error:
+        sys.stderr.write(f"{error}\n" if str(error) else "")
+        return error.exit_code
+
+
+def _answer(words: Sequence[str]) -> int:
+    """Run one verb and turn its errors into sentences; the exit code."""
+    try:
+        code = _run(list(words))
     except EquipoiseError as error:
         return _fail(_brief(str(error)), error.exit_code, words)
     except RecursionError:
@@ -83,10 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(_no_memory(str(error)), 1, words)
     except KeyboardInterrupt:
         return _fail("Interrupted.", 130, words)
-    except BrokenPipeError:
-        if not _is_stdout_broken():
-            raise
-        return 141
+    except BrokenPipeError:  # of a rank
+        raise
     except OSError as error:
         return _fail(_refusal(error), 1, words)
     except ModuleNotFoundError as error:
@@ -111,7 +117,7 @@ def _fail(message: str, code: int, words: Sequence[str]) -> int:
     if "--json" in words:
         import json
 
-        with suppress(OSError):  # stdout may be what is wrong
+        with suppress(OSError, OutputError):  # stdout may be what is wrong
             sys.stdout.write(json.dumps({"error": message, "exit_code": code}) + "\n")
             sys.stdout.flush()
     return code
@@ -241,12 +247,8 @@ def _overview(program: str, verbs: Mapping[str, str], about: str) -> Parser:
     return parser
 
 
-def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of one verb.
-
-    Raises:
-        SpecError: wrong usage; names the nearest flag.
-    """
+def make_parser(verb: str, module: ModuleType) -> Parser:
+    """The parser of one verb, with the flags that all verbs have."""
     parser = Parser(f"equipoise {verb}", _sentence(module), module.EXAMPLES)
     module.add_arguments(parser)
     parser.add_argument(
@@ -255,6 +257,16 @@ def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namesp
         help="print one JSON document; of an error, {error, exit_code}",
     )
     parser.add_argument("--quiet", action="store_true", help="print no more than the result")
+    return parser
+
+
+def parse(verb: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of one verb.
+
+    Raises:
+        SpecError: wrong usage; names the nearest flag.
+    """
+    parser = make_parser(verb, module)
     rest, overrides = list(argv), None
     if parser.get_default("overrides") is not None:
         rest, overrides = split_overrides(argv, parser.error)
@@ -275,21 +287,6 @@ def _unknown(parser: Parser, extras: Sequence[str]) -> str:
     is_run = parser.get_default("overrides") is not None
     meant = nearest_run_flag(flag, flags) if is_run else nearest(flag, flags)
     return f"{parser.prog}: {flag}: no such flag. Nearest: {meant}"
-
-
-def _is_stdout_broken() -> bool:
-    """Whether it was our reader who left (``equipoise systems | head``), and not a rank's pipe."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # stdout is not a file
-        return False
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
-        return False
-    # Python flushes once more on its way out, and would complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-    return True
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ examples:
   equipoise report runs/by-work --json
 
 --json prints {"report", "headline", "runs": [...], "comparisons": [...]}. Unknown is null.
-  of each run: label folder policy ranks steps tokens stop faults; loss (of the last step);
-    held_out_loss (the last);
+  of each run: label folder policy ranks steps tokens stop faults; missing_ranks: whose journals
+    are lost; loss (of the last step), held_out_loss (the last), loss_spikes: steps;
     means over steps, without the first of each session: step_s predicted_step_s tokens_per_s
-    mfu wait_share plan_s, skew (max/mean of the ranks' busy seconds) predicted_skew
-    predicted_turn_skew (the slowest rank of each turn, added up, over the mean: what counts where
-    ranks meet in every micro-batch) in_order_skew; step_error busy_error (a number for each
-    rank): median of |measured - predicted| / measured; peak_memory_bytes forecast_bytes of the
-    fullest rank;
+    mfu wait_share uneven_share (of it, what even work gives back) plan_s, skew (max/mean of the
+    ranks' busy seconds) predicted_skew predicted_turn_skew (the slowest rank of each turn,
+    added up, over the mean: what counts where ranks meet in every micro-batch) in_order_skew;
+    step_error busy_error (a number for each rank): median of |measured - predicted| / measured;
+    peak_memory_bytes forecast_bytes of the fullest rank;
     plan, of a run that obeyed a plan.lock: keys, steps, and planned measured error of step_s (a
     median), parts (seconds) and memory_bytes; terms of the planned seconds
   of each comparison: baseline label; measured predicted: how many times faster label is;
@@ -56,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     from equipoise.dash.verdict import tell_spread
 
     records = read_runs(args.runs)
+    for record in records:
+        if record.missing_ranks:
+            sys.stderr.write(f"{record.missing_sentence}\n")
     out = write_page(records, args.out or args.runs[0] / "report.html")
     names = labels(records)
     summaries = [summarize(record, name) for record, name in zip(records, names, strict=True)]

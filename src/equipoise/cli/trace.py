@@ -15,6 +15,7 @@ examples:
   equipoise trace runs/by-work                     the step of median duration
   equipoise trace runs/by-work --steps 3-5
   equipoise trace runs/by-work --steps 12 --out step.json
+  equipoise trace runs/run                         of a run of train --compare: all its sides
 
 Open the file at https://ui.perfetto.dev or chrome://tracing. Instructions of a pipeline are named
 as equipoise explain pipeline names them: 1F3 is the forward of micro-batch 3 on stage 1, I and W
@@ -39,12 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the trace and say where it is."""
     from equipoise.dash.trace import typical_step, write_run_trace
-    from equipoise.observe.reader import read_run
+    from equipoise.observe.reader import read_sides
 
-    record = read_run(args.run)
-    steps = _steps(args.steps) if args.steps else [typical_step(record)]
+    sides = read_sides(args.run)
+    for side in sides:
+        if side.missing_ranks:
+            sys.stderr.write(f"{side.missing_sentence}\n")
+    steps = _steps(args.steps) if args.steps else [typical_step(sides[-1])]
     out: Path = args.out or args.run / "trace" / f"step-{steps[0]:06d}.json"
-    write_run_trace(record, steps, out)
+    write_run_trace(sides, steps, out)
     if args.json:
         row = {"trace": str(out), "run": str(args.run), "steps": steps}
         sys.stdout.write(json.dumps(row) + "\n")

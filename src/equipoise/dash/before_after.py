@@ -64,19 +64,20 @@ class Block:
 
 
 def typical_pair(before: RunRecord, after: RunRecord) -> int:
-    """The step whose ratio of durations is the median, of those that both runs have.
+    """The step whose ratio of durations is nearest to that of all steps that both runs have.
 
     Raises:
         SpecError: no step is in both.
     """
     common, ours, theirs = np.intersect1d(after.step, before.step, return_indices=True)
     steady = steady_steps(after)[ours] & steady_steps(before)[theirs]
-    chosen = np.flatnonzero(steady) if steady.any() else np.arange(common.size)
+    known = (before.step_s[theirs] > 0) & (after.step_s[ours] > 0)
+    chosen = np.flatnonzero(known & steady if (known & steady).any() else known)
     if not chosen.size:
         raise SpecError(f"{before.folder} and {after.folder} have no step in common.")
-    ratios = before.step_s[theirs[chosen]] / after.step_s[ours[chosen]]
-    order = chosen[np.argsort(ratios, kind="stable")]
-    return int(common[order[(len(order) - 1) // 2]])
+    before_s, after_s = before.step_s[theirs[chosen]], after.step_s[ours[chosen]]
+    away = np.abs(np.log(before_s / after_s) - np.log(before_s.sum() / after_s.sum()))
+    return int(common[chosen[np.argmin(away)]])
 
 
 def draw_before_after(before: RunRecord, after: RunRecord, step: int) -> str:

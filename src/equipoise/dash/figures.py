@@ -21,17 +21,21 @@ from numpy.typing import NDArray
 from equipoise.base.arrays import Floats
 from equipoise.base.units import format_count
 from equipoise.dash.compare import compare_all, flat
-from equipoise.dash.figures_settings import configuration, environment
+from equipoise.dash.figures_settings import configuration, environment, origin
 from equipoise.dash.figures_timeline import draw_timeline
 from equipoise.dash.findings import findings, headline
+from equipoise.dash.picture import choose_picture
 from equipoise.dash.planned import plan_finding, read_plans
 from equipoise.dash.sample import LAST_STEPS, WHOLE_STEPS, bucket, choose_evenly, plain_list
 from equipoise.dash.summary import (
     IN_ORDER,
+    find_spikes,
     labels,
+    measured_busy_s,
     skew_of,
     steady_steps,
     summarize,
+    uneven_share_of,
     wait_share_of,
 )
 from equipoise.observe.run_record import RunRecord
@@ -65,6 +69,10 @@ def page_data(records: Sequence[RunRecord]) -> Table:
         ],
         "configuration": configuration(records),
         "environment": environment(records),
+        "origins": [
+            origin(record) | {"label": name} for record, name in zip(records, names, strict=True)
+        ],
+        "picture": picture.as_html() if (picture := choose_picture(records, names)) else "",
     }
 
 
@@ -80,15 +88,16 @@ def _run(record: RunRecord, summary: Table) -> Table:
         "status": _status(record),
         "summary": summary,
         "lines": {
-            "loss": _line(record.tokens_seen, record.loss),
+            "loss": _line(record.tokens_seen, record.loss) | {"spikes": _spikes(record)},
             "held_out": _line(held_out.step, held_out.loss),
             "held_out_lengths": _line(np.log2(held_out.least_tokens), last_held_out),
             "tokens_per_s": _line(record.step, record.tokens_per_s),
             "mfu": _line(record.step, record.mfu),
             "wait": _line(record.step, wait_share_of(record)),
+            "uneven": _line(record.step, uneven_share_of(record)),
             "measured_step_s": _line(record.step, record.step_s),
             "predicted_step_s": _line(record.step, record.predicted_step_s),
-            "measured_skew": _line(record.step, skew_of(record.busy_s)),
+            "measured_skew": _line(record.step, skew_of(measured_busy_s(record))),
             "predicted_skew": _line(record.step, record.skew),
             "in_order_skew": _line(record.step, record.in_order_skew),
         },
@@ -113,6 +122,16 @@ def _line(x: NDArray[Any], y: Floats) -> Table:
         line["low"] = plain_list([float(y[part].min()) for part in parts])
         line["high"] = plain_list([float(y[part].max()) for part in parts])
     return line
+
+
+def _spikes(record: RunRecord) -> Table:
+    """The steps at which the loss spikes, where they lie on the curve."""
+    rows = find_spikes(record.loss)
+    return {
+        "step": plain_list(record.step[rows]),
+        "x": plain_list(record.tokens_seen[rows]),
+        "y": plain_list(record.loss[rows]),
+    }
 
 
 def _scatter(record: RunRecord) -> Table:
@@ -143,7 +162,7 @@ def _bars(record: RunRecord, ranks: Sequence[int]) -> Table:
         "documents": [plain_list(record.rank_documents[row, ranks]) for row in rows],
         "in_order_skew": plain_list(record.in_order_skew[rows]),
         "predicted_skew": plain_list(record.skew[rows]),
-        "measured_skew": plain_list(skew_of(record.busy_s)[rows]),
+        "measured_skew": plain_list(skew_of(measured_busy_s(record))[rows]),
         "typical": int(order[(known - 1) // 2]) if known else 0,
         "of": int(record.step.size),
     }
@@ -210,6 +229,8 @@ def _notes(records: Sequence[RunRecord], names: Sequence[str]) -> list[Table]:
     """What a reader must know before believing the figures; faults first."""
     notes: list[Table] = []
     for record, name in zip(records, names, strict=True):
+        if record.missing_ranks:
+            notes.append({"kind": "fault", "text": f"{name}: {record.missing_sentence}"})
         for fault in record.faults[:20]:
             where = "" if math.isnan(fault.step) else f" at step {fault.step:.0f}"
             notes.append(

@@ -4,13 +4,23 @@ Kept true (tests/unit/dash/test_report.py)
     Every key of run.toml is there once, with what each run says and why.
 """
 
+import math
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from equipoise.base.units import format_bytes
 from equipoise.dash.compare import flat
 from equipoise.observe.run_record import RunRecord
+from equipoise.spec.plan import LOCK
 
 Table = dict[str, Any]
+
+_LINE = re.compile(r"(.+):\d+")
+"""The origin of a value that a file gave, and its line."""
 
 
 def configuration(records: Sequence[RunRecord]) -> list[Table]:
@@ -65,6 +75,48 @@ def environment(records: Sequence[RunRecord]) -> list[Table]:
         }
         for key in keys
     ]
+
+
+def origin(record: RunRecord) -> Table:
+    """When a run began, the command that it was, what computed it, and the machine."""
+    start = record.start
+    facts = start.environment
+    commit = facts.get("commit")
+    cores = facts.get("cores")
+    memory_bytes = facts.get("memory_bytes")
+    machine = (
+        str(facts.get("cpu", "")),
+        f"{cores} core{'s' * (cores != 1)}" if cores else "",
+        format_bytes(memory_bytes) if isinstance(memory_bytes, int) else "",
+    )
+    return {
+        "date": "" if math.isnan(start.t) else f"{_day(start.t)} UTC",
+        "command": _command(record),
+        "version": f"equipoise {start.version}" + (f", commit {commit}" if commit else ""),
+        "machine": ", ".join(part for part in machine if part),
+    }
+
+
+def _day(t: float) -> str:
+    """A day and a minute of unix seconds."""
+    return str(np.datetime64(int(t), "s").astype("datetime64[m]")).replace("T", " ")
+
+
+def _command(record: RunRecord) -> str:
+    """`equipoise train` with the file and the flags that the journal says values came from."""
+    origins = record.start.origins
+    values = flat(record.start.spec)
+    files = [file[1] for text in origins.values() if (file := _LINE.fullmatch(text))]
+    flags = [
+        word
+        for key, text in origins.items()
+        if text == f"--{key}" and key in values
+        for word in (text, _shown(values[key]))
+    ]
+    plan = ["--plan", LOCK] if LOCK in origins.values() else []
+    compared = record.start.compared.get("policies")
+    sides = ["--compare", ",".join(map(str, compared))] if isinstance(compared, list) else []
+    return shlex.join(["equipoise", "train", *files[:1], *flags, *sides, *plan])
 
 
 def _shown(value: object) -> str:

@@ -17,7 +17,14 @@ import numpy as np
 
 from equipoise.base.units import format_bytes, format_count
 from equipoise.dash.compare import RunComparison, setting_of
-from equipoise.dash.summary import IN_ORDER, Summary, highest, skew_of, steady_steps
+from equipoise.dash.summary import (
+    IN_ORDER,
+    Summary,
+    highest,
+    measured_busy_s,
+    skew_of,
+    steady_steps,
+)
 from equipoise.dash.verdict import tell
 from equipoise.observe.run_record import RunRecord
 
@@ -44,7 +51,8 @@ def _alone(only: Summary) -> str:
             else ""
         )
         rate = format_count(only.tokens_per_s)
-        return f"{only.label} trains {rate} tokens a second on {where}{predicted}."
+        missing = f" {_missing(only)}" if only.missing_ranks else ""
+        return f"{only.label} trains {rate} tokens a second on {where}{predicted}.{missing}"
     is_in_order = only.policy == IN_ORDER
     otherwise = "" if is_in_order else _predicted("; in order it would be {}", only.in_order_skew)
     return (
@@ -52,6 +60,14 @@ def _alone(only: Summary) -> str:
         f"works {only.skew:.2f}× the mean{_predicted(', predicted {}', only.predicted_skew)}"
         f"{_by_turn(only)}{otherwise}."
     )
+
+
+def _missing(only: Summary) -> str:
+    ranks = ", ".join(map(str, only.missing_ranks[:4]))
+    more = len(only.missing_ranks) - 4
+    which = f"ranks {ranks}" if len(only.missing_ranks) > 1 else f"rank {ranks}"
+    also = f" and {more:,} more" if more > 0 else ""
+    return f"The journal of {which}{also} is missing, so how evenly they worked is not known."
 
 
 def _predicted(clause: str, times: float) -> str:
@@ -69,7 +85,7 @@ def _by_turn(only: Summary) -> str:
 def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict[str, str]:
     """One sentence for each figure, by the figure's name; left out if there is nothing to say."""
     worst = {
-        one.label: highest(skew_of(record.busy_s)[steady_steps(record)])
+        one.label: highest(skew_of(measured_busy_s(record))[steady_steps(record)])
         for record, one in zip(records, summaries, strict=True)
     }
     one_total = len({one.tokens for one in summaries}) == 1
@@ -93,6 +109,17 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
             texts = [f"{text} with {one.label}" for text, one in zip(texts, known, strict=True)]
         return ", ".join(texts)
 
+    def loss_clauses() -> str:
+        texts = {loss(one) for one in summaries if not math.isnan(one.loss)}
+        is_one = len(summaries) > 1 and len(texts) == 1
+        return f"{texts.pop()} with each" if is_one else clauses(lambda one: one.loss, loss)
+
+    uneven = clauses(lambda one: one.uneven_share, lambda one: _percent(one.uneven_share))
+    given_back = (
+        f" Even work would give back {uneven}; the rest goes into meeting, and to other programs."
+        if uneven and max(one.ranks for one in summaries) > 1
+        else ""
+    )
     only = summaries[0]
     by_turn = ""
     if len(summaries) == 1 and _by_turn(only):
@@ -124,7 +151,7 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
             clauses(busy_error, lambda one: _percent(busy_error(one))),
         ),
         "wait": (
-            "Ranks wait {}.",
+            "Ranks wait {}." + given_back,
             clauses(
                 lambda one: one.wait_share, lambda one: _percent(one.wait_share), " of their time"
             ),
@@ -141,7 +168,7 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
             "The model's own FLOP come to {}.",
             clauses(lambda one: one.mfu, lambda one: _percent(one.mfu), " of the peak"),
         ),
-        "loss": (total + " is {}.", clauses(lambda one: one.loss, loss)),
+        "loss": (total + " is {}." + _spikes(summaries), loss_clauses()),
         "memory": (
             "The fullest rank peaks at {}.",
             clauses(lambda one: one.peak_memory_bytes, _memory_clause),
@@ -151,10 +178,23 @@ def findings(records: Sequence[RunRecord], summaries: Sequence[Summary]) -> dict
     if lengths := _lengths_finding(records[0].start.corpus):
         answer["lengths"] = lengths
     if max(one.ranks for one in summaries) > 1:
-        answer["timeline"] = "Hatching marks waiting: a rank finished before another."
+        answer["timeline"] = "Hatching marks waiting: a rank has come to where it meets the others."
         if any(int(str(setting_of(record, "layout", "pp") or 1)) > 1 for record in records):
             answer["timeline"] += " Gaps inside a pipeline's step are its bubble."
     return answer
+
+
+def _spikes(summaries: Sequence[Summary]) -> str:
+    """Where losses spike; empty if none does."""
+    parts = []
+    for one in summaries:
+        if one.loss_spikes:
+            steps = ", ".join(f"{step:,}" for step in one.loss_spikes[:3])
+            more = len(one.loss_spikes) - 3
+            who = f" with {one.label}" if len(summaries) > 1 else ""
+            steps += f" and {more:,} more" if more > 0 else ""
+            parts.append(f"step{'s' * (len(one.loss_spikes) > 1)} {steps}{who}")
+    return f" It spikes at {'; '.join(parts)}." if parts else ""
 
 
 def _lengths_finding(corpus: Mapping[str, Any]) -> str:
@@ -176,12 +216,18 @@ def _lengths_finding(corpus: Mapping[str, Any]) -> str:
 
 
 def _memory_clause(one: Summary) -> str:
-    text = format_bytes(one.peak_memory_bytes)
+    text = _brief_bytes(one.peak_memory_bytes)
     if math.isnan(one.forecast_bytes):
         return text
     off = one.forecast_bytes / one.peak_memory_bytes - 1
     signed = f"{off:+.0%}".replace("-", "−")
-    return f"{text} (forecast {format_bytes(one.forecast_bytes)}, {signed})"
+    return f"{text} (forecast {_brief_bytes(one.forecast_bytes)}, {signed})"
+
+
+def _brief_bytes(size_bytes: float) -> str:
+    """Bytes without decimals from a hundred units on."""
+    number, unit = format_bytes(size_bytes).split()
+    return f"{float(number):.0f} {unit}" if float(number) >= 100 else f"{number} {unit}"
 
 
 def _percent(share: float) -> str:

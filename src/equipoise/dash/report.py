@@ -84,11 +84,13 @@ def render(data: dict[str, Any]) -> str:
     """The page as text: the template with style, scripts and data in place."""
     page = resources.files("equipoise.dash") / "page"
     # In a script element only "<" can end the element or open a comment.
-    embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    drawn = {key: value for key, value in data.items() if key != "picture"}
+    embedded = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     labels = ", ".join(run["label"] for run in data["runs"])
     parts = {
         "{{title}}": escape(f"equipoise report: {labels}"),
         "{{headline}}": escape(data["headline"]),
+        "{{picture}}": data["picture"],
         "{{style}}": (page / "report.css").read_text(encoding="utf-8"),
         "{{data}}": embedded,
         "{{script}}": "\n".join((page / name).read_text(encoding="utf-8") for name in SCRIPTS),

@@ -3,7 +3,8 @@
 What is measured
     Means leave out the *first step of each session*: it pays for warming up caches,
     allocators and kernels, and would be most of a short run. ``skew`` of a step is its
-    fullest rank's seconds over the mean rank's; a run's skew is the mean over steps.
+    fullest rank's seconds over the mean rank's; a run's skew is the mean over steps. What even
+    work would give back is the fullest rank's seconds less the mean rank's, over the step's.
     Errors are medians of ``|measured - predicted| / measured``.
 
 Kept true (tests/unit/dash/test_summary.py)
@@ -45,6 +46,8 @@ class Summary:
     predicted_turn_skew: float
     in_order_skew: float
     wait_share: float
+    uneven_share: float
+    loss_spikes: tuple[int, ...]
     step_error: float
     busy_error: tuple[float, ...]
     plan_s: float
@@ -52,6 +55,7 @@ class Summary:
     forecast_bytes: float
     stop: str | None
     faults: int
+    missing_ranks: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, None for NaN."""
@@ -82,6 +86,14 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
     return [f"{record.folder} ({number})" for number, record in enumerate(records, start=1)]
 
 
+def measured_busy_s(record: RunRecord) -> Floats:
+    """Busy seconds, float64 [step, rank]; NaN for steps of which a rank's are not known."""
+    is_lost = np.isnan(record.busy_s) & ~np.isnan(record.predicted_s)
+    busy_s = record.busy_s.copy()
+    busy_s[is_lost.any(axis=1) | bool(record.missing_ranks)] = np.nan
+    return busy_s
+
+
 def skew_of(seconds: Floats) -> Floats:
     """Max over mean of each step's ranks; NaN for a step without a known rank."""
     answer = np.full(seconds.shape[0], np.nan)
@@ -96,9 +108,72 @@ def wait_share_of(record: RunRecord) -> Floats:
     """Share of each step's rank-seconds in `wait` spans and between a pipeline's instructions."""
     answer = np.full(record.step.size, np.nan)
     known = ~np.isnan(record.wait_s).all(axis=1) if record.wait_s.size else answer.astype(bool)
+    known &= not record.missing_ranks
     if record.step.size and known.any():
         answer[known] = np.nanmean(record.wait_s[known], axis=1) / record.step_s[known]
     return answer
+
+
+def uneven_share_of(record: RunRecord) -> Floats:
+    """Share of each step's rank-seconds that even work would give back, of those spent waiting.
+
+    Until the fullest rank has computed, the others cannot go on: on average for the fullest rank's
+    busy seconds less the mean rank's. The rest of what ranks wait is spent meeting, or on another
+    program. Where ranks waited less than that, they overlapped it with something else.
+    """
+    answer = np.full(record.step.size, np.nan)
+    busy_s = measured_busy_s(record)
+    known = ~np.isnan(busy_s).all(axis=1) if busy_s.size else answer.astype(bool)
+    if known.any():
+        fullest_s, mean_s = np.nanmax(busy_s[known], axis=1), np.nanmean(busy_s[known], axis=1)
+        answer[known] = (fullest_s - mean_s) / record.step_s[known]
+    return np.fmin(answer, wait_share_of(record)) if known.any() else answer
+
+
+SPIKE_BEFORE = 16
+"""Steps whose median a loss is held against."""
+SPIKE_TIMES = 6.0
+"""How many times the usual scatter a spike lies above that median."""
+_LEAST_BEFORE = 8
+_LEAST_SCATTER = 1e-3
+"""Share of the loss itself; a smaller scatter counts as this."""
+
+
+def find_spikes(loss: Floats) -> list[int]:
+    """Rows of a loss curve's spikes, the highest of each run of neighbours.
+
+    A loss spikes if it lies more than six times the usual scatter above the median of the 16 steps
+    before it. The scatter is the median distance of all steps from that median, times 1.4826, so
+    that a spike does not widen the measure by which it is judged.
+
+    Args:
+        loss: Of each step, NaN where unknown [nats].
+
+    >>> find_spikes(np.array([3.0, 3.1, 2.9, 3.0, 3.1, 2.9, 3.0, 3.1, 2.9, 9.0, 7.0, 3.0]))
+    [9]
+    """
+    rows = np.flatnonzero(~np.isnan(loss))
+    known = loss[rows]
+    if known.size <= _LEAST_BEFORE:
+        return []
+    above = np.array(
+        [
+            known[at] - np.median(known[max(0, at - SPIKE_BEFORE) : at])
+            for at in range(_LEAST_BEFORE, known.size)
+        ]
+    )
+    scatter = 1.4826 * float(np.median(np.abs(above - np.median(above))))
+    least = SPIKE_TIMES * max(scatter, _LEAST_SCATTER * float(np.median(np.abs(known))))
+    spikes: list[int] = []
+    last = -2
+    for at in np.flatnonzero(above > least).tolist():
+        row = at + _LEAST_BEFORE
+        if at != last + 1:
+            spikes.append(row)
+        elif known[row] > known[spikes[-1]]:
+            spikes[-1] = row
+        last = at
+    return [int(rows[at]) for at in spikes]
 
 
 def summarize(record: RunRecord, label: str) -> Summary:
@@ -125,21 +200,24 @@ def summarize(record: RunRecord, label: str) -> Summary:
             if seconds > 0 and not np.isnan(record.mfu[steady]).all()
             else math.nan
         ),
-        skew=_mean(skew_of(record.busy_s)[steady]),
+        skew=_mean(skew_of(measured_busy_s(record))[steady]),
         predicted_skew=_mean(record.skew[steady]),
         predicted_turn_skew=_mean(record.turn_skew[steady]),
         in_order_skew=_mean(record.in_order_skew[steady]),
         wait_share=_mean(wait_share_of(record)[steady]),
+        uneven_share=_mean(uneven_share_of(record)[steady]),
+        loss_spikes=tuple(record.step[find_spikes(record.loss)].tolist()),
         step_error=_error(record.step_s[steady], record.predicted_step_s[steady]),
         busy_error=tuple(
             _error(record.busy_s[steady, rank], record.predicted_s[steady, rank])
             for rank in range(record.ranks)
         ),
         plan_s=_mean(record.plan_s[steady]),
-        peak_memory_bytes=float(np.nanmax(peak)) if not np.isnan(peak).all() else math.nan,
+        peak_memory_bytes=math.nan if record.missing_ranks else highest(peak),
         forecast_bytes=record.memory.forecast_bytes if record.memory else math.nan,
         stop=record.stop.reason if record.stop else None,
         faults=len(record.faults),
+        missing_ranks=record.missing_ranks,
     )
 
 

@@ -46,8 +46,34 @@ def typical_step(record: RunRecord) -> int:
     return int(record.step[order[(len(order) - 1) // 2]])
 
 
-def trace_run(record: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
-    """Trace events of some steps of a run; times are from their first span on.
+def trace_runs(records: Sequence[RunRecord], steps: Sequence[int]) -> list[dict[str, Any]]:
+    """Trace events of some steps of a run, or of the sides of one; from their first span on.
+
+    Args:
+        records: The run, or each side of a run that compares policies, on one axis of time.
+        steps: Numbers of steps.
+
+    Raises:
+        SpecError: a run has no span of these steps.
+    """
+    traced = [_trace_run(record, steps) for record in records]
+    if len(traced) == 1:
+        return traced[0][0]
+    origin = min(begin for _, begin in traced)
+    whole = []
+    for at, (record, (events, begin)) in enumerate(zip(records, traced, strict=True)):
+        for event in events:
+            event["pid"] += 2 * at
+            if "ts" in event:
+                event["ts"] = round(event["ts"] + (begin - origin) * 1e6, 3)
+            elif event["name"] == "process_name":
+                event["args"] = {"name": f"{record.start.policy}, {event['args']['name']}"}
+        whole += events
+    return whole
+
+
+def _trace_run(record: RunRecord, steps: Sequence[int]) -> tuple[list[dict[str, Any]], float]:
+    """Trace events of some steps of a run, and the time that they count from [unix seconds].
 
     Args:
         record: The run.
@@ -95,7 +121,7 @@ def trace_run(record: RunRecord, steps: Sequence[int]) -> list[dict[str, Any]]:
         beside = ", steps that overlap those above" if lane else ""
         for rank in rows:
             events.append(_thread(PREDICTED, rank + lane * record.ranks, f"rank {rank}{beside}"))
-    return events
+    return events, origin
 
 
 def _lanes(predicted: Sequence[PredictedSpan]) -> dict[int, int]:
@@ -118,13 +144,13 @@ def _lanes(predicted: Sequence[PredictedSpan]) -> dict[int, int]:
     return lanes
 
 
-def write_run_trace(record: RunRecord, steps: Sequence[int], file: Path) -> None:
-    """Write the events of ``trace_run``; https://ui.perfetto.dev opens it.
+def write_run_trace(records: Sequence[RunRecord], steps: Sequence[int], file: Path) -> None:
+    """Write the events of ``trace_runs``; https://ui.perfetto.dev opens it.
 
     Raises:
         SpecError: no such steps, or the file cannot be written.
     """
-    whole = {"displayTimeUnit": "ms", "traceEvents": trace_run(record, steps)}
+    whole = {"displayTimeUnit": "ms", "traceEvents": trace_runs(records, steps)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(whole))

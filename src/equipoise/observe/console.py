@@ -1,6 +1,7 @@
 """The progress bar and lines that rank 0 shows during a run; no bar off a terminal."""
 
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -43,6 +44,13 @@ class QuietView:
                 sys.stdout.flush()
             except BrokenPipeError:  # the reader left (``| head``); the run continues
                 self._talks = False
+            except OSError as error:
+                self._talks = False
+                with suppress(OSError):
+                    sys.stderr.write(
+                        f"Standard output cannot be written ({error.strerror}). The run goes on, "
+                        f"and its journal has every step.\n"
+                    )
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.disk import explain_refusal
 from equipoise.base.errors import DataError, SpecError
 from equipoise.base.read import parse_json
 from equipoise.observe.event import is_whole
@@ -78,7 +79,8 @@ def read_journals(folder: Path) -> dict[int, JournalLines]:
 
     Raises:
         SpecError: no such folder.
-        DataError: the folder does not hold a run, or a newer equipoise wrote it.
+        DataError: the folder does not hold a run, a journal is not a file that can be read, or a
+            newer equipoise wrote it.
     """
     return {rank: _read_journal(path) for rank, path in _journal_files(folder).items()}
 
@@ -92,7 +94,7 @@ def _journal_files(folder: Path) -> dict[int, Path]:
     files: dict[int, Path] = {}
     for path in sorted((folder / "journal").glob("rank-*.jsonl")):
         rank = path.stem.removeprefix("rank-")
-        if rank.isdecimal() and int(rank) < MOST_RANKS and path.is_file():
+        if rank.isdecimal() and int(rank) < MOST_RANKS:
             files[int(rank)] = path
     if not files:
         inside = sorted(path.parent.parent for path in folder.glob("*/journal/rank-00000.jsonl"))
@@ -106,6 +108,22 @@ def _journal_files(folder: Path) -> dict[int, Path]:
 
 def _read_journal(path: Path) -> JournalLines:
     journal = JournalLines()
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise DataError(
+            f"{path} is {kind}, so no journal can be read from it. Put the run's journal back in "
+            f"its place, or remove it."
+        )
+    try:
+        return _read_lines(path, journal)
+    except OSError as fault:
+        raise DataError(
+            f"{path} cannot be read: {explain_refusal(fault, path)}. Make it readable, or copy it "
+            f"again from where the run was written."
+        ) from fault
+
+
+def _read_lines(path: Path, journal: JournalLines) -> JournalLines:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():

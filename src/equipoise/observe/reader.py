@@ -45,13 +45,18 @@ def read_run(folder: Path) -> RunRecord:
 
     Raises:
         SpecError: no such folder.
-        DataError: the folder does not hold a run, its run never started, or a newer equipoise
-            wrote it.
+        DataError: the folder does not hold a run, its run never started, a journal is not a file
+            that can be read, or a newer equipoise wrote it.
 
     Cost: O(bytes); about 10 s for a million lines.
     """
     journals = read_journals(folder)
-    zero = journals.get(0, JournalLines())
+    if 0 not in journals:
+        raise DataError(
+            f"{folder} has no journal/{journal_name(0)}, which holds its steps. Copy the whole "
+            f"journal folder from where the run was written."
+        )
+    zero = journals[0]
     if not zero.starts and zero.torn_lines:
         raise DataError(
             f"{folder} has a journal whose start event cannot be read: {zero.torn_lines:,} of its "
@@ -141,6 +146,7 @@ def read_run(folder: Path) -> RunRecord:
         ),
         evaluations=_evaluations(zero.evaluations),
         torn_lines=sum(journal.torn_lines for journal in journals.values()),
+        missing_ranks=tuple(rank for rank in range(start.world) if rank not in journals),
     )
 
 

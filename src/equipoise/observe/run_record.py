@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.base.arrays import Floats
+from equipoise.observe.event import journal_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +170,19 @@ class RunRecord:
     faults: tuple[RunFault, ...]
     evaluations: Evaluations
     torn_lines: int
+    missing_ranks: tuple[int, ...] = ()
+    """Ranks of the newest session whose journal is not in the folder."""
+
+    @property
+    def missing_sentence(self) -> str:
+        """Which journals are missing; empty if none is."""
+        if not self.missing_ranks:
+            return ""
+        names = [f"journal/{journal_name(rank)}" for rank in self.missing_ranks[:4]]
+        more = len(self.missing_ranks) - len(names)
+        listed = ", ".join([*names, f"{more:,} more"] if more else names)
+        return (
+            f"{self.folder} ran on {self.start.world:,} ranks and {listed} "
+            f"{'is' if len(self.missing_ranks) == 1 else 'are'} missing, so how evenly its ranks "
+            f"worked is not known. Copy the whole journal folder from where the run was written."
+        )

@@ -3,15 +3,16 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from equipoise.train.request import compare as compare
     from equipoise.train.request import run as run
 
-__all__ = ["run"]
+__all__ = ["compare", "run"]
 
 
 def __getattr__(name: str) -> object:
-    """``run``, imported when it is first asked for: it loads torch."""
-    if name != "run":
+    """A name of ``train.request``, imported when it is first asked for: that loads torch."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from equipoise.train.request import run
+    from equipoise.train import request
 
-    return run
+    return getattr(request, name)

@@ -100,10 +100,7 @@ class Trainer:
         self.position = Position()
         self._has_doubted = False
         self._save_was_refused = False
-        each_resolved = [each for _, each in resolved_sides(folder, resolved)]
-        self.sides = build_sides(
-            each_resolved, ranks, journals, self.store, self.curve, self.stream
-        )
+        self.sides = build_sides(resolved, ranks, journals, self.store, self.curve, self.stream)
         self.runner, self.record = self.sides[0].runner, self.sides[0].record
         self.packer = self.sides[0].packer
         self.evaluator = Evaluator(resolved, ranks, self.journal, self.runner, self.curve)
@@ -212,7 +209,8 @@ class Trainer:
 
     def _run(self, view: StepView, stop: StopRequest, sinks: Sinks) -> str:
         steps = self.spec.train.steps
-        self._write_start(self.position.step)
+        for side in self.sides:
+            side.record.write_start(self.position.step)
         if said := disturbed_sentence(self.curve):
             view.say(said)
         reason = "done"
@@ -283,10 +281,6 @@ class Trainer:
             view.say(summary_line(done, done * self.spec.pack.step_tokens, took_s, loss))
         self._doubt_curve(view)
         return reason
-
-    def _write_start(self, resumed_step: int) -> None:
-        for side in self.sides:
-            side.record.write_start(resumed_step)
 
     def _leave_if_gone(self, view: StepView) -> None:
         """Save the steps of a run whose folder is gone where they will be found, and end it.

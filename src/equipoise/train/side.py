@@ -36,6 +36,7 @@ from equipoise.observe.journal import Journal
 from equipoise.sim.rank_loads import RankLoads
 from equipoise.spec.catalog import POLICIES
 from equipoise.spec.pack import PackedStep, Pieces
+from equipoise.spec.run.compared import resolved_sides
 from equipoise.spec.run.resolved import ResolvedFile
 from equipoise.train.build import build_packer, build_runner, join_sharing
 from equipoise.train.context import ContextGroup
@@ -93,7 +94,7 @@ class Side:
 
 
 def build_sides(
-    resolved: Sequence[ResolvedFile],
+    resolved: ResolvedFile,
     ranks: Ranks,
     journals: Sequence[Journal],
     store: TokenStore,
@@ -103,20 +104,20 @@ def build_sides(
     """A side for each policy, all of them over one decoder and its optimizer.
 
     Args:
-        resolved: The run under each policy.
+        resolved: The run.
         ranks: All of them; each calls this.
         journals: This rank's, one for each side.
         store: Tokens of the corpus.
         curve: Price of a document.
         stream: The run's.
     """
-    policies = [each.spec.pack.policy for each in resolved]
     compared: Mapping[str, Any] = {}
-    if len(policies) > 1:
-        compared = {"policies": policies, "session": time.time_ns()}
+    if resolved.compare:
+        compared = {"policies": resolved.compare, "session": time.time_ns()}
+    every = [each for _, each in resolved_sides(Path(), resolved)]
     sides: list[Side] = []
     context: ContextGroup | None = None
-    for each, journal in zip(resolved, journals, strict=True):
+    for each, journal in zip(every, journals, strict=True):
         if context is None or POLICIES[each.spec.pack.policy].runs_together:
             sharing = join_sharing(each, ranks, curve, stream)
         else:

@@ -22,7 +22,7 @@ def test_what_does_not_fit_leaves_what_was_there(
         if kind == "report":
             write_page([record], file)
         else:
-            write_run_trace(record, record.step.tolist(), file)
+            write_run_trace([record], record.step.tolist(), file)
     reason = f"No space left on device; the disk at {disk} has "
     assert str(caught.value).startswith(f"The {kind} cannot be written to {file}: {reason}")
     assert str(caught.value).endswith(" free. Give another file with --out FILE.")

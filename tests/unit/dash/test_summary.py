@@ -7,9 +7,20 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from equipoise.base.units import format_count
 from equipoise.dash.compare import RunComparison, compare_all
+from equipoise.dash.figures import page_data
 from equipoise.dash.findings import findings, headline
-from equipoise.dash.summary import labels, skew_of, steady_steps, summarize, wait_share_of
+from equipoise.dash.summary import (
+    find_spikes,
+    labels,
+    measured_busy_s,
+    skew_of,
+    steady_steps,
+    summarize,
+    uneven_share_of,
+    wait_share_of,
+)
 from equipoise.observe.reader import read_run
 from equipoise.observe.run_record import RunRecord
 
@@ -188,8 +199,8 @@ def test_findings_say_each_figure_in_a_sentence(records: list[RunRecord]) -> Non
         "The 22% of documents that are 2,048 tokens or longer hold 70% of all tokens."
     )
     assert told["memory"] == (
-        "The fullest rank peaks at 820.2 MiB (forecast 863.1 MiB, +5%) with in-order, "
-        "820.2 MiB (forecast 863.1 MiB, +5%) with by-work."
+        "The fullest rank peaks at 820 MiB (forecast 863 MiB, +5%) with in-order, "
+        "820 MiB (forecast 863 MiB, +5%) with by-work."
     )
     alone = findings(records[1:], [by_work])
     assert alone["work"] == (
@@ -220,3 +231,61 @@ def test_labels_tell_runs_apart(
     assert labels([twins[0], again]) == ["one", "two"]
     same = read_run(journals.write_run(tmp_path / "w" / "one", name="a", steps=1))
     assert labels([twins[0], same]) == [str(tmp_path / "x" / "one"), str(tmp_path / "w" / "one")]
+
+
+def test_a_spike_of_the_loss_is_found_and_a_noisy_curve_has_none() -> None:
+    rng = np.random.default_rng(3)
+    for seed in range(200):
+        curve = 3 + 5 * np.exp(-np.arange(300) / 40)
+        noisy = curve + np.random.default_rng(seed).normal(0, 0.05, 300)
+        assert find_spikes(noisy) == []
+    noisy = 3 + 5 * np.exp(-np.arange(300) / 40) + rng.normal(0, 0.05, 300)
+    noisy[[120, 121, 250]] += [1.0, 2.0, 0.9]
+    noisy[60] = np.nan
+    assert find_spikes(noisy) == [121, 250]  # neighbours are one spike, where it is highest
+    assert find_spikes(np.full(100, 2.0)) == []
+    assert find_spikes(np.array([1.0, 9.0, 1.0])) == []  # too few to know what is usual
+    assert find_spikes(np.full(40, np.nan)) == []
+
+
+def test_even_work_gives_back_no_more_than_ranks_wait(runs: dict[str, Path]) -> None:
+    record = read_run(runs["in-order"])
+    uneven, waits = uneven_share_of(record), wait_share_of(record)
+    assert (uneven <= waits + 1e-12).all() and (uneven > 0).any()
+    fullest, mean = record.busy_s.max(axis=1), record.busy_s.mean(axis=1)
+    assert (uneven <= (fullest - mean) / record.step_s + 1e-12).all()
+
+
+@pytest.mark.parametrize(("lost", "which"), [([1], "rank 1"), ([1, 2, 3], "ranks 1, 2, 3")])
+def test_a_lost_journal_is_named_instead_of_a_skew(
+    journals: ModuleType, tmp_path: Path, lost: list[int], which: str
+) -> None:
+    run = journals.write_run(tmp_path / "run", ranks=4, steps=12)
+    for rank in lost:
+        (run / "journal" / f"rank-{rank:05}.jsonl").unlink()
+    record = read_run(run)
+    assert record.missing_ranks == tuple(lost)
+    [one] = summaries_of([record])
+    assert np.isnan([one.skew, one.wait_share, one.uneven_share, one.peak_memory_bytes]).all()
+    assert headline([one], []) == (
+        f"by-work trains {format_count(one.tokens_per_s)} tokens a second on 4 ranks; half of its "
+        f"steps took what was predicted to within {one.step_error:.1%}. The journal of {which} is "
+        f"missing, so how evenly they worked is not known."
+    )
+    names = ", ".join(f"journal/rank-{rank:05}.jsonl" for rank in lost)
+    assert page_data([record])["notes"][0] == {
+        "kind": "fault",
+        "text": f"by-work: {run} ran on 4 ranks and {names} {'is' if len(lost) == 1 else 'are'} "
+        "missing, so how evenly its ranks worked is not known. Copy the whole journal folder from "
+        "where the run was written.",
+    }
+
+
+def test_a_step_that_one_rank_has_not_journaled_has_no_skew(
+    journals: ModuleType, tmp_path: Path
+) -> None:
+    run = journals.write_run(tmp_path / "run", ranks=2, steps=9, stop=False)
+    file = run / "journal" / "rank-00001.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-2]))  # killed early
+    busy_s = measured_busy_s(read_run(run))
+    assert np.isnan(busy_s[-1]).all() and not np.isnan(busy_s[:-1]).any()

@@ -9,7 +9,7 @@ import pytest
 
 from equipoise.base.errors import SpecError
 from equipoise.cli.main import main
-from equipoise.dash.trace import MEASURED, PREDICTED, trace_run, typical_step
+from equipoise.dash.trace import MEASURED, PREDICTED, trace_runs, typical_step
 from equipoise.observe.reader import read_run
 
 
@@ -48,7 +48,7 @@ def pipelined(folder: Path, journals: ModuleType) -> Path:
 
 def test_measured_and_predicted_are_two_processes(tmp_path: Path, journals: ModuleType) -> None:
     record = read_run(pipelined(tmp_path / "run", journals))
-    events = trace_run(record, [4])
+    events = trace_runs([record], [4])
     spans = [each for each in events if each["ph"] == "X"]
     measured = [each for each in spans if each["pid"] == MEASURED]
     predicted = [each for each in spans if each["pid"] == PREDICTED]
@@ -69,7 +69,7 @@ def test_loads_are_predicted_where_ranks_are_no_stages(
     tmp_path: Path, journals: ModuleType
 ) -> None:
     record = read_run(journals.write_run(tmp_path / "run", steps=9))
-    events = trace_run(record, [2, 3])
+    events = trace_runs([record], [2, 3])
     told = [each for each in events if each["ph"] == "X"]
     assert {each["args"]["step"] for each in told} == {2, 3}
     assert min(each["ts"] for each in told) == 0
@@ -108,7 +108,7 @@ def test_predictions_of_neighbouring_steps_never_overlap_on_a_thread(
                     was = line[key]
                     line[key] = [3 * one for one in was] if isinstance(was, list) else 3 * was
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    events = trace_run(read_run(run), range(1, 7))
+    events = trace_runs([read_run(run)], range(1, 7))
     threads = {each["tid"] for each in events if each.get("pid") == PREDICTED and "dur" in each}
     assert threads > {0, 1, 2, 3}
     for thread in threads:
@@ -157,3 +157,36 @@ def test_what_is_not_there(
     assert str(refused.value) == (
         f"{tmp_path}/empty has no finished step to trace. Let it train one."
     )
+
+
+def test_sides_of_one_run_stand_beside_each_other(tmp_path: Path, journals: ModuleType) -> None:
+    for policy in ("in-order", "divided"):
+        file = journals.write_run(tmp_path / policy, policy=policy, steps=5) / "journal"
+        first, *rest = (file / "rank-00000.jsonl").read_text().splitlines(keepends=True)
+        begun = json.loads(first) | {
+            "compared": {"policies": ["in-order", "divided"], "session": "1"}
+        }
+        (file / "rank-00000.jsonl").write_text("".join([json.dumps(begun) + "\n", *rest]))
+    assert main(["trace", str(tmp_path), "--steps", "3"]) == 0
+    events = json.loads((tmp_path / "trace/step-000003.json").read_text())["traceEvents"]
+    named = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert named == {
+        0: "in-order, measured",
+        1: "in-order, predicted",
+        2: "divided, measured",
+        3: "divided, predicted",
+    }
+    assert min(each["ts"] for each in events if each["ph"] == "X") == 0
+
+
+def test_a_lost_journal_is_named_beside_the_trace(
+    tmp_path: Path, journals: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = journals.write_run(tmp_path / "run", steps=3)
+    (run / "journal" / "rank-00001.jsonl").unlink()
+    sentence = read_run(run).missing_sentence
+    for verb in ("trace", "report"):
+        assert main([verb, str(run)]) == 0
+        assert capsys.readouterr().err == f"{sentence}\n"
+    assert main(["inspect", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["journal"] == sentence

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from equipoise.base.errors import DataError, SpecError
 from equipoise.dash.summary import steady_steps
 from equipoise.observe.event import seal
 from equipoise.observe.reader import read_run
+from support.journals import write_run
 
 Event = dict[str, Any]
 
@@ -319,3 +321,43 @@ def test_keys_of_an_earlier_version_have_their_names_of_today(tmp_path: Path) ->
     record = read_run(write(tmp_path, [begun]))
     assert record.start.spec == {"name": "demo", "layout": {"dp": 1, "cp": 2}}
     assert record.start.origins == {"layout.cp": "run.toml:3"}
+
+
+def test_a_lost_journal_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ranks=3, steps=2)
+    assert read_run(run).missing_sentence == ""
+    (run / "journal" / "rank-00002.jsonl").unlink()
+    assert read_run(run).missing_ranks == (2,)
+    (run / "journal" / "rank-00000.jsonl").unlink()
+    with pytest.raises(DataError) as first:
+        read_run(run)
+    assert str(first.value) == (
+        f"{run} has no journal/rank-00000.jsonl, which holds its steps. Copy the whole journal "
+        f"folder from where the run was written."
+    )
+
+
+def test_a_journal_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ranks=2, steps=2)
+    journal = run / "journal" / "rank-00001.jsonl"
+    journal.unlink()
+    journal.mkdir()
+    with pytest.raises(DataError) as folder:
+        read_run(run)
+    assert str(folder.value) == (
+        f"{journal} is a folder, so no journal can be read from it. Put the run's journal back in "
+        f"its place, or remove it."
+    )
+    journal.rmdir()
+    os.mkfifo(journal)
+    with pytest.raises(DataError) as fifo:
+        read_run(run)
+    assert str(fifo.value).startswith(f"{journal} is not a regular file, so no journal")
+    journal.unlink()
+    journal.symlink_to(journal)
+    with pytest.raises(DataError) as loop:
+        read_run(run)
+    assert str(loop.value) == (
+        f"{journal} cannot be read: Too many levels of symbolic links. Make it readable, or copy "
+        f"it again from where the run was written."
+    )

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from equipoise.spec.names import CHECKPOINTS, RESOLVED
 from equipoise.spec.plan import Stages
 
 if TYPE_CHECKING:
-    from equipoise.observe.run_record import Evaluations
+    from equipoise.observe.run_record import Evaluations, RunRecord
 
 Facts = dict[str, Any]
 OK = "ok"
@@ -145,7 +145,7 @@ def _run(folder: Path, silent: bool) -> Facts:
             **_stages(record.start.stages),
             "stopped": record.stop.reason if record.stop else None,
             "faults": [fault.message for fault in record.faults],
-            "journal": f"{record.torn_lines} torn lines" if record.torn_lines else OK,
+            "journal": _journal_state((record, *others)),
             "model": _no_defaults(dict(record.start.model)),
         }
     folders = list(find_checkpoints(folder / CHECKPOINTS))
@@ -159,6 +159,14 @@ def _run(folder: Path, silent: bool) -> Facts:
     finally:
         progress.finish()
     return facts | {"checkpoints": checkpoints, "size_bytes": _bytes_of(folder)}
+
+
+def _journal_state(sides: Sequence["RunRecord"]) -> str:
+    """What is wrong with the journals of a run's sides, or that nothing is."""
+    torn = sum(side.torn_lines for side in sides)
+    faults = [side.missing_sentence for side in sides if side.missing_ranks]
+    faults += [f"{torn:,} torn lines"] * bool(torn)
+    return " ".join(faults) or OK
 
 
 def _held_out(evaluations: "Evaluations") -> Facts:

@@ -38,7 +38,7 @@ function sampledHint(figure, lines) {
 // lines: [{name, color, dashed, thick, x, y}]
 function drawLines(figure, lines, { x, y, height = 250, xTitle = "step", label }) {
   const [xLow, xHigh] = [Math.min(...lines.map((line) => line.x[0] ?? Infinity)), Math.max(...lines.map((line) => line.x.at(-1) ?? -Infinity))];
-  const [low, high] = extent(lines.flatMap((line) => [...(line.low ?? line.y), ...(line.high ?? line.y)]), y);
+  const [low, high] = extent(lines.flatMap((line) => [...(line.low ?? line.y), ...(line.high ?? line.y), ...(line.spikes?.y ?? [])]), y);
   return keepDrawn(figure.body, (width) => {
     const f = frame(figure.body, width, {
       height, label,
@@ -50,6 +50,7 @@ function drawLines(figure, lines, { x, y, height = 250, xTitle = "step", label }
       f.svg.append(shape("polygon", { points: [...edge(line.high), ...edge(line.low).reverse()].join(" "), fill: line.color, "fill-opacity": 0.16 }));
     }
     for (const line of lines) {
+      line.spikes?.x.forEach((at, index) => f.svg.append(shape("circle", { class: "spike", cx: f.toX(at), cy: f.toY(line.spikes.y[index]), r: 6, fill: "none", stroke: "var(--fault)", "stroke-width": 2 })));
       const points = line.x.map((at, index) => `${f.toX(at).toFixed(1)},${f.toY(line.y[index]).toFixed(1)}`);
       if (points.length === 1) {
         const [cx, cy] = points[0].split(",");
@@ -98,8 +99,8 @@ function histogramFigure() {
   const figure = addFigure({ id: "lengths", title: "How long the documents are", marks: ["measured"], wide: true });
   const share = (counts) => { const sum = counts.reduce((a, b) => a + b, 0) || 1; return counts.map((count) => count / sum); };
   const sides = [
-    { name: "share of documents", values: share(histogram.documents), color: "var(--before)" },
-    { name: "share of tokens", values: share(histogram.tokens), color: "var(--by-work)" },
+    { name: "share of documents", values: share(histogram.documents), color: "var(--documents)" },
+    { name: "share of tokens", values: share(histogram.tokens), color: "var(--tokens)" },
   ];
   // A first bin from 0 has no beginning on a logarithmic axis: it is drawn an octave wide.
   const edges = histogram.edges.map((edge, index) => (edge > 0 ? edge : histogram.edges[index + 1] / 2));
@@ -230,11 +231,13 @@ function skewFigure() {
 }
 
 function waitFigure() {
-  const lines = runLines("wait");
-  if (!lines.length) return;
+  const waits = runLines("wait");
+  if (!waits.length) return;
+  const uneven = data.runs.every((run) => run.summary.ranks === 1) ? [] : runLines("uneven", () => ({ dashed: true }));
+  const lines = [...waits, ...uneven.map((line) => ({ ...line, name: `${line.name}, uneven work` }))];
   const figure = addFigure({ id: "wait", title: "Time spent waiting", marks: ["measured"] });
-  figure.legend.append(...lines.map((line) => key("line", line.color, line.name)));
-  drawLines(figure, lines, { y: { format: formatPercent, axis: () => formatPercentTick }, label: "Share of the ranks' time that is waiting, at each step of each run." });
+  figure.legend.append(...lines.map((line) => key(line.dashed ? "dashes" : "line", line.color, line.name)));
+  drawLines(figure, lines, { y: { format: formatPercent, axis: () => formatPercentTick }, label: "Share of the ranks' time that is waiting, at each step of each run, and what of it even work would give back." });
   sampledHint(figure, lines);
   lineTable(figure, lines, ["step", ...lines.map((line) => line.name)], [formatWhole, formatPercent]);
 }
@@ -252,7 +255,7 @@ function stepsFigure() {
   const outside = runs.reduce((sum, run) => sum + run.scatter.step.length, 0) - marks.length;
   keepDrawn(figure.body, (width) => {
     const f = frame(figure.body, width, {
-      height: Math.min(420, Math.max(280, width * 0.72)), label: "Each dot is a step: predicted seconds across, measured seconds up; on the line they are equal.", left: 66,
+      height: besideHeight, label: "Each dot is a step: predicted seconds across, measured seconds up; on the line they are equal.", left: 66,
       x: { low, high, format: secondsFormatter(high), title: "predicted" }, y: { low, high, format: secondsFormatter(high) },
     });
     f.svg.append(shape("line", { x1: f.toX(low), x2: f.toX(high), y1: f.toY(low), y2: f.toY(high), stroke: "var(--faint)", "stroke-dasharray": "5 4" }));
@@ -274,6 +277,8 @@ function stepsFigure() {
   })));
 }
 
+const besideHeight = 300, mostErrors = 10;
+
 function busyErrorFigure() {
   const runs = data.runs.filter((run) => run.summary.busy_error.some(isKnown));
   if (!runs.length) return;
@@ -282,17 +287,21 @@ function busyErrorFigure() {
     { name: `${run.label}, step`, value: run.summary.step_error, color: run.color },
     ...run.ranks_drawn.map((rank) => ({ name: `${run.label}, rank ${rank}`, value: run.summary.busy_error[rank], color: run.color, soft: true })),
   ]).filter((group) => isKnown(group.value));
-  const shown = groups.length > 20 ? groups.filter((group) => !group.soft).concat(groups.filter((group) => group.soft).sort((a, b) => b.value - a.value).slice(0, 16)) : groups;
+  const steps = groups.filter((group) => !group.soft).slice(0, mostErrors);
+  const ranks = groups.filter((group) => group.soft).sort((a, b) => b.value - a.value).slice(0, mostErrors - steps.length);
+  const shown = groups.filter((group) => steps.includes(group) || ranks.includes(group));
   const [, high] = extent(shown.map((group) => group.value));
   keepDrawn(figure.body, (width) => {
-    const row = 26, left = Math.min(170, width * 0.42), right = 56;
-    const svg = shape("svg", { width, height: shown.length * row + 6, role: "img", "aria-label": "Bars of the median prediction error of step time and of each rank's compute." });
+    // As tall as the figure beside it, with bars no thicker than they need be.
+    const row = Math.min(48, (besideHeight - 8) / shown.length), bar = Math.min(20, row - 6);
+    const left = Math.min(190, width * 0.46), right = 56;
+    const svg = shape("svg", { width, height: shown.length * row + 8, role: "img", "aria-label": "Bars of the median prediction error of step time and of each rank's compute." });
     shown.forEach((group, index) => {
-      const y = index * row + 4, long = Math.max(1, (group.value / high) * (width - left - right));
+      const middle = (index + 0.5) * row + 4, long = Math.max(1, (group.value / high) * (width - left - right));
       svg.append(
-        shape("text", { x: left - 10, y: y + 13, "text-anchor": "end" }, group.name),
-        shape("rect", { x: left, y: y + 1, width: long, height: row - 10, rx: 2, fill: group.color, "fill-opacity": group.soft ? 0.45 : 1 }),
-        shape("text", { x: left + long + 8, y: y + 13 }, formatPercent(group.value)),
+        shape("text", { x: left - 10, y: middle + 4, "text-anchor": "end" }, group.name),
+        shape("rect", { x: left, y: middle - bar / 2, width: long, height: bar, rx: 2, fill: group.color, "fill-opacity": group.soft ? 0.45 : 1 }),
+        shape("text", { x: left + long + 8, y: middle + 4 }, formatPercent(group.value)),
       );
     });
     figure.body.replaceChildren(svg);
@@ -319,6 +328,10 @@ function lossFigure() {
   const figure = addFigure({ id: "loss", title: "Loss against tokens", marks: ["measured"], wide: !hasFewRanks });
   figure.legend.append(...lines.map((line) => key("line", line.color, line.name)));
   drawLines(figure, lines, { x: { format: formatCount, axis: countFormatter }, xTitle: "tokens seen", y: { fromZero: false, format: formatLoss, axis: () => (value) => value.toLocaleString("en", { maximumFractionDigits: 3 }) }, label: "Training loss of each run against tokens seen." });
+  if (lines.some((line) => line.spikes.x.length)) {
+    figure.legend.append(key("ring", "var(--fault)", "spike"));
+    figure.hint("A spike lies more than 6 times the usual scatter above the median of the 16 steps before it; the scatter is the median distance from such a median, times 1.4826.");
+  }
   sampledHint(figure, lines);
   lineTable(figure, lines, ["tokens seen", ...lines.map((line) => line.name)], [formatWhole, formatLoss]);
 }
@@ -341,8 +354,9 @@ function memoryFigure() {
   if (!runs.length) return;
   const figure = addFigure({ id: "memory", title: "Memory of the fullest rank", marks: ["predicted", "measured"], wide: true });
   const terms = [...new Set(runs.flatMap((run) => Object.keys(run.memory.terms)))];
-  const colors = ["var(--span-backward)", "var(--span-forward)", "var(--span-optimizer)", "var(--span-plan)", "var(--span-reduce)", "var(--span-batch)", "var(--span-save)"];
-  const colorOf = (term) => colors[terms.indexOf(term) % colors.length];
+  // Shades of one hue, in the order of the legend: no other figure has it.
+  const shade = (term) => Math.round((100 * terms.indexOf(term)) / Math.max(1, terms.length - 1));
+  const colorOf = (term) => `color-mix(in oklab, var(--memory-last) ${shade(term)}%, var(--memory-first))`;
   figure.legend.append(...terms.map((term) => key("bar", colorOf(term), term.replaceAll("_", " "))));
   const peakOf = (run) => { const known = run.memory.peak_bytes.filter(isKnown); return known.length ? Math.max(...known) : null; };
   const high = Math.max(...runs.flatMap((run) => [run.memory.forecast_bytes ?? 0, peakOf(run) ?? 0])) || 1;

@@ -21,14 +21,31 @@ memoryFigure();
 configurationFigure();
 environmentFigure();
 
-document.getElementById("footer").append(element(
-  "dl", {},
-  ...[
+// A figure that would stand alone in its row, beside a hole, has the row to itself.
+let isSecond = false;
+const drawnFigures = [...document.querySelectorAll("#figures > figure")];
+drawnFigures.forEach((figure, index) => {
+  if (figure.classList.contains("wide")) { isSecond = false; return; }
+  const next = drawnFigures[index + 1];
+  const isAlone = !isSecond && (!next || next.classList.contains("wide"));
+  figure.classList.toggle("alone", isAlone);
+  isSecond = !isSecond && !isAlone;
+});
+
+const words = (pairs) => pairs.flatMap(([word, ...meaning]) => [element("dt", {}, word), element("dd", {}, ...meaning)]);
+document.getElementById("footer").append(
+  element("dl", { class: "origins" }, ...words(data.origins.map((origin) => [
+    origin.label,
+    element("code", {}, origin.command),
+    [origin.date, origin.version, origin.machine].filter((part) => part).join(" · "),
+  ]))),
+  element("dl", {}, ...words([
     ["skew", "fullest rank ÷ mean rank, in compute seconds of one step; 1.00× is perfectly even"],
-    ["waiting", "a rank has finished and another has not: time that even packing gives back"],
+    ["waiting", "a rank stands where ranks meet: another has more work, a message is on its way, or another program has the core; even packing gives back the first alone"],
+    ["uneven work", "the fullest rank's compute seconds less the mean rank's, over the step's: what even packing gives back"],
     ["MFU", "FLOP that the model needs, per second, over the machine's peak"],
     ["means", "leave out the first step of each session, which pays for warming up"],
-  ].flatMap(([word, meaning]) => [element("dt", {}, word), element("dd", {}, meaning)]),
-));
+  ])),
+);
 window.reportFigures = figuresDrawn;
 window.reportReady = true;

@@ -31,7 +31,7 @@ function runsTable() {
     ["Tokens per second", ["measured", (one) => formatCount(one.tokens_per_s)]],
     ["Model FLOP utilisation", ["measured", (one) => formatPercent(one.mfu)]],
     ["Fullest rank ÷ mean", ["measured", (one) => formatTimes(one.skew)], ["predicted", (one) => formatTimes(one.predicted_skew)], ["predicted, in order", (one) => formatTimes(one.in_order_skew)]],
-    ["Time spent waiting", ["measured", (one) => formatPercent(one.wait_share)]],
+    ["Time spent waiting", ["measured", (one) => formatPercent(one.wait_share)], ["of it, uneven work", (one) => formatPercent(one.uneven_share)]],
     ["Peak memory", ["measured", (one) => formatBytes(one.peak_memory_bytes)], ["predicted", (one) => formatBytes(one.forecast_bytes)]],
     ["Last loss", ["measured", (one) => formatLoss(one.loss)]],
     ["Packing a step", ["measured", (one) => formatSeconds(one.plan_s)]],

@@ -1,11 +1,13 @@
 // The timeline: a lane for each rank, a box for each span; zoom and pan over the run's time.
 //
-// Of a rank of a pipeline the lower part of its lane is what was predicted of the same spans.
+// The lower part of a rank's lane is what was predicted: of a pipeline's rank each instruction, of
+// another its compute and the rest of the step.
 //
 // All times are µs from the run's first span that the page holds. Between steps that the
 // page does not hold there are gaps, drawn as such: time is never closed up.
 
-const spanColors = ["forward", "backward", "backward-input", "backward-weight", "reduce", "optimizer", "plan", "batch", "save", "load", "measure"];
+const spanColors = ["forward", "backward", "backward-input", "backward-weight", "reduce", "optimizer", "plan", "batch", "save", "load", "measure", "compute", "rest"];
+const spanWords = { wait: "waiting", compute: "predicted compute", rest: "predicted rest of a step" };
 const waitName = "wait";
 const MEASURED_SHARE = 0.62;
 
@@ -204,7 +206,7 @@ class Timeline {
       pen.fillStyle = this.ink(spanColors.includes(name) ? `span-${name}` : "span-other");
       pen.fillRect(x, y, width - room, height);
     }
-    if (height < 14) return;
+    if (height < 18) return;
     const from = Math.max(x, this.left), free = Math.min(x + width, this.width) - from - 12;
     if (free < 20 || pen.measureText(name).width > free) return;
     pen.textAlign = "left";
@@ -268,8 +270,10 @@ class Timeline {
     const { name, t, d, micro_batch: microBatch } = rank.predicted;
     const at = t.findIndex((start, index) => start - slack <= time && time <= start + d[index] + slack);
     if (at < 0) return null;
-    const rows = [["predicted", formatSeconds(d[at] / 1e6)], ["micro-batch", formatWhole(microBatch[at])]];
-    return { title: `${this.timeline.names[name[at]]} · rank ${rank.rank}`, rows };
+    const rows = [["predicted", formatSeconds(d[at] / 1e6)]];
+    if (isKnown(microBatch[at])) rows.push(["micro-batch", formatWhole(microBatch[at])]);
+    const span = this.timeline.names[name[at]];
+    return { title: `${spanWords[span] ?? span} · rank ${rank.rank}`, rows };
   }
 
   listen() {
@@ -346,7 +350,7 @@ function timelineFigure() {
   const present = [...new Set(runs.flatMap((run) => run.timeline.names))];
   const order = [...spanColors.slice(0, 4), waitName, ...spanColors.slice(4)];
   present.sort((a, b) => (order.indexOf(a) + 1 || 99) - (order.indexOf(b) + 1 || 99));
-  figure.legend.append(...present.map((name) => (name === waitName ? key("hatch", "var(--wait-ink)", name) : key("bar", `var(--span-${spanColors.includes(name) ? name : "other"})`, name))));
+  figure.legend.append(...present.map((name) => (name === waitName ? key("hatch", "var(--wait-ink)", spanWords[name]) : key("bar", `var(--span-${spanColors.includes(name) ? name : "other"})`, spanWords[name] ?? name))));
   const canvas = element("canvas", {
     tabindex: "0", role: "application",
     "aria-label": "Timeline of ranks. Arrows move, plus and minus zoom, brackets go to the previous and next step, zero shows everything.",
@@ -391,7 +395,7 @@ function timelineFigure() {
   keepDrawn(figure.body, (width) => timeline.resize(width));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => timeline.draw());
 
-  if (hasPredicted) figure.hint("Of a pipeline's ranks: above as measured, below, paler, as the schedule predicted.");
+  if (hasPredicted) figure.hint("Above as measured; below, paler, as predicted before the step ran.");
   figure.hint("Drag to move; pinch, Ctrl + wheel, or click and then the wheel, to zoom. Keys: ← → + − [ ] 0.");
   for (const { label, timeline: { steps, of, ranks, ranks_of: ranksOf } } of runs) {
     if (steps.length < of) figure.hint(`Of ${label} the page holds ${steps.length} of ${formatWhole(of)} steps, evenly chosen, and the last ones; grey is where others were.`);
@@ -400,5 +404,5 @@ function timelineFigure() {
   addTable(figure, ["run", "rank", "span", "count", "seconds in all"], () => runs.flatMap((run) => run.timeline.ranks.flatMap((rank) => run.timeline.names.map((name, index) => {
     const mine = rank.d.filter((_, at) => rank.name[at] === index);
     return [run.label, String(rank.rank), name, formatWhole(mine.length), formatSeconds(mine.reduce((a, b) => a + b, 0) / 1e6)];
-  }))));
+  }).filter((row) => row[3] !== "0"))));
 }
